@@ -1,0 +1,65 @@
+"""Federated averaging: every site trains the shared model, the server takes the mean.
+
+Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017
+
+    w <- sum_k p_k w_k,    p_k = n_k / sum_j n_j over the sites that replied
+
+Three variants: fixed local epochs (``epochs``, the default; a large site takes more steps), fixed local iterations
+(``steps``, the same number everywhere), and ``uniform`` weights p_k = 1/K. With a ``server`` optimiser the mean
+update is a step of that optimiser instead: ``server = Adam()`` is FedAdam.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.server import ServerOptimiser
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId, mean
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+    optimiser: Any = None
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    lr: float | None = None  # local learning rate; None: the site's own (train.lr)
+    epochs: int | None = None  # local epochs; None: the site's own (train.epochs)
+    steps: int | None = None  # local iterations, instead of epochs
+    uniform: bool = False  # p_k = 1/K instead of n_k/N
+    server: ServerOptimiser | None = None  # None: take the mean itself
+
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigError(
+                f"fedavg trains a fixed number of epochs or of steps, not both (epochs = {self.epochs}, "
+                f"steps = {self.steps}); leave one of them out"
+            )
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params, self.server.init(params) if self.server else None)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        fit = site.fit(got["model"], lr=self.lr, epochs=self.epochs, steps=self.steps)
+        return Payload(model=fit.params, n=site.size), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        target = mean(replies, "model", weight=None if self.uniform else "n")
+        if self.server is None:
+            return State(target)
+        return State(*self.server.step(state.model, tree.sub(target, state.model), state.optimiser))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases

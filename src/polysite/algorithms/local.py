@@ -1,0 +1,39 @@
+"""Every site for itself: no exchange at all, the yardstick of what a hospital reaches alone.
+
+Paper: none; the "local" baseline of every federated benchmark
+
+    w_k <- fit_k(w_k)
+
+Nothing is sent in either direction but the number of training cases. A site that never trained is served the
+initial model.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True)
+class Local:
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> None:
+        return None
+
+    def send(self, state: None, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload() for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        fit = site.fit(memory.get("model", site.start))
+        return Payload(n=site.size), Payload(model=fit.params)
+
+    def merge(self, state: None, replies: Mapping[SiteId, Payload]) -> None:
+        return None
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield memory.get("model", site.start), cases

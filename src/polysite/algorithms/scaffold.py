@@ -1,0 +1,62 @@
+"""SCAFFOLD: control variates cancel the drift of sites whose data differ.
+
+Paper: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II
+
+    y <- y - eta (g(y) - c_k + c)                      at the site, from y = w
+    c_k' = c_k - c + (w - y) / sum of eta              the learning rates really used, not K times a nominal one
+    w <- w + lr sum_k p_k (y_k - w)
+    c <- c + sum_k p_k (c_k' - c_k)                    so that c stays the mean of all c_k, absent sites included
+
+``uniform`` takes p_k = 1/K as in the original; otherwise p_k = n_k/N. The control variate equals the mean gradient
+along the local path only for plain SGD, so momentum and Adam are refused.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.payload import Payload, SiteId, mean
+from polysite.site import Cases, Site, Tilt
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+    control: Tree
+    weights: Mapping[SiteId, float]  # of every site known so far: the denominator of the mean control
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    lr: float = 1.0  # of the server
+    uniform: bool = True
+
+    needs: ClassVar[Literal["sum", "each"]] = "each"  # the weights of the sites that have replied are remembered
+    plain_sgd: ClassVar[bool] = True
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params, tree.zeros(params), {i: 1.0 for i in sites} if self.uniform else {})
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model, control=state.control) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        w, c = got["model"], got["control"]
+        ck = memory["control"] if "control" in memory else tree.zeros(w)
+        fit = site.fit(w, tilt=Tilt(linear=tree.sub(c, ck)))
+        new = tree.map(lambda ck, c, w, y: ck - c + (w - y) / fit.time, ck, c, w, fit.params)
+        reply = Payload(update=tree.sub(fit.params, w), control=tree.sub(new, ck), weight=1 if self.uniform else site.size)
+        return reply, Payload(control=new)
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        weights = {**state.weights, **{i: p["weight"] for i, p in replies.items()}}
+        before, after = sum(state.weights.values()), sum(weights.values())
+        here = sum(replies[i]["weight"] for i in sorted(replies))
+        model = tree.add(state.model, tree.scale(mean(replies, "update", "weight"), self.lr))
+        control = tree.map(lambda c, d: c * (before / after) + d * (here / after), state.control, mean(replies, "control", "weight"))
+        return State(model, control, {i: weights[i] for i in sorted(weights)})
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases

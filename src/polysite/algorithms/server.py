@@ -1,0 +1,103 @@
+"""Server optimisers: how the mean update becomes the next model.
+
+Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
+
+With D the mean of the updates w_k - w, a descent direction already:
+
+    Sgd       m <- momentum m + D                          w <- w + lr m
+    Adagrad   v <- v + D^2
+    Adam      v <- b2 v + (1 - b2) D^2                     m <- b1 m + (1 - b1) D
+    Yogi      v <- v - (1 - b2) D^2 sign(v - D^2)          w <- w + lr m / (sqrt(v) + tau)
+
+v starts at tau^2 and there is no bias correction, as in the paper. Each optimiser is two functions of explicit values.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from polysite import tree
+from polysite.tree import Tree
+
+
+class ServerOptimiser(Protocol):
+    def init(self, model: Tree) -> Any:
+        """The optimiser's own state."""
+        ...
+
+    def step(self, model: Tree, update: Tree, state: Any) -> tuple[Tree, Any]:
+        """The next model and the next state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    m: Tree
+    v: Tree
+
+
+@dataclass(frozen=True)
+class Sgd:
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    def init(self, model: Tree) -> Tree | None:
+        return tree.zeros(model) if self.momentum else None
+
+    def step(self, model: Tree, update: Tree, state: Tree | None) -> tuple[Tree, Tree | None]:
+        if state is not None:
+            update = state = tree.add(tree.scale(state, self.momentum), update)
+        return tree.add(model, tree.scale(update, self.lr)), state
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    lr: float = 0.1
+    b1: float = 0.0
+    tau: float = 1e-3
+
+    def init(self, model: Tree) -> Moments:
+        return _start(model, self.tau)
+
+    def step(self, model: Tree, update: Tree, state: Moments) -> tuple[Tree, Moments]:
+        v = tree.map(lambda v, d: v + d * d, state.v, update)
+        return _move(model, update, state.m, v, self.lr, self.b1, self.tau)
+
+
+@dataclass(frozen=True)
+class Adam:
+    lr: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.99
+    tau: float = 1e-3
+
+    def init(self, model: Tree) -> Moments:
+        return _start(model, self.tau)
+
+    def step(self, model: Tree, update: Tree, state: Moments) -> tuple[Tree, Moments]:
+        v = tree.map(lambda v, d: self.b2 * v + (1 - self.b2) * d * d, state.v, update)
+        return _move(model, update, state.m, v, self.lr, self.b1, self.tau)
+
+
+@dataclass(frozen=True)
+class Yogi:
+    lr: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.99
+    tau: float = 1e-3
+
+    def init(self, model: Tree) -> Moments:
+        return _start(model, self.tau)
+
+    def step(self, model: Tree, update: Tree, state: Moments) -> tuple[Tree, Moments]:
+        # v - (1 - b2) d^2 sign(v - d^2), with the sign spelt by comparisons that arrays and tensors share
+        v = tree.map(lambda v, d: v + (1 - self.b2) * d * d * (1.0 * (v < d * d) - 1.0 * (v > d * d)), state.v, update)
+        return _move(model, update, state.m, v, self.lr, self.b1, self.tau)
+
+
+def _start(model: Tree, tau: float) -> Moments:
+    return Moments(tree.zeros(model), tree.map(lambda x: x * 0 + tau**2, model))
+
+
+def _move(model: Tree, update: Tree, m: Tree, v: Tree, lr: float, b1: float, tau: float) -> tuple[Tree, Moments]:
+    m = tree.map(lambda m, d: b1 * m + (1 - b1) * d, m, update)
+    return tree.map(lambda w, m, v: w + lr * m / (v**0.5 + tau), model, m, v), Moments(m, v)

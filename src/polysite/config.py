@@ -1,0 +1,191 @@
+"""A study as a TOML file, mapped onto the dataclasses themselves.
+
+Every section is a dataclass and every key one of its fields, so the documentation of a key is the field's own line.
+A section with a ``name`` chooses which dataclass: ``[algorithm] name = "scaffold"``. Unknown names and keys are
+refused with the nearest that exists.
+"""
+
+import dataclasses
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, find, name_of
+from polysite.algorithms.base import Algorithm
+from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.server import ServerOptimiser
+from polysite.data.sources import SOURCES, Phantom, Source
+from polysite.data.split import Split
+from polysite.engines.rounds import Plan
+from polysite.errors import ConfigError, nearest
+from polysite.models import MODELS
+from polysite.models.unet import UNet
+from polysite.train.settings import Train
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that decides a run."""
+
+    seed: int = 0
+    algorithm: Algorithm[Any] = field(default_factory=FedAvg)
+    model: UNet = MODELS["unet_small"]
+    data: Source = field(default_factory=Phantom)
+    split: Split = Split()
+    train: Train = Train()
+    run: Plan = Plan()
+
+    def __post_init__(self) -> None:
+        self.train.allow(self.algorithm, name_of(self.algorithm))
+        if len(self.train.patch) != self.data.dims:
+            raise ConfigError(f"train.patch = {list(self.train.patch)} has {len(self.train.patch)} sides for {self.data.dims}D data")
+        if any(side < self.model.divisor or side % self.model.divisor for side in self.train.patch):
+            raise ConfigError(
+                f"train.patch = {list(self.train.patch)}: every side must be a multiple of {self.model.divisor} for this model"
+            )
+
+
+def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
+    """The study in a file, with ``section.key = value`` overrides."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), overrides, str(path))
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"the configuration {path} cannot be read: {problem}") from problem
+
+
+def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "the configuration") -> Study:
+    """A study from TOML text.
+
+    >>> study = parse('seed = 3', {"algorithm.lr": "0.2", "run.rounds": "5"})
+    >>> study.seed, study.algorithm.lr, study.run.rounds
+    (3, 0.2, 5)
+    """
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigError(f"{where} is not valid TOML: {problem}") from problem
+    for key, value in (overrides or {}).items():
+        _put(given, key, value)
+    return _build(Study, given, "")  # type: ignore[no-any-return]
+
+
+def dump(study: Study) -> str:
+    """The whole study as TOML; reading it gives the same study.
+
+    >>> parse(dump(Study())) == Study()
+    True
+    """
+    return tomli_w.dumps(_plain(study))
+
+
+# What a section's ``name`` may be: name -> the default instance of that kind.
+def _choices(section: type | Any) -> Mapping[str, Any] | None:
+    if section == "algorithm":
+        return {n: find(n, ALGORITHMS, "algorithm") for n in ALGORITHMS}
+    if section == "server":
+        return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
+    return {"model": MODELS, "data": SOURCES}.get(section)
+
+
+def _name_in(section: str, value: Any) -> str | None:
+    """The shortest way to say which of the choices a value is."""
+    if section in ("algorithm", "server"):
+        return name_of(value)
+    choices = _choices(section) or {}
+    same = [n for n, c in choices.items() if (c if isinstance(c, type) else type(c)) is type(value)]
+    return next((n for n in same if choices[n] == value), same[0] if same else None)
+
+
+def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
+    """One value of the wanted type from what TOML gave."""
+    section = at.rpartition(".")[2]
+    choices = _choices(section)
+    if choices is not None and isinstance(given, Mapping):
+        return _chosen(choices, dict(given), at, default)
+    if is_dataclass(kind):
+        return _instance(kind, given, at, default)
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if given is None and type(None) in inside:
+            return None
+        return _build(next(k for k in inside if k is not type(None)), given, at, default)
+    if origin is Literal:
+        return given if given in inside else _refuse(at, given, f"must be one of {', '.join(map(repr, inside))}")
+    if origin is tuple and isinstance(given, list):
+        return tuple(_build(inside[0], v, f"{at}[{i}]") for i, v in enumerate(given))
+    if origin is Mapping and isinstance(given, Mapping):
+        return {k: _build(inside[1], v, f"{at}.{k}") for k, v in given.items()}
+    return _scalar(kind, given, at)
+
+
+def _scalar(kind: Any, given: Any, at: str) -> Any:
+    if kind is float and isinstance(given, int) and not isinstance(given, bool):
+        return float(given)
+    if kind in (int, float, str, bool) and type(given) is kind:
+        return given
+    return _refuse(at, given, f"must be {'a list' if get_origin(kind) is tuple else getattr(kind, '__name__', 'a section')}")
+
+
+def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default: Any) -> Any:
+    section = at.rpartition(".")[2]
+    name = given.pop("name", _name_in(section, default) if default is not None else None)
+    if name is None:
+        raise ConfigError(f"[{at}] needs a name; known: {', '.join(sorted(choices))}")
+    if name not in choices:
+        raise ConfigError(f"there is no {section} called {name!r}; {nearest(str(name), choices)}")
+    chosen = choices[name]
+    if isinstance(chosen, type):
+        return _instance(chosen, given, at, default if type(default) is chosen else None)
+    return _instance(type(chosen), given, at, chosen)
+
+
+def _instance(kind: Any, given: Any, at: str, default: Any) -> Any:
+    """A dataclass from a section: the given keys, the rest from ``default`` or from the class."""
+    if not isinstance(given, Mapping):
+        _refuse(at, given, "must be a section")
+    hints = get_type_hints(kind)
+    known = {f.name: f for f in fields(kind) if f.init}
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"unknown key {f'{at}.{key}'.strip('.')!r}; {_hint(at, key, known)}")
+    base = default if default is not None else (kind() if kind is Study else None)
+    values = {k: _build(hints[k], v, f"{at}.{k}".strip("."), getattr(base, k, None)) for k, v in given.items()}
+    return dataclasses.replace(base, **values) if base is not None else kind(**values)
+
+
+def _hint(at: str, key: str, known: Mapping[str, Any]) -> str:
+    """The nearest key here, or the section that does have this key."""
+    elsewhere = [f"{f.name}.{key}" for f in fields(Study) if is_dataclass(f.type) and key in {g.name for g in fields(f.type)}]
+    return f"did you mean {elsewhere[0]!r}?" if elsewhere and at else nearest(key, [*known, *(["name"] if at else [])])
+
+
+def _refuse(at: str, given: Any, why: str) -> Any:
+    raise ConfigError(f"{at or 'the configuration'} = {given!r} {why}")
+
+
+def _put(given: dict[str, Any], key: str, text: str) -> None:
+    """Set ``a.b.c`` to what the text says in TOML; text that is no TOML value is taken as a string."""
+    *sections, last = key.split(".")
+    for name in sections:
+        given = given.setdefault(name, {})
+        if not isinstance(given, dict):
+            raise ConfigError(f"--set {key}={text}: {name!r} is a value, not a section")
+    try:
+        given[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        given[last] = text
+
+
+def _plain(value: Any, section: str = "") -> Any:
+    """A value as TOML has it; a key whose value is None is left out."""
+    if is_dataclass(value):
+        name = _name_in(section, value) if _choices(section) is not None else None
+        inside = {f.name: _plain(getattr(value, f.name), f.name) for f in fields(value) if f.init}
+        return {**({"name": name} if name else {}), **{k: v for k, v in inside.items() if v is not None}}
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value

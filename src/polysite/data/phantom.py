@@ -1,0 +1,274 @@
+"""Brain phantoms: multi-modal MRI volumes with nested tumour labels, drawn from a seed.
+
+Each patient is drawn in two independent steps, the anatomy (head, brain, tumour) and the
+acquisition (contrast, bias field, slice thickness, noise).  Hospitals differ mostly in the
+second, so that one patient can be scanned again by another hospital's scanner.
+"""
+
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, ndimage
+
+from polysite.data.case import Case
+from polysite.errors import ConfigError
+
+MODALITIES: Final = ("t1", "t1ce", "t2", "flair")
+LABELS: Final = ("WT", "TC", "ET")
+
+# Signal of every tissue in each modality, relative to white matter on a reference scanner.
+TISSUES: Final[dict[str, tuple[float, float, float, float]]] = {
+    "air": (0.00, 0.00, 0.00, 0.00),
+    "scalp": (0.95, 1.05, 0.75, 0.70),
+    "skull": (0.15, 0.15, 0.12, 0.12),
+    "fluid": (0.32, 0.32, 2.10, 0.30),
+    "grey": (0.72, 0.74, 1.25, 1.22),
+    "white": (1.00, 1.00, 1.00, 1.00),
+    "nuclei": (0.82, 0.84, 1.10, 1.12),
+    "lesion": (0.80, 0.80, 1.60, 1.65),
+    "vessel": (0.60, 1.70, 0.55, 0.60),
+    "scar": (0.50, 0.52, 1.90, 1.30),
+    "oedema": (0.76, 0.76, 1.65, 1.62),
+    "core": (0.62, 0.68, 1.60, 1.40),
+    "necrosis": (0.45, 0.48, 1.85, 1.05),
+    "enhancing": (0.74, 1.80, 1.40, 1.42),
+}
+CODE: Final = {name: code for code, name in enumerate(TISSUES)}
+WHITE_MATTER_SIGNAL: Final = 400.0  # raw scanner units
+
+Shape = tuple[int, int, int]
+Volume = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Tissue = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Hospital:
+    """What makes one phantom hospital differ from another."""
+
+    cases: int = 12  # number of patients
+    scanner: int = 0  # seed of the tissue contrasts; 0 is the reference scanner
+    contrast: float = 0.0  # distance from the reference contrasts; at 1 some are reversed
+    gamma: float = 1.0  # exponent of the intensity curve
+    bias: float = 0.2  # strength of the smooth bias field
+    noise: float = 0.03  # Rician noise, as a fraction of white matter signal
+    thickness: float = 1.0  # slice thickness along z, in voxels
+    tumour: float = 1.0  # factor of the tumour radius
+    low_grade: float = 0.2  # share of patients with a low-grade tumour
+    missing: tuple[str, ...] = ()  # modalities never acquired here: all-zero channels
+
+    def __post_init__(self) -> None:
+        _require(self.cases >= 1, f"cases = {self.cases}: a hospital needs at least one patient")
+        _require(self.scanner >= 0, f"scanner = {self.scanner}: it must not be negative")
+        for name in ("gamma", "tumour"):
+            value = getattr(self, name)
+            _require(0 < value < np.inf, f"{name} = {value}: it must be positive and finite")
+        for name in ("contrast", "bias", "noise"):
+            value = getattr(self, name)
+            _require(0 <= value < np.inf, f"{name} = {value}: it must be finite and not negative")
+        _require(1 <= self.thickness < np.inf, f"thickness = {self.thickness}: a slice is at least one voxel thick")
+        _require(0 <= self.low_grade <= 1, f"low_grade = {self.low_grade}: it is a share between 0 and 1")
+        unknown = [modality for modality in self.missing if modality not in MODALITIES]
+        _require(not unknown, f"missing = {list(self.missing)}: the modalities are {', '.join(MODALITIES)}")
+        _require(set(self.missing) != set(MODALITIES), "missing names every modality: a hospital must acquire one")
+
+
+def four_hospitals(cases: int = 12) -> dict[str, Hospital]:
+    """Return the embedded federation: three related hospitals and one outlier, "island".
+
+    `cases` is the size of the middle-sized hospitals; the others have more and fewer.
+    """
+    many, few = cases + cases // 2, cases - cases // 3
+    return {
+        "capital": Hospital(many, low_grade=0.3),
+        "harbour": Hospital(cases, scanner=1, contrast=0.2, bias=0.35, noise=0.05, thickness=2.0),
+        "valley": Hospital(cases, scanner=2, contrast=0.2, gamma=1.25, noise=0.06, tumour=1.1),
+        "island": Hospital(few, scanner=7, contrast=0.6, gamma=0.7, bias=0.3, noise=0.04, tumour=0.85),
+    }
+
+
+def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) -> Case:
+    """Draw one patient of a hospital; the same seed, site and index give the same patient."""
+    _require(len(shape) == 3 and min(shape) >= 24, f"shape = {shape}: a phantom has three sides of at least 24 voxels")
+    slices = shape[2] / hospital.thickness
+    _require(slices >= 2, f"thickness = {hospital.thickness}: {shape[2]} voxels must hold at least two slices")
+    _require(min(index, seed) >= 0, f"index = {index}, seed = {seed}: neither may be negative")
+    patient = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(site.encode()), index))
+    anatomy, disease, scan = (np.random.default_rng(stream) for stream in patient.spawn(3))
+    tissue, depth = _brain(anatomy, shape)
+    # Drawn whether it is used or not, so that no later draw depends on the share.
+    low = bool(disease.random() < hospital.low_grade)
+    whole, core, enhancing, necrosis = _tumour(disease, tissue, depth, hospital.tumour, low)
+    # From the outside in: each part paints over the one that contains it.
+    for name, part in {"oedema": whole, "core": core, "necrosis": necrosis, "enhancing": enhancing}.items():
+        tissue[part] = CODE[name]
+    return Case(
+        site=site,
+        name=f"{site}-{index:03d}",
+        image=_acquire(scan, tissue, hospital),
+        label=np.stack([whole, core, enhancing]).astype(np.uint8),
+        group="low" if low else "high",
+    )
+
+
+def _brain(random: np.random.Generator, shape: Shape) -> tuple[Tissue, Volume]:
+    """Return the tissue map of a healthy head and the depth below the brain's surface."""
+    a, b, c = np.array([0.84, 0.96, 0.90]) * random.uniform(0.93, 1.04, 3)
+    x, y, z = (axis + 0.04 * _field(random, shape, 3) for axis in _coordinates(shape))
+    radius = np.sqrt(_ellipsoid(x, y, z, (a, b, c)))
+    fold = _field(random, shape, 11)
+    depth = 0.80 - radius - 0.02 * random.random()
+
+    tissue = np.full(shape, CODE["air"], np.uint8)
+    tissue[radius < 1.0] = CODE["scalp"]
+    tissue[radius < 0.94] = CODE["skull"]
+    tissue[radius < 0.86] = CODE["fluid"]
+    # Sulci open along the zero crossings of the folding field, gyri lie between them.
+    sulcus = (np.abs(fold) < 0.22) & (depth < 0.12)
+    tissue[(depth > 0) & ~sulcus] = CODE["grey"]
+    tissue[depth > 0.12 + 0.06 * fold] = CODE["white"]
+    tissue[(np.abs(x) < 0.025) & (radius > 0.45) & (radius < 0.86)] = CODE["fluid"]
+    _add_deep_structures(random, tissue, np.abs(x), y, z)
+    _add_distractors(random, tissue, depth)
+    return tissue, depth
+
+
+def _add_deep_structures(random: np.random.Generator, tissue: Tissue, lateral: Volume, y: Volume, z: Volume) -> None:
+    """Paint the deep grey nuclei and the lateral ventricles, the same on both sides."""
+    size = random.uniform(0.7, 1.5)  # ventricles widen with age
+    thalamus = _ellipsoid(lateral - 0.14, y + 0.10, z + 0.12, (0.10, 0.17, 0.12))
+    putamen = _ellipsoid(lateral - 0.30, y - 0.08, z + 0.08, (0.07, 0.20, 0.14))
+    tissue[(thalamus < 1) | (putamen < 1)] = CODE["nuclei"]
+    # The horns bend outwards away from the middle.
+    bend = lateral - 0.09 - 0.25 * y**2
+    horns = _ellipsoid(bend, y, z - 0.12, (0.07 * size, 0.42, 0.13 * size))
+    tissue[horns < 1] = CODE["fluid"]
+
+
+def _add_distractors(random: np.random.Generator, tissue: Tissue, depth: Volume) -> None:
+    """Paint what looks like tumour in one modality but is not: lesions, vessels, scars."""
+    shape = tissue.shape
+    inside = depth > 0.02
+    spots = _field(random, shape, 13) > random.uniform(2.1, 3.2)
+    tissue[spots & (tissue == CODE["white"])] = CODE["lesion"]
+    # Two fields vanish together along curves, which are thin and winding like vessels.
+    tube = np.hypot(_field(random, shape, 6), _field(random, shape, 6))
+    tissue[inside & (tube < random.uniform(0.12, 0.22))] = CODE["vessel"]
+    scar = _field(random, shape, 5) > random.uniform(2.0, 4.0)
+    tissue[inside & scar & (depth < 0.35)] = CODE["scar"]
+
+
+def _tumour(
+    random: np.random.Generator, tissue: Tissue, depth: Volume, factor: float, low: bool
+) -> tuple[Mask, Mask, Mask, Mask]:
+    """Return the whole tumour, its core, and the enhancing and necrotic parts of the core."""
+    shape = tissue.shape
+    seat = np.argwhere((tissue == CODE["white"]) & (depth > 0.15))
+    position = seat[int(random.random() * len(seat))]
+    radius = 0.38 * factor * np.exp(0.18 * random.standard_normal())
+    offset = random.uniform(-0.12, 0.12, 3)
+    share, hollow = random.uniform(0.6, 0.8), random.uniform(0.3, 0.6)
+    ragged = [np.exp(0.22 * _field(random, shape, 6)) for _ in range(2)]
+    patchy = _field(random, shape, 9)
+
+    grid = zip(_coordinates(shape), position, strict=True)
+    x, y, z = (axis - axis.flat[place] for axis, place in grid)
+    a, b, c = radius * np.exp(random.uniform(-0.2, 0.2, 3))
+    distance = np.sqrt(_ellipsoid(x, y, z, (a, b, c))) * ragged[0]
+    x, y, z = x - offset[0] * a, y - offset[1] * b, z - offset[2] * c
+    inner = np.sqrt(_ellipsoid(x, y, z, (a, b, c))) * ragged[1] / share
+
+    # The mass presses sulci and ventricles shut, so it covers whatever lies inside the brain.
+    whole = (depth > 0) & (distance < 1)
+    core = whole & (inner < 1)
+    if low:
+        return whole, core, core & (patchy > 2.7), np.zeros_like(core)
+    necrosis = core & (inner < hollow)
+    return whole, core, core & ~necrosis & (patchy > -1.6), necrosis
+
+
+def _acquire(random: np.random.Generator, tissue: Tissue, hospital: Hospital) -> NDArray[np.float32]:
+    """Scan a tissue map: (modality, x, y, z) in raw scanner units, exactly zero in air."""
+    shape = tissue.shape
+    table = _contrasts(hospital.scanner, hospital.contrast)
+    table = table * np.exp(0.05 * random.standard_normal(table.shape))  # patients vary
+    gain = WHITE_MATTER_SIGNAL * np.exp(0.2 * random.standard_normal(len(MODALITIES)))
+    image = np.empty((len(MODALITIES), *shape), np.float32)
+    for channel, modality in enumerate(MODALITIES):
+        signal = ndimage.gaussian_filter(table[:, channel].astype(np.float32)[tissue], 0.5)
+        texture = 1 + 0.04 * _field(random, shape, 14)
+        coil = np.exp(hospital.bias / 2 * _field(random, shape, 2))
+        signal = _slices(signal**hospital.gamma * texture * coil, hospital.thickness)
+        spread = hospital.noise * table[CODE["white"], channel] ** hospital.gamma
+        noise = spread * random.standard_normal((2, *shape), dtype=np.float32)
+        image[channel] = gain[channel] * np.hypot(signal + noise[0], noise[1])
+        if modality in hospital.missing:
+            image[channel] = 0
+    image[:, tissue == CODE["air"]] = 0
+    return image
+
+
+def _contrasts(scanner: int, strength: float) -> Volume:
+    """Return the (tissue, modality) signal table of a scanner.
+
+    A rotation mixes the logarithmic contrasts of the modalities.  It keeps the distances between
+    tissues, so every scanner shows the tumour about as well as the reference, in other shades.
+    """
+    table = np.array(list(TISSUES.values()))
+    if scanner > 0:
+        square = np.random.default_rng(scanner).standard_normal((len(MODALITIES),) * 2)
+        turn = square - square.T
+        turn *= strength * np.pi / 2 / np.linalg.norm(turn, 2)
+        brain = table[CODE["fluid"] :]  # a view; air, scalp and skull look alike everywhere
+        rotated = np.log(brain) @ linalg.expm(turn)
+        brain[:] = np.exp(np.clip(rotated, -1.6, 0.9))  # within what a scanner can record
+    return table
+
+
+def _slices(signal: Volume, thickness: float) -> Volume:
+    """Average over slices of the given thickness along z, then resample to the voxel grid."""
+    if thickness == 1:
+        return signal
+    depth = signal.shape[-1]
+    blurred = ndimage.gaussian_filter1d(signal, thickness / 2.355, axis=-1, mode="nearest")
+    centres = np.arange((thickness - 1) / 2, depth - 1, thickness)
+    return _sample(_sample(blurred, centres), (np.arange(depth) - centres[0]) / thickness)
+
+
+def _sample(signal: Volume, position: Volume) -> Volume:
+    """Interpolate linearly along z."""
+    position = np.clip(position, 0, signal.shape[-1] - 1)
+    lower = np.minimum(position.astype(int), signal.shape[-1] - 2)
+    weight = position - lower
+    value: Volume = signal[..., lower] * (1 - weight) + signal[..., lower + 1] * weight
+    return value
+
+
+def _field(random: np.random.Generator, shape: tuple[int, ...], knots: int) -> Volume:
+    """Return a smooth random field of mean 0 and variance 1, with `knots` knots a side."""
+    field = random.standard_normal((knots + 3,) * len(shape))
+    for side in shape:
+        offset = np.linspace(1, knots + 1, side)[:, None] - np.arange(knots + 3)
+        weight = np.maximum(0, 2 - np.abs(offset)) ** 3 - 4 * np.maximum(0, 1 - np.abs(offset)) ** 3
+        weight /= np.linalg.norm(weight, axis=1, keepdims=True)
+        # Takes the first axis and appends the interpolated one, so that three turns do all.
+        field = np.einsum("a...,na->...n", field, weight)
+    return field
+
+
+def _coordinates(shape: tuple[int, ...]) -> list[Volume]:
+    """Return open grids of coordinates from -1 to 1 along each axis."""
+    return list(np.meshgrid(*(np.linspace(-1, 1, n) for n in shape), indexing="ij", sparse=True))
+
+
+def _ellipsoid(x: Volume, y: Volume, z: Volume, axes: tuple[float, float, float]) -> Volume:
+    """Return the squared distance from the origin in units of the half axes."""
+    return (x / axes[0]) ** 2 + (y / axes[1]) ** 2 + (z / axes[2]) ** 2
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)

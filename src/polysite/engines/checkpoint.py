@@ -1,0 +1,125 @@
+"""Values on disk and back, bit for bit, without pickle.
+
+A state is a nest of frozen dataclasses, mappings, tuples, numbers and arrays. Its arrays become a safetensors file;
+its shape becomes JSON in that file's header, next to a digest of everything, so that a truncated or altered file is
+noticed. Classes are looked up by name in polysite (or in the algorithm's own module), never executed from the file.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from polysite.errors import RunError
+from polysite.payload import Payload, plain
+from polysite.tree import Tree
+
+Lift = Callable[[Tree], Tree]
+
+
+def save(path: Path, value: Any) -> None:
+    """Write a value so that a crash at any moment leaves either the old file or the new one."""
+    arrays: dict[str, np.ndarray] = {}
+    shape = json.dumps(_flatten(value, "value", arrays))
+    header = {"checkpoint": shape, "sha256": _digest(shape, arrays)}
+    write(path, lambda temporary: safetensors.numpy.save_file(arrays, temporary, metadata=header))
+
+
+def load(path: Path, lift: Lift = lambda t: t, module: str = "polysite") -> Any:
+    """The value in a file; a damaged file raises RunError. ``lift`` puts arrays where they are computed with."""
+    try:
+        with safetensors.safe_open(path, "np") as file:  # type: ignore[no-untyped-call]
+            header = file.metadata() or {}
+            arrays = {k: file.get_tensor(k) for k in file.keys()}
+        if header["sha256"] != _digest(header["checkpoint"], arrays):
+            raise RunError(f"{path} is damaged: its content does not match its digest")
+        return _restore(json.loads(header["checkpoint"]), dict(lift(arrays)), module)
+    except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
+        raise RunError(f"{path} cannot be read as a checkpoint: {problem}") from problem
+
+
+def write(path: Path, fill: Callable[[Path], Any]) -> None:
+    """Temporary file, fsync, rename: never a half-written file under the final name."""
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        fill(temporary)
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except (OSError, safetensors.SafetensorError) as problem:
+        temporary.unlink(missing_ok=True)
+        raise RunError(f"{path} could not be written: {problem}; what was there before is untouched") from problem
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(shape: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(shape.encode())
+    for key in sorted(arrays):
+        digest.update(f"{key} {arrays[key].dtype.str} {arrays[key].shape} ".encode())
+        digest.update(np.ascontiguousarray(arrays[key]).reshape(-1).view(np.uint8))
+    return digest.hexdigest()
+
+
+def _flatten(x: Any, at: str, arrays: dict[str, np.ndarray]) -> Any:
+    """The shape of a value as JSON; its arrays are set aside under their path."""
+    if x is None or isinstance(x, bool | int | float | str):
+        return {"is": x}
+    if isinstance(x, Mapping):
+        kind = "payload" if isinstance(x, Payload) else "map"
+        return {kind: [[k, _flatten(v, f"{at}/{k}", arrays)] for k, v in x.items()]}
+    if isinstance(x, tuple | list):
+        return {type(x).__name__: [_flatten(v, f"{at}/{i}", arrays) for i, v in enumerate(x)]}
+    if is_dataclass(x):
+        inside = {f.name: _flatten(getattr(x, f.name), f"{at}/{f.name}", arrays) for f in fields(x)}
+        return {"class": f"{type(x).__module__}:{type(x).__qualname__}", "fields": inside}
+    if hasattr(x, "dtype"):
+        arrays[at] = plain(x)
+        return {"array": at}
+    raise TypeError(f"a state may not hold a {type(x).__name__}: use numbers, text, arrays, mappings, tuples, dataclasses")
+
+
+def _restore(x: Any, arrays: Mapping[str, Any], module: str) -> Any:
+    def deeper(y: Any) -> Any:
+        return _restore(y, arrays, module)
+
+    match x:
+        case {"is": value}:
+            return value
+        case {"array": key}:
+            return arrays[key]
+        case {"map": items}:
+            return {k: deeper(v) for k, v in items}
+        case {"payload": items}:
+            return Payload(**{k: deeper(v) for k, v in items})
+        case {"tuple": items}:
+            return tuple(deeper(v) for v in items)
+        case {"list": items}:
+            return [deeper(v) for v in items]
+        case {"class": name, "fields": inside}:
+            return _dataclass(name, module)(**{k: deeper(v) for k, v in inside.items()})
+    raise ValueError(f"unknown entry {str(x)[:60]!r}")
+
+
+def _dataclass(name: str, module: str) -> Any:
+    home, _, attribute = name.partition(":")
+    if home != module and not home.startswith("polysite."):
+        raise ValueError(f"class {name!r} does not belong to polysite or to the algorithm's own module")
+    found = getattr(sys.modules.get(home), attribute, None)
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise ValueError(f"class {name!r} is not a dataclass that is known here")
+    return found

@@ -1,0 +1,137 @@
+"""The folder of one run: everything that happened, in files that other tools can read.
+
+::
+
+    config.toml        the whole configuration, as resolved
+    versions.json      what ran it: polysite, Python, libraries, platform, seed
+    rounds.jsonl       one line a round: per site losses, Dice per label, steps, seconds, bytes up and down
+    log.txt            what was said
+    checkpoints/       the last two, and best.safetensors: state and memories, to resume or to serve from
+    models/            best and last models as plain safetensors
+    result.json        at the end: the best round, its scores per site, case and label
+
+A new run gets a new folder; nothing is ever overwritten.
+"""
+
+import json
+import os
+import platform
+import secrets
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import safetensors.numpy
+
+from polysite.engines import checkpoint
+from polysite.errors import RunError
+from polysite.payload import plain
+from polysite.tree import Tree
+
+KEPT = 2  # checkpoints besides the best
+
+
+class RunFolder:
+    def __init__(self, path: Path):
+        self.path = path
+        self.models = path / "models"
+        self.best = path / "checkpoints" / "best.safetensors"
+
+    @classmethod
+    def create(cls, path: Path, config: str, seed: int) -> "RunFolder":
+        """A new folder, complete or not there at all."""
+        if path.exists():
+            raise RunError(f"{path} exists already; a run never overwrites another: choose another folder or resume this one")
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        try:
+            for inside in ("checkpoints", "models"):
+                (draft / inside).mkdir(parents=True)
+            (draft / "config.toml").write_text(config)
+            (draft / "versions.json").write_text(json.dumps({**versions(), "seed": seed}, indent=1) + "\n")
+            (draft / "rounds.jsonl").touch()
+            draft.rename(path)
+        except OSError as problem:
+            raise RunError(f"the run folder {path} could not be made: {problem}") from problem
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        if not (path / "config.toml").is_file():
+            raise RunError(f"{path} is not a run folder: it holds no config.toml")
+        return cls(path)
+
+    @staticmethod
+    def fresh(root: Path, name: str) -> Path:
+        """A path below ``root`` that does not exist yet: date, time and name."""
+        stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+        candidates = (root / (stem if k == 1 else f"{stem}-{k}") for k in range(1, 10_000))
+        return next(p for p in candidates if not p.exists())
+
+    @property
+    def config(self) -> str:
+        return (self.path / "config.toml").read_text()
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").exists()
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        return json.loads((self.path / "result.json").read_text())  # type: ignore[no-any-return]
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rounds so far; a line cut short by a crash is left out."""
+        found = []
+        for line in (self.path / "rounds.jsonl").read_text().splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return found
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        try:
+            with (self.path / "rounds.jsonl").open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as problem:
+            raise RunError(f"round {record['round']} could not be recorded in {self.path}: {problem}") from problem
+
+    def rewind(self, round: int) -> None:
+        """Forget the records after a round: it will be run again, to the same result."""
+        kept = "".join(json.dumps(r) + "\n" for r in self.records() if r["round"] <= round)
+        checkpoint.write(self.path / "rounds.jsonl", lambda p: p.write_text(kept))
+
+    def checkpoints(self) -> list[Path]:
+        """Newest first."""
+        return sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
+
+    def keep(self, round: int, value: Any) -> None:
+        """Write a checkpoint, then let go of the oldest."""
+        checkpoint.save(self.path / "checkpoints" / f"round-{round:06d}.safetensors", value)
+        for old in self.checkpoints()[KEPT:]:
+            old.unlink()
+
+    def keep_best(self, value: Any) -> None:
+        checkpoint.save(self.best, value)
+
+    @staticmethod
+    def save_model(path: Path, model: Tree) -> None:
+        arrays = {k: plain(v) for k, v in model.items()}
+        checkpoint.write(path, lambda p: safetensors.numpy.save_file(arrays, p))
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        checkpoint.write(self.path / "result.json", lambda p: p.write_text(json.dumps(result, indent=1) + "\n"))
+
+
+def versions() -> dict[str, str | int]:
+    """What is running: the libraries that decide the numbers, and the machine."""
+    found: dict[str, str | int] = {"python": sys.version.split()[0], "platform": platform.platform()}
+    for package in ("polysite", "torch", "monai", "numpy", "scipy", "safetensors"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return {**found, "processors": os.cpu_count() or 0}

@@ -1,0 +1,287 @@
+"""The rounds of a study, whatever carries the messages.
+
+A transport is what differs between a simulation and real hospitals: it takes payloads to sites and brings replies
+back. Everything else is here once: sampling, merging, validation, the best round, early stopping, checkpoints, records.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from polysite.algorithms.base import Algorithm
+from polysite.engines import checkpoint
+from polysite.engines.folder import RunFolder
+from polysite.engines.sampling import cohort
+from polysite.errors import ConfigError, RunError
+from polysite.payload import Payload, SiteId
+from polysite.site import Fit, Scores
+from polysite.tree import Tree
+
+log = logging.getLogger("polysite")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train, how often to look, how to choose."""
+
+    rounds: int = 30
+    share: float = 1.0  # of the sites that take part in a round
+    validate_every: int = 1
+    best: Literal["case", "site"] = "case"  # mean validation Dice over all cases, or over the sites' means
+    patience: int | None = None  # stop after this many validations without a better one
+    checkpoint_every: int = 5
+    wire: bool = False  # simulator: send every payload through the codec, as a network would
+    pooled: bool = False  # simulator: one site holds all training cases (the centralised yardstick)
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "validate_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"run.{name} must be at least one, got {getattr(self, name)}")
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"run.share must lie in (0, 1], got {self.share}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    payload: Payload
+    fits: tuple[Fit, ...]
+    seconds: float
+
+
+class Transport(Protocol):
+    """A way to the sites."""
+
+    @property
+    def names(self) -> tuple[SiteId, ...]:
+        """The sites that train."""
+        ...
+
+    @property
+    def audience(self) -> tuple[SiteId, ...]:
+        """The sites that are served a model and judge it."""
+        ...
+
+    def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
+        """Deliver, and bring back each reply as it arrives."""
+        ...
+
+    def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
+        """Have every site judge what it would be served."""
+        ...
+
+    def serve(self, round: int, sent: Mapping[SiteId, Payload]) -> Mapping[SiteId, tuple[Tree, ...]]:
+        """The parameters that every site would use, one tree per group of its patients."""
+        ...
+
+    def memories(self) -> Mapping[SiteId, Payload]:
+        """What the sites remember, as far as this side keeps it."""
+        ...
+
+    def remember(self, memories: Mapping[SiteId, Payload]) -> None:
+        """Give the sites their memories back after a restart."""
+        ...
+
+    def lift(self, params: Tree) -> Tree:
+        """The same values where the server computes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One exchange, for whoever looks on."""
+
+    index: int
+    state: Any
+    sent: Mapping[SiteId, Payload]
+    replies: Mapping[SiteId, Reply]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a study stands: what a checkpoint holds."""
+
+    round: int  # the last one that is finished
+    state: Any
+    memories: Mapping[SiteId, Payload]
+    best_round: int = -1
+    best_dice: float = -1.0
+    waited: int = 0  # validations since the best
+
+
+class Watch:
+    """Looks on; the command line shows progress with it. Does nothing by itself."""
+
+    def begin(self, title: str, rounds: int, done: int) -> None: ...
+
+    def end(self) -> None: ...
+
+    def site(self, round: int, site: SiteId, done: int, of: int) -> None: ...
+
+    def round(self, record: Mapping[str, Any]) -> None: ...
+
+
+def run(
+    algorithm: Algorithm[Any],
+    transport: Transport,
+    params: Tree,
+    plan: Plan,
+    seed: int,
+    *,
+    resume: Progress | None = None,
+    watch: Watch = Watch(),
+) -> Iterator[Round]:
+    """The bare rounds, from the start or after a checkpoint."""
+    names = transport.names
+    state = resume.state if resume else algorithm.init(transport.lift(params), names)
+    if resume:
+        transport.remember(resume.memories)
+    for index in range(resume.round + 1 if resume else 0, plan.rounds):
+        sent = algorithm.send(state, cohort(names, plan.share, seed, index))
+        replies: dict[SiteId, Reply] = {}
+        for site, reply in transport.train(index, sent):
+            replies[site] = reply
+            watch.site(index, site, len(replies), len(sent))
+        if replies:
+            state = algorithm.merge(state, {i: r.payload for i, r in replies.items()})
+        yield Round(index, state, sent, replies)
+
+
+def train(
+    algorithm: Algorithm[Any],
+    transport: Transport,
+    params: Tree,
+    plan: Plan,
+    seed: int,
+    folder: RunFolder,
+    *,
+    resume: Progress | None = None,
+    watch: Watch = Watch(),
+) -> Mapping[str, Any]:
+    """Run all rounds, keep the best model, write everything down; returns the result that is also in the folder."""
+    at = resume or Progress(-1, None, {})
+    began = time.perf_counter()
+    for r in run(algorithm, transport, params, plan, seed, resume=resume, watch=watch):
+        record = _record(r)
+        at = Progress(r.index, r.state, transport.memories(), at.best_round, at.best_dice, at.waited)
+        last = r.index == plan.rounds - 1
+        if (r.index + 1) % plan.validate_every == 0 or last:
+            at = _validate(algorithm, transport, plan, folder, at, record)
+        record["elapsed"] = round(time.perf_counter() - began, 3)
+        folder.append(record)
+        stop = plan.patience is not None and at.waited >= plan.patience
+        if (r.index + 1) % plan.checkpoint_every == 0 or last or stop:
+            folder.keep(r.index, at)
+        watch.round(record)
+        if stop:
+            log.info("stopped after round %d: %d validations without a better one", r.index, at.waited)
+            break
+    return _finish(algorithm, transport, folder, at)
+
+
+def find_progress(folder: RunFolder, transport: Transport, algorithm: Algorithm[Any]) -> Progress | None:
+    """The newest checkpoint that can be read; a damaged one is reported and the one before is used."""
+    for path in folder.checkpoints():
+        try:
+            at = checkpoint.load(path, transport.lift, type(algorithm).__module__)
+        except RunError as problem:
+            log.warning("%s; trying the checkpoint before it", problem)
+            continue
+        log.info("resuming after round %d from %s", at.round, path.name)
+        folder.rewind(at.round)
+        return at  # type: ignore[no-any-return]
+    folder.rewind(-1)
+    log.info("no usable checkpoint yet: starting from round 0")
+    return None
+
+
+def mean_dice(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) -> float:
+    """Mean over the labels of a case, then over all cases, or over the cases of a site and then the sites.
+
+    >>> scores = {"a": {"1": {"WT": 1.0, "loss": 0.0}, "2": {"WT": 0.8, "loss": 0.2}}, "b": {"3": {"WT": 0.3, "loss": 0.7}}}
+    >>> round(mean_dice(scores, "case"), 3), round(mean_dice(scores, "site"), 3)
+    (0.7, 0.6)
+    """
+    sites = [[_case_dice(c) for c in cases.values()] for cases in scores.values() if cases]
+    if over == "case":
+        sites = [[d for site in sites for d in site]]
+    return math.fsum(math.fsum(s) / len(s) for s in sites) / len(sites)
+
+
+def _case_dice(score: Mapping[str, float]) -> float:
+    labels = [v for k, v in score.items() if k != "loss"]
+    return math.fsum(labels) / len(labels)
+
+
+def _record(r: Round) -> dict[str, Any]:
+    def of(site: SiteId, reply: Reply) -> dict[str, Any]:
+        steps = sum(f.steps for f in reply.fits)
+        return {
+            "loss": sum(f.loss * f.steps for f in reply.fits) / steps if steps else None,
+            "steps": steps,
+            "lr_sum": sum(f.time for f in reply.fits),
+            "seconds": round(reply.seconds, 4),
+            "bytes_down": r.sent[site].nbytes,
+            "bytes_up": reply.payload.nbytes,
+        }
+
+    sites = {i: of(i, p) for i, p in r.replies.items()}
+    return {"round": r.index, "sites": sites, "absent": sorted(r.sent.keys() - r.replies.keys())}
+
+
+def _validate(
+    algorithm: Algorithm[Any], transport: Transport, plan: Plan, folder: RunFolder, at: Progress, record: dict[str, Any]
+) -> Progress:
+    """Have every site judge the model; remember it if it is the best so far."""
+    sent = algorithm.send(at.state, transport.audience)
+    scores = transport.score(at.round, sent, "validation")
+    dice = mean_dice(scores, plan.best)
+    better = dice > at.best_dice
+    best = (at.round, dice, 0) if better else (at.best_round, at.best_dice, at.waited + 1)
+    at = Progress(at.round, at.state, at.memories, *best)
+    record["validation"] = {i: _per_label(s) for i, s in scores.items()}
+    record["mean_dice"], record["best_round"] = dice, at.best_round
+    if better:
+        folder.keep_best(at)
+        _export(transport, at, sent, folder.models, "best")
+    return at
+
+
+def _per_label(scores: Scores) -> dict[str, Any]:
+    keys = next(iter(scores.values()), {})
+    mean = {k: math.fsum(s[k] for s in scores.values()) / len(scores) for k in keys}
+    return {"cases": len(scores), "loss": mean.pop("loss", None), "dice": mean}
+
+
+def _export(transport: Transport, at: Progress, sent: Mapping[SiteId, Payload], folder: Path, name: str) -> None:
+    """One file if all hospitals use the same parameters, one per hospital (and group of patients) otherwise."""
+    served = transport.serve(at.round, sent)
+    payloads = {i: [Payload(model=t) for t in trees] for i, trees in served.items()}
+    first = next(iter(payloads.values()))
+    if all(p == first for p in payloads.values()) and len(first) == 1:
+        files = {name: first[0]}
+    else:
+        files = {
+            f"{name}.{i}" + (f".{k}" if len(p) > 1 else ""): model for i, p in payloads.items() for k, model in enumerate(p)
+        }
+    for stem, model in files.items():
+        RunFolder.save_model(folder / f"{stem}.safetensors", model["model"])
+
+
+def _finish(algorithm: Algorithm[Any], transport: Transport, folder: RunFolder, at: Progress) -> Mapping[str, Any]:
+    """Export the last model, examine the best one on the test cases, write the result."""
+    _export(transport, at, algorithm.send(at.state, transport.audience), folder.models, "last")
+    best: Progress = checkpoint.load(folder.best, transport.lift, type(algorithm).__module__)
+    transport.remember(best.memories)
+    sent = algorithm.send(best.state, transport.audience)
+    result = {
+        "rounds": at.round + 1,
+        "best_round": best.best_round,
+        "validation": transport.score(best.round, sent, "validation"),
+        "test": transport.score(best.round, sent, "test"),
+    }
+    folder.finish(result)
+    return result

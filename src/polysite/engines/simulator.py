@@ -1,0 +1,69 @@
+"""The default engine: every site in this process, models staying on the device they are computed on."""
+
+import time
+from collections.abc import Iterator, Mapping
+
+from typing import Any
+
+from polysite.algorithms.base import Algorithm
+from polysite.engines.rounds import Reply
+from polysite.payload import Payload, SiteId, decode, encode
+from polysite.site import Scores, Site
+from polysite.tree import Tree
+
+
+class Simulator:
+    """A transport without a network. ``guests`` are sites that are served and judge, but do not train."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], sites: Mapping[SiteId, Site], *, guests: Mapping[SiteId, Site] | None = None, wire: bool = False
+    ):
+        self.algorithm, self.sites, self.guests, self.wire = algorithm, dict(sites), guests, wire
+        self._memory = {i: Payload() for i in sites}
+
+    @property
+    def names(self) -> tuple[SiteId, ...]:
+        return tuple(sorted(self.sites))
+
+    @property
+    def audience(self) -> tuple[SiteId, ...]:
+        return tuple(sorted(self.guests if self.guests is not None else self.sites))
+
+    def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
+        for name, payload in sent.items():
+            began = time.perf_counter()
+            site = self.sites[name].at(round)
+            got = self._carry(payload).each(site.lift)
+            reply, self._memory[name] = self.algorithm.local(got, self._memory[name].each(site.lift), site)
+            seconds = time.perf_counter() - began
+            yield name, Reply(self._carry(reply).each(self.lift), tuple(site.fits), seconds)
+
+    def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
+        found: dict[SiteId, Scores] = {}
+        for name, site, got, memory in self._arrived(round, sent):
+            groups = self.algorithm.serve(got, memory, site, site.cases(split))
+            found[name] = {case: s for params, cases in groups for case, s in site.score(params, cases).items()}
+        return found
+
+    def serve(self, round: int, sent: Mapping[SiteId, Payload]) -> Mapping[SiteId, tuple[Tree, ...]]:
+        return {
+            name: tuple(params for params, _ in self.algorithm.serve(got, memory, site, site.cases("validation")))
+            for name, site, got, memory in self._arrived(round, sent)
+        }
+
+    def memories(self) -> Mapping[SiteId, Payload]:
+        return dict(self._memory)
+
+    def remember(self, memories: Mapping[SiteId, Payload]) -> None:
+        self._memory.update(memories)
+
+    def lift(self, params: Tree) -> Tree:
+        return next(iter(self.sites.values())).lift(params)
+
+    def _arrived(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Site, Payload, Payload]]:
+        for name, payload in sent.items():
+            site = ({**self.sites, **(self.guests or {})})[name].at(round)
+            yield name, site, self._carry(payload).each(site.lift), self._memory.get(name, Payload()).each(site.lift)
+
+    def _carry(self, payload: Payload) -> Payload:
+        return decode(encode(payload)) if self.wire else payload

@@ -1,0 +1,21 @@
+"""One naming for the parameters of every network, so that an algorithm can say "the head stays here".
+
+A network's own module names become ``stem``, ``encoder``, ``bottleneck``, ``decoder`` and ``head``; what is none of
+these keeps its name. Patterns such as ``head.*`` then mean the same thing in every algorithm and for every model.
+
+>>> canonical("upsamples.3.conv_block.conv1.conv.weight")
+'decoder.3.conv_block.conv1.conv.weight'
+"""
+
+PREFIXES = {
+    "input_block.": "stem.",
+    "downsamples.": "encoder.",
+    "upsamples.": "decoder.",
+    "output_block.": "head.",
+}
+GROUPS = {g: f"{g}.*" for g in ("stem", "encoder", "bottleneck", "decoder", "head")}
+
+
+def canonical(name: str) -> str:
+    """polysite's name for a parameter or buffer of a network."""
+    return next((new + name[len(old) :] for old, new in PREFIXES.items() if name.startswith(old)), name)

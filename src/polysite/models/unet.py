@@ -1,0 +1,52 @@
+"""The U-Nets of the federated brain-tumour literature, built from MONAI's DynUNet.
+
+``unet`` is the network of the FeTS 2022 benchmark (32 to 512 channels, four downsamplings, 22.58 M parameters);
+``unet_small`` that of the radiomics-clustering study (16 to 128, three downsamplings, 1.40 M). Both use instance
+normalisation without scale and shift and LeakyReLU 0.01; any number of modalities and labels, in 2D and 3D.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from polysite.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class UNet:
+    filters: tuple[int, ...] = (32, 64, 128, 256, 512)  # channels at every resolution
+    bias: bool = True  # convolution biases, as in the published networks
+
+    def __post_init__(self) -> None:
+        if len(self.filters) < 3 or min(self.filters) < 1:
+            raise ConfigError(f"a U-Net needs channels for at least three resolutions, got filters = {self.filters}")
+
+    @property
+    def divisor(self) -> int:
+        """The sides of a patch must be multiples of this."""
+        return int(2 ** (len(self.filters) - 1))
+
+    def build(self, *, dims: int, modalities: int, labels: int, seed: int) -> Any:
+        """The network with its initial weights, the same for the same seed."""
+        import torch
+        from monai.networks.nets import DynUNet
+
+        depth = len(self.filters)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = DynUNet(
+                spatial_dims=dims,
+                in_channels=modalities,
+                out_channels=labels,
+                kernel_size=[3] * depth,
+                strides=[1] + [2] * (depth - 1),
+                upsample_kernel_size=[2] * (depth - 1),
+                filters=list(self.filters),
+                norm_name=("INSTANCE", {"affine": False}),
+                act_name=("leakyrelu", {"inplace": True, "negative_slope": 0.01}),
+                trans_bias=self.bias,
+            )
+        if self.bias:  # DynUNet offers biases for its transposed convolutions alone
+            for module in net.modules():
+                if hasattr(module, "out_channels") and getattr(module, "bias", 0) is None:
+                    module.bias = torch.nn.Parameter(torch.zeros(module.out_channels))
+        return net

@@ -1,0 +1,157 @@
+"""The one thing that crosses the wire, and the one thing that a site may remember.
+
+On the wire a payload is a safetensors file: a JSON header and raw little-endian arrays. Nothing is ever unpickled,
+and the header is checked against limits before a single array is built.
+
+>>> import numpy as np
+>>> p = Payload(model={"w": np.ones(2)}, n=3)
+>>> p["n"], p.nbytes
+(3.0, 24)
+>>> decode(encode(p)) == p
+True
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from polysite import tree
+from polysite.errors import PayloadError
+
+SiteId = str
+
+# what may cross: the name in the file -> the name in NumPy
+TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+         "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool"}  # fmt: skip
+
+
+class Payload(Mapping[str, Any]):
+    """Named fields; each is a tree of arrays or a number. Immutable."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, **fields: tree.Tree | float):
+        self._fields = {k: dict(v) if isinstance(v, Mapping) else float(v) for k, v in fields.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise KeyError(f"no field {name!r} in this payload; it holds {sorted(self._fields)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        inside = (f"{k}={v!r}" if isinstance(v, float) else f"{k}=<{len(v)} arrays>" for k, v in self.items())
+        return f"Payload({', '.join(inside)})"
+
+    def __eq__(self, other: object) -> bool:
+        """Bit for bit: the same fields, names, shapes, types and bytes."""
+        if not isinstance(other, Payload) or self.keys() != other.keys():
+            return False
+        pairs = [({"": np.float64(v)} if isinstance(v, float) else v, other[f]) for f, v in self.items()]
+        pairs = [(a, {"": np.float64(b)} if isinstance(b, float) else b) for a, b in pairs]
+        return all(a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a) for a, b in pairs)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have no hash
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of content, measured: the cost model reads this, it does not guess."""
+        return sum(8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values()) for v in self.values())
+
+    def each(self, f: Any) -> "Payload":
+        """The same payload with ``f`` applied to every tree (to move it to another device, say)."""
+        return Payload(**{k: v if isinstance(v, float) else f(v) for k, v in self.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a receiver accepts. The default takes a model of 500 M parameters with its control variates."""
+
+    nbytes: int = 8 << 30
+    header: int = 16 << 20
+    arrays: int = 100_000
+    dimensions: int = 8
+
+
+def plain(x: Any) -> np.ndarray:
+    """A plain, contiguous, little-endian array, whatever device it was on."""
+    a = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+    a = a.astype(a.dtype.newbyteorder("<"), copy=False)
+    return a if a.flags.c_contiguous else a.copy(order="C")
+
+
+def encode(p: Payload) -> bytes:
+    """The bytes of a payload."""
+    arrays, order = {}, []
+    for field, value in p.items():
+        number = isinstance(value, float)
+        order.append([field, None if number else list(value)])
+        leaves = {field: np.float64(value)} if number else {f"{field}/{k}": x for k, x in value.items()}
+        arrays.update({k: plain(x) for k, x in leaves.items()})
+    for name, array in arrays.items():
+        if array.dtype.name not in TYPES.values():
+            raise PayloadError(f"array {name!r} of type {array.dtype} cannot be encoded; use one of {', '.join(TYPES.values())}")
+    return safetensors.numpy.save(arrays, metadata={"payload": json.dumps(order)})
+
+
+def decode(b: bytes, limits: Limits = Limits()) -> Payload:
+    """The payload behind some bytes; bytes that are not exactly a payload raise PayloadError."""
+    order = _checked_header(b, limits)
+    try:
+        arrays = safetensors.numpy.load(b)
+        fields = {f: float(arrays.pop(f)) if names is None else {k: arrays.pop(f"{f}/{k}") for k in names}
+                  for f, names in order}  # fmt: skip
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as problem:
+        raise PayloadError(f"the payload is damaged: {problem}") from problem
+    if arrays:
+        raise PayloadError(f"the payload holds {len(arrays)} arrays that its index does not name")
+    return Payload(**fields)
+
+
+def _checked_header(b: bytes, limits: Limits) -> list[tuple[str, list[str] | None]]:
+    """The index of the fields, after every limit has been checked and before anything is allocated."""
+    if len(b) > limits.nbytes:
+        raise PayloadError(f"the payload has {len(b)} bytes, more than the {limits.nbytes} accepted here")
+    length = int.from_bytes(b[:8], "little")
+    if len(b) < 8 or length > len(b) - 8 or length > limits.header:
+        raise PayloadError(f"the payload announces a header of {length} bytes in {len(b)} bytes of data")
+    try:
+        header = json.loads(b[8 : 8 + length])
+        order = json.loads(header.pop("__metadata__")["payload"])
+        for name, entry in header.items():
+            if entry["dtype"] not in TYPES:
+                raise PayloadError(f"array {name!r} has type {entry['dtype']!r}; accepted: {', '.join(TYPES)}")
+            if len(entry["shape"]) > limits.dimensions:
+                raise PayloadError(f"array {name!r} has {len(entry['shape'])} dimensions")
+        index = [(str(f), None if names is None else [str(k) for k in names]) for f, names in order]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise PayloadError(f"the payload's header cannot be read: {type(problem).__name__}: {problem}") from problem
+    if len(header) > limits.arrays:
+        raise PayloadError(f"the payload holds {len(header)} arrays, more than the {limits.arrays} accepted here")
+    if not all(f.isidentifier() for f, _ in index) or len({f for f, _ in index}) < len(index):
+        raise PayloadError("the payload's field names are not distinct plain names")
+    return index
+
+
+def _same(x: Any, y: Any) -> bool:
+    if x is y:
+        return True
+    a, b = plain(x), plain(y)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def mean(replies: Mapping[SiteId, Payload], field: str, weight: str | None = None) -> tree.Tree:
+    """Mean of one field over the replies, in a fixed order so that it does not depend on arrival."""
+    order = sorted(replies)
+    return tree.mean([replies[i][field] for i in order], [replies[i][weight] for i in order] if weight else None)

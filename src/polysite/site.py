@@ -1,0 +1,88 @@
+"""What an algorithm may ask of a hospital."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from polysite.tree import Tree
+
+Cases = tuple[str, ...]  # names of patients
+Scores = Mapping[str, Mapping[str, float]]  # case -> label -> Dice, and "loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Tilt:
+    """A linear-quadratic term added to the local objective: F(w) + <linear, w> + weight/2 |w - anchor|^2.
+
+    FedProx, SCAFFOLD, FedDyn, Ditto, pFedMe and FedAMP differ only in what they put here.
+    """
+
+    linear: Tree | None = None
+    anchor: Tree | None = None
+    weight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What local training did, measured by the loop that did it."""
+
+    params: Tree
+    loss: float  # mean training loss over the steps
+    steps: int
+    time: float  # sum of the learning rates of the steps taken: K * eta for a constant eta
+
+
+class Site(Protocol):
+    """A hospital: its patients stay inside, only answers come out."""
+
+    @property
+    def size(self) -> int:
+        """Number of training cases."""
+        ...
+
+    @property
+    def start(self) -> Tree:
+        """The initial parameters, which every site builds from the same configuration and seed."""
+        ...
+
+    @property
+    def fits(self) -> Sequence[Fit]:
+        """What was trained since ``at``: the engine's record of effort."""
+        ...
+
+    def at(self, round: int) -> "Site":
+        """This site with the randomness of one round. Engines call it; algorithms never seed."""
+        ...
+
+    def fit(
+        self,
+        params: Tree,
+        *,
+        tilt: Tilt | None = None,
+        only: Collection[str] = ("*",),
+        keep: Collection[str] | None = None,
+        lr: float | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+    ) -> Fit:
+        """Train from ``params``: ``only`` these parameters (patterns), on ``keep`` (names of cases) if given.
+
+        ``lr``, and ``epochs`` or ``steps``, replace the site's own settings for this call.
+        """
+        ...
+
+    def losses(self, params: Tree) -> Mapping[str, float]:
+        """Loss of every training case: no augmentation, fixed patches."""
+        ...
+
+    def cases(self, split: str) -> Cases:
+        """The names of the cases of ``train``, ``validation`` or ``test``."""
+        ...
+
+    def score(self, params: Tree, cases: Collection[str]) -> Scores:
+        """Segment these cases and compare with the truth."""
+        ...
+
+    def lift(self, params: Tree) -> Tree:
+        """The same values where this site computes."""
+        ...

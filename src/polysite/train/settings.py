@@ -1,0 +1,47 @@
+"""How a site trains: the optimiser, its schedule, the patches, the device."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from polysite.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Train:
+    """Defaults are those of the FeTS 2022 benchmark, but for the patch, which suits a laptop."""
+
+    lr: float = 0.1
+    gamma: float = 0.995  # the rate of a round is lr * gamma**round
+    epochs: int = 1  # local epochs a round; one epoch takes one patch of every case
+    steps: int | None = None  # local iterations a round, instead of epochs
+    batch: int = 4
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 1e-5
+    loss: Literal["dice", "dice_ce"] = "dice"
+    patch: tuple[int, ...] = (32, 32, 32)
+    augment: bool = True
+    overlap: float = 0.5  # of the sliding window
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
+    autocast: bool = True  # bfloat16 on a GPU; a CPU always computes in float32
+    compile: bool = False  # torch.compile the network
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "gamma", "epochs", "batch"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"train.{name} must be more than zero, got {getattr(self, name)}")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"train.steps must be at least one, got {self.steps}")
+        if self.momentum and self.optimiser != "sgd":
+            raise ConfigError(f"train.momentum = {self.momentum} goes with optimiser = 'sgd', not {self.optimiser!r}")
+        if not 0 <= self.overlap < 1:
+            raise ConfigError(f"train.overlap must lie in [0, 1), got {self.overlap}")
+
+    def allow(self, algorithm: Any, name: str) -> None:
+        """Refuse an optimiser under which the algorithm's mathematics does not hold."""
+        if algorithm.plain_sgd and (self.optimiser != "sgd" or self.momentum):
+            given = f"momentum = {self.momentum}" if self.momentum else f"optimiser = {self.optimiser!r}"
+            raise ConfigError(
+                f"{name} is derived for plain SGD and would be wrong with train.{given}; "
+                "set train.optimiser = 'sgd' and train.momentum = 0, or choose another algorithm"
+            )

@@ -1,0 +1,234 @@
+"""A hospital in torch: the only place where an algorithm meets a network, an optimiser and a GPU.
+
+All randomness of a round comes from (seed, site, round). Models go in and come out as tensors on the site's device.
+"""
+
+import copy
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from polysite import tree
+from polysite.data.case import Case
+from polysite.errors import ConfigError, DataError, RunError
+from polysite.metrics.overlap import dice
+from polysite.models.names import canonical
+from polysite.site import Cases, Fit, Scores, Tilt
+from polysite.train.losses import LOSSES
+from polysite.train.patches import augment, crop
+from polysite.train.predict import predict
+from polysite.train.settings import Train
+from polysite.tree import Tree
+
+SPLITS = ("train", "validation", "test")
+_FIXED = 1 << 32  # a round that never comes: the randomness of fixed patches
+
+
+def device_of(name: str) -> torch.device:
+    """``auto`` takes the GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as problem:
+        raise ConfigError(f"train.device = {name!r} is no device; use 'auto', 'cpu' or 'cuda'") from problem
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"train.device = {name!r}, but torch sees no GPU here; use 'auto' or 'cpu'")
+    return device
+
+
+class Network:
+    """One network that all sites of a process take turns in; each call writes the parameters it is given."""
+
+    def __init__(self, module: torch.nn.Module, train: Train):
+        self.device = device_of(train.device)
+        self.module = module.to(self.device)
+        self.forward = torch.compile(self.module) if train.compile else self.module
+        self.half = train.autocast and self.device.type == "cuda"
+        # not state_dict: DynUNet lists every tensor there twice
+        self.parameters = {canonical(n): p for n, p in module.named_parameters()}
+        buffers = {canonical(n): b for n, b in module.named_buffers() if b.is_floating_point()}
+        self.leaves: dict[str, torch.Tensor] = {**self.parameters, **buffers}
+        self.start = self.read()
+
+    def read(self) -> Tree:
+        """A copy of the current parameters and running statistics, on the device."""
+        return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in self.leaves.items()}
+
+    def write(self, params: Tree) -> None:
+        if params.keys() != self.leaves.keys():
+            odd = sorted(params.keys() ^ self.leaves.keys())
+            raise ConfigError(f"these parameters do not belong to this model; they differ in {odd[:3]}")
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.leaves.values()), [params[k] for k in self.leaves])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        with self._autocast():
+            return self.forward(x).float()  # type: ignore[no-any-return]
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half)
+
+
+class TorchSite:
+    """A hospital with its cases in memory."""
+
+    def __init__(
+        self, name: str, network: Network, cases: Mapping[str, Sequence[Case]], labels: Sequence[str], train: Train, seed: int
+    ):
+        if not cases.get("train"):
+            raise DataError(f"site {name!r} has no training case; add cases or leave the site out")
+        self.name, self.network, self.labels, self.train, self.seed, self.round = name, network, tuple(labels), train, seed, 0
+        self._splits = {s: tuple(c.name for c in cases.get(s, ())) for s in SPLITS}
+        self._volumes = {c.name: self._load(c) for s in SPLITS for c in cases.get(s, ())}
+        self._loss = LOSSES[train.loss]
+        self.fits: list[Fit] = []
+
+    @classmethod
+    def pool(cls, name: str, sites: Mapping[str, "TorchSite"]) -> "TorchSite":
+        """One site that trains on the cases of all: the centralised yardstick. Its volumes are theirs, not copies."""
+        pooled = copy.copy(next(iter(sites.values())))
+        pooled.name, pooled.fits = name, []
+        pooled._volumes = {f"{i}/{n}": s._volumes[n] for i, s in sites.items() for n in s.cases("train")}
+        pooled._splits = {"train": tuple(pooled._volumes), "validation": (), "test": ()}
+        return pooled
+
+    @property
+    def size(self) -> int:
+        return len(self._splits["train"])
+
+    @property
+    def start(self) -> Tree:
+        return self.network.start
+
+    def cases(self, split: str) -> Cases:
+        return self._splits[split]
+
+    def at(self, round: int) -> "TorchSite":
+        site = copy.copy(self)
+        site.round, site.fits = round, []
+        return site
+
+    def lift(self, params: Tree) -> Tree:
+        device = self.network.device
+        return {k: v.to(device) if isinstance(v, torch.Tensor) else torch.tensor(v, device=device) for k, v in params.items()}
+
+    def fit(
+        self,
+        params: Tree,
+        *,
+        tilt: Tilt | None = None,
+        only: Collection[str] = ("*",),
+        keep: Collection[str] | None = None,
+        lr: float | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+    ) -> Fit:
+        self.network.write(params)
+        self.network.module.train()
+        trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
+        for k, p in self.network.parameters.items():
+            p.requires_grad_(k in trained)
+        rate = (self.train.lr if lr is None else lr) * self.train.gamma**self.round
+        optimiser, force = self._optimiser(list(trained.values()), rate), _Force(tilt or Tilt(), trained)
+        total, count = torch.zeros((), device=self.network.device), 0
+        with torch.random.fork_rng(devices=[]):  # dropout, if the network has any
+            torch.manual_seed(int(self._rng().integers(1 << 62)))
+            for x, y in self._batches(self._budget(epochs, steps), keep):
+                optimiser.zero_grad(set_to_none=True)
+                loss = self._loss(self.network(x), y).mean()
+                loss.backward()
+                force.apply()
+                optimiser.step()
+                total, count = total + loss.detach(), count + 1
+        fit = Fit(self.network.read(), float(total) / max(count, 1), count, count * rate)
+        if not math.isfinite(fit.loss):
+            raise RunError(f"training diverged at site {self.name!r} in round {self.round}: the loss is {fit.loss}; lower train.lr")
+        self.fits.append(fit)
+        return fit
+
+    @torch.no_grad()
+    def losses(self, params: Tree) -> Mapping[str, float]:
+        self.network.write(params)
+        self.network.module.eval()
+        rng, names, found = self._rng(_FIXED), self.cases("train"), []
+        for i in range(0, len(names), self.train.batch):
+            x, y = self._stack([crop(self._volumes[n], self.train.patch, rng) for n in names[i : i + self.train.batch]])
+            found.append(self._loss(self.network(x), y))
+        return dict(zip(names, torch.cat(found).tolist(), strict=True))
+
+    def score(self, params: Tree, cases: Collection[str]) -> Scores:
+        self.network.write(params)
+        self.network.module.eval()
+        images = ((n, self._volumes[n][0]) for n in cases)
+        scores: dict[str, Mapping[str, float]] = {}
+        for name, logits in predict(self.network, images, self.train.patch, self.train.overlap):
+            truth = self._volumes[name][1]
+            per_label = {k: dice(p > 0, t) for k, p, t in zip(self.labels, logits, truth.bool(), strict=True)}
+            scores[name] = {**per_label, "loss": float(self._loss(logits[None], truth[None].float()))}
+        return scores
+
+    def _load(self, case: Case) -> list[torch.Tensor]:
+        if case.label.shape[0] != len(self.labels):
+            raise DataError(f"case {case.name!r} of site {self.name!r} has {case.label.shape[0]} label channels, "
+                            f"but {len(self.labels)} labels are declared: {', '.join(self.labels)}")  # fmt: skip
+        return [torch.tensor(v, device=self.network.device) for v in (case.image, case.label)]
+
+    def _rng(self, round: int | None = None) -> np.random.Generator:
+        return np.random.default_rng([self.seed, crc32(self.name.encode()), self.round if round is None else round])
+
+    def _budget(self, epochs: int | None, steps: int | None) -> tuple[int, int | None]:
+        """(epochs, steps); steps count if given, and the caller's wish comes before the site's settings."""
+        if epochs is None and steps is None:
+            epochs, steps = self.train.epochs, self.train.steps
+        return (epochs or 0, None) if steps is None else (steps, steps)
+
+    def _batches(
+        self, budget: tuple[int, int | None], keep: Collection[str] | None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Patches of shuffled cases, epoch after epoch, until the budget is spent."""
+        names = [n for n in self.cases("train") if keep is None or n in keep]
+        rng, (epochs, steps), taken = self._rng(), budget, 0
+        for _ in range(epochs):
+            order = [names[i] for i in rng.permutation(len(names))]
+            for i in range(0, len(order), self.train.batch):
+                if taken == steps:
+                    return
+                pairs = [crop(self._volumes[n], self.train.patch, rng) for n in order[i : i + self.train.batch]]
+                yield self._stack([augment(*p, rng) for p in pairs] if self.train.augment else pairs)
+                taken += 1
+
+    @staticmethod
+    def _stack(pairs: Sequence[Sequence[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs]).float()
+
+    def _optimiser(self, weights: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
+        if self.train.optimiser == "sgd":
+            return torch.optim.SGD(weights, rate, momentum=self.train.momentum, weight_decay=self.train.weight_decay, foreach=True)
+        kind = torch.optim.Adam if self.train.optimiser == "adam" else torch.optim.AdamW
+        return kind(weights, rate, weight_decay=self.train.weight_decay, foreach=True)
+
+
+class _Force:
+    """The gradient of a tilt, linear + weight (w - anchor), added to all gradients in two fused calls."""
+
+    def __init__(self, tilt: Tilt, trained: Mapping[str, torch.nn.Parameter]):
+        self.weights, self.pull = list(trained.values()), tilt.weight
+        self.linear = [tilt.linear[k] for k in trained] if tilt.linear is not None else None
+        self.anchor = [tilt.anchor[k] for k in trained] if tilt.anchor is not None and tilt.weight else None
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        if self.linear is None and self.anchor is None:
+            return
+        for p in self.weights:  # a parameter that the loss does not reach is still pulled
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        grads = [p.grad for p in self.weights]
+        if self.linear is not None:
+            torch._foreach_add_(grads, self.linear)
+        if self.anchor is not None:
+            torch._foreach_add_(grads, torch._foreach_sub(self.weights, self.anchor), alpha=self.pull)

@@ -1,0 +1,215 @@
+"""The torch site against answers on paper and against a loop written by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.scaffold import Scaffold
+from polysite.data.case import Case
+from polysite.engines.rounds import Plan, run
+from polysite.engines.simulator import Simulator
+from polysite.errors import ConfigError, DataError, RunError
+from polysite.models import MODELS
+from polysite.models.names import GROUPS
+from polysite.models.unet import UNet
+from polysite.site import Tilt
+from polysite.train.losses import LOSSES, dice_ce
+from polysite.train.settings import Train
+from polysite.train.torch_site import Network, TorchSite
+from polysite.tree import matches
+
+PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment=False, batch=2, device="cpu")
+
+
+def cases(n, seed=0, site="s"):
+    rng = np.random.default_rng(seed)
+    image = [rng.normal(size=(2, 10, 9, 8)).astype(np.float32) for _ in range(n)]
+    return [Case(site, f"{site}{i}", x, (x[:1] > 0.5).astype(np.uint8)) for i, x in enumerate(image)]
+
+
+def site(train=PLAIN, n=5, seed=3, name="s"):
+    net = Network(UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, labels=1, seed=1), train)
+    return TorchSite(name, net, {"train": cases(n), "validation": cases(2, 1, "v")}, ["L"], train, seed)
+
+
+class Line(torch.nn.Module):
+    """w times the input: with half the squared error a quadratic whose curvature is the mean square of the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor([3.0]))
+
+    def forward(self, x):
+        return self.w * x
+
+
+def quadratic_site(name, slope, scale, train, monkeypatch):
+    monkeypatch.setitem(LOSSES, "dice", lambda out, y: 0.5 * ((out - slope * scale) ** 2).flatten(1).mean(1))
+    one = Case(name, "only", np.full((1, 8, 8, 8), scale, np.float32), np.zeros((1, 8, 8, 8), np.uint8))
+    return TorchSite(name, Network(Line(), train), {"train": [one]}, ["L"], train, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (PLAIN, 3 - 0.05 * (4 * 2 + 0.7 + 0.3 * 2)),
+        (Train(**{**vars(PLAIN), "weight_decay": 0.1}), 3 - 0.05 * (4 * 2 + 0.7 + 0.3 * 2 + 0.1 * 3)),
+    ],
+    ids=["plain", "weight decay belongs to F"],
+)
+def test_a_tilted_step_is_the_step_on_paper(train, expected, monkeypatch):
+    s = quadratic_site("a", 1.0, 2.0, train, monkeypatch)  # F = 4/2 (w - 1)^2
+    tilt = Tilt(linear={"w": torch.tensor([0.7])}, anchor={"w": torch.tensor([1.0])}, weight=0.3)
+    fit = s.fit(s.start, tilt=tilt)
+    assert fit.params["w"].item() == pytest.approx(expected, abs=1e-6)
+    assert fit.loss == pytest.approx(0.5 * 4 * 2**2) and fit.steps == 1 and fit.time == pytest.approx(0.05)
+
+
+def test_momentum_takes_the_tilt_into_its_buffer(monkeypatch):
+    s = quadratic_site("a", 1.0, 2.0, Train(**{**vars(PLAIN), "momentum": 0.9}), monkeypatch)
+    w = velocity = 0.0
+    w = 3.0
+    for _ in range(4):
+        velocity = 0.9 * velocity + 4 * (w - 1) + 0.3 * (w - 2)
+        w -= 0.05 * velocity
+    fit = s.fit(s.start, tilt=Tilt(anchor={"w": torch.tensor([2.0])}, weight=0.3), steps=4)
+    assert fit.params["w"].item() == pytest.approx(w, abs=1e-5)
+
+
+def test_the_rate_is_computed_from_the_round(monkeypatch):
+    s = quadratic_site("a", 1.0, 2.0, Train(**{**vars(PLAIN), "gamma": 0.5}), monkeypatch)
+    for r in (0, 3):
+        fit = s.at(r).fit(s.start, steps=2)
+        rate = 0.05 * 0.5**r
+        assert fit.time == pytest.approx(2 * rate) and fit.params["w"].item() == pytest.approx(1 + (1 - 4 * rate) ** 2 * 2, abs=1e-5)
+
+
+def test_scaffold_in_torch_reaches_the_pooled_optimum(monkeypatch):
+    train = Train(**{**vars(PLAIN), "epochs": 5})
+    a, b = (quadratic_site(n, 0.0, s, train, monkeypatch) for n, s in (("a", 1.0), ("b", 2.0)))
+    a._loss = lambda out, y: 0.5 * (out**2).flatten(1).mean(1)  # curvature 1, optimum 0
+    b._loss = lambda out, y: 0.5 * ((out - 2) ** 2).flatten(1).mean(1)  # curvature 4, optimum 1
+    *_, last = run(Scaffold(), Simulator(Scaffold(), {"a": a, "b": b}), a.start, Plan(rounds=150), seed=0)
+    assert last.state.model["w"].item() == pytest.approx(0.8, abs=1e-4)
+
+
+def test_fit_equals_a_loop_written_by_hand():
+    s = site()
+    fit = s.at(2).fit(s.start, epochs=2)
+    net = UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, labels=1, seed=1)
+    optimiser = torch.optim.SGD(net.parameters(), 0.05)
+    for x, y in s.at(2)._batches((2, None), None):
+        optimiser.zero_grad()
+        p = net(x).sigmoid()
+        soft = 1 - (2 * (p * y).sum((2, 3, 4)) + 1) / (p.sum((2, 3, 4)) + y.sum((2, 3, 4)) + 1)
+        soft.mean().backward()
+        optimiser.step()
+    for (name, mine), theirs in zip(fit.params.items(), net.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6), name
+    assert fit.steps == 6
+
+
+def test_randomness_is_seed_site_and_round_alone():
+    train = Train(**{**vars(PLAIN), "augment": True})
+
+    def weights(s, r):
+        return torch.cat([v.flatten() for v in s.at(r).fit(s.start).params.values()])
+
+    first = weights(site(train), 1)
+    torch.manual_seed(99), np.random.seed(99)
+    again = site(train)
+    again.at(7).fit(again.start)
+    assert torch.equal(weights(again, 1), first)
+    assert not torch.equal(weights(again, 2), first)
+    assert not torch.equal(weights(site(train, seed=4), 1), first)
+    assert not torch.equal(weights(site(train, name="t"), 1), first)
+
+
+def test_only_trains_what_it_says_and_keep_what_it_names():
+    s = site()
+    fit = s.fit(s.start, only=("head.*",))
+    moved = {k for k, v in fit.params.items() if not torch.equal(v, s.start[k])}
+    assert moved and all(matches(k, ("head.*",)) for k in moved)
+    assert s.fit(s.start, keep={"s0", "s1", "s2"}).steps == 2
+    assert s.fit(s.start, steps=7).steps == 7 and s.fit(s.start, epochs=2).steps == 6
+
+
+def test_fit_and_score_leave_their_inputs_alone():
+    s = site()
+    before = {k: v.clone() for k, v in s.start.items()}
+    s.score(s.fit(s.start).params, s.cases("validation"))
+    assert all(torch.equal(before[k], s.start[k]) for k in before)
+
+
+def test_losses_are_repeatable_and_per_case():
+    s = site()
+    one, two = s.at(1).losses(s.start), s.at(5).losses(s.start)
+    assert one == two and set(one) == set(s.cases("train")) and all(0 < v <= 1 for v in one.values())
+
+
+def test_scores_equal_whole_volume_prediction():
+    s = site()
+    scores = s.score(s.start, s.cases("validation"))
+    assert set(scores) == {"v0", "v1"} and set(scores["v0"]) == {"L", "loss"}
+    whole = TorchSite("s", s.network, {"train": cases(1), "validation": cases(2, 1, "v")}, ["L"], Train(**{**vars(PLAIN), "patch": (12, 12, 8)}), 3)
+    assert all(0 <= v["L"] <= 1 for v in whole.score(s.start, s.cases("validation")).values())
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_adam_where_allowed(optimiser):
+    train = Train(**{**vars(PLAIN), "optimiser": optimiser, "lr": 0.01})
+    s = site(train)
+    first, later = s.fit(s.start), s.fit(s.start, epochs=10)
+    assert later.loss < first.loss
+    train.allow(FedAvg(), "fedavg")
+    with pytest.raises(ConfigError, match="plain SGD"):
+        train.allow(Scaffold(), "scaffold")
+
+
+def test_scaffold_refuses_momentum_with_a_sentence():
+    with pytest.raises(ConfigError, match=r"scaffold is derived for plain SGD and would be wrong with train.momentum = 0.9"):
+        Train(momentum=0.9).allow(Scaffold(), "scaffold")
+
+
+def test_divergence_is_said():
+    s = site(Train(**{**vars(PLAIN), "lr": 1e30}))
+    with pytest.raises(RunError, match="diverged at site 's' in round 0"):
+        s.fit(s.start, steps=5)
+
+
+def test_a_site_without_training_cases_is_refused():
+    with pytest.raises(DataError, match="'s' has no training case"):
+        site(n=0)
+
+
+def test_a_device_that_is_not_there_is_said():
+    for name in ("cuda:63", "toaster"):
+        with pytest.raises(ConfigError, match="train.device"):
+            Network(Line(), Train(device=name))
+
+
+@pytest.mark.parametrize(("name", "dims", "parameters"), [("unet", 3, 22.58e6), ("unet_small", 3, 1.40e6), ("unet_small", 2, None)])
+def test_networks_have_the_published_size_and_one_naming(name, dims, parameters):
+    net = MODELS[name].build(dims=dims, modalities=4, labels=3, seed=0)
+    count = sum(p.numel() for p in net.parameters())
+    assert parameters is None or count == pytest.approx(parameters, rel=2e-3)
+    tree = Network(net, PLAIN).start
+    assert sum(v.numel() for v in tree.values()) == count  # nothing twice
+    groups = [[g for g, pattern in GROUPS.items() if matches(k, (pattern,))] for k in tree]
+    assert all(len(g) == 1 for g in groups) and {g for (g,) in groups} == set(GROUPS)
+    side = MODELS[name].divisor
+    with torch.inference_mode():
+        assert net.eval()(torch.zeros(1, 4, *[2 * side] * dims)).shape == (1, 3, *[2 * side] * dims)
+
+
+def test_the_same_seed_builds_the_same_network():
+    a, b, c = (MODELS["unet_small"].build(dims=3, modalities=1, labels=1, seed=s) for s in (0, 0, 1))
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    assert not all(torch.equal(x, y) for x, y in zip(a.parameters(), c.parameters(), strict=True))
+
+
+def test_dice_ce_adds_cross_entropy():
+    z, y = torch.zeros(2, 1, 4, 4, 4), torch.ones(2, 1, 4, 4, 4)
+    soft = 1 - (2 * 32 + 1) / (32 + 64 + 1)
+    assert dice_ce(z, y).tolist() == pytest.approx([soft + np.log(2)] * 2, abs=1e-6)

@@ -1,0 +1,54 @@
+"""Tree arithmetic: the same answers from arrays and tensors, and an honest mean."""
+
+import numpy as np
+import pytest
+import torch
+
+from polysite import tree
+
+
+def models(k=5, seed=0):
+    rng = np.random.default_rng(seed)
+    return [{"big": rng.normal(size=(tree.SLICE // 64, 129)).astype(np.float32), "small": rng.normal(size=3), "one": rng.normal(size=())} for _ in range(k)]
+
+
+def test_mean_equals_numpys_average_across_slices():
+    ms, weights = models(), [1, 2, 3, 4, 0]
+    found = tree.mean(ms, weights)
+    for name in ms[0]:
+        assert found[name] == pytest.approx(np.average([m[name] for m in ms], axis=0, weights=weights), abs=1e-6)
+        assert found[name].shape == ms[0][name].shape and found[name].dtype == ms[0][name].dtype
+
+
+def test_arrays_and_tensors_agree():
+    ms = models()
+    ts = [{k: torch.tensor(v) for k, v in m.items()} for m in ms]
+    a, b = tree.mean(ms, [1, 2, 3, 4, 5]), tree.mean(ts, [1, 2, 3, 4, 5])
+    for name in a:
+        assert b[name].numpy() == pytest.approx(a[name], abs=1e-6)
+    assert tree.norm(ts[0]) == pytest.approx(tree.norm(ms[0]), rel=1e-5)
+    assert tree.dot(ts[0], ts[1]) == pytest.approx(tree.dot(ms[0], ms[1]), rel=1e-3, abs=1e-2)
+
+
+def test_strides_do_not_matter():
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    a, b = {"w": x.permute(2, 0, 1)}, {"w": x.permute(2, 0, 1).contiguous()}
+    assert torch.equal(tree.mean([a, b])["w"], b["w"])
+    f = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    assert (tree.mean([{"w": f}, {"w": f.copy("C")}])["w"] == f).all()
+
+
+def test_a_mean_of_equals_is_itself():
+    m = models(1)[0]
+    assert all((tree.mean([m], [7.0])[k] == m[k]).all() for k in m)
+
+
+@pytest.mark.parametrize("weights", [[0, 0], [-1, 2], [1], [float("nan"), 1], [float("inf"), 1]])
+def test_weights_that_mean_nothing_are_refused(weights):
+    with pytest.raises(ValueError, match="weights"):
+        tree.mean(models(2), weights)
+
+
+def test_different_names_are_refused():
+    with pytest.raises(KeyError, match="differ in"):
+        tree.add({"a": np.ones(1)}, {"b": np.ones(1)})
