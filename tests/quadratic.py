@@ -43,19 +43,27 @@ class Quadratic:
         return params
 
     def losses(self, params):
-        return {n: 0.5 * self.a * float(sum(params.values()).item() - b) ** 2 for n, b in zip(self.cases("train"), self.b)}
+        return {
+            n: 0.5 * self.a * float(sum(params.values()).item() - b) ** 2
+            for n, b in zip(self.cases("train"), self.b, strict=True)
+        }
 
     def score(self, params, cases):
         losses = self.losses(params)
         return {n: {"L": 1 / (1 + losses[n]), "loss": losses[n]} for n in cases}
 
     def fit(self, params, *, tilt=None, only=("*",), keep=None, lr=None, epochs=None, steps=None):
-        b = np.mean([x for n, x in zip(self.cases("train"), self.b) if keep is None or n in keep])
+        b = np.mean([x for n, x in zip(self.cases("train"), self.b, strict=True) if keep is None or n in keep])
         lr, steps = lr or self.lr, steps or self.steps * (epochs or 1)
         tilt, p = tilt or Tilt(), {k: np.array(v, float) for k, v in params.items()}
         for _ in range(steps):
             g = self.a * (sum(p.values()) - b)  # the same for every additive part
-            force = {k: g + (tilt.linear[k] if tilt.linear else 0) + (tilt.weight * (p[k] - tilt.anchor[k]) if tilt.anchor else 0) for k in p}
+            force = {
+                k: g
+                + (tilt.linear[k] if tilt.linear else 0)
+                + (tilt.weight * (p[k] - tilt.anchor[k]) if tilt.anchor else 0)
+                for k in p
+            }
             p = {k: p[k] - lr * force[k] if tree.matches(k, only) else p[k] for k in p}
         self.fits.append(Fit(p, float(np.mean(list(self.losses(p).values()))), steps, steps * lr))
         return self.fits[-1]

@@ -82,7 +82,9 @@ def test_the_rate_is_computed_from_the_round(monkeypatch):
     for r in (0, 3):
         fit = s.at(r).fit(s.start, steps=2)
         rate = 0.05 * 0.5**r
-        assert fit.time == pytest.approx(2 * rate) and fit.params["w"].item() == pytest.approx(1 + (1 - 4 * rate) ** 2 * 2, abs=1e-5)
+        assert fit.time == pytest.approx(2 * rate) and fit.params["w"].item() == pytest.approx(
+            1 + (1 - 4 * rate) ** 2 * 2, abs=1e-5
+        )
 
 
 def test_scaffold_in_torch_reaches_the_pooled_optimum(monkeypatch):
@@ -152,7 +154,14 @@ def test_scores_equal_whole_volume_prediction():
     s = site()
     scores = s.score(s.start, s.cases("validation"))
     assert set(scores) == {"v0", "v1"} and set(scores["v0"]) == {"L", "loss"}
-    whole = TorchSite("s", s.network, {"train": cases(1), "validation": cases(2, 1, "v")}, ["L"], Train(**{**vars(PLAIN), "patch": (12, 12, 8)}), 3)
+    whole = TorchSite(
+        "s",
+        s.network,
+        {"train": cases(1), "validation": cases(2, 1, "v")},
+        ["L"],
+        Train(**{**vars(PLAIN), "patch": (12, 12, 8)}),
+        3,
+    )
     assert all(0 <= v["L"] <= 1 for v in whole.score(s.start, s.cases("validation")).values())
 
 
@@ -168,7 +177,9 @@ def test_adam_where_allowed(optimiser):
 
 
 def test_scaffold_refuses_momentum_with_a_sentence():
-    with pytest.raises(ConfigError, match=r"scaffold is derived for plain SGD and would be wrong with train.momentum = 0.9"):
+    with pytest.raises(
+        ConfigError, match=r"scaffold is derived for plain SGD and would be wrong with train.momentum = 0.9"
+    ):
         Train(momentum=0.9).allow(Scaffold(), "scaffold")
 
 
@@ -185,11 +196,13 @@ def test_a_site_without_training_cases_is_refused():
 
 def test_a_device_that_is_not_there_is_said():
     for name in ("cuda:63", "toaster"):
-        with pytest.raises(ConfigError, match="train.device"):
+        with pytest.raises(ConfigError, match=r"train\.device"):
             Network(Line(), Train(device=name))
 
 
-@pytest.mark.parametrize(("name", "dims", "parameters"), [("unet", 3, 22.58e6), ("unet_small", 3, 1.40e6), ("unet_small", 2, None)])
+@pytest.mark.parametrize(
+    ("name", "dims", "parameters"), [("unet", 3, 22.58e6), ("unet_small", 3, 1.40e6), ("unet_small", 2, None)]
+)
 def test_networks_have_the_published_size_and_one_naming(name, dims, parameters):
     net = MODELS[name].build(dims=dims, modalities=4, labels=3, seed=0)
     count = sum(p.numel() for p in net.parameters())

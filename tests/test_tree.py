@@ -9,7 +9,14 @@ from polysite import tree
 
 def models(k=5, seed=0):
     rng = np.random.default_rng(seed)
-    return [{"big": rng.normal(size=(tree.SLICE // 64, 129)).astype(np.float32), "small": rng.normal(size=3), "one": rng.normal(size=())} for _ in range(k)]
+    return [
+        {
+            "big": rng.normal(size=(tree.SLICE // 64, 129)).astype(np.float32),
+            "small": rng.normal(size=3),
+            "one": rng.normal(size=()),
+        }
+        for _ in range(k)
+    ]
 
 
 def test_mean_equals_numpys_average_across_slices():

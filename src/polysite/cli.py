@@ -24,8 +24,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Config = Annotated[Path | None, typer.Argument(help="A study in TOML; without one, the phantom federation.", show_default=False)]
-Override = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. algorithm.lr=0.2.")]
+Config = Annotated[
+    Path | None, typer.Argument(help="A study in TOML; without one, the phantom federation.", show_default=False)
+]
+Override = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. algorithm.lr=0.2.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of tables, for scripts.")]
 
@@ -51,7 +55,9 @@ def train(
     config: Config = None,
     override: Override = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; a new one below runs/ by default.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run folder to the same end.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Continue this run folder to the same end.")
+    ] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Show the resolved study and stop.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -117,7 +123,8 @@ def phantom(
     study = configuration.parse("", {"seed": str(seed), **_overrides(override or [])})
     cases = study.data.load(study.seed)
     write((c for site in cases.values() for c in site), out, study.data.modality_names, (2, 1, 4))
-    print(f"{sum(map(len, cases.values()))} cases of {len(cases)} hospitals in {out}; labels: 2 oedema, 1 core, 4 enhancing")
+    count = sum(map(len, cases.values()))
+    print(f"{count} cases of {len(cases)} hospitals in {out}; labels: 2 oedema, 1 core, 4 enhancing")
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ import tomli_w
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, find, name_of
 from polysite.algorithms.base import Algorithm
 from polysite.algorithms.fedavg import FedAvg
-from polysite.algorithms.server import ServerOptimiser
 from polysite.data.sources import SOURCES, Phantom, Source
 from polysite.data.split import Split
 from polysite.engines.rounds import Plan
@@ -26,6 +25,7 @@ from polysite.errors import ConfigError, nearest
 from polysite.models import MODELS
 from polysite.models.unet import UNet
 from polysite.train.settings import Train
+
 
 @dataclass(frozen=True)
 class Study:
@@ -42,11 +42,13 @@ class Study:
     def __post_init__(self) -> None:
         self.train.allow(self.algorithm, name_of(self.algorithm))
         if len(self.train.patch) != self.data.dims:
-            raise ConfigError(f"train.patch = {list(self.train.patch)} has {len(self.train.patch)} sides for {self.data.dims}D data")
-        if any(side < self.model.divisor or side % self.model.divisor for side in self.train.patch):
             raise ConfigError(
-                f"train.patch = {list(self.train.patch)}: every side must be a multiple of {self.model.divisor} for this model"
+                f"train.patch = {list(self.train.patch)} has {len(self.train.patch)} sides for {self.data.dims}D data"
             )
+        step = self.model.divisor
+        if any(side < step or side % step for side in self.train.patch):
+            given = list(self.train.patch)
+            raise ConfigError(f"train.patch = {given}: every side must be a multiple of {step} for this model")
 
 
 def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
@@ -83,12 +85,13 @@ def dump(study: Study) -> str:
 
 
 # What a section's ``name`` may be: name -> the default instance of that kind.
-def _choices(section: type | Any) -> Mapping[str, Any] | None:
+def _choices(section: str) -> Mapping[str, Any] | None:
     if section == "algorithm":
         return {n: find(n, ALGORITHMS, "algorithm") for n in ALGORITHMS}
     if section == "server":
         return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
-    return {"model": MODELS, "data": SOURCES}.get(section)
+    found: dict[str, Mapping[str, Any]] = {"model": MODELS, "data": SOURCES}
+    return found.get(section)
 
 
 def _name_in(section: str, value: Any) -> str | None:
@@ -127,7 +130,9 @@ def _scalar(kind: Any, given: Any, at: str) -> Any:
         return float(given)
     if kind in (int, float, str, bool) and type(given) is kind:
         return given
-    return _refuse(at, given, f"must be {'a list' if get_origin(kind) is tuple else getattr(kind, '__name__', 'a section')}")
+    return _refuse(
+        at, given, f"must be {'a list' if get_origin(kind) is tuple else getattr(kind, '__name__', 'a section')}"
+    )
 
 
 def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default: Any) -> Any:
@@ -154,12 +159,19 @@ def _instance(kind: Any, given: Any, at: str, default: Any) -> Any:
             raise ConfigError(f"unknown key {f'{at}.{key}'.strip('.')!r}; {_hint(at, key, known)}")
     base = default if default is not None else (kind() if kind is Study else None)
     values = {k: _build(hints[k], v, f"{at}.{k}".strip("."), getattr(base, k, None)) for k, v in given.items()}
-    return dataclasses.replace(base, **values) if base is not None else kind(**values)
+    try:
+        return dataclasses.replace(base, **values) if base is not None else kind(**values)
+    except ConfigError as problem:
+        if "." not in at:
+            raise
+        raise ConfigError(f"{at}: {problem}") from problem  # a hospital does not know its own name
 
 
 def _hint(at: str, key: str, known: Mapping[str, Any]) -> str:
     """The nearest key here, or the section that does have this key."""
-    elsewhere = [f"{f.name}.{key}" for f in fields(Study) if is_dataclass(f.type) and key in {g.name for g in fields(f.type)}]
+    elsewhere = [
+        f"{f.name}.{key}" for f in fields(Study) if is_dataclass(f.type) and key in {g.name for g in fields(f.type)}
+    ]
     return f"did you mean {elsewhere[0]!r}?" if elsewhere and at else nearest(key, [*known, *(["name"] if at else [])])
 
 

@@ -26,8 +26,12 @@ from polysite.errors import PayloadError
 SiteId = str
 
 # what may cross: the name in the file -> the name in NumPy
-TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-         "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool"}  # fmt: skip
+TYPES = {
+    **{f"F{n}": f"float{n}" for n in (64, 32, 16)},
+    **{f"I{n}": f"int{n}" for n in (64, 32, 16, 8)},
+    **{f"U{n}": f"uint{n}" for n in (64, 32, 16, 8)},
+    "BOOL": "bool",
+}
 
 
 class Payload(Mapping[str, Any]):
@@ -101,7 +105,9 @@ def encode(p: Payload) -> bytes:
         arrays.update({k: plain(x) for k, x in leaves.items()})
     for name, array in arrays.items():
         if array.dtype.name not in TYPES.values():
-            raise PayloadError(f"array {name!r} of type {array.dtype} cannot be encoded; use one of {', '.join(TYPES.values())}")
+            raise PayloadError(
+                f"array {name!r} of type {array.dtype} cannot be encoded; use one of {', '.join(TYPES.values())}"
+            )
     return safetensors.numpy.save(arrays, metadata={"payload": json.dumps(order)})
 
 

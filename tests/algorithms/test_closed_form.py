@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from quadratic import Quadratic
 
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.local import Local
@@ -10,6 +9,7 @@ from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server import Adagrad, Adam, Sgd, Yogi
 from polysite.engines.rounds import Plan, run
 from polysite.engines.simulator import Simulator
+from quadratic import Quadratic
 
 W0 = 3.0
 START = {"w": np.array([W0])}
@@ -51,7 +51,9 @@ def equal(sites):
 def test_fedavg_by_size_and_uniform(rounds):
     sites = unequal()
     assert after(FedAvg(), sites, rounds)[0] == pytest.approx(fedavg(sites, by_size(sites), W0, rounds), abs=1e-12)
-    assert after(FedAvg(uniform=True), sites, rounds)[0] == pytest.approx(fedavg(sites, equal(sites), W0, rounds), abs=1e-12)
+    assert after(FedAvg(uniform=True), sites, rounds)[0] == pytest.approx(
+        fedavg(sites, equal(sites), W0, rounds), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 400])
@@ -61,7 +63,9 @@ def test_fedavg_with_fixed_epochs_or_iterations(rounds):
         same = unequal(steps=steps)
         assert after(algorithm, sites, rounds)[0] == pytest.approx(fedavg(same, by_size(same), W0, rounds), abs=1e-12)
     half = unequal(lr=0.025)
-    assert after(FedAvg(lr=0.025), sites, rounds)[0] == pytest.approx(fedavg(half, by_size(half), W0, rounds), abs=1e-12)
+    assert after(FedAvg(lr=0.025), sites, rounds)[0] == pytest.approx(
+        fedavg(half, by_size(half), W0, rounds), abs=1e-12
+    )
 
 
 def test_fedavg_is_biased_where_sites_differ_and_exact_with_one_step():
@@ -91,10 +95,14 @@ def test_server_momentum_second_step():
     p = by_size(sites)
     one = fedavg(sites, p, W0, 1)
     second = fedavg(sites, p, one, 1) - one
-    assert after(FedAvg(server=Sgd(1.0, momentum=0.9)), sites, 2)[0] == pytest.approx(one + second + 0.9 * (one - W0), abs=1e-12)
+    assert after(FedAvg(server=Sgd(1.0, momentum=0.9)), sites, 2)[0] == pytest.approx(
+        one + second + 0.9 * (one - W0), abs=1e-12
+    )
 
 
-@pytest.mark.parametrize("server", [Sgd(0.5), Sgd(0.5, momentum=0.5), Adagrad(0.5), Adam(0.02), Yogi(0.02)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "server", [Sgd(0.5), Sgd(0.5, momentum=0.5), Adagrad(0.5), Adam(0.02), Yogi(0.02)], ids=lambda s: type(s).__name__
+)
 def test_server_optimisers_share_fedavgs_limit(server):
     sites = unequal()
     limit = fedavg(sites, by_size(sites), W0, 10_000)
@@ -106,7 +114,9 @@ def test_local_sites_go_their_own_way():
     for rounds in (1, 300):
         _, memories = after(Local(), sites, rounds)
         for i, s in sites.items():
-            assert memories[i]["model"]["w"] == pytest.approx(s.b.mean() + (1 - s.pull) ** rounds * (W0 - s.b.mean()), abs=1e-12)
+            assert memories[i]["model"]["w"] == pytest.approx(
+                s.b.mean() + (1 - s.pull) ** rounds * (W0 - s.b.mean()), abs=1e-12
+            )
 
 
 def test_scaffold_first_round_is_fedavg_and_its_control_the_mean_gradient_of_the_path():

@@ -4,7 +4,6 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 
 import numpy as np
 import pytest
-from quadratic import Quadratic
 
 from polysite.algorithms import ALGORITHMS, name_of
 from polysite.algorithms.fedavg import FedAvg
@@ -15,6 +14,7 @@ from polysite.engines import checkpoint
 from polysite.engines.rounds import Plan, Progress, run
 from polysite.engines.simulator import Simulator
 from polysite.payload import Payload
+from quadratic import Quadratic
 
 CASES = {
     "fedavg, fixed epochs": FedAvg(epochs=2),

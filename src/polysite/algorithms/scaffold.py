@@ -37,7 +37,7 @@ class Scaffold:
     plain_sgd: ClassVar[bool] = True
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params, tree.zeros(params), {i: 1.0 for i in sites} if self.uniform else {})
+        return State(params, tree.zeros(params), dict.fromkeys(sites, 1.0) if self.uniform else {})
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         return {i: Payload(model=state.model, control=state.control) for i in cohort}
@@ -47,7 +47,9 @@ class Scaffold:
         ck = memory["control"] if "control" in memory else tree.zeros(w)
         fit = site.fit(w, tilt=Tilt(linear=tree.sub(c, ck)))
         new = tree.map(lambda ck, c, w, y: ck - c + (w - y) / fit.time, ck, c, w, fit.params)
-        reply = Payload(update=tree.sub(fit.params, w), control=tree.sub(new, ck), weight=1 if self.uniform else site.size)
+        reply = Payload(
+            update=tree.sub(fit.params, w), control=tree.sub(new, ck), weight=1 if self.uniform else site.size
+        )
         return reply, Payload(control=new)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
@@ -55,7 +57,9 @@ class Scaffold:
         before, after = sum(state.weights.values()), sum(weights.values())
         here = sum(replies[i]["weight"] for i in sorted(replies))
         model = tree.add(state.model, tree.scale(mean(replies, "update", "weight"), self.lr))
-        control = tree.map(lambda c, d: c * (before / after) + d * (here / after), state.control, mean(replies, "control", "weight"))
+        control = tree.map(
+            lambda c, d: c * (before / after) + d * (here / after), state.control, mean(replies, "control", "weight")
+        )
         return State(model, control, {i: weights[i] for i in sorted(weights)})
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:

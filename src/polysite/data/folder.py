@@ -1,4 +1,7 @@
-"""A federation from a plain tree of NIfTI files, and back: ``SITE/CASE/modality.nii.gz`` beside ``SITE/CASE/seg.nii.gz``."""
+"""A federation from a plain tree of NIfTI files, and back.
+
+``SITE/CASE/modality.nii.gz`` for every modality, with the truth in ``SITE/CASE/seg.nii.gz`` beside them.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,6 +9,7 @@ from pathlib import Path
 
 import nibabel
 import numpy as np
+from nibabel.filebasedimages import ImageFileError
 
 from polysite.data.case import Case, channels
 from polysite.errors import ConfigError, DataError
@@ -19,7 +23,9 @@ class Folder:
     path: str = ""
     modalities: tuple[str, ...] = ()  # empty: every file of the first case but the label
     label: str = "seg"
-    labels: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: {"tumour": (1,)})  # name -> values of the file
+    labels: Mapping[str, tuple[int, ...]] = field(
+        default_factory=lambda: {"tumour": (1,)}
+    )  # name -> values of the file
     exclude: tuple[str, ...] = ()  # sites to leave out
 
     def __post_init__(self) -> None:
@@ -70,7 +76,9 @@ class Folder:
         truth, affine = images.pop(self.label)
         for n, (array, other) in images.items():
             if array.shape != truth.shape or not np.allclose(other, affine, atol=TOLERANCE):
-                raise DataError(f"{files[n]} and {files[self.label].name} differ in shape or affine: resample them to one grid")
+                raise DataError(
+                    f"{files[n]} and {files[self.label].name} differ in shape or affine: resample them to one grid"
+                )
         return Case(
             site=site,
             name=case.name,
@@ -84,14 +92,16 @@ def _open(file: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         image = nibabel.nifti1.load(file)
         array = np.asanyarray(image.dataobj)
-    except (OSError, EOFError, ValueError, TypeError, nibabel.filebasedimages.ImageFileError) as problem:
+    except (OSError, EOFError, ValueError, TypeError, ImageFileError) as problem:
         raise DataError(f"{file} cannot be read as NIfTI: {problem}") from problem
     if array.ndim != 3:
         raise DataError(f"{file} has {array.ndim} dimensions; a volume has 3")
     return array, np.asarray(image.affine)
 
 
-def write(cases: Iterable[Case], root: Path, modalities: Iterable[str], values: Iterable[int], label: str = "seg") -> None:
+def write(
+    cases: Iterable[Case], root: Path, modalities: Iterable[str], values: Iterable[int], label: str = "seg"
+) -> None:
     """Write cases as such a tree; where labels overlap, the value of the last label of the list is written."""
     for case in cases:
         folder = root / case.site / case.name

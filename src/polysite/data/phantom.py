@@ -152,12 +152,12 @@ def _add_distractors(random: np.random.Generator, tissue: Tissue, depth: Volume)
     """Paint what looks like tumour in one modality but is not: lesions, vessels, scars."""
     shape = tissue.shape
     inside = depth > 0.02
-    spots = _field(random, shape, 13) > random.uniform(2.1, 3.2)
+    spots = _field(random, shape, 13) > random.uniform(1.9, 3.2)
     tissue[spots & (tissue == CODE["white"])] = CODE["lesion"]
     # Two fields vanish together along curves, which are thin and winding like vessels.
     tube = np.hypot(_field(random, shape, 6), _field(random, shape, 6))
     tissue[inside & (tube < random.uniform(0.12, 0.22))] = CODE["vessel"]
-    scar = _field(random, shape, 5) > random.uniform(2.0, 4.0)
+    scar = _field(random, shape, 5) > random.uniform(1.6, 3.6)
     tissue[inside & scar & (depth < 0.35)] = CODE["scar"]
 
 
@@ -194,7 +194,7 @@ def _acquire(random: np.random.Generator, tissue: Tissue, hospital: Hospital) ->
     """Scan a tissue map: (modality, x, y, z) in raw scanner units, exactly zero in air."""
     shape = tissue.shape
     table = _contrasts(hospital.scanner, hospital.contrast)
-    table = table * np.exp(0.05 * random.standard_normal(table.shape))  # patients vary
+    table = table * np.exp(0.09 * random.standard_normal(table.shape))  # patients vary
     gain = WHITE_MATTER_SIGNAL * np.exp(0.2 * random.standard_normal(len(MODALITIES)))
     image = np.empty((len(MODALITIES), *shape), np.float32)
     for channel, modality in enumerate(MODALITIES):

@@ -12,7 +12,10 @@ def prepare(case: Case, patch: Sequence[int]) -> Case:
     """Crop to the foreground, normalise every modality over its non-zero voxels, pad with zeros to the patch."""
     box = _foreground(case)
     image, label = case.image[:, *box], case.label[:, *box]
-    margins = [(0, 0), *(((p - s) // 2, (p - s + 1) // 2) if s < p else (0, 0) for s, p in zip(image.shape[1:], patch, strict=True))]
+    margins = [
+        (0, 0),
+        *(((p - s) // 2, (p - s + 1) // 2) if s < p else (0, 0) for s, p in zip(image.shape[1:], patch, strict=True)),
+    ]
     image = np.pad(np.stack([z_score(m) for m in image]), margins)
     return replace(case, image=image, label=np.pad(label, margins))
 
@@ -36,5 +39,7 @@ def _foreground(case: Case) -> tuple[slice, ...]:
     inside = (case.image != 0).any(0) | (case.label != 0).any(0)
     if not inside.any():
         return tuple(slice(None) for _ in inside.shape)
-    spans = (np.flatnonzero(inside.any(tuple(a for a in range(inside.ndim) if a != axis))) for axis in range(inside.ndim))
+    spans = (
+        np.flatnonzero(inside.any(tuple(a for a in range(inside.ndim) if a != axis))) for axis in range(inside.ndim)
+    )
     return tuple(slice(int(s[0]), int(s[-1]) + 1) for s in spans)

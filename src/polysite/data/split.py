@@ -43,5 +43,9 @@ class Split:
         validation = min(max(1, round(self.validation * n)), n - test - 1)
         order = np.random.default_rng([seed, crc32(site.encode())]).permutation(n)
         shuffled = [sorted(cases, key=lambda c: c.name)[i] for i in order]
-        parts = {"test": shuffled[:test], "validation": shuffled[test : test + validation], "train": shuffled[test + validation :]}
+        parts = {
+            "test": shuffled[:test],
+            "validation": shuffled[test : test + validation],
+            "train": shuffled[test + validation :],
+        }
         return {k: sorted(v, key=lambda c: c.name) for k, v in parts.items()}

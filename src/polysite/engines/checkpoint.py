@@ -36,9 +36,9 @@ def save(path: Path, value: Any) -> None:
 def load(path: Path, lift: Lift = lambda t: t, module: str = "polysite") -> Any:
     """The value in a file; a damaged file raises RunError. ``lift`` puts arrays where they are computed with."""
     try:
-        with safetensors.safe_open(path, "np") as file:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(path, "np") as file:
             header = file.metadata() or {}
-            arrays = {k: file.get_tensor(k) for k in file.keys()}
+            arrays = {k: file.get_tensor(k) for k in list(file.keys())}
         if header["sha256"] != _digest(header["checkpoint"], arrays):
             raise RunError(f"{path} is damaged: its content does not match its digest")
         return _restore(json.loads(header["checkpoint"]), dict(lift(arrays)), module)
@@ -71,7 +71,7 @@ def _digest(shape: str, arrays: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256(shape.encode())
     for key in sorted(arrays):
         digest.update(f"{key} {arrays[key].dtype.str} {arrays[key].shape} ".encode())
-        digest.update(np.ascontiguousarray(arrays[key]).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(arrays[key]).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -90,7 +90,9 @@ def _flatten(x: Any, at: str, arrays: dict[str, np.ndarray]) -> Any:
     if hasattr(x, "dtype"):
         arrays[at] = plain(x)
         return {"array": at}
-    raise TypeError(f"a state may not hold a {type(x).__name__}: use numbers, text, arrays, mappings, tuples, dataclasses")
+    raise TypeError(
+        f"a state may not hold a {type(x).__name__}: use numbers, text, arrays, mappings, tuples, dataclasses"
+    )
 
 
 def _restore(x: Any, arrays: Mapping[str, Any], module: str) -> Any:

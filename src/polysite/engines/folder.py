@@ -6,7 +6,7 @@
     versions.json      what ran it: polysite, Python, libraries, platform, seed
     rounds.jsonl       one line a round: per site losses, Dice per label, steps, seconds, bytes up and down
     log.txt            what was said
-    checkpoints/       the last two, and best.safetensors: state and memories, to resume or to serve from
+    checkpoints/       the last two and the best: state and memories, to resume or to serve from
     models/            best and last models as plain safetensors
     result.json        at the end: the best round, its scores per site, case and label
 
@@ -37,14 +37,14 @@ KEPT = 2  # checkpoints besides the best
 class RunFolder:
     def __init__(self, path: Path):
         self.path = path
-        self.models = path / "models"
-        self.best = path / "checkpoints" / "best.safetensors"
 
     @classmethod
     def create(cls, path: Path, config: str, seed: int) -> "RunFolder":
         """A new folder, complete or not there at all."""
         if path.exists():
-            raise RunError(f"{path} exists already; a run never overwrites another: choose another folder or resume this one")
+            raise RunError(
+                f"{path} exists already; a run never overwrites another: choose another folder or resume this one"
+            )
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         try:
             for inside in ("checkpoints", "models"):
@@ -103,27 +103,37 @@ class RunFolder:
         """Forget the records after a round: it will be run again, to the same result."""
         kept = "".join(json.dumps(r) + "\n" for r in self.records() if r["round"] <= round)
         checkpoint.write(self.path / "rounds.jsonl", lambda p: p.write_text(kept))
+        for path in (self.path / "checkpoints").glob("*.safetensors"):
+            if _round(path) > round:
+                path.unlink()
 
     def checkpoints(self) -> list[Path]:
         """Newest first."""
         return sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
 
+    def best(self, round: int) -> Path:
+        return self.path / "checkpoints" / f"best-{round:06d}.safetensors"
+
     def keep(self, round: int, value: Any) -> None:
-        """Write a checkpoint, then let go of the oldest."""
+        """Write a checkpoint, then let go of what the last two do not need (each: the newest best up to its round)."""
         checkpoint.save(self.path / "checkpoints" / f"round-{round:06d}.safetensors", value)
-        for old in self.checkpoints()[KEPT:]:
-            old.unlink()
+        kept, old = self.checkpoints()[:KEPT], self.checkpoints()[KEPT:]
+        bests = sorted((self.path / "checkpoints").glob("best-*.safetensors"))
+        needed = {max((b for b in bests if _round(b) <= _round(c)), default=None) for c in kept}
+        for path in (*old, *(b for b in bests if b not in needed)):
+            path.unlink()
 
-    def keep_best(self, value: Any) -> None:
-        checkpoint.save(self.best, value)
-
-    @staticmethod
-    def save_model(path: Path, model: Tree) -> None:
+    def save_model(self, name: str, model: Tree) -> None:
         arrays = {k: plain(v) for k, v in model.items()}
-        checkpoint.write(path, lambda p: safetensors.numpy.save_file(arrays, p))
+        checkpoint.write(self.path / "models" / f"{name}.safetensors", lambda p: safetensors.numpy.save_file(arrays, p))
 
     def finish(self, result: Mapping[str, Any]) -> None:
         checkpoint.write(self.path / "result.json", lambda p: p.write_text(json.dumps(result, indent=1) + "\n"))
+
+
+def _round(path: Path) -> int:
+    """The round in the name of a checkpoint."""
+    return int(path.stem.rpartition("-")[2])
 
 
 def versions() -> dict[str, str | int]:

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from polysite.algorithms.base import Algorithm
@@ -201,7 +200,7 @@ def find_progress(folder: RunFolder, transport: Transport, algorithm: Algorithm[
 def mean_dice(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) -> float:
     """Mean over the labels of a case, then over all cases, or over the cases of a site and then the sites.
 
-    >>> scores = {"a": {"1": {"WT": 1.0, "loss": 0.0}, "2": {"WT": 0.8, "loss": 0.2}}, "b": {"3": {"WT": 0.3, "loss": 0.7}}}
+    >>> scores = {"a": {"1": {"WT": 1.0, "loss": 0}, "2": {"WT": 0.8, "loss": 0}}, "b": {"3": {"WT": 0.3, "loss": 0}}}
     >>> round(mean_dice(scores, "case"), 3), round(mean_dice(scores, "site"), 3)
     (0.7, 0.6)
     """
@@ -245,8 +244,7 @@ def _validate(
     record["validation"] = {i: _per_label(s) for i, s in scores.items()}
     record["mean_dice"], record["best_round"] = dice, at.best_round
     if better:
-        folder.keep_best(at)
-        _export(transport, at, sent, folder.models, "best")
+        checkpoint.save(folder.best(at.round), at)
     return at
 
 
@@ -256,32 +254,30 @@ def _per_label(scores: Scores) -> dict[str, Any]:
     return {"cases": len(scores), "loss": mean.pop("loss", None), "dice": mean}
 
 
-def _export(transport: Transport, at: Progress, sent: Mapping[SiteId, Payload], folder: Path, name: str) -> None:
-    """One file if all hospitals use the same parameters, one per hospital (and group of patients) otherwise."""
-    served = transport.serve(at.round, sent)
-    payloads = {i: [Payload(model=t) for t in trees] for i, trees in served.items()}
-    first = next(iter(payloads.values()))
-    if all(p == first for p in payloads.values()) and len(first) == 1:
-        files = {name: first[0]}
-    else:
-        files = {
-            f"{name}.{i}" + (f".{k}" if len(p) > 1 else ""): model for i, p in payloads.items() for k, model in enumerate(p)
-        }
-    for stem, model in files.items():
-        RunFolder.save_model(folder / f"{stem}.safetensors", model["model"])
-
-
 def _finish(algorithm: Algorithm[Any], transport: Transport, folder: RunFolder, at: Progress) -> Mapping[str, Any]:
-    """Export the last model, examine the best one on the test cases, write the result."""
-    _export(transport, at, algorithm.send(at.state, transport.audience), folder.models, "last")
-    best: Progress = checkpoint.load(folder.best, transport.lift, type(algorithm).__module__)
+    """Export the last and the best model, examine the best on the test cases, write the result."""
+    _export(transport, folder, "last", at.round, algorithm.send(at.state, transport.audience))
+    best: Progress = checkpoint.load(folder.best(at.best_round), transport.lift, type(algorithm).__module__)
     transport.remember(best.memories)
     sent = algorithm.send(best.state, transport.audience)
+    _export(transport, folder, "best", best.round, sent)
     result = {
         "rounds": at.round + 1,
-        "best_round": best.best_round,
+        "best_round": best.round,
         "validation": transport.score(best.round, sent, "validation"),
         "test": transport.score(best.round, sent, "test"),
     }
     folder.finish(result)
     return result
+
+
+def _export(transport: Transport, folder: RunFolder, name: str, round: int, sent: Mapping[SiteId, Payload]) -> None:
+    """One file if all hospitals use the same parameters, one per hospital (and group of patients) otherwise."""
+    served = {i: [Payload(model=t) for t in trees] for i, trees in transport.serve(round, sent).items()}
+    first = next(iter(served.values()))
+    if len(first) == 1 and all(models == first for models in served.values()):
+        folder.save_model(name, first[0]["model"])
+        return
+    for site, models in served.items():
+        for k, model in enumerate(models):
+            folder.save_model(f"{name}.{site}" if len(models) == 1 else f"{name}.{site}.{k}", model["model"])

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Mapping
-
 from typing import Any
 
 from polysite.algorithms.base import Algorithm
@@ -16,7 +15,12 @@ class Simulator:
     """A transport without a network. ``guests`` are sites that are served and judge, but do not train."""
 
     def __init__(
-        self, algorithm: Algorithm[Any], sites: Mapping[SiteId, Site], *, guests: Mapping[SiteId, Site] | None = None, wire: bool = False
+        self,
+        algorithm: Algorithm[Any],
+        sites: Mapping[SiteId, Site],
+        *,
+        guests: Mapping[SiteId, Site] | None = None,
+        wire: bool = False,
     ):
         self.algorithm, self.sites, self.guests, self.wire = algorithm, dict(sites), guests, wire
         self._memory = {i: Payload() for i in sites}

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from polysite.engines.rounds import Watch
 
@@ -16,9 +16,11 @@ class Bar(Watch):
     """One line a study, filling site by site."""
 
     def __init__(self, bars: Progress):
-        self.bars, self.task, self.best = bars, None, 0.0
+        self.bars, self.best = bars, 0.0
+        self.task: TaskID | None = None
 
     def begin(self, title: str, rounds: int, done: int = 0) -> None:
+        self.bars.start()  # not before: a refusal is printed without an empty bar above it
         self.task = self.bars.add_task(f"{title:12}", total=rounds, completed=done, note="")
         self.best = 0.0
 
@@ -45,11 +47,21 @@ class Bar(Watch):
 def progress() -> Iterator[Bar]:
     """Bars and warnings on standard error, so that standard output stays clean."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]:44}"), TimeRemainingColumn())
-    log, handler = logging.getLogger("polysite"), RichHandler(logging.WARNING, console, show_path=False, show_time=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[note]:44}"),
+        TimeRemainingColumn(),
+    )
+    log, handler = (
+        logging.getLogger("polysite"),
+        RichHandler(logging.WARNING, console, show_path=False, show_time=False),
+    )
     log.addHandler(handler)
+    bars = Progress(*columns, console=console)
     try:
-        with Progress(*columns, console=console) as bars:
-            yield Bar(bars)
+        yield Bar(bars)
     finally:
+        if bars.live.is_started:
+            bars.stop()
         log.removeHandler(handler)

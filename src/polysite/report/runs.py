@@ -46,7 +46,16 @@ class Summary:
     @property
     def megabytes(self) -> float:
         """Sent and received by all sites over the whole run."""
-        return sum(s["bytes_up"] + s["bytes_down"] for r in self.records for s in r["sites"].values()) / 1e6
+        return float(sum(s["bytes_up"] + s["bytes_down"] for r in self.records for s in r["sites"].values()) / 1e6)
+
+    @property
+    def steps(self) -> int:
+        """Training steps of all sites over the whole run."""
+        return sum(s["steps"] for r in self.records for s in r["sites"].values())
+
+    @property
+    def sites_trained(self) -> int:
+        return len({s for r in self.records for s in r["sites"]})
 
 
 def read(path: Path, name: str | None = None) -> Summary:
@@ -55,7 +64,9 @@ def read(path: Path, name: str | None = None) -> Summary:
     result = folder.result
     versions = json.loads((path / "versions.json").read_text())
     split = "test" if any(result["test"].values()) else "validation"
-    return Summary(name or path.name, folder.config, versions, folder.records(), split, result[split], result["best_round"])
+    return Summary(
+        name or path.name, folder.config, versions, folder.records(), split, result[split], result["best_round"]
+    )
 
 
 def mean_std(values: Sequence[float]) -> str:

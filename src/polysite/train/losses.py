@@ -15,7 +15,8 @@ _soft = DiceLoss(sigmoid=True, smooth_nr=1.0, smooth_dr=1.0, reduction="none")
 
 def dice(logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """Soft Dice with smoothing 1: 1 - (2 sum p g + 1) / (sum p + sum g + 1), mean over the labels."""
-    return _soft(logits, truth).flatten(1).mean(1)
+    per_label: torch.Tensor = _soft(logits, truth)
+    return per_label.flatten(1).mean(1)
 
 
 def dice_ce(logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:

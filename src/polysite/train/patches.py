@@ -4,23 +4,27 @@ Every choice comes from one NumPy generator on the host, so a round can be repla
 the device. The augmentations and their probabilities are those of the FeTS 2022 benchmark.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch.nn.functional import conv1d
 
+Pair = tuple[torch.Tensor, torch.Tensor]  # the image and the label of one case
 
-def crop(volumes: Sequence[torch.Tensor], patch: Sequence[int], rng: np.random.Generator) -> list[torch.Tensor]:
-    """The same random window out of every volume of one case (its image and its label)."""
-    space = volumes[0].shape[1:]
+
+def crop(case: Pair, patch: Sequence[int], rng: np.random.Generator) -> Pair:
+    """The same random window out of the image and the label."""
+    image, label = case
+    space = image.shape[1:]
     start = [int(rng.integers(0, s - p + 1)) for s, p in zip(space, patch, strict=True)]
     window = (slice(None), *(slice(a, a + p) for a, p in zip(start, patch, strict=True)))
-    return [v[window] for v in volumes]
+    return image[window], label[window]
 
 
-def augment(image: torch.Tensor, label: torch.Tensor, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def augment(case: Pair, rng: np.random.Generator) -> Pair:
     """One case: flips of both, then noise, blur, intensity scaling and contrast of the image."""
+    image, label = case
     axes = [1 + a for a in range(image.ndim - 1) if rng.random() < 0.5]
     if axes:
         image, label = image.flip(axes), label.flip(axes)
@@ -41,14 +45,16 @@ def noise_like(image: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     return torch.randn(image.shape, generator=source, device=image.device, dtype=image.dtype)
 
 
-def blur(image: torch.Tensor, sigmas: Sequence[float]) -> torch.Tensor:
+def blur(image: torch.Tensor, sigmas: Iterable[float]) -> torch.Tensor:
     """Gaussian smoothing, one axis after the other, each with its own width."""
     for axis, sigma in enumerate(sigmas, start=1):
         radius = int(4 * sigma + 0.5)
         x = torch.arange(-radius, radius + 1, device=image.device, dtype=image.dtype)
         kernel = torch.exp(-0.5 * (x / sigma) ** 2)
         lines = image.movedim(axis, -1)
-        smooth = conv1d(lines.reshape(-1, 1, lines.shape[-1]), (kernel / kernel.sum()).reshape(1, 1, -1), padding=radius)
+        smooth = conv1d(
+            lines.reshape(-1, 1, lines.shape[-1]), (kernel / kernel.sum()).reshape(1, 1, -1), padding=radius
+        )
         image = smooth.reshape(lines.shape).movedim(-1, axis)
     return image.contiguous()
 

@@ -19,7 +19,7 @@ from polysite.metrics.overlap import dice
 from polysite.models.names import canonical
 from polysite.site import Cases, Fit, Scores, Tilt
 from polysite.train.losses import LOSSES
-from polysite.train.patches import augment, crop
+from polysite.train.patches import Pair, augment, crop
 from polysite.train.predict import predict
 from polysite.train.settings import Train
 from polysite.tree import Tree
@@ -78,11 +78,24 @@ class TorchSite:
     """A hospital with its cases in memory."""
 
     def __init__(
-        self, name: str, network: Network, cases: Mapping[str, Sequence[Case]], labels: Sequence[str], train: Train, seed: int
+        self,
+        name: str,
+        network: Network,
+        cases: Mapping[str, Sequence[Case]],
+        labels: Sequence[str],
+        train: Train,
+        seed: int,
     ):
         if not cases.get("train"):
             raise DataError(f"site {name!r} has no training case; add cases or leave the site out")
-        self.name, self.network, self.labels, self.train, self.seed, self.round = name, network, tuple(labels), train, seed, 0
+        self.name, self.network, self.labels, self.train, self.seed, self.round = (
+            name,
+            network,
+            tuple(labels),
+            train,
+            seed,
+            0,
+        )
         self._splits = {s: tuple(c.name for c in cases.get(s, ())) for s in SPLITS}
         self._volumes = {c.name: self._load(c) for s in SPLITS for c in cases.get(s, ())}
         self._loss = LOSSES[train.loss]
@@ -115,7 +128,10 @@ class TorchSite:
 
     def lift(self, params: Tree) -> Tree:
         device = self.network.device
-        return {k: v.to(device) if isinstance(v, torch.Tensor) else torch.tensor(v, device=device) for k, v in params.items()}
+        return {
+            k: v.to(device) if isinstance(v, torch.Tensor) else torch.tensor(v, device=device)
+            for k, v in params.items()
+        }
 
     def fit(
         self,
@@ -141,13 +157,15 @@ class TorchSite:
             for x, y in self._batches(self._budget(epochs, steps), keep):
                 optimiser.zero_grad(set_to_none=True)
                 loss = self._loss(self.network(x), y).mean()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 force.apply()
                 optimiser.step()
                 total, count = total + loss.detach(), count + 1
         fit = Fit(self.network.read(), float(total) / max(count, 1), count, count * rate)
         if not math.isfinite(fit.loss):
-            raise RunError(f"training diverged at site {self.name!r} in round {self.round}: the loss is {fit.loss}; lower train.lr")
+            raise RunError(
+                f"training diverged at site {self.name!r} in round {self.round}: the loss is {fit.loss}; lower train.lr"
+            )
         self.fits.append(fit)
         return fit
 
@@ -172,11 +190,12 @@ class TorchSite:
             scores[name] = {**per_label, "loss": float(self._loss(logits[None], truth[None].float()))}
         return scores
 
-    def _load(self, case: Case) -> list[torch.Tensor]:
+    def _load(self, case: Case) -> Pair:
         if case.label.shape[0] != len(self.labels):
             raise DataError(f"case {case.name!r} of site {self.name!r} has {case.label.shape[0]} label channels, "
                             f"but {len(self.labels)} labels are declared: {', '.join(self.labels)}")  # fmt: skip
-        return [torch.tensor(v, device=self.network.device) for v in (case.image, case.label)]
+        device = self.network.device
+        return torch.tensor(case.image, device=device), torch.tensor(case.label, device=device)
 
     def _rng(self, round: int | None = None) -> np.random.Generator:
         return np.random.default_rng([self.seed, crc32(self.name.encode()), self.round if round is None else round])
@@ -199,16 +218,18 @@ class TorchSite:
                 if taken == steps:
                     return
                 pairs = [crop(self._volumes[n], self.train.patch, rng) for n in order[i : i + self.train.batch]]
-                yield self._stack([augment(*p, rng) for p in pairs] if self.train.augment else pairs)
+                yield self._stack([augment(p, rng) for p in pairs] if self.train.augment else pairs)
                 taken += 1
 
     @staticmethod
-    def _stack(pairs: Sequence[Sequence[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _stack(pairs: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs]).float()
 
     def _optimiser(self, weights: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
         if self.train.optimiser == "sgd":
-            return torch.optim.SGD(weights, rate, momentum=self.train.momentum, weight_decay=self.train.weight_decay, foreach=True)
+            return torch.optim.SGD(
+                weights, rate, momentum=self.train.momentum, weight_decay=self.train.weight_decay, foreach=True
+            )
         kind = torch.optim.Adam if self.train.optimiser == "adam" else torch.optim.AdamW
         return kind(weights, rate, weight_decay=self.train.weight_decay, foreach=True)
 
@@ -217,7 +238,8 @@ class _Force:
     """The gradient of a tilt, linear + weight (w - anchor), added to all gradients in two fused calls."""
 
     def __init__(self, tilt: Tilt, trained: Mapping[str, torch.nn.Parameter]):
-        self.weights, self.pull = list(trained.values()), tilt.weight
+        self.weights: list[torch.Tensor] = list(trained.values())
+        self.pull = tilt.weight
         self.linear = [tilt.linear[k] for k in trained] if tilt.linear is not None else None
         self.anchor = [tilt.anchor[k] for k in trained] if tilt.anchor is not None and tilt.weight else None
 
@@ -225,9 +247,10 @@ class _Force:
     def apply(self) -> None:
         if self.linear is None and self.anchor is None:
             return
-        for p in self.weights:  # a parameter that the loss does not reach is still pulled
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        grads = [p.grad for p in self.weights]
+        for p in self.weights:
+            if p.grad is None:  # a parameter that the loss does not reach is still pulled
+                p.grad = torch.zeros_like(p)
+        grads = [p.grad for p in self.weights if p.grad is not None]
         if self.linear is not None:
             torch._foreach_add_(grads, self.linear)
         if self.anchor is not None:

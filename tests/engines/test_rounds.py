@@ -1,0 +1,197 @@
+"""The rounds: sampling, validation, the best round, early stopping, records, checkpoints."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.local import Local
+from polysite.engines import checkpoint
+from polysite.engines.folder import RunFolder
+from polysite.engines.rounds import Plan, find_progress, run, train
+from polysite.engines.sampling import cohort
+from polysite.engines.simulator import Simulator
+from polysite.errors import RunError
+from polysite.payload import Payload
+from quadratic import Quadratic
+
+START = {"w": np.array([3.0])}
+
+
+def sites():
+    return {"a": Quadratic(1.0, np.array([0.0])), "b": Quadratic(4.0, np.array([1.0, 1.2]))}
+
+
+def study(tmp_path, algorithm=None, name="run", guests=None, **plan):
+    algorithm = algorithm or FedAvg()
+    engine = Simulator(algorithm, sites(), guests=guests)
+    folder = RunFolder.create(tmp_path / name, "seed = 0\n", 0)
+    return train(algorithm, engine, START, Plan(**plan), 0, folder), folder
+
+
+def test_the_folder_tells_everything(tmp_path):
+    result, folder = study(tmp_path, rounds=7, checkpoint_every=2)
+    names = {str(p.relative_to(folder.path)) for p in folder.path.rglob("*") if p.is_file()}
+    best = folder.best(result["best_round"]).name
+    assert names == {
+        *("config.toml", "versions.json", "rounds.jsonl", "result.json"),
+        *("models/best.safetensors", "models/last.safetensors", f"checkpoints/{best}"),
+        *("checkpoints/round-000005.safetensors", "checkpoints/round-000006.safetensors"),
+    }
+    assert [r["round"] for r in folder.records()] == list(range(7))
+    a = folder.records()[0]["sites"]["a"]
+    assert (
+        a["steps"] == 5
+        and a["lr_sum"] == pytest.approx(0.25)
+        and a["bytes_down"] == 8
+        and a["bytes_up"] == 16
+        and a["loss"] > 0
+    )
+    assert folder.records()[0]["validation"]["b"]["cases"] == 2
+    assert result["best_round"] == folder.result["best_round"]
+    assert json.loads((folder.path / "versions.json").read_text())["seed"] == 0
+
+
+def test_the_best_round_is_kept_and_not_the_last(tmp_path):
+    class Wanders(Quadratic):
+        def score(self, params, cases):
+            return {n: {"L": float(np.exp(-abs(params["w"].item() - 1.5))), "loss": 0.0} for n in cases}
+
+    algorithm, all_sites = FedAvg(), {"a": Wanders(1.0, np.array([0.0]))}
+    folder = RunFolder.create(tmp_path / "run", "", 0)
+    result = train(algorithm, Simulator(algorithm, all_sites), START, Plan(rounds=12), 0, folder)
+    path = [3 * (1 - all_sites["a"].pull) ** (r + 1) for r in range(12)]
+    best = int(np.argmin(np.abs(np.array(path) - 1.5)))
+    assert 0 < best < 11 and result["best_round"] == best
+    assert load_file(folder.path / "models" / "best.safetensors")["w"] == pytest.approx(path[best])
+    assert load_file(folder.path / "models" / "last.safetensors")["w"] == pytest.approx(path[-1])
+
+
+def test_early_stopping_waits_as_long_as_told(tmp_path):
+    class Dull(Quadratic):
+        def score(self, params, cases):
+            return {n: {"L": 0.5, "loss": 0.5} for n in cases}
+
+    folder = RunFolder.create(tmp_path / "run", "", 0)
+    result = train(
+        FedAvg(),
+        Simulator(FedAvg(), {"a": Dull(1.0, np.array([0.0]))}),
+        START,
+        Plan(rounds=50, patience=3, validate_every=2),
+        0,
+        folder,
+    )
+    assert (
+        result["best_round"] == 1 and result["rounds"] == 8
+    )  # best at the first look, then three looks without a better
+
+
+def test_personal_models_are_exported_one_by_one(tmp_path):
+    _, folder = study(tmp_path, Local(), rounds=3)
+    assert sorted(p.name for p in (folder.path / "models").iterdir()) == [
+        f"{k}.{s}.safetensors" for k in ("best", "last") for s in "ab"
+    ]
+
+
+def test_guests_judge_but_do_not_train(tmp_path):
+    result, folder = study(tmp_path, guests={"g": Quadratic(1.0, np.array([2.0]))}, rounds=2)
+    assert set(result["validation"]) == {"g"} and set(folder.records()[0]["sites"]) == {"a", "b"}
+
+
+def test_cohorts_are_fixed_by_seed_and_round():
+    names = [f"s{i}" for i in range(10)]
+    draws = [cohort(names, 0.3, 0, r) for r in range(200)]
+    assert all(len(d) == 3 for d in draws) and draws[5] == cohort(names, 0.3, 0, 5) and len(set(draws)) > 50
+    assert {n for d in draws for n in d} == set(names)
+    assert cohort(names, 0.01, 0, 0) and cohort(names, 1.0, 0, 0) == tuple(names)
+
+
+def test_a_new_run_never_overwrites(tmp_path):
+    study(tmp_path, rounds=1)
+    before = (tmp_path / "run" / "result.json").read_bytes()
+    with pytest.raises(RunError, match="never overwrites"):
+        study(tmp_path, rounds=2)
+    assert (tmp_path / "run" / "result.json").read_bytes() == before
+    assert RunFolder.fresh(tmp_path, "x") != RunFolder.fresh(tmp_path, "y")
+
+
+def interrupted(tmp_path, rounds_done):
+    """A folder as it stands after some rounds of twelve, with checkpoints every two."""
+    _, folder = study(tmp_path, name="half", rounds=rounds_done, checkpoint_every=2)
+    (folder.path / "result.json").unlink()
+    return folder
+
+
+def finish(folder):
+    engine = Simulator(FedAvg(), sites())
+    at = find_progress(folder, engine, FedAvg())
+    train(FedAvg(), engine, START, Plan(rounds=12, checkpoint_every=2), 0, folder, resume=at)
+    return at
+
+
+def last_model(folder):
+    return load_file(folder.path / "models" / "last.safetensors")["w"].tobytes()
+
+
+@pytest.mark.parametrize("damage", ["none", "truncated", "altered", "empty", "both"])
+def test_resume_uses_the_newest_checkpoint_that_is_whole(tmp_path, damage, caplog):
+    _, whole = study(tmp_path, name="whole", rounds=12, checkpoint_every=2)
+    half = interrupted(tmp_path, 8)
+    newest, before = half.checkpoints()
+    for path in {"none": (), "both": (newest, before)}.get(damage, (newest,)):
+        content = bytearray(path.read_bytes())
+        if damage == "altered":
+            content[-1] ^= 1
+        path.write_bytes(b"" if damage == "empty" else content if damage == "altered" else content[: len(content) // 2])
+    at = finish(half)
+    assert (at.round if at else None) == {"none": 7, "both": None}.get(damage, 5)
+    assert (newest.name in caplog.text) == (damage != "none")  # it is said
+    assert last_model(half) == last_model(whole)
+    assert [r["round"] for r in half.records()] == list(range(12))
+    assert [{**r, "elapsed": 0, "sites": 0} for r in half.records()] == [
+        {**r, "elapsed": 0, "sites": 0} for r in whole.records()
+    ]
+
+
+def test_a_record_cut_short_is_forgotten(tmp_path):
+    half = interrupted(tmp_path, 5)
+    with (half.path / "rounds.jsonl").open("a") as f:
+        f.write('{"round": 5, "sit')
+    finish(half)
+    assert [r["round"] for r in half.records()] == list(range(12))
+
+
+def test_disk_full_while_writing_a_checkpoint(tmp_path, monkeypatch):
+    half = interrupted(tmp_path, 4)
+    before = {p.name: p.read_bytes() for p in (half.path / "checkpoints").iterdir()}
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(checkpoint.os, "fsync", full)
+        with pytest.raises(
+            RunError, match=r"round-000009.safetensors could not be written: .*No space left.*untouched"
+        ):
+            half.keep(9, Payload(m=START))
+    assert {p.name: p.read_bytes() for p in (half.path / "checkpoints").iterdir()} == before  # not even a partial file
+    finish(half)
+
+
+def test_a_checkpoint_cannot_name_a_foreign_class(tmp_path):
+    path = tmp_path / "evil.safetensors"
+    checkpoint.save(path, Plan())
+    assert checkpoint.load(path) == Plan()
+    for name in ("os:system", "polysite.engines.folder:RunFolder", "polysite.nowhere:Thing"):
+        with pytest.raises(ValueError, match="class"):
+            checkpoint._dataclass(name, "polysite")
+    with pytest.raises(TypeError, match="may not hold a set"):
+        checkpoint.save(path, {1, 2})
+
+
+def test_the_bare_rounds_are_an_iterator():
+    engine = Simulator(FedAvg(), sites())
+    seen = [r.index for r in run(FedAvg(), engine, START, Plan(rounds=3), seed=0)]
+    assert seen == [0, 1, 2]

@@ -1,0 +1,71 @@
+"""A run killed at any moment, again and again, ends exactly where an undisturbed one does."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+CONFIG = """
+[algorithm]
+name = "scaffold"
+[model]
+filters = [4, 8, 8]
+[data]
+shape = [24, 24, 24]
+[data.sites.north]
+cases = 6
+[data.sites.south]
+cases = 4
+[train]
+patch = [16, 16, 16]
+device = "cpu"
+steps = 8
+[run]
+rounds = 14
+checkpoint_every = 2
+"""
+
+
+def polysite(*words):
+    return subprocess.Popen([sys.executable, "-m", "polysite.cli", "train", "--quiet", *map(str, words)])
+
+
+def appears(run, process):
+    """Wait for the run folder, past the imports; the moment it is there."""
+    while not run.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    return time.monotonic()
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path):
+    config = tmp_path / "study.toml"
+    config.write_text(CONFIG)
+    process = polysite(config, "--out", tmp_path / "whole")
+    began = appears(tmp_path / "whole", process)
+    assert process.wait() == 0
+    whole = time.monotonic() - began
+
+    run, clock, kills = tmp_path / "killed", random.Random(), 0
+    process = polysite(config, "--out", run)
+    appears(run, process)
+    for _ in range(5):
+        try:
+            process.wait(clock.uniform(0, 0.7 * whole))
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        process = polysite("--resume", run)
+    assert process.wait() == 0 and kills >= 1
+
+    for name in ("models/last", "models/best", "checkpoints/round-000011", "checkpoints/round-000013"):
+        file = f"{name}.safetensors"
+        assert (run / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), (file, kills)
+    lines = [(tmp_path / r / "rounds.jsonl").read_text().count("\n") for r in ("whole", "killed")]
+    assert lines == [14, 14]

@@ -1,0 +1,267 @@
+"""The command line as people and scripts meet it: what it prints, what it refuses, what it leaves behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+
+from polysite import cli
+from polysite.algorithms import ALGORITHMS
+
+TINY = """
+[model]
+filters = [2, 4, 4]
+[data]
+shape = [24, 24, 24]
+[data.sites.north]
+cases = 4
+[data.sites.south]
+cases = 3
+[train]
+patch = [8, 8, 8]
+overlap = 0.0
+device = "cpu"
+[run]
+rounds = 2
+"""
+
+
+@pytest.fixture
+def polysite(capsys, monkeypatch, tmp_path):
+    """Call the command line: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["polysite", *map(str, words)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_help_waits_for_nothing_heavy():
+    code = "import sys, polysite.cli; print([m for m in ('torch', 'monai', 'numpy', 'matplotlib') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_algorithms_lists_all_with_their_paper(polysite):
+    code, out, _ = polysite("algorithms", "--json")
+    listed = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and {a["name"] for a in listed} == set(ALGORITHMS)
+    assert all(a["paper"] and a["summary"].endswith(".") for a in listed)
+    assert "McMahan" in polysite("algorithms")[1]
+
+
+def test_train_prints_a_table_and_names_the_folder(polysite, tiny):
+    code, out, _ = polysite("train", tiny, "--out", "runs/one")
+    assert code == 0 and "north" in out and "south" in out and "runs/one" in out
+    assert (Path("runs/one") / "log.txt").read_text().count("finished") == 1
+
+
+def test_quiet_is_quiet_and_json_is_json(polysite, tiny):
+    assert polysite("train", tiny, "--quiet") == (0, "", "")
+    code, out, _ = polysite("train", tiny, "--json")
+    *rounds, result = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [r["round"] for r in rounds] == [0, 1] and Path(result["run"]).is_dir()
+    assert len(list(Path("runs").iterdir())) == 2  # every run its own folder
+
+
+def test_print_config_and_set(polysite, tiny):
+    code, out, _ = polysite(
+        "train", tiny, "--set", "algorithm.lr=0.2", "--set", "train.optimiser=adam", "--print-config"
+    )
+    assert code == 0 and "lr = 0.2" in out and 'optimiser = "adam"' in out and not Path("runs").exists()
+
+
+def test_wire_and_no_wire_give_the_same_model(polysite, tiny):
+    for wire in ("true", "false"):
+        polysite("train", tiny, "--quiet", "--out", f"runs/{wire}", "--set", f"run.wire={wire}")
+    assert (
+        Path("runs/true/models/last.safetensors").read_bytes()
+        == Path("runs/false/models/last.safetensors").read_bytes()
+    )
+
+
+def test_a_finished_run_can_be_resumed_and_does_not_change(polysite, tiny):
+    polysite("train", tiny, "--quiet", "--out", "runs/one")
+    before = {p: p.read_bytes() for p in Path("runs/one").rglob("*") if p.is_file()}
+    assert polysite("train", "--resume", "runs/one", "--quiet")[0] == 0
+    assert {p: p.read_bytes() for p in Path("runs/one").rglob("*") if p.is_file()} == before
+
+
+def test_phantoms_written_as_nifti_train_like_a_folder(polysite, folder_config):
+    code, out, _ = polysite("train", folder_config, "--out", "runs/folder")
+    assert code == 0 and "north" in out
+    assert json.loads(Path("runs/folder/result.json").read_text())["test"]["north"]
+
+
+@pytest.fixture
+def folder_config(polysite, tiny, tmp_path):
+    """A configuration on NIfTI files, written by ``polysite phantom``."""
+    sets = [
+        w
+        for s in ("data.shape=[24,24,24]", "data.sites.north.cases=3", "data.sites.south.cases=3")
+        for w in ("--set", s)
+    ]
+    code, out, err = polysite("phantom", tmp_path / "data", *sets)
+    assert (code, err) == (0, "") and "6 cases of 2 hospitals" in out
+    rest = TINY[TINY.index("[train]") :]
+    path = tmp_path / "folder.toml"
+    path.write_text(
+        '[model]\nfilters = [2, 4, 4]\n[data]\nname = "folder"\npath = "data"\n'
+        f"[data.labels]\nWT = [1, 2, 4]\nTC = [1, 4]\nET = [4]\n{rest}"
+    )
+    return path
+
+
+CONFIGS = {
+    "no such file": (None, "cannot be read"),
+    "not TOML": ("[run\nrounds = 3", "is not valid TOML"),
+    "not text": (b"\xff\xfe\x00", "cannot be read"),
+    "unknown algorithm": ('[algorithm]\nname = "fedavgg"', "no algorithm called 'fedavgg'; did you mean 'fedavg'?"),
+    "unknown section": ("[trian]\nlr = 1", "unknown key 'trian'; did you mean 'train'?"),
+    "unknown key": ("[train]\nlearning_rate = 1", "unknown key 'train.learning_rate'"),
+    "key of another section": ("[algorithm]\nbatch = 1", "unknown key 'algorithm.batch'; did you mean 'train.batch'?"),
+    "wrong type": ('[train]\nlr = "fast"', "train.lr = 'fast' must be float"),
+    "wrong choice": ('[train]\noptimiser = "lion"', "train.optimiser = 'lion' must be one of 'sgd', 'adam', 'adamw'"),
+    "a section that is a value": ("train = 3", "train = 3 must be a section"),
+    "negative rounds": ("[run]\nrounds = -1", "run.rounds must be at least one"),
+    "momentum under scaffold": (
+        '[algorithm]\nname = "scaffold"\n[train]\nmomentum = 0.9',
+        "scaffold is derived for plain SGD",
+    ),
+    "epochs and steps": ("[algorithm]\nepochs = 1\nsteps = 2", "not both"),
+    "patch that the network cannot halve": ("[train]\npatch = [30, 30, 30]", "multiple of 8"),
+    "flat patch": ("[train]\npatch = [32, 32]", "2 sides for 3D data"),
+    "no cases at a site": ("[data.sites.north]\ncases = 0", "data.sites.north: cases = 0"),
+    "one case at a site": ("[data.sites.north]\ncases = 1", "site 'north' has one case, 'north-000'; it takes two"),
+    "no path": ('[data]\nname = "folder"', "data.path is missing"),
+    "path is no folder": ('[data]\nname = "folder"\npath = "nowhere"', "'nowhere' is not a folder"),
+    "unknown modality": ('[data.sites.north]\nmissing = ["t9"]', "t9"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_bad_configuration_is_one_sentence_and_exit_code_2(polysite, tmp_path, text, says):
+    path = tmp_path / "bad.toml"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    code, out, err = polysite("train", path)
+    assert code == 2 and out == "" and err.startswith("polysite: ") and err.count("\n") == 1 and says in err
+    assert not Path("runs").exists()  # nothing is left behind
+
+
+def test_a_bad_override_is_one_sentence(polysite):
+    for words, says in (
+        (["--set", "algorithm.lr"], "KEY=VALUE"),
+        (["--set", "algorithm.momentun=1"], "unknown key"),
+        (["--resume", "nowhere"], "not a run folder"),
+        (["--resume", "nowhere", "--set", "a=1"], "leave out"),
+    ):
+        code, _, err = polysite("train", *words)
+        assert code == 2 and says in err and err.count("\n") == 1
+
+
+def image(case, name="t1"):
+    return nibabel.load(Path("data") / "north" / case / f"{name}.nii.gz")
+
+
+def rewrite(case, name, change, affine=None):
+    old = image(case, name)
+    array = change(np.asarray(old.dataobj).copy())
+    nibabel.save(
+        nibabel.Nifti1Image(array, old.affine if affine is None else affine),
+        Path("data") / "north" / case / f"{name}.nii.gz",
+    )
+
+
+def put(value):
+    def change(array):
+        array[tuple(s // 2 for s in array.shape)] = value
+        return array
+
+    return change
+
+
+CASE = "north-001"
+FILE = f"data/north/{CASE}"
+DAMAGE = {
+    "NaN in an image": (
+        lambda: rewrite(CASE, "t1", put(np.nan)),
+        f"case '{CASE}' of site 'north': 1 voxels of the image are NaN",
+    ),
+    "label outside the declared": (
+        lambda: rewrite(CASE, "seg", put(7)),
+        f"{FILE}/seg.nii.gz: label values [7] are not declared",
+    ),
+    "truncated file": (
+        lambda: Path(f"{FILE}/t2.nii.gz").write_bytes(Path(f"{FILE}/t2.nii.gz").read_bytes()[:900]),
+        f"{FILE}/t2.nii.gz cannot be read",
+    ),
+    "not NIfTI": (lambda: Path(f"{FILE}/t2.nii.gz").write_bytes(b"hello"), f"{FILE}/t2.nii.gz cannot be read"),
+    "missing modality": (
+        lambda: Path(f"{FILE}/flair.nii.gz").unlink(),
+        f"case '{CASE}' of site 'north' lacks flair.nii.gz",
+    ),
+    "other shape": (
+        lambda: rewrite(CASE, "t1ce", lambda a: a[:-1]),
+        f"{FILE}/t1ce.nii.gz and seg.nii.gz differ in shape or affine",
+    ),
+    "other affine": (lambda: rewrite(CASE, "t1ce", lambda a: a, np.diag([2.0, 1, 1, 1])), "differ in shape or affine"),
+    "four dimensions": (
+        lambda: rewrite(CASE, "t1", lambda a: a[..., None].repeat(2, -1)),
+        f"{FILE}/t1.nii.gz has 4 dimensions",
+    ),
+    "an empty site": (lambda: Path("data/west").mkdir(), "site 'west' has no cases"),
+}
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_bad_case_is_named_in_one_sentence(polysite, folder_config, damage, says):
+    damage()
+    code, out, err = polysite("train", folder_config)
+    assert code == 2 and out == "" and err.startswith("polysite: ") and err.count("\n") == 1 and says in err
+    assert not Path("runs").exists()
+
+
+FULL = """
+import resource, signal, sys
+from polysite import cli
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+sys.argv = ["polysite", *{words!r}]
+cli.main()
+"""
+
+
+def test_a_full_disk_ends_in_a_sentence_and_loses_nothing(polysite, tiny):
+    """The kernel itself refuses to write beyond a size that the first checkpoints stay under and the models do not."""
+    polysite("train", tiny, "--quiet", "--out", "runs/before")
+    before = {p: p.read_bytes() for p in Path("runs/before").rglob("*") if p.is_file()}
+    limit = Path("runs/before/checkpoints/round-000001.safetensors").stat().st_size - 100
+    words = ["train", str(tiny), "--quiet", "--out", "runs/full"]
+    run = subprocess.run([sys.executable, "-c", FULL.format(limit=limit, words=words)], capture_output=True, text=True)
+    assert run.returncode == 2 and run.stderr.count("\n") == 1 and "could not be written" in run.stderr, run.stderr
+    assert {p: p.read_bytes() for p in Path("runs/before").rglob("*") if p.is_file()} == before
+    assert not [p for p in Path("runs/full").rglob("*") if "partial" in p.name]
+    assert polysite("train", "--resume", "runs/full", "--quiet")[0] == 0  # once there is room again
+    assert (
+        Path("runs/full/models/last.safetensors").read_bytes()
+        == Path("runs/before/models/last.safetensors").read_bytes()
+    )
