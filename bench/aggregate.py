@@ -21,25 +21,20 @@ def main() -> None:
     tensors = [{k: torch.randn(s) for k, s in shapes.items()} for _ in range(SITES)]
     weights = [1.0 + i for i in range(SITES)]
     model = sum(x.nbytes for x in tensors[0].values())
-    print(
-        f"{SITES} models of {model / 4e6:.2f} M parameters, {SITES * model / 1e9:.2f} GB, {torch.get_num_threads()} threads"
-    )
+    print(f"{SITES} models of {model / 4e6:.2f} M parameters, {SITES * model / 1e9:.2f} GB")
 
     arrays = [{k: x.numpy() for k, x in t.items()} for t in tensors]
     for kind, trees in (("tensors (the simulator, a server with torch)", tensors), ("plain arrays (no torch)", arrays)):
+        above = peak(lambda trees=trees: tree.mean(trees, weights)) / model  # first, while no freed memory is at hand
         read, mean = [], []
         for _ in range(REPEATS):  # by turns, so that a slow moment of the machine meets both
             read.append(seconds(lambda: [x.sum() for t in tensors for x in t.values()]))
             mean.append(seconds(lambda trees=trees: tree.mean(trees, weights)))
-        ratio = statistics.median(mean) / statistics.median(read)
+        once, all_of_it = statistics.median(read), statistics.median(mean)
         print(f"\n{kind}")
-        print(
-            f"  read once      {statistics.median(read):.4f} s   {SITES * model / statistics.median(read) / 1e9:.1f} GB/s"
-        )
-        print(f"  weighted mean  {statistics.median(mean):.4f} s   ratio {ratio:.2f}   (median of {REPEATS})")
-        print(
-            f"  peak memory above the replies: {peak(lambda trees=trees: tree.mean(trees, weights)) / model:.2f} models"
-        )
+        print(f"  read once      {once:.4f} s   {SITES * model / once / 1e9:.1f} GB/s")
+        print(f"  weighted mean  {all_of_it:.4f} s   ratio {all_of_it / once:.2f}   (medians of {REPEATS})")
+        print(f"  peak memory above the replies: {above:.2f} models")
 
 
 def seconds(work) -> float:

@@ -11,7 +11,7 @@ def models(k=5, seed=0):
     rng = np.random.default_rng(seed)
     return [
         {
-            "big": rng.normal(size=(tree.SLICE // 64, 129)).astype(np.float32),
+            "big": rng.normal(size=(tree.ARRAY_SLICE // 64, 129)).astype(np.float32),
             "small": rng.normal(size=3),
             "one": rng.normal(size=()),
         }

@@ -18,15 +18,15 @@ STUDY = """
 [model]
 filters = [8, 16, 32]
 [data]
-shape = [40, 40, 40]
+shape = [32, 32, 32]
 [split]
 validation = 0.2
-test = 0.25
+test = 0.3
 [train]
-lr = 0.3
-momentum = 0.9
+optimiser = "adam"
+lr = 0.01
 gamma = 0.97
-patch = [40, 40, 40]
+batch = 2
 [run]
 rounds = 30
 validate_every = 3
@@ -35,9 +35,8 @@ METHODS = ("local", "fedavg", "centralised")
 OUTLIER = "island"
 
 
-def studies(seed: int, text: str = STUDY) -> dict[str, Study]:
-    """The three ways to train the same federation."""
-    base = config.parse(text, {"seed": str(seed)})
+def studies(base: Study) -> dict[str, Study]:
+    """The three ways to train one federation."""
     return {
         "local": replace(base, algorithm=Local()),
         "fedavg": replace(base, algorithm=FedAvg()),
@@ -45,19 +44,16 @@ def studies(seed: int, text: str = STUDY) -> dict[str, Study]:
     }
 
 
-def run(out: Path | None, seed: int, watch: Watch, text: str = STUDY) -> Path:
+def run(out: Path | None, seed: int, watch: Watch) -> Path:
     """Train all three, write the page; returns its path."""
     root = out or RunFolder.fresh(Path("demo"), f"seed{seed}")
-    chosen = studies(seed, text)
+    chosen = studies(config.parse(STUDY, {"seed": str(seed)}))
     for name, each in chosen.items():
         study.run(each, root / name, watch)
     runs = [read(root / name, name) for name in METHODS]
-    path = root / "index.html"
-    path.write_text(
-        page.build("Four hospitals, one model?", _lead(runs), runs, _figures(runs, chosen["local"], root)),
-        encoding="utf-8",
-    )
-    return path
+    text = page.build("Four hospitals, one model?", _lead(runs), runs, _figures(runs, chosen["local"], root))
+    (root / "index.html").write_text(text, encoding="utf-8")
+    return root / "index.html"
 
 
 def show(root: Path) -> None:

@@ -13,9 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
+
 Tree = Mapping[str, Any]
 
-SLICE = 1 << 19  # elements; the running sum of a slice stays in cache while every model is read once
+# Elements in a slice of a mean, measured in bench/aggregate.py: an operation on a tensor costs more to start, one on
+# an array leaves a product behind that should still be in cache when it is added.
+TENSOR_SLICE, ARRAY_SLICE = 1 << 21, 1 << 17
 
 
 def map(f: Callable[..., Any], *trees: Tree) -> Tree:
@@ -72,18 +76,21 @@ def mean(trees: Iterable[Tree], weights: Iterable[float] | None = None) -> Tree:
 
 
 def _blend(leaves: tuple[Any, ...], shares: list[float]) -> Any:
-    """The sum of share x leaf, slice by slice."""
-    out = leaves[0] * shares[0]
-    flat, rest = out.reshape(-1), [x.reshape(-1) for x in leaves[1:]]
-    step = len(flat) if getattr(out, "is_cuda", False) else SLICE
-    for start in range(0, len(flat), max(step, 1)):
+    """The sum of share x leaf, slice by slice: the running sum stays in cache while every leaf is read once."""
+    first = leaves[0]
+    tensor = hasattr(first, "new_zeros")
+    out: Any = first.new_empty(first.shape) if tensor else np.empty(np.shape(first), np.result_type(first, 1.0))
+    flat, columns = out.reshape(-1), [x.reshape(-1) for x in leaves]
+    step = max(len(flat), 1) if getattr(first, "is_cuda", False) else TENSOR_SLICE if tensor else ARRAY_SLICE
+    for start in range(0, len(flat), step):
         part = flat[start : start + step]
-        for x, share in zip(rest, shares[1:], strict=True):
-            if hasattr(part, "add_"):  # a tensor: multiply and add in one pass
-                part.add_(x[start : start + step], alpha=share)
+        part[...] = 0
+        for x, share in zip(columns, shares, strict=True):
+            if tensor:
+                part.add_(x[start : start + step], alpha=share)  # multiplies and adds in one pass
             else:
                 part += x[start : start + step] * share
-    return flat.reshape(out.shape)
+    return out
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

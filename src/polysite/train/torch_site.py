@@ -6,7 +6,6 @@ All randomness of a round comes from (seed, site, round). Models go in and come 
 import copy
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from zlib import crc32
 
 import numpy as np
@@ -47,6 +46,8 @@ class Network:
     def __init__(self, module: torch.nn.Module, train: Train):
         self.device = device_of(train.device)
         self.module = module.to(self.device)
+        self.layout = _layout(module) if self.device.type == "cpu" else torch.contiguous_format
+        self.module.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.forward = torch.compile(self.module) if train.compile else self.module
         self.half = train.autocast and self.device.type == "cuda"
         # not state_dict: DynUNet lists every tensor there twice
@@ -67,11 +68,17 @@ class Network:
             torch._foreach_copy_(list(self.leaves.values()), [params[k] for k in self.leaves])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        with self._autocast():
+        x = x.contiguous(memory_format=self.layout)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
             return self.forward(x).float()  # type: ignore[no-any-return]
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half)
+
+def _layout(module: torch.nn.Module) -> torch.memory_format:
+    """Channels last where all kernels are 2D or all are 3D: up to 1.7 times faster on a CPU (slower on an H200)."""
+    axes = {p.ndim for p in module.parameters() if p.ndim > 3}
+    if len(axes) != 1:
+        return torch.contiguous_format
+    return torch.channels_last if axes == {4} else torch.channels_last_3d
 
 
 class TorchSite:
