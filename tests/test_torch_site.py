@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from monai.inferers import sliding_window_inference
+from monai.metrics import compute_dice
 
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.scaffold import Scaffold
@@ -150,19 +152,26 @@ def test_losses_are_repeatable_and_per_case():
     assert one == two and set(one) == set(s.cases("train")) and all(0 < v <= 1 for v in one.values())
 
 
-def test_scores_equal_whole_volume_prediction():
+def test_scores_are_those_of_monais_own_sliding_window_and_metric():
     s = site()
     scores = s.score(s.start, s.cases("validation"))
-    assert set(scores) == {"v0", "v1"} and set(scores["v0"]) == {"L", "loss"}
-    whole = TorchSite(
-        "s",
-        s.network,
-        {"train": cases(1), "validation": cases(2, 1, "v")},
-        ["L"],
-        Train(**{**vars(PLAIN), "patch": (12, 12, 8)}),
-        3,
-    )
-    assert all(0 <= v["L"] <= 1 for v in whole.score(s.start, s.cases("validation")).values())
+    assert set(scores) == {"v0", "v1"}
+    net = UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, labels=1, seed=1).eval()
+    for case in cases(2, 1, "v"):
+        truth = torch.tensor(case.label)[None].float()
+        with torch.inference_mode():
+            logits = sliding_window_inference(torch.tensor(case.image)[None], (8, 8, 8), 1, net, 0.5, mode="gaussian")
+        expected = compute_dice((logits > 0).float(), truth).item()
+        assert scores[case.name]["L"] == pytest.approx(expected, abs=1e-3)
+        assert scores[case.name]["loss"] == pytest.approx(LOSSES["dice"](logits, truth).item(), abs=1e-5)
+
+
+def test_a_lone_case_trains_as_it_would_without_its_copy():
+    alone, doubled = site(n=1), site(n=1)
+    alone.network.doubles = False
+    assert doubled.network.doubles
+    a, b = (s.fit(s.start, steps=3).params for s in (alone, doubled))
+    assert all(torch.allclose(a[k], b[k], atol=1e-6) for k in a)
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "adamw"])

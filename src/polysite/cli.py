@@ -131,7 +131,7 @@ def main() -> None:
     """Run the command line: a refusal is one sentence and exit code 2."""
     try:
         app()
-    except PolysiteError as problem:
+    except (PolysiteError, OSError) as problem:  # the system's own refusals name the file, too
         print(f"polysite: {problem}", file=sys.stderr)
         sys.exit(2)
 

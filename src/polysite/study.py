@@ -63,7 +63,6 @@ def run(study: Study, out: Path | str | None = None, watch: rounds.Watch = round
     engine = simulator(study)  # before the folder: bad data leaves nothing behind
     name = POOLED if study.run.pooled else name_of(study.algorithm)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), name)
-    path.parent.mkdir(parents=True, exist_ok=True)
     folder = RunFolder.create(path, config.dump(study), study.seed)
     return _train(study, engine, folder, None, watch)
 

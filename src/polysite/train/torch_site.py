@@ -10,6 +10,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from polysite import tree
 from polysite.data.case import Case
@@ -24,6 +25,7 @@ from polysite.train.settings import Train
 from polysite.tree import Tree
 
 SPLITS = ("train", "validation", "test")
+SMALL = 40**3  # voxels
 _FIXED = 1 << 32  # a round that never comes: the randomness of fixed patches
 
 
@@ -50,6 +52,8 @@ class Network:
         self.module.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.forward = torch.compile(self.module) if train.compile else self.module
         self.half = train.autocast and self.device.type == "cuda"
+        # a lone small volume falls to a slow convolution path on a CPU; beside a copy, without gradient, it does not
+        self.doubles = self.device.type == "cpu" and not any(isinstance(m, _BatchNorm) for m in module.modules())
         # not state_dict: DynUNet lists every tensor there twice
         self.parameters = {canonical(n): p for n, p in module.named_parameters()}
         buffers = {canonical(n): b for n, b in module.named_buffers() if b.is_floating_point()}
@@ -68,9 +72,10 @@ class Network:
             torch._foreach_copy_(list(self.leaves.values()), [params[k] for k in self.leaves])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.contiguous(memory_format=self.layout)
+        twice = len(x) == 1 and self.doubles and math.prod(x.shape[2:]) <= SMALL
+        x = (torch.cat([x, x]) if twice else x).contiguous(memory_format=self.layout)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
-            return self.forward(x).float()  # type: ignore[no-any-return]
+            return self.forward(x)[: 1 if twice else None].float()  # type: ignore[no-any-return]
 
 
 def _layout(module: torch.nn.Module) -> torch.memory_format:
