@@ -29,7 +29,7 @@ def save(path: Path, value: Any) -> None:
     """Write a value so that a crash at any moment leaves either the old file or the new one."""
     arrays: dict[str, np.ndarray] = {}
     shape = json.dumps(_flatten(value, "value", arrays))
-    header = {"checkpoint": shape, "sha256": _digest(shape, arrays)}
+    header = {"checkpoint": f"{_digest(shape, arrays)} {shape}"}  # one entry: several have no fixed order on disk
     write(path, lambda temporary: safetensors.numpy.save_file(arrays, temporary, metadata=header))
 
 
@@ -39,9 +39,10 @@ def load(path: Path, lift: Lift = lambda t: t, module: str = "polysite") -> Any:
         with safetensors.safe_open(path, "np") as file:
             header = file.metadata() or {}
             arrays = {k: file.get_tensor(k) for k in list(file.keys())}
-        if header["sha256"] != _digest(header["checkpoint"], arrays):
+        digest, _, shape = header["checkpoint"].partition(" ")
+        if digest != _digest(shape, arrays):
             raise RunError(f"{path} is damaged: its content does not match its digest")
-        return _restore(json.loads(header["checkpoint"]), dict(lift(arrays)), module)
+        return _restore(json.loads(shape), dict(lift(arrays)), module)
     except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
         raise RunError(f"{path} cannot be read as a checkpoint: {problem}") from problem
 
