@@ -166,6 +166,15 @@ def test_scores_are_those_of_monais_own_sliding_window_and_metric():
         assert scores[case.name]["loss"] == pytest.approx(LOSSES["dice"](logits, truth).item(), abs=1e-5)
 
 
+def test_flat_images_train_and_are_scored_like_volumes():
+    train = Train(**{**vars(PLAIN), "patch": (8, 8)})
+    flat = [Case("s", c.name, c.image[..., 0], c.label[..., 0], (1.0, 1.0)) for c in cases(4)]
+    net = Network(UNet(filters=(4, 8, 8)).build(dims=2, modalities=2, labels=1, seed=1), train)
+    s = TorchSite("s", net, {"train": flat[:3], "validation": flat[3:]}, ["L"], train, 0)
+    assert s.fit(s.start, epochs=20).loss < s.fit(s.start).loss
+    assert 0 <= s.score(s.start, s.cases("validation"))["s3"]["L"] <= 1
+
+
 def test_a_lone_case_trains_as_it_would_without_its_copy():
     alone, doubled = site(n=1), site(n=1)
     alone.network.doubles = False

@@ -27,14 +27,20 @@ class Run:
     folder: RunFolder
     result: Mapping[str, Any]
 
-    def dice(self, split: str = "test") -> dict[str, float]:
+    @property
+    def split(self) -> str:
+        """Which patients the scores are of: test, or validation where no case was kept for the test."""
+        return "test" if any(self.result["test"].values()) else "validation"
+
+    def dice(self) -> dict[str, float]:
         """Mean Dice of every hospital, over its cases and labels."""
-        return {site: rounds.mean_dice({site: scores}, "site") for site, scores in self.result[split].items() if scores}
+        scores = self.result[self.split]
+        return {site: rounds.mean_dice({site: cases}, "site") for site, cases in scores.items() if cases}
 
     @property
     def mean(self) -> float:
-        """Mean test Dice over all cases of all hospitals."""
-        return rounds.mean_dice(self.result["test"], "case")
+        """Mean Dice over all cases of all hospitals."""
+        return rounds.mean_dice(self.result[self.split], "case")
 
 
 def hospitals(study: Study) -> dict[str, TorchSite]:
@@ -104,6 +110,9 @@ def _log(folder: RunFolder) -> Iterator[logging.Logger]:
     log.setLevel(logging.INFO)
     try:
         yield log
+    except BaseException as problem:
+        log.error("stopped: %s: %s", type(problem).__name__, problem)
+        raise
     finally:
         log.removeHandler(handler)
         log.setLevel(before)

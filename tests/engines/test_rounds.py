@@ -88,6 +88,24 @@ def test_early_stopping_waits_as_long_as_told(tmp_path):
     )  # best at the first look, then three looks without a better
 
 
+def test_a_run_that_had_stopped_early_does_not_go_on_when_resumed(tmp_path):
+    class Dull(Quadratic):
+        def score(self, params, cases):
+            return {n: {"L": 0.5, "loss": 0.5} for n in cases}
+
+    plan, dull = Plan(rounds=50, patience=3), {"a": Dull(1.0, np.array([0.0]))}
+    folder = RunFolder.create(tmp_path / "run", "", 0)
+    train(FedAvg(), Simulator(FedAvg(), dull), START, plan, 0, folder)
+    before = last_model(folder)
+    (folder.path / "result.json").unlink()
+    (folder.path / "checkpoints" / ".round-000009.safetensors.partial").write_bytes(b"half")
+    engine = Simulator(FedAvg(), dull)
+    at = find_progress(folder, engine, FedAvg())
+    assert train(FedAvg(), engine, START, plan, 0, folder, resume=at)["rounds"] == 4
+    assert last_model(folder) == before and len(folder.records()) == 4
+    assert not list((folder.path / "checkpoints").glob(".*"))
+
+
 def test_personal_models_are_exported_one_by_one(tmp_path):
     _, folder = study(tmp_path, Local(), rounds=3)
     assert sorted(p.name for p in (folder.path / "models").iterdir()) == [

@@ -39,7 +39,7 @@ class Split:
         if len(set(names)) < n:
             twice = next(c for c in names if names.count(c) > 1)
             raise DataError(f"site {site!r} has two cases called {twice!r}; names of cases must be unique in a site")
-        test = max(1, round(self.test * n)) if self.test and n >= 3 else 0
+        test = min(max(1, round(self.test * n)), n - 2) if self.test and n >= 3 else 0
         validation = min(max(1, round(self.validation * n)), n - test - 1)
         order = np.random.default_rng([seed, crc32(site.encode())]).permutation(n)
         shuffled = [sorted(cases, key=lambda c: c.name)[i] for i in order]

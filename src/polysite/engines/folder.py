@@ -100,12 +100,13 @@ class RunFolder:
             raise RunError(f"round {record['round']} could not be recorded in {self.path}: {problem}") from problem
 
     def rewind(self, round: int) -> None:
-        """Forget the records after a round: it will be run again, to the same result."""
+        """Forget what came after a round, and what was being written: it will be run again, to the same result."""
         kept = "".join(json.dumps(r) + "\n" for r in self.records() if r["round"] <= round)
         checkpoint.write(self.path / "rounds.jsonl", lambda p: p.write_text(kept))
-        for path in (self.path / "checkpoints").glob("*.safetensors"):
-            if _round(path) > round:
-                path.unlink()
+        half = (p for inside in ("checkpoints", "models") for p in (self.path / inside).glob(".*.partial"))
+        late = (p for p in (self.path / "checkpoints").glob("*.safetensors") if _round(p) > round)
+        for path in (*half, *late):
+            path.unlink()
 
     def checkpoints(self) -> list[Path]:
         """Newest first."""

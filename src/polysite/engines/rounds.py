@@ -162,6 +162,9 @@ def train(
 ) -> Mapping[str, Any]:
     """Run all rounds, keep the best model, write everything down; returns the result that is also in the folder."""
     at = resume or Progress(-1, None, {})
+    if resume and _patience_is_out(plan, at):  # it was interrupted after its last round
+        transport.remember(at.memories)
+        return _finish(algorithm, transport, folder, at)
     began = time.perf_counter()
     for r in run(algorithm, transport, params, plan, seed, resume=resume, watch=watch):
         record = _record(r)
@@ -171,7 +174,7 @@ def train(
             at = _validate(algorithm, transport, plan, folder, at, record)
         record["elapsed"] = round(time.perf_counter() - began, 3)
         folder.append(record)
-        stop = plan.patience is not None and at.waited >= plan.patience
+        stop = _patience_is_out(plan, at)
         if (r.index + 1) % plan.checkpoint_every == 0 or last or stop:
             folder.keep(r.index, at)
         watch.round(record)
@@ -179,6 +182,10 @@ def train(
             log.info("stopped after round %d: %d validations without a better one", r.index, at.waited)
             break
     return _finish(algorithm, transport, folder, at)
+
+
+def _patience_is_out(plan: Plan, at: Progress) -> bool:
+    return plan.patience is not None and at.waited >= plan.patience
 
 
 def find_progress(folder: RunFolder, transport: Transport, algorithm: Algorithm[Any]) -> Progress | None:
