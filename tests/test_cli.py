@@ -114,12 +114,8 @@ def test_phantoms_written_as_nifti_train_like_a_folder(polysite, folder_config):
 @pytest.fixture
 def folder_config(polysite, tiny, tmp_path):
     """A configuration on NIfTI files, written by ``polysite phantom``."""
-    sets = [
-        w
-        for s in ("data.shape=[24,24,24]", "data.sites.north.cases=3", "data.sites.south.cases=3")
-        for w in ("--set", s)
-    ]
-    code, out, err = polysite("phantom", tmp_path / "data", *sets)
+    sites = "data.sites={north={cases=3},south={cases=3}}"
+    code, out, err = polysite("phantom", tmp_path / "data", "--set", "data.shape=[24,24,24]", "--set", sites)
     assert (code, err) == (0, "") and "6 cases of 2 hospitals" in out
     rest = TINY[TINY.index("[train]") :]
     path = tmp_path / "folder.toml"
@@ -151,6 +147,16 @@ CONFIGS = {
     "flat patch": ("[train]\npatch = [32, 32]", "2 sides for 3D data"),
     "no cases at a site": ("[data.sites.north]\ncases = 0", "data.sites.north: cases = 0"),
     "one case at a site": ("[data.sites.north]\ncases = 1", "site 'north' has one case, 'north-000'; it takes two"),
+    "a name that is a list": ('[algorithm]\nname = ["fedavg"]', "no algorithm called ['fedavg']"),
+    "negative seed": ("seed = -1", "seed = -1 must lie between"),
+    "negative momentum": ("[train]\nmomentum = -0.5", "train.momentum must not be negative"),
+    "no epochs": ("[algorithm]\nepochs = 0", "algorithm.epochs must be more than zero"),
+    "no patience": ("[run]\npatience = 0", "run.patience must be at least one"),
+    "pooled local training": (
+        '[algorithm]\nname = "local"\n[run]\npooled = true',
+        "goes with fedavg, not with 'local'",
+    ),
+    "no such device": ('[train]\ndevice = "mps"', "is not supported"),
     "no path": ('[data]\nname = "folder"', "data.path is missing"),
     "path is no folder": ('[data]\nname = "folder"\npath = "nowhere"', "'nowhere' is not a folder"),
     "unknown modality": ('[data.sites.north]\nmissing = ["t9"]', "t9"),
@@ -199,6 +205,12 @@ def put(value):
     return change
 
 
+def flip(path):
+    content = bytearray(Path(path).read_bytes())
+    content[len(content) // 2] ^= 255
+    Path(path).write_bytes(content)
+
+
 CASE = "north-001"
 FILE = f"data/north/{CASE}"
 DAMAGE = {
@@ -215,6 +227,7 @@ DAMAGE = {
         f"{FILE}/t2.nii.gz cannot be read",
     ),
     "not NIfTI": (lambda: Path(f"{FILE}/t2.nii.gz").write_bytes(b"hello"), f"{FILE}/t2.nii.gz cannot be read"),
+    "one flipped bit": (lambda: flip(f"{FILE}/t2.nii.gz"), f"{FILE}/t2.nii.gz cannot be read"),
     "missing modality": (
         lambda: Path(f"{FILE}/flair.nii.gz").unlink(),
         f"case '{CASE}' of site 'north' lacks flair.nii.gz",
@@ -251,17 +264,21 @@ cli.main()
 
 
 def test_a_full_disk_ends_in_a_sentence_and_loses_nothing(polysite, tiny):
-    """The kernel itself refuses to write beyond a size that the first checkpoints stay under and the models do not."""
-    polysite("train", tiny, "--quiet", "--out", "runs/before")
-    before = {p: p.read_bytes() for p in Path("runs/before").rglob("*") if p.is_file()}
-    limit = Path("runs/before/checkpoints/round-000001.safetensors").stat().st_size - 100
-    words = ["train", str(tiny), "--quiet", "--out", "runs/full"]
+    """A run that stands after round 1 of 4 goes on where the kernel refuses files as large as a checkpoint."""
+    polysite(
+        "train", tiny, "--quiet", "--out", "runs/whole", "--set", "run.rounds=4", "--set", "run.checkpoint_every=1"
+    )
+    polysite("train", tiny, "--quiet", "--out", "runs/full", "--set", "run.rounds=4", "--set", "run.checkpoint_every=2")
+    full = Path("runs/full")
+    for late in (full / "result.json", *full.glob("checkpoints/*-00000[23].safetensors"), *full.glob("models/*")):
+        late.unlink()
+    before = {p: p.read_bytes() for p in full.glob("checkpoints/*")}
+    limit = Path("runs/whole/checkpoints/round-000003.safetensors").stat().st_size - 2000
+    words = ["train", "--resume", str(full), "--quiet"]
     run = subprocess.run([sys.executable, "-c", FULL.format(limit=limit, words=words)], capture_output=True, text=True)
     assert run.returncode == 2 and run.stderr.count("\n") == 1 and "could not be written" in run.stderr, run.stderr
-    assert {p: p.read_bytes() for p in Path("runs/before").rglob("*") if p.is_file()} == before
-    assert not [p for p in Path("runs/full").rglob("*") if "partial" in p.name]
-    assert polysite("train", "--resume", "runs/full", "--quiet")[0] == 0  # once there is room again
-    assert (
-        Path("runs/full/models/last.safetensors").read_bytes()
-        == Path("runs/before/models/last.safetensors").read_bytes()
-    )
+    assert len(before) == 2 and {p: p.read_bytes() for p in full.glob("checkpoints/*")} == before
+    assert not [p for p in full.rglob("*") if "partial" in p.name]
+    assert polysite("train", "--resume", full, "--quiet")[0] == 0  # once there is room again
+    last = "models/last.safetensors"
+    assert (full / last).read_bytes() == (Path("runs/whole") / last).read_bytes()

@@ -10,7 +10,7 @@ from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server import Adam, Sgd
 from polysite.config import Study, dump, parse
 from polysite.data.folder import Folder
-from polysite.data.phantom import Hospital
+from polysite.data.phantom import Hospital, four_hospitals
 from polysite.data.sources import Phantom
 from polysite.engines.rounds import Plan
 from polysite.models.unet import UNet
@@ -22,7 +22,16 @@ STUDIES = {
     "another algorithm": Study(seed=7, algorithm=Scaffold(uniform=False), run=Plan(patience=3, best="site")),
     "no hyper-parameters": Study(algorithm=Local()),
     "own network": Study(model=UNet(filters=(4, 8, 12), bias=False), train=Train(patch=(20, 16, 12), steps=5)),
-    "hospitals": Study(data=Phantom(sites={"a b": Hospital(missing=("t1", "t2")), "ü": Hospital(gamma=0.5)})),
+    "hospitals": Study(
+        data=Phantom(
+            sites={
+                "a b": Hospital(missing=("t1", "t2")),
+                "ü": Hospital(gamma=0.5),
+                "server": Hospital(),
+                "data": Hospital(),
+            }
+        )
+    ),
     "folder": Study(data=Folder(path="x", labels={"WT": (1, 2), "TC": (1,)}, exclude=("EZ",))),
 }
 
@@ -51,5 +60,9 @@ def test_overrides_reach_everything():
             "train.loss": "dice_ce",
         },
     )
-    assert study.algorithm == Scaffold(lr=0.5) and study.data.sites == {"x": Hospital(missing=("t2",))}
+    assert study.algorithm == Scaffold(lr=0.5)
+    assert study.data.sites == {**four_hospitals(), "x": Hospital(missing=("t2",))}
+    one = parse("", {"data.sites.island.noise": "0.5"}).data.sites
+    assert one == {**four_hospitals(), "island": replace(four_hospitals()["island"], noise=0.5)}
+    assert parse("", {"data.sites": "{y={}}"}).data.sites == {"y": Hospital()}
     assert study.train.loss == "dice_ce"

@@ -108,6 +108,7 @@ INDEX = {"payload": json.dumps([["m", ["w"]]])}
         ),
         (hostile({"__metadata__": {"payload": json.dumps([["a/b", None]])}, "a/b": entry()}, bytes(4)), "plain names"),
         (hostile({"m/w": entry()}, bytes(4)), "header"),
+        (hostile({"__metadata__": {"payload": json.dumps([["self", None]])}}), "damaged"),
         (hostile([1, 2]), "header"),
         ((1 << 62).to_bytes(8, "little") + b"{}", "announces"),
         (b"\x80\x04\x95pickle", "announces"),

@@ -56,6 +56,12 @@ def test_weights_that_mean_nothing_are_refused(weights):
         tree.mean(models(2), weights)
 
 
+def test_different_shapes_are_refused():
+    for a, b in (((4,), (1,)), ((2, 3), (3, 2))):
+        with pytest.raises(ValueError, match="one shape"):
+            tree.mean([{"w": np.ones(a)}, {"w": np.ones(b)}])
+
+
 def test_different_names_are_refused():
     with pytest.raises(KeyError, match="differ in"):
         tree.add({"a": np.ones(1)}, {"b": np.ones(1)})

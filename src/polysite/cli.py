@@ -67,6 +67,11 @@ def train(
 
     if resume and (config or override or out):
         raise PolysiteError("--resume takes its configuration from the run folder; leave out the file, --set and --out")
+    if resume and print_config:
+        from polysite.engines.folder import RunFolder
+
+        print(RunFolder.open(resume).config, end="")
+        return
     if not resume:
         given = _overrides(override or [])
         study = configuration.load(config, given) if config else configuration.parse("", given)

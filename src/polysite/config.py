@@ -40,6 +40,11 @@ class Study:
     run: Plan = Plan()
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed = {self.seed} must lie between 0 and 2**63")
+        if self.run.pooled and not isinstance(self.algorithm, FedAvg):
+            name = name_of(self.algorithm)
+            raise ConfigError(f"run.pooled is centralised training and goes with fedavg, not with {name!r}")
         self.train.allow(self.algorithm, name_of(self.algorithm))
         if len(self.train.patch) != self.data.dims:
             raise ConfigError(
@@ -71,7 +76,7 @@ def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "t
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"{where} is not valid TOML: {problem}") from problem
     for key, value in (overrides or {}).items():
-        _put(given, key, value)
+        _put(given, key, value, Study())
     return _build(Study, given, "")  # type: ignore[no-any-return]
 
 
@@ -84,29 +89,28 @@ def dump(study: Study) -> str:
     return tomli_w.dumps(_plain(study))
 
 
-# What a section's ``name`` may be: name -> the default instance of that kind.
-def _choices(section: str) -> Mapping[str, Any] | None:
-    if section == "algorithm":
+def _choices(at: str) -> Mapping[str, Any] | None:
+    """What the ``name`` of the section at this path may be: name -> a class, or an instance that the keys vary."""
+    if at == "algorithm":
         return {n: find(n, ALGORITHMS, "algorithm") for n in ALGORITHMS}
-    if section == "server":
+    if at == "algorithm.server":
         return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
     found: dict[str, Mapping[str, Any]] = {"model": MODELS, "data": SOURCES}
-    return found.get(section)
+    return found.get(at)
 
 
-def _name_in(section: str, value: Any) -> str | None:
-    """The shortest way to say which of the choices a value is."""
-    if section in ("algorithm", "server"):
+def _name_in(at: str, value: Any) -> str | None:
+    """The name that says best which of the choices a value is."""
+    if at in ("algorithm", "algorithm.server"):
         return name_of(value)
-    choices = _choices(section) or {}
+    choices = _choices(at) or {}
     same = [n for n, c in choices.items() if (c if isinstance(c, type) else type(c)) is type(value)]
     return next((n for n in same if choices[n] == value), same[0] if same else None)
 
 
 def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     """One value of the wanted type from what TOML gave."""
-    section = at.rpartition(".")[2]
-    choices = _choices(section)
+    choices = _choices(at)
     if choices is not None and isinstance(given, Mapping):
         return _chosen(choices, dict(given), at, default)
     if is_dataclass(kind):
@@ -130,18 +134,16 @@ def _scalar(kind: Any, given: Any, at: str) -> Any:
         return float(given)
     if kind in (int, float, str, bool) and type(given) is kind:
         return given
-    return _refuse(
-        at, given, f"must be {'a list' if get_origin(kind) is tuple else getattr(kind, '__name__', 'a section')}"
-    )
+    wanted = {tuple: "a list", Mapping: "a section"}.get(get_origin(kind)) or getattr(kind, "__name__", "a section")
+    return _refuse(at, given, f"must be {wanted}")
 
 
 def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default: Any) -> Any:
-    section = at.rpartition(".")[2]
-    name = given.pop("name", _name_in(section, default) if default is not None else None)
+    name = given.pop("name", _name_in(at, default) if default is not None else None)
     if name is None:
         raise ConfigError(f"[{at}] needs a name; known: {', '.join(sorted(choices))}")
-    if name not in choices:
-        raise ConfigError(f"there is no {section} called {name!r}; {nearest(str(name), choices)}")
+    if not isinstance(name, str) or name not in choices:
+        raise ConfigError(f"there is no {at.rpartition('.')[2]} called {name!r}; {nearest(str(name), choices)}")
     chosen = choices[name]
     if isinstance(chosen, type):
         return _instance(chosen, given, at, default if type(default) is chosen else None)
@@ -179,11 +181,15 @@ def _refuse(at: str, given: Any, why: str) -> Any:
     raise ConfigError(f"{at or 'the configuration'} = {given!r} {why}")
 
 
-def _put(given: dict[str, Any], key: str, text: str) -> None:
-    """Set ``a.b.c`` to what the text says in TOML; text that is no TOML value is taken as a string."""
+def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
+    """Set ``a.b.c`` to what the text says in TOML; text that is no TOML value is taken as a string.
+
+    A mapping that the file does not give (the phantom hospitals) keeps its other entries.
+    """
     *sections, last = key.split(".")
     for name in sections:
-        given = given.setdefault(name, {})
+        default = default.get(name) if isinstance(default, Mapping) else getattr(default, name, None)
+        given = given.setdefault(name, _plain(default) if isinstance(default, Mapping) else {})
         if not isinstance(given, dict):
             raise ConfigError(f"--set {key}={text}: {name!r} is a value, not a section")
     try:
@@ -192,12 +198,12 @@ def _put(given: dict[str, Any], key: str, text: str) -> None:
         given[last] = text
 
 
-def _plain(value: Any, section: str = "") -> Any:
+def _plain(value: Any, at: str = "") -> Any:
     """A value as TOML has it; a key whose value is None is left out."""
     if is_dataclass(value):
-        name = _name_in(section, value) if _choices(section) is not None else None
-        inside = {f.name: _plain(getattr(value, f.name), f.name) for f in fields(value) if f.init}
+        name = _name_in(at, value) if _choices(at) is not None else None
+        inside = {f.name: _plain(getattr(value, f.name), f"{at}.{f.name}".strip(".")) for f in fields(value) if f.init}
         return {**({"name": name} if name else {}), **{k: v for k, v in inside.items() if v is not None}}
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+        return {k: _plain(v, f"{at}.{k}") for k, v in value.items()}
+    return [_plain(v, f"{at}[]") for v in value] if isinstance(value, tuple) else value

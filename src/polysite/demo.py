@@ -11,6 +11,7 @@ from polysite.algorithms.local import Local
 from polysite.config import Study
 from polysite.engines.folder import RunFolder
 from polysite.engines.rounds import Watch, mean_dice
+from polysite.errors import RunError
 from polysite.report import figures, page, tables
 from polysite.report.runs import Summary, read
 
@@ -48,6 +49,8 @@ def studies(base: Study) -> dict[str, Study]:
 def run(out: Path | None, seed: int, watch: Watch) -> Path:
     """Train all three, write the page; returns its path."""
     root = out or RunFolder.fresh(Path("demo"), f"seed{seed}")
+    if root.exists():
+        raise RunError(f"{root} exists already; name a new folder")
     chosen = studies(config.parse(STUDY, {"seed": str(seed)}))
     for name, each in chosen.items():
         study.run(each, root / name, watch)
@@ -98,7 +101,11 @@ def _figures(runs: list[Summary], local: Study, root: Path) -> list[page.Shown]:
         local.data.label_names,
     )
     return [
-        page.Shown("Hospital by hospital", figures.bars(runs), "Error bars: standard error over patients."),
+        page.Shown(
+            "Hospital by hospital",
+            figures.bars(runs),
+            "Error bars: standard error over patients. FedAvg trains with twice the learning rate of the other two.",
+        ),
         page.Shown("Round by round", figures.curves(runs), "The mark is the round chosen on the validation patients."),
         page.Shown(
             "Whose model works on whose patients?",

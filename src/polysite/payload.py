@@ -14,6 +14,7 @@ True
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,8 @@ class Payload(Mapping[str, Any]):
 
     __slots__ = ("_fields",)
 
-    def __init__(self, **fields: tree.Tree | float):
-        self._fields = {k: dict(v) if isinstance(v, Mapping) else float(v) for k, v in fields.items()}
+    def __init__(self, /, **fields: tree.Tree | float):
+        self._fields = {k: MappingProxyType(dict(v)) if isinstance(v, Mapping) else float(v) for k, v in fields.items()}
 
     def __getitem__(self, name: str) -> Any:
         try:

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from polysite import config
 from polysite.algorithms import name_of
 from polysite.config import Study
+from polysite.data.folder import Folder
 from polysite.data.prepare import prepare
 from polysite.engines import rounds
 from polysite.engines.folder import RunFolder
@@ -69,8 +70,9 @@ def run(study: Study, out: Path | str | None = None, watch: rounds.Watch = round
     engine = simulator(study)  # before the folder: bad data leaves nothing behind
     name = POOLED if study.run.pooled else name_of(study.algorithm)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), name)
-    folder = RunFolder.create(path, config.dump(study), study.seed)
-    return _train(study, engine, folder, None, watch)
+    folder = RunFolder.create(path, config.dump(_pinned(study)), study.seed)
+    with folder.alone():
+        return _train(study, engine, folder, None, watch)
 
 
 def resume(path: Path | str, watch: rounds.Watch = rounds.Watch()) -> Run:
@@ -78,17 +80,26 @@ def resume(path: Path | str, watch: rounds.Watch = rounds.Watch()) -> Run:
     folder = RunFolder.open(Path(path))
     if folder.finished:
         return Run(folder, folder.result)
-    study = config.parse(folder.config, where=str(folder.path / "config.toml"))
-    engine = simulator(study)
-    with _log(folder):
-        at = rounds.find_progress(folder, engine, study.algorithm)
-    return _train(study, engine, folder, at, watch)
+    with folder.alone():
+        study = config.parse(folder.config, where=str(folder.path / "config.toml"))
+        engine = simulator(study)
+        with _log(folder):
+            at = rounds.find_progress(folder, engine, study.algorithm)
+        return _train(study, engine, folder, at, watch)
+
+
+def _pinned(study: Study) -> Study:
+    """The study as it can be resumed from anywhere: a folder by its full path, its modalities by name."""
+    if not isinstance(study.data, Folder):
+        return study
+    path = str(Path(study.data.path).resolve())
+    return replace(study, data=replace(study.data, path=path, modalities=study.data.modality_names))
 
 
 def _train(study: Study, engine: Simulator, folder: RunFolder, at: rounds.Progress | None, watch: rounds.Watch) -> Run:
     with _log(folder) as log:
         log.info("%s over %s", name_of(study.algorithm), ", ".join(engine.names))
-        watch.begin(folder.path.name, study.run.rounds, at.round + 1 if at else 0)
+        watch.begin(folder.path.name, study.run.rounds, *((at.round + 1, at.best_dice) if at else (0, 0.0)))
         start = next(iter(engine.sites.values())).start
         result = rounds.train(study.algorithm, engine, start, study.run, study.seed, folder, resume=at, watch=watch)
         watch.end()

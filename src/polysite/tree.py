@@ -78,6 +78,8 @@ def mean(trees: Iterable[Tree], weights: Iterable[float] | None = None) -> Tree:
 def _blend(leaves: tuple[Any, ...], shares: list[float]) -> Any:
     """The sum of share x leaf, slice by slice: the running sum stays in cache while every leaf is read once."""
     first = leaves[0]
+    if any(x.shape != first.shape for x in leaves):
+        raise ValueError(f"a mean needs leaves of one shape, got {sorted({tuple(x.shape) for x in leaves})}")
     tensor = hasattr(first, "new_zeros")
     out: Any = first.new_empty(first.shape) if tensor else np.empty(np.shape(first), np.result_type(first, 1.0))
     flat, columns = out.reshape(-1), [x.reshape(-1) for x in leaves]

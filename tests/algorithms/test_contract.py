@@ -126,8 +126,16 @@ def test_order_of_replies_does_not_matter(algorithm):
 
 @every
 def test_a_site_may_drop_out(algorithm):
-    state, _ = simulate(algorithm, share=0.5)
-    assert all(np.isfinite(a).all() for a in arrays(state))
+    """Who is asked and does not answer leaves the same state as who was not asked."""
+    s = sites()
+    state = algorithm.init(START, sorted(s))
+    sent = algorithm.send(state, sorted(s))
+    replies = {i: algorithm.local(sent[i], Payload(), s[i])[0] for i in s if i != "b"}
+    some = algorithm.send(state, ["a", "c", "d"])
+    asked = {i: algorithm.local(some[i], Payload(), s[i])[0] for i in some}
+    assert same(algorithm.merge(state, replies), algorithm.merge(state, asked))
+    final, _ = simulate(algorithm, share=0.5)
+    assert all(np.isfinite(a).all() for a in arrays(final))
 
 
 @every

@@ -1,6 +1,8 @@
 """The rounds: sampling, validation, the best round, early stopping, records, checkpoints."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,7 +134,9 @@ def test_a_new_run_never_overwrites(tmp_path):
     with pytest.raises(RunError, match="never overwrites"):
         study(tmp_path, rounds=2)
     assert (tmp_path / "run" / "result.json").read_bytes() == before
-    assert RunFolder.fresh(tmp_path, "x") != RunFolder.fresh(tmp_path, "y")
+    first = RunFolder.fresh(tmp_path, "x")
+    first.mkdir()
+    assert RunFolder.fresh(tmp_path, "x") != first
 
 
 def interrupted(tmp_path, rounds_done):
@@ -153,24 +157,55 @@ def last_model(folder):
     return load_file(folder.path / "models" / "last.safetensors")["w"].tobytes()
 
 
-@pytest.mark.parametrize("damage", ["none", "truncated", "altered", "empty", "both"])
+def harm(path, damage):
+    content = bytearray(path.read_bytes())
+    if damage == "altered":
+        content[-1] ^= 1
+    path.write_bytes(b"" if damage == "empty" else content if damage == "altered" else content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("damage", ["none", "truncated", "altered", "empty", "best"])
 def test_resume_uses_the_newest_checkpoint_that_is_whole(tmp_path, damage, caplog):
     _, whole = study(tmp_path, name="whole", rounds=12, checkpoint_every=2)
     half = interrupted(tmp_path, 8)
     newest, before = half.checkpoints()
-    for path in {"none": (), "both": (newest, before)}.get(damage, (newest,)):
-        content = bytearray(path.read_bytes())
-        if damage == "altered":
-            content[-1] ^= 1
-        path.write_bytes(b"" if damage == "empty" else content if damage == "altered" else content[: len(content) // 2])
+    if damage == "best":  # of the newest alone: the one before keeps its own
+        progress = [checkpoint.load(p).best_round for p in (newest, before)]
+        shutil.copy(half.best(progress[0]), half.best(6))
+        checkpoint.save(newest, replace(checkpoint.load(newest), best_round=6))
+        harm(half.best(6), "truncated")
+    elif damage != "none":
+        harm(newest, damage)
     at = finish(half)
-    assert (at.round if at else None) == {"none": 7, "both": None}.get(damage, 5)
-    assert (newest.name in caplog.text) == (damage != "none")  # it is said
+    assert at.round == (7 if damage == "none" else 5)
+    assert ("trying the checkpoint before" in caplog.text) == (damage != "none")  # it is said
+    assert len(list((half.path / "checkpoints").glob("*.damaged"))) == (damage != "none")  # and nothing thrown away
     assert last_model(half) == last_model(whole)
     assert [r["round"] for r in half.records()] == list(range(12))
-    assert [{**r, "elapsed": 0, "sites": 0} for r in half.records()] == [
-        {**r, "elapsed": 0, "sites": 0} for r in whole.records()
-    ]
+    quiet = {"elapsed": 0, "sites": 0}
+    assert [{**r, **quiet} for r in half.records()] == [{**r, **quiet} for r in whole.records()]
+
+
+def test_a_run_whose_checkpoints_are_all_unreadable_is_left_alone(tmp_path):
+    half = interrupted(tmp_path, 8)
+    for path in half.checkpoints():
+        harm(path, "truncated")
+    before = {p: p.read_bytes() for p in half.path.rglob("*") if p.is_file()}
+    with pytest.raises(RunError, match="nothing was changed"):
+        finish(half)
+    assert {p: p.read_bytes() for p in half.path.rglob("*") if p.is_file()} == before
+
+
+def test_two_processes_cannot_write_one_run(tmp_path):
+    _, folder = study(tmp_path, rounds=1)
+    with (
+        folder.alone(),
+        pytest.raises(RunError, match="in use by another process"),
+        RunFolder.open(folder.path).alone(),
+    ):
+        pass
+    with folder.alone():
+        pass
 
 
 def test_a_record_cut_short_is_forgotten(tmp_path):

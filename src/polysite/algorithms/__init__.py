@@ -1,6 +1,6 @@
 """One algorithm, one file: a frozen dataclass of hyper-parameters with five pure methods.
 
-``ALGORITHMS`` names them all; ``create`` and ``describe`` import a file only when it is asked for.
+``ALGORITHMS`` names them all; ``find`` and ``describe`` import a file only when it is asked for.
 """
 
 from collections.abc import Iterator

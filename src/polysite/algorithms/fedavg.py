@@ -39,6 +39,9 @@ class FedAvg:
     plain_sgd: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        for name in ("lr", "epochs", "steps"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ConfigError(f"algorithm.{name} must be more than zero, got {getattr(self, name)}")
         if self.epochs is not None and self.steps is not None:
             raise ConfigError(
                 f"fedavg trains a fixed number of epochs or of steps, not both (epochs = {self.epochs}, "

@@ -3,6 +3,7 @@
 ``SITE/CASE/modality.nii.gz`` for every modality, with the truth in ``SITE/CASE/seg.nii.gz`` beside them.
 """
 
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 from nibabel.filebasedimages import ImageFileError
+from nibabel.spatialimages import HeaderDataError
 
 from polysite.data.case import Case, channels
 from polysite.errors import ConfigError, DataError
@@ -92,7 +94,7 @@ def _open(file: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         image = nibabel.nifti1.load(file)
         array = np.asanyarray(image.dataobj)
-    except (OSError, EOFError, ValueError, TypeError, ImageFileError) as problem:
+    except (OSError, EOFError, ValueError, TypeError, zlib.error, ImageFileError, HeaderDataError) as problem:
         raise DataError(f"{file} cannot be read as NIfTI: {problem}") from problem
     if array.ndim != 3:
         raise DataError(f"{file} has {array.ndim} dimensions; a volume has 3")

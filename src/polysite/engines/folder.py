@@ -13,12 +13,15 @@
 A new run gets a new folder; nothing is ever overwritten.
 """
 
+import fcntl
 import json
 import os
 import platform
 import secrets
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -54,6 +57,7 @@ class RunFolder:
             (draft / "rounds.jsonl").touch()
             draft.rename(path)
         except OSError as problem:
+            shutil.rmtree(draft, ignore_errors=True)
             raise RunError(f"the run folder {path} could not be made: {problem}") from problem
         return cls(path)
 
@@ -69,6 +73,16 @@ class RunFolder:
         stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
         candidates = (root / (stem if k == 1 else f"{stem}-{k}") for k in range(1, 10_000))
         return next(p for p in candidates if not p.exists())
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One process at a time; a killed one lets go by itself."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as problem:
+                raise RunError(f"{self.path} is in use by another process; wait for it or stop it first") from problem
+            yield
 
     @property
     def config(self) -> str:
@@ -118,11 +132,24 @@ class RunFolder:
     def keep(self, round: int, value: Any) -> None:
         """Write a checkpoint, then let go of what the last two do not need (each: the newest best up to its round)."""
         checkpoint.save(self.path / "checkpoints" / f"round-{round:06d}.safetensors", value)
+        self._prune()
+
+    def keep_best(self, round: int, value: Any) -> None:
+        """Write the best so far."""
+        checkpoint.save(self.best(round), value)
+        self._prune()
+
+    def _prune(self) -> None:
         kept, old = self.checkpoints()[:KEPT], self.checkpoints()[KEPT:]
         bests = sorted((self.path / "checkpoints").glob("best-*.safetensors"))
-        needed = {max((b for b in bests if _round(b) <= _round(c)), default=None) for c in kept}
+        needed = {max((b for b in bests if _round(b) <= _round(c)), default=None) for c in kept} | set(bests[-1:])
         for path in (*old, *(b for b in bests if b not in needed)):
             path.unlink()
+
+    def set_aside(self, damaged: Iterable[Path]) -> None:
+        """Out of the way, but not gone: somebody may want to look."""
+        for path in damaged:
+            path.rename(path.with_name(f"{path.name}.damaged"))
 
     def save_model(self, name: str, model: Tree) -> None:
         arrays = {k: plain(v) for k, v in model.items()}

@@ -40,6 +40,8 @@ class Plan:
         for name in ("rounds", "validate_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"run.{name} must be at least one, got {getattr(self, name)}")
+        if self.patience is not None and self.patience < 1:
+            raise ConfigError(f"run.patience must be at least one, got {self.patience}")
         if not 0 < self.share <= 1:
             raise ConfigError(f"run.share must lie in (0, 1], got {self.share}")
 
@@ -114,7 +116,7 @@ class Progress:
 class Watch:
     """Looks on; the command line shows progress with it. Does nothing by itself."""
 
-    def begin(self, title: str, rounds: int, done: int) -> None: ...
+    def begin(self, title: str, rounds: int, done: int, best: float) -> None: ...
 
     def end(self) -> None: ...
 
@@ -190,17 +192,25 @@ def _patience_is_out(plan: Plan, at: Progress) -> bool:
 
 def find_progress(folder: RunFolder, transport: Transport, algorithm: Algorithm[Any]) -> Progress | None:
     """The newest checkpoint that can be read; a damaged one is reported and the one before is used."""
-    for path in folder.checkpoints():
+    found, module = folder.checkpoints(), type(algorithm).__module__
+    for path in found:
         try:
-            at = checkpoint.load(path, transport.lift, type(algorithm).__module__)
+            at: Progress = checkpoint.load(path, transport.lift, module)
+            if at.best_round >= 0:
+                checkpoint.load(folder.best(at.best_round), module=module)
         except RunError as problem:
             log.warning("%s; trying the checkpoint before it", problem)
             continue
-        log.info("resuming after round %d from %s", at.round, path.name)
+        folder.set_aside(found[: found.index(path)])
         folder.rewind(at.round)
-        return at  # type: ignore[no-any-return]
+        log.info("resuming after round %d from %s", at.round, path.name)
+        return at
+    if found:
+        raise RunError(
+            f"none of the checkpoints of {folder.path} can be read; nothing was changed, its log.txt says why"
+        )
     folder.rewind(-1)
-    log.info("no usable checkpoint yet: starting from round 0")
+    log.info("no checkpoint yet: starting from round 0")
     return None
 
 
@@ -251,7 +261,7 @@ def _validate(
     record["validation"] = {i: _per_label(s) for i, s in scores.items()}
     record["mean_dice"], record["best_round"] = dice, at.best_round
     if better:
-        checkpoint.save(folder.best(at.round), at)
+        folder.keep_best(at.round, at)
     return at
 
 

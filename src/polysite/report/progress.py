@@ -19,10 +19,10 @@ class Bar(Watch):
         self.bars, self.best = bars, 0.0
         self.task: TaskID | None = None
 
-    def begin(self, title: str, rounds: int, done: int = 0) -> None:
+    def begin(self, title: str, rounds: int, done: int, best: float) -> None:
         self.bars.start()  # not before: a refusal is printed without an empty bar above it
         self.task = self.bars.add_task(f"{title:12}", total=rounds, completed=done, note="")
-        self.best = 0.0
+        self.best = max(best, 0.0)
 
     def site(self, round: int, site: str, done: int, of: int) -> None:
         self._show(round + done / of, f"round {round + 1} · {site}")

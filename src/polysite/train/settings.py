@@ -32,6 +32,9 @@ class Train:
                 raise ConfigError(f"train.{name} must be more than zero, got {getattr(self, name)}")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"train.steps must be at least one, got {self.steps}")
+        for name in ("momentum", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"train.{name} must not be negative, got {getattr(self, name)}")
         if self.momentum and self.optimiser != "sgd":
             raise ConfigError(f"train.momentum = {self.momentum} goes with optimiser = 'sgd', not {self.optimiser!r}")
         if not 0 <= self.overlap < 1:

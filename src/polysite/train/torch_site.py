@@ -37,8 +37,10 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as problem:
         raise ConfigError(f"train.device = {name!r} is no device; use 'auto', 'cpu' or 'cuda'") from problem
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"train.device = {name!r}, but torch sees no GPU here; use 'auto' or 'cpu'")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"train.device = {name!r} is not supported; use 'auto', 'cpu' or 'cuda'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"train.device = {name!r}, but torch sees {torch.cuda.device_count()} GPUs here; use 'auto'")
     return device
 
 
@@ -68,6 +70,9 @@ class Network:
         if params.keys() != self.leaves.keys():
             odd = sorted(params.keys() ^ self.leaves.keys())
             raise ConfigError(f"these parameters do not belong to this model; they differ in {odd[:3]}")
+        odd = [k for k, v in self.leaves.items() if params[k].shape != v.shape]
+        if odd:
+            raise ConfigError(f"these parameters do not belong to this model; {odd[0]!r} has another shape")
         with torch.no_grad():
             torch._foreach_copy_(list(self.leaves.values()), [params[k] for k in self.leaves])
 
@@ -174,9 +179,11 @@ class TorchSite:
                 optimiser.step()
                 total, count = total + loss.detach(), count + 1
         fit = Fit(self.network.read(), float(total) / max(count, 1), count, count * rate)
-        if not math.isfinite(fit.loss):
+        sound = torch.stack(torch._foreach_norm(list(fit.params.values()))).isfinite().all()
+        if not (math.isfinite(fit.loss) and sound):
             raise RunError(
-                f"training diverged at site {self.name!r} in round {self.round}: the loss is {fit.loss}; lower train.lr"
+                f"training diverged at site {self.name!r} in round {self.round}: "
+                f"the loss is {fit.loss} or a parameter is not finite; lower train.lr"
             )
         self.fits.append(fit)
         return fit
