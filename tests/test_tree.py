@@ -32,6 +32,7 @@ def test_arrays_and_tensors_agree():
     ts = [{k: torch.tensor(v) for k, v in m.items()} for m in ms]
     a, b = tree.mean(ms, [1, 2, 3, 4, 5]), tree.mean(ts, [1, 2, 3, 4, 5])
     for name in a:
+        assert isinstance(b[name], torch.Tensor) and b[name].dtype == ts[0][name].dtype
         assert b[name].numpy() == pytest.approx(a[name], abs=1e-6)
     assert tree.norm(ts[0]) == pytest.approx(tree.norm(ms[0]), rel=1e-5)
     assert tree.dot(ts[0], ts[1]) == pytest.approx(tree.dot(ms[0], ms[1]), rel=1e-3, abs=1e-2)
@@ -58,7 +59,7 @@ def test_weights_that_mean_nothing_are_refused(weights):
 
 def test_different_shapes_are_refused():
     for a, b in (((4,), (1,)), ((2, 3), (3, 2))):
-        with pytest.raises(ValueError, match="one shape"):
+        with pytest.raises(ValueError, match="same names and shapes"):
             tree.mean([{"w": np.ones(a)}, {"w": np.ones(b)}])
 
 

@@ -9,7 +9,10 @@ offer, so that models stay where they are: on a GPU inside the simulator, in pla
 array([1.5, 3. ])
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,9 +20,7 @@ import numpy as np
 
 Tree = Mapping[str, Any]
 
-# Elements in a slice of a mean, measured in bench/aggregate.py: an operation on a tensor costs more to start, one on
-# an array leaves a product behind that should still be in cache when it is added.
-TENSOR_SLICE, ARRAY_SLICE = 1 << 21, 1 << 17
+TENSOR_SLICE, ARRAY_SLICE = 1 << 22, 1 << 18  # elements in a slice of a mean; measured in bench/aggregate.py
 
 
 def map(f: Callable[..., Any], *trees: Tree) -> Tree:
@@ -72,26 +73,62 @@ def mean(trees: Iterable[Tree], weights: Iterable[float] | None = None) -> Tree:
             f"a mean of {len(trees)} trees needs as many finite weights, none negative, not all zero; got {given}"
         )
     shares = [w / total for w in given]
-    return map(lambda *leaves: _blend(leaves, shares), *trees)
+    for name in trees[0]:
+        shapes = {tuple(t[name].shape) for t in trees if t.keys() == trees[0].keys()}
+        if len(shapes) != 1:
+            raise ValueError(f"a mean needs trees of the same names and shapes; {name!r} has {sorted(shapes)}")
+    if all(hasattr(x, "add_") for x in trees[0].values()):
+        return map(lambda *leaves: _mean_of_tensors(leaves, shares), *trees)
+    return _mean_of_arrays(trees, shares)
 
 
-def _blend(leaves: tuple[Any, ...], shares: list[float]) -> Any:
-    """The sum of share x leaf, slice by slice: the running sum stays in cache while every leaf is read once."""
-    first = leaves[0]
-    if any(x.shape != first.shape for x in leaves):
-        raise ValueError(f"a mean needs leaves of one shape, got {sorted({tuple(x.shape) for x in leaves})}")
-    tensor = hasattr(first, "new_zeros")
-    out: Any = first.new_empty(first.shape) if tensor else np.empty(np.shape(first), np.result_type(first, 1.0))
+def _mean_of_tensors(leaves: tuple[Any, ...], shares: list[float]) -> Any:
+    """The sum of share x leaf in slices: every leaf is read once, while the running sum stays in cache."""
+    out = _room_for(leaves[0])
     flat, columns = out.reshape(-1), [x.reshape(-1) for x in leaves]
-    step = max(len(flat), 1) if getattr(first, "is_cuda", False) else TENSOR_SLICE if tensor else ARRAY_SLICE
-    for start in range(0, len(flat), step):
-        part = flat[start : start + step]
-        part[...] = 0
+    step = len(flat) if getattr(out, "is_cuda", False) else TENSOR_SLICE
+    for start in range(0, len(flat), max(step, 1)):
+        part = flat[start : start + step].zero_()
         for x, share in zip(columns, shares, strict=True):
-            if tensor:
-                part.add_(x[start : start + step], alpha=share)  # multiplies and adds in one pass
-            else:
-                part += x[start : start + step] * share
+            part.add_(x[start : start + step], alpha=share)  # multiplies and adds in one pass, with all threads
+    return out
+
+
+def _room_for(x: Any) -> Any:
+    """Memory for a result. NumPy asks for huge pages, which spares a large model thousands of page faults."""
+    wrap = getattr(sys.modules.get(type(x).__module__), "from_numpy", None)
+    if wrap is None or getattr(x, "is_cuda", False):
+        return x.new_empty(x.shape)
+    return wrap(np.empty(tuple(x.shape), str(x.dtype).rpartition(".")[2]))
+
+
+def _mean_of_arrays(trees: list[Tree], shares: list[float]) -> Tree:
+    """The same for arrays. NumPy works on one core and leaves a product behind, but lets threads go on beside it."""
+    out = {k: np.empty(np.shape(x), np.result_type(x, 1.0)) for k, x in trees[0].items()}
+    jobs = [
+        (total, leaves, slice(start, start + ARRAY_SLICE))
+        for total, leaves in ((out[k].reshape(-1), [t[k].reshape(-1) for t in trees]) for k in out)
+        for start in range(0, len(total), ARRAY_SLICE)
+    ]
+
+    def work(mine: list[tuple[Any, list[Any], slice]]) -> None:
+        room: dict[Any, Any] = {}  # one buffer per type of number
+        for total, leaves, here in mine:
+            part = total[here]
+            if part.dtype not in room:
+                room[part.dtype] = np.empty(ARRAY_SLICE, part.dtype)
+            product = room[part.dtype][: len(part)]
+            np.multiply(leaves[0][here], shares[0], out=part)
+            for x, share in zip(leaves[1:], shares[1:], strict=True):
+                np.multiply(x[here], share, out=product)
+                np.add(part, product, out=part)
+
+    threads = min(len(jobs), os.cpu_count() or 1, 8)
+    if threads < 2:
+        work(jobs)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, (jobs[i::threads] for i in range(threads))))
     return out
 
 
