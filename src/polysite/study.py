@@ -30,8 +30,8 @@ class Run:
 
     @property
     def split(self) -> str:
-        """Which patients the scores are of: test, or validation where no case was kept for the test."""
-        return "test" if any(self.result["test"].values()) else "validation"
+        """Which patients the scores are of."""
+        return rounds.examined(self.result)
 
     def dice(self) -> dict[str, float]:
         """Mean Dice of every hospital, over its cases and labels."""

@@ -191,7 +191,7 @@ def _patience_is_out(plan: Plan, at: Progress) -> bool:
 
 
 def find_progress(folder: RunFolder, transport: Transport, algorithm: Algorithm[Any]) -> Progress | None:
-    """The newest checkpoint that can be read; a damaged one is reported and the one before is used."""
+    """The newest checkpoint that can be read; a damaged one is reported, set aside, and the one before is used."""
     found, module = folder.checkpoints(), type(algorithm).__module__
     for path in found:
         try:
@@ -225,6 +225,11 @@ def mean_dice(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) ->
     if over == "case":
         sites = [[d for site in sites for d in site]]
     return math.fsum(math.fsum(s) / len(s) for s in sites) / len(sites)
+
+
+def examined(result: Mapping[str, Any]) -> str:
+    """Which patients a result is judged on: test, or validation where no case was kept for the test."""
+    return "test" if any(result["test"].values()) else "validation"
 
 
 def _case_dice(score: Mapping[str, float]) -> float:

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from polysite.engines.folder import RunFolder
+from polysite.engines.rounds import examined
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Summary:
     config: str
     versions: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
-    split: str  # which patients the scores are of: test, or validation where no case was kept for the test
+    split: str  # which patients the scores are of
     scores: Mapping[str, Mapping[str, Mapping[str, float]]]  # site -> case -> label -> Dice
     best_round: int
 
@@ -63,7 +64,7 @@ def read(path: Path, name: str | None = None) -> Summary:
     folder = RunFolder.open(path)
     result = folder.result
     versions = json.loads((path / "versions.json").read_text())
-    split = "test" if any(result["test"].values()) else "validation"
+    split = examined(result)
     return Summary(
         name or path.name, folder.config, versions, folder.records(), split, result[split], result["best_round"]
     )
