@@ -1,0 +1,275 @@
+"""One image file, read with suspicion: NIfTI, MetaImage, PNG, TIFF or JPEG.
+
+Nothing that a header claims is allocated before the file has delivered it, so a damaged or hostile file ends in one
+sentence. Affines map voxels to millimetres, x to the right, y to the front, z upwards (NIfTI's RAS).
+"""
+
+import gzip
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import nibabel
+import numpy as np
+from nibabel.nifti1 import Nifti1Header
+from nibabel.nifti2 import Nifti2Header
+from nibabel.spatialimages import HeaderDataError
+
+from polysite.errors import DataError
+
+NIFTI, META, FLAT = (".nii.gz", ".nii"), (".mha", ".mhd"), (".png", ".tif", ".tiff", ".jpg", ".jpeg")
+SUFFIXES = (*NIFTI, *META, *FLAT)
+LIMIT = 1 << 30  # bytes of voxels a file may hold: 512 x 512 x 2000 voxels of 16 bits
+CHUNK = 1 << 24
+
+META_TYPES = {
+    "MET_CHAR": "i1", "MET_UCHAR": "u1", "MET_SHORT": "i2", "MET_USHORT": "u2", "MET_INT": "i4", "MET_UINT": "u4",
+    "MET_LONG_LONG": "i8", "MET_ULONG_LONG": "u8", "MET_FLOAT": "f4", "MET_DOUBLE": "f8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """``array`` is (*space) or, with several channels, (*space, channel), in the type it is stored in."""
+
+    array: np.ndarray
+    affine: np.ndarray  # (dims + 1, dims + 1)
+
+    @property
+    def dims(self) -> int:
+        return int(self.affine.shape[0]) - 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape[: self.dims])
+
+    @property
+    def channels(self) -> int:
+        return int(self.array.shape[-1]) if self.array.ndim > self.dims else 1
+
+    @property
+    def spacing(self) -> tuple[float, ...]:
+        """Size of a voxel in millimetres."""
+        return tuple(float(s) for s in np.linalg.norm(self.affine[:-1, :-1], axis=0))
+
+    @property
+    def orientation(self) -> str:
+        """Where the axes point, such as RAS or LPS; nothing for flat images."""
+        return "".join(nibabel.aff2axcodes(self.affine)) if self.dims == 3 else ""
+
+
+def suffix(name: str) -> str:
+    """The image suffix of a file name, or nothing.
+
+    >>> suffix("T1.NII.gz"), suffix("notes.txt")
+    ('.nii.gz', '')
+    """
+    return next((s for s in SUFFIXES if name.lower().endswith(s)), "")
+
+
+def stem(name: str) -> str:
+    """A file name without its image suffix.
+
+    >>> stem("case_0000.nii.gz")
+    'case_0000'
+    """
+    return name[: len(name) - len(suffix(name))]
+
+
+def read(file: Path) -> Image:
+    """The image in a file, or a sentence about why there is none."""
+    kind = suffix(file.name)
+    if not kind:
+        raise DataError(f"{file} is no image that polysite reads; it reads {', '.join(SUFFIXES)}")
+    if not file.is_file():
+        raise DataError(f"{file} does not exist" if not file.exists() else f"{file} is not a file")
+    with _refusals(file):
+        image = _nifti(file) if kind in NIFTI else _meta(file) if kind in META else _flat(file)
+        if not np.isfinite(image.affine).all():
+            raise ValueError("its affine holds NaN or infinite values")
+        if not 1e-9 < abs(np.linalg.det(image.affine)) < 1e9:
+            raise ValueError("its affine or voxel size is degenerate")
+    return image
+
+
+@contextmanager
+def _refusals(file: Path) -> Iterator[None]:
+    """Whatever a library says about a damaged file, as one sentence with the name of the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (
+        OSError, EOFError, ValueError, TypeError, KeyError, IndexError, ArithmeticError, MemoryError, SyntaxError,
+        struct.error, zlib.error, HeaderDataError, np.linalg.LinAlgError,
+    ) as problem:  # fmt: skip
+        why = str(problem) or type(problem).__name__
+        raise DataError(f"{file} cannot be read: {' '.join(why.split())}") from problem
+
+
+def _voxels(stream: BinaryIO, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> np.ndarray:
+    """As many bytes as the shape needs, taken piece by piece."""
+    if any(n < 1 for n in shape):
+        raise ValueError(f"its header claims the shape {shape}")
+    wanted = math.prod(shape) * dtype.itemsize
+    if wanted > LIMIT:
+        raise ValueError(
+            f"its header claims {wanted / 2**30:.3g} GiB of voxels, more than the {LIMIT >> 30} GiB allowed"
+        )
+    found = bytearray()
+    while len(found) < wanted:
+        piece = stream.read(min(CHUNK, wanted - len(found)))
+        if not piece:
+            raise ValueError(f"it ends early: {len(found)} of {wanted} bytes of voxels are there")
+        found += piece
+    return np.frombuffer(found, dtype).reshape(shape, order=order)
+
+
+def _nifti(file: Path) -> Image:
+    with file.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+    with gzip.open(file) if packed else file.open("rb") as stream:
+        size = stream.read(4)
+        kind = Nifti2Header if size in (b"\x1c\x02\0\0", b"\0\0\x02\x1c") else Nifti1Header  # 540 bytes, or 348
+        block = size + stream.read(kind.template_dtype.itemsize - 4)
+        if len(block) < kind.template_dtype.itemsize:
+            raise ValueError("it is empty or shorter than a NIfTI header")
+        header = kind(block, check=False)
+        magic = bytes(header["magic"].tobytes())[:4]
+        if magic[:3] not in (b"n+1", b"n+2"):
+            raise ValueError("it does not begin with the header of a NIfTI file")
+        count = int(header["dim"][0])
+        if not 2 <= count <= 7:
+            raise ValueError(f"its header claims {count} dimensions")
+        shape = tuple(int(n) for n in header["dim"][1 : count + 1])
+        dtype = header.get_data_dtype()
+        if dtype.kind not in "iuf" or dtype.itemsize > 8:
+            raise ValueError(f"its voxels are of type {dtype}, not plain numbers")
+        offset = float(header["vox_offset"])
+        if not len(block) <= offset <= 1 << 24:
+            raise ValueError(f"its header puts the voxels at byte {offset:g}")
+        stream.read(int(offset) - len(block))
+        array = _voxels(stream, shape, dtype)
+        slope, shift = (float(v) for v in (header["scl_slope"], header["scl_inter"]))
+    dims = 2 if count == 2 else 3
+    array = array.reshape([*shape[:dims], *(n for n in shape[dims:] if n > 1)], order="F")
+    if array.ndim > dims + 1:
+        raise ValueError(f"its shape {shape} is neither a volume nor a volume of several channels")
+    if math.isfinite(slope) and math.isfinite(shift) and slope != 0 and (slope, shift) != (1.0, 0.0):
+        array = array.astype(np.float32) * np.float32(slope) + np.float32(shift)
+    affine = np.asarray(header.get_best_affine(), np.float64)
+    if dims == 2:
+        affine = np.diag([*np.linalg.norm(affine[:3, :2], axis=0), 1.0])
+    return Image(_native(array), affine)
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _meta(file: Path) -> Image:
+    """MetaImage, the format of LUNA16: a text header, the voxels behind it or in a file of their own."""
+    with file.open("rb") as stream:
+        head = _meta_header(stream)
+        dims, shape = int(head["NDims"]), tuple(int(n) for n in head["DimSize"].split())
+        if dims not in (2, 3) or len(shape) != dims:
+            raise ValueError(f"it has NDims = {dims} and DimSize = {head['DimSize']}; an image has 2 or 3 dimensions")
+        kind = head["ElementType"]
+        if kind not in META_TYPES:
+            raise ValueError(f"its ElementType {kind} is not one of {', '.join(META_TYPES)}")
+        dtype = np.dtype(
+            (">" if _true(head, "BinaryDataByteOrderMSB", "ElementByteOrderMSB") else "<") + META_TYPES[kind]
+        )
+        channels = int(head.get("ElementNumberOfChannels", "1"))
+        full = (channels, *shape) if channels > 1 else shape
+        source = head["ElementDataFile"]
+        if source == "LOCAL":
+            array = _meta_voxels(stream, head, full, dtype)
+        else:
+            if Path(source).name != source:
+                raise ValueError(f"its ElementDataFile {source!r} is not a file beside it")
+            with (file.parent / source).open("rb") as beside:
+                array = _meta_voxels(beside, head, full, dtype)
+    array = np.moveaxis(array, 0, -1) if channels > 1 else array
+    spacing = _numbers(head, ("ElementSpacing", "ElementSize"), [1.0] * dims)
+    axes = np.array(_numbers(head, ("TransformMatrix", "Rotation", "Orientation"), list(np.eye(dims).ravel())))
+    origin = _numbers(head, ("Offset", "Position", "Origin"), [0.0] * dims)
+    affine = np.eye(dims + 1)
+    affine[:-1, :-1] = axes.reshape(dims, dims).T * spacing
+    affine[:-1, -1] = origin
+    if dims == 3:
+        affine[:2] *= -1  # its x and y point to the left and to the back
+    return Image(_native(array), affine)
+
+
+def _meta_header(stream: BinaryIO) -> Mapping[str, str]:
+    head: dict[str, str] = {}
+    while "ElementDataFile" not in head:
+        line = stream.readline(4096)
+        key, sign, value = line.decode("ascii", "replace").partition("=")
+        if not sign or len(head) > 200:
+            raise ValueError("it has no MetaImage header that ends in ElementDataFile")
+        head[key.strip()] = value.strip()
+    lacking = [k for k in ("NDims", "DimSize", "ElementType") if k not in head]
+    if lacking:
+        raise ValueError(f"its header lacks {', '.join(lacking)}")
+    return head
+
+
+def _meta_voxels(stream: BinaryIO, head: Mapping[str, str], shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    skip = int(head.get("HeaderSize", "0"))
+    if skip > 0:
+        stream.seek(skip)
+    if skip < 0:  # the voxels are the end of the file
+        stream.seek(-math.prod(shape) * dtype.itemsize, 2)
+    return _voxels(_Inflating(stream) if _true(head, "CompressedData") else stream, shape, dtype)  # type: ignore[arg-type]
+
+
+class _Inflating:
+    """A zlib stream, inflated no further than asked."""
+
+    def __init__(self, stream: BinaryIO):
+        self.stream, self.engine = stream, zlib.decompressobj()
+
+    def read(self, size: int) -> bytes:
+        while not self.engine.eof:
+            packed = self.engine.unconsumed_tail or self.stream.read(1 << 16)
+            found = self.engine.decompress(packed, size)
+            if found or not packed:
+                return found
+        return b""
+
+
+def _true(head: Mapping[str, str], *keys: str) -> bool:
+    return any(head.get(k, "").lower() == "true" for k in keys)
+
+
+def _numbers(head: Mapping[str, str], keys: tuple[str, ...], default: list[float]) -> list[float]:
+    found = next((head[k] for k in keys if k in head), None)
+    numbers = default if found is None else [float(v) for v in found.split()]
+    if len(numbers) != len(default):
+        raise ValueError(f"its {keys[0]} holds {len(numbers)} numbers instead of {len(default)}")
+    return numbers
+
+
+def _flat(file: Path) -> Image:
+    """A flat image: rows, then columns; colours as channels, a palette as its indices, transparency dropped."""
+    from PIL import Image as Pillow
+
+    with Pillow.open(file) as picture:
+        width, height = picture.size
+        if width * height * max(4, len(picture.getbands())) > LIMIT:
+            raise ValueError(f"it has {width} x {height} pixels, more than the {LIMIT >> 30} GiB allowed")
+        if getattr(picture, "n_frames", 1) > 1:
+            raise ValueError(f"it holds {picture.n_frames} pictures; write one file each, or a volume as NIfTI")  # type: ignore[attr-defined]
+        if picture.mode in ("RGBA", "LA", "PA"):
+            picture = picture.convert({"RGBA": "RGB", "LA": "L", "PA": "P"}[picture.mode])  # type: ignore[assignment]
+        if picture.mode not in ("1", "L", "P", "I", "F", "RGB") and not picture.mode.startswith("I;16"):
+            raise ValueError(f"its pixels are of the kind {picture.mode}; write grey, indexed or RGB pixels")
+        array = np.asarray(picture)
+    return Image(array.astype(np.uint8) if array.dtype == bool else _native(array), np.eye(3))

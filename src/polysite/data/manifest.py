@@ -1,0 +1,289 @@
+"""The manifest: which files are which case of which hospital. CSV or JSON lines, one row a case.
+
+::
+
+    site,case,t1,flair,label,labels,group,split
+    north,n01,n01/t1.nii.gz,n01/flair.nii.gz,n01/seg.nii.gz,"WT=1,2,4; TC=1,4; ET=4",HGG,
+    north,n02,n02/t1.nii.gz,,n02/seg.nii.gz,"WT=1,2,4; TC=1,4; ET=4",LGG,test
+
+=========  ============================================================================================
+site       the hospital
+case       the patient, unique in the hospital
+label      the label map (segmentation)
+labels     what its values mean; rows may differ in values (1/2/4 here, 1/2/3 there), not in names
+class      instead of ``label``: what the whole image is (classification)
+box        only this part of the image: centre and size in millimetres, "x y z dx dy dz" (RAS)
+group      tumour grade, scanner: folds can be stratified by it, federations built from it
+split      train, validation or test, where that is fixed
+*others*   a column of image files is a modality; an empty cell means not acquired. Other columns are notes
+=========  ============================================================================================
+
+Files are relative to the manifest. ``scan.nii.gz#2`` is the third channel of a file.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polysite.data.images import suffix
+from polysite.errors import DataError
+
+Labels = Mapping[str, tuple[int, ...]]  # name -> the values in the file that mean it
+
+SPLITS = ("train", "validation", "test")
+COLUMNS = ("site", "case", "label", "labels", "class", "box", "group", "split")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case. Files are as written in the manifest; ``Manifest.file`` finds them."""
+
+    site: str
+    case: str
+    images: Mapping[str, str]  # modality -> file; "" where it was not acquired
+    label: str = ""
+    labels: Labels = field(default_factory=dict)
+    category: str = ""  # the column "class"
+    box: tuple[float, ...] = ()
+    group: str = ""
+    split: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    rows: tuple[Row, ...]
+    root: Path  # what relative files are relative to
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise DataError(f"no case was found in {self.root}")
+        seen: set[tuple[str, str]] = set()
+        for row in self.rows:
+            self._check(row, seen)
+            seen.add((row.site, row.case))
+
+    def _check(self, row: Row, seen: set[tuple[str, str]]) -> None:
+        who, first = f"case {row.case!r} of site {row.site!r}", self.rows[0]
+        if not row.site or not row.case:
+            raise DataError(f"a row without site or case: {row}")
+        if (row.site, row.case) in seen:
+            raise DataError(f"{who} is there twice; names of cases must be unique in a site")
+        if not any(row.images.values()):
+            raise DataError(f"{who} has no image: no column of its row names an image file")
+        if row.images.keys() != first.images.keys():
+            raise DataError(f"{who} has the modalities {', '.join(row.images)}; others have {', '.join(first.images)}")
+        if bool(row.label) == bool(row.category):
+            raise DataError(f"{who} needs either a label map (column 'label') or a class (column 'class')")
+        if bool(row.label) != bool(first.label):
+            raise DataError(f"{who} has a {'label map' if row.label else 'class'} and others do not")
+        if row.label and (list(row.labels) != list(first.labels) or not row.labels):
+            given, others = ", ".join(row.labels) or "none", ", ".join(first.labels)
+            raise DataError(
+                f"{who} declares the labels {given}; others declare {others}: use the same names in one order"
+            )
+        if row.split not in ("", *SPLITS):
+            raise DataError(f"{who} has split = {row.split!r}; it is one of {', '.join(SPLITS)} or empty")
+        if row.box and (len(row.box) not in (4, 6) or min(row.box[len(row.box) // 2 :]) <= 0):
+            raise DataError(f"{who} has a box of {len(row.box)} numbers; it is centre and size, 'x y z dx dy dz'")
+
+    @property
+    def task(self) -> str:
+        return "segmentation" if self.rows[0].label else "classification"
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        return tuple(self.rows[0].images)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The labels, or the classes in alphabetical order (numbers as numbers)."""
+        if self.task == "segmentation":
+            return tuple(self.rows[0].labels)
+        return tuple(natural({r.category for r in self.rows}))
+
+    @property
+    def sites(self) -> Mapping[str, list[Row]]:
+        names = natural({r.site for r in self.rows})
+        return {s: [r for r in self.rows if r.site == s] for s in names}
+
+    @property
+    def dims(self) -> int:
+        """Flat images by their suffix, volumes otherwise."""
+        from polysite.data.images import FLAT
+
+        name = next(f for f in self.rows[0].images.values() if f)
+        return 2 if suffix(_split(name)[0]) in FLAT else 3
+
+    def file(self, name: str) -> tuple[Path, int | None]:
+        """Where a file of a row lies, and which of its channels is meant."""
+        path, channel = _split(name)
+        return self.root / path, channel
+
+
+def read(path: Path, text: str | None = None) -> Manifest:
+    """The manifest in a file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig") if text is None else text
+    except (OSError, UnicodeDecodeError) as problem:
+        raise DataError(f"the manifest {path} cannot be read: {problem}") from problem
+    cells = list(_json_lines(text, path) if path.suffix == ".jsonl" else _csv(text, path))
+    if not cells:
+        raise DataError(f"the manifest {path} holds no case")
+    modalities = _modalities(cells, path)
+    return Manifest(tuple(_row(line, c, modalities, path) for line, c in cells), path.parent.resolve())
+
+
+def write(manifest: Manifest, path: Path) -> None:
+    """Write it; files below the new place are written relative to it, others in full."""
+    home = path.parent.resolve()
+    rows = [_cells(r, manifest, home) for r in manifest.rows]
+    used = [
+        c for c in dict.fromkeys(k for r in rows for k in r) if any(r.get(c) for r in rows) or c in manifest.modalities
+    ]
+    if path.suffix == ".jsonl":
+        text = "".join(json.dumps({k: r[k] for k in used if r.get(k)}) + "\n" for r in rows)
+    else:
+        out = io.StringIO()
+        table = csv.writer(out, lineterminator="\n")
+        table.writerow(used)
+        table.writerows([r.get(k, "") for k in used] for r in rows)
+        text = out.getvalue()
+    path.write_text(text, encoding="utf-8")
+
+
+def natural(names: Iterable[str]) -> list[str]:
+    """Sorted as people sort: numbers by value.
+
+    >>> natural(["10", "9", "b2", "b10"])
+    ['9', '10', 'b2', 'b10']
+    """
+    return sorted(
+        names, key=lambda n: [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", n) if p]
+    )
+
+
+def parse_labels(text: str) -> Labels:
+    """What the values of a label map mean.
+
+    >>> parse_labels("WT=1,2,4; ET=4")
+    {'WT': (1, 2, 4), 'ET': (4,)}
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for part in filter(str.strip, text.split(";")):
+        name, sign, values = part.partition("=")
+        try:
+            found[name.strip()] = tuple(int(v) for v in values.split(","))
+        except ValueError:
+            sign = ""
+        if not sign or not name.strip():
+            raise DataError(f"labels = {text!r} is not of the form 'WT=1,2,4; TC=1,4'")
+    return found
+
+
+def format_labels(labels: Labels) -> str:
+    """The other way.
+
+    >>> format_labels({"WT": (1, 2, 4), "ET": (4,)})
+    'WT=1,2,4; ET=4'
+    """
+    return "; ".join(f"{name}={','.join(map(str, values))}" for name, values in labels.items())
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    """``scan.nii.gz#2`` as file and channel."""
+    path, mark, channel = name.rpartition("#")
+    return (path, int(channel)) if mark and channel.isdigit() and suffix(path) else (name, None)
+
+
+def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    head = text.partition("\n")[0]
+    delimiter = max(",;\t", key=head.count)
+    table = csv.DictReader(io.StringIO(text), delimiter=delimiter)
+    if table.fieldnames and len(set(table.fieldnames)) < len(table.fieldnames):
+        raise DataError(f"{path}: two columns of the manifest have the same name")
+    for cells in table:
+        if None in cells or None in cells.values():
+            raise DataError(f"{path}, line {table.line_num}: the row has more or fewer cells than the header")
+        if any(cells.values()):
+            yield table.line_num, {k.strip(): v.strip() for k, v in cells.items()}
+
+
+def _json_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                cells = json.loads(line)
+                yield number, {str(k): _text(v) for k, v in cells.items()}
+            except (ValueError, AttributeError, TypeError, RecursionError) as problem:
+                raise DataError(f"{path}, line {number}: not a JSON object of a case: {problem}") from problem
+
+
+def _text(value: Any) -> str:
+    """A JSON value as the cell of a table: lists and objects are allowed for box and labels."""
+    if isinstance(value, Mapping):
+        return format_labels({k: tuple(v) for k, v in value.items()})
+    return " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+
+
+def _modalities(cells: Sequence[tuple[int, Mapping[str, str]]], path: Path) -> list[str]:
+    """The columns whose cells are image files."""
+    found = []
+    for name in dict.fromkeys(k for _, c in cells for k in c if k not in COLUMNS):
+        given = [(line, c[name]) for line, c in cells if c.get(name)]
+        images = [bool(suffix(_split(v)[0])) for _, v in given]
+        if any(images):
+            if not all(images):
+                line, odd = given[images.index(False)]
+                raise DataError(f"{path}, line {line}: {odd!r} in column {name!r} is no image file, others there are")
+            found.append(name)
+    if not found:
+        raise DataError(f"{path}: no column of the manifest names image files")
+    return found
+
+
+def _row(line: int, cells: Mapping[str, str], modalities: Sequence[str], path: Path) -> Row:
+    lacking = [k for k in ("site", "case") if not cells.get(k)]
+    if lacking:
+        raise DataError(f"{path}, line {line}: the row has no {' and no '.join(lacking)}")
+    label = cells.get("label", "")
+    try:
+        return Row(
+            site=cells["site"],
+            case=cells["case"],
+            images={m: cells.get(m, "") for m in modalities},
+            label=label,
+            labels=parse_labels(cells.get("labels", "")) if label else {},
+            category=cells.get("class", ""),
+            box=tuple(float(v) for v in cells.get("box", "").split()),
+            group=cells.get("group", ""),
+            split=cells.get("split", ""),
+            notes={k: v for k, v in cells.items() if k not in COLUMNS and k not in modalities},
+        )
+    except (DataError, ValueError) as problem:
+        raise DataError(f"{path}, line {line}: {problem}") from problem
+
+
+def _cells(row: Row, manifest: Manifest, home: Path) -> dict[str, str]:
+    def file(name: str) -> str:
+        path, channel = manifest.file(name)
+        path = path.relative_to(home) if path.is_relative_to(home) else path
+        return path.as_posix() + ("" if channel is None else f"#{channel}")
+
+    return {
+        "site": row.site,
+        "case": row.case,
+        **{m: file(f) if f else "" for m, f in row.images.items()},
+        "label": file(row.label) if row.label else "",
+        "labels": format_labels(row.labels),
+        "class": row.category,
+        "box": " ".join(f"{v:g}" for v in row.box),
+        "group": row.group,
+        "split": row.split,
+        **row.notes,
+    }
