@@ -16,7 +16,7 @@ SITES, REPEATS = 23, 15
 
 
 def main() -> None:
-    net = MODELS["unet"].build(dims=3, modalities=4, labels=3, seed=0)
+    net = MODELS["unet"].build(dims=3, modalities=4, outputs=3, seed=0)
     shapes = {k: p.shape for k, p in net.named_parameters()}
     tensors = [{k: torch.randn(s) for k, s in shapes.items()} for _ in range(SITES)]
     weights = [1.0 + i for i in range(SITES)]

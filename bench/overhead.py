@@ -26,7 +26,7 @@ cases = 12
 cases = 12
 [train]
 batch = 2
-augment = false
+augment = "none"
 lr = 0.01
 """
 
@@ -44,7 +44,7 @@ def main() -> None:
     sizes = {i: s.size for i, s in sites.items()}
     source = chosen.data
     net = chosen.model.build(
-        dims=source.dims, modalities=len(source.modality_names), labels=len(source.label_names), seed=0
+        dims=source.dims, modalities=len(source.modality_names), outputs=len(source.label_names), seed=0
     ).to(next(iter(start.values())).device)
 
     def simulated() -> dict[str, torch.Tensor]:

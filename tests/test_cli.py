@@ -120,7 +120,7 @@ def folder_config(polysite, tiny, tmp_path):
     rest = TINY[TINY.index("[train]") :]
     path = tmp_path / "folder.toml"
     path.write_text(
-        '[model]\nfilters = [2, 4, 4]\n[data]\nname = "folder"\npath = "data"\n'
+        '[model]\nfilters = [2, 4, 4]\n[data]\nname = "files"\npath = "data"\n'
         f"[data.labels]\nWT = [1, 2, 4]\nTC = [1, 4]\nET = [4]\n{rest}"
     )
     return path
@@ -157,8 +157,25 @@ CONFIGS = {
         "goes with fedavg, not with 'local'",
     ),
     "no such device": ('[train]\ndevice = "mps"', "is not supported"),
-    "no path": ('[data]\nname = "folder"', "data.path is missing"),
-    "path is no folder": ('[data]\nname = "folder"\npath = "nowhere"', "'nowhere' is not a folder"),
+    "no path": ('[data]\nname = "files"', "data.path is missing"),
+    "path is nowhere": ('[data]\nname = "files"\npath = "nowhere"', "the manifest nowhere cannot be read"),
+    "no such preset": ('preset = "fets"', "no preset called 'fets'; known: distance_aware_fets"),
+    "a network that classifies": ('[model]\nname = "densenet"', "the data are for segmentation, the model for"),
+    "a loss that classifies": (
+        '[train]\nloss = "ce"',
+        "train.loss = 'ce' does not fit this task; choose dice or dice_ce",
+    ),
+    "no such fold": ("[split]\nfolds = 5\nfold = 5", "split.fold = 5: with split.folds = 5 it lies below 5"),
+    "too few cases to cross-validate": (
+        "[split]\nfolds = 3\n[data.sites.north]\ncases = 2",
+        "site 'north' has 2 cases; cross-validation takes three",
+    ),
+    "an unknown site to leave out": ('[federation]\nname = "leave_out"\nsite = "isle"', "did you mean 'island'?"),
+    "an unknown label to sort by": (
+        '[federation]\nname = "by_label_size"\nlabel = "XT"',
+        "federation.label = 'XT' is not in the data",
+    ),
+    "an orientation that is none": ('[prepare]\norientation = "RAX"', "one letter of each of LR, PA and IS"),
     "unknown modality": ('[data.sites.north]\nmissing = ["t9"]', "t9"),
 }
 
@@ -230,18 +247,18 @@ DAMAGE = {
     "one flipped bit": (lambda: flip(f"{FILE}/t2.nii.gz"), f"{FILE}/t2.nii.gz cannot be read"),
     "missing modality": (
         lambda: Path(f"{FILE}/flair.nii.gz").unlink(),
-        f"case '{CASE}' of site 'north' lacks flair.nii.gz",
+        f"case '{CASE}' of site 'north' has no flair",
     ),
     "other shape": (
         lambda: rewrite(CASE, "t1ce", lambda a: a[:-1]),
-        f"{FILE}/t1ce.nii.gz and seg.nii.gz differ in shape or affine",
+        f"{FILE}/t1ce.nii.gz has the shape (23, 24, 24), flair.nii.gz has (24, 24, 24)",
     ),
-    "other affine": (lambda: rewrite(CASE, "t1ce", lambda a: a, np.diag([2.0, 1, 1, 1])), "differ in shape or affine"),
+    "other affine": (lambda: rewrite(CASE, "t1ce", lambda a: a, np.diag([2.0, 1, 1, 1])), "lie up to 23 voxels apart"),
     "four dimensions": (
         lambda: rewrite(CASE, "t1", lambda a: a[..., None].repeat(2, -1)),
-        f"{FILE}/t1.nii.gz has 4 dimensions",
+        f"{FILE}/t1.nii.gz has 2 channels; say which, as in t1.nii.gz#0",
     ),
-    "an empty site": (lambda: Path("data/west").mkdir(), "site 'west' has no cases"),
+    "an empty label map": (lambda: rewrite(CASE, "seg", lambda a: 0 * a), f"{FILE}/seg.nii.gz: nothing is labelled"),
 }
 
 

@@ -8,11 +8,16 @@ from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.local import Local
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server import Adam, Sgd
-from polysite.config import Study, dump, parse
-from polysite.data.folder import Folder
+from polysite.config import Study, dump, parse, presets
+from polysite.data.federation import FEDERATIONS, ByLabelSize
+from polysite.data.files import Files
 from polysite.data.phantom import Hospital, four_hospitals
+from polysite.data.prepare import Prepare
 from polysite.data.sources import Phantom
+from polysite.data.split import Split
 from polysite.engines.rounds import Plan
+from polysite.models import MODELS
+from polysite.models.densenet import DenseNet
 from polysite.models.unet import UNet
 from polysite.train.settings import Train
 
@@ -32,7 +37,10 @@ STUDIES = {
             }
         )
     ),
-    "folder": Study(data=Folder(path="x", labels={"WT": (1, 2), "TC": (1,)}, exclude=("EZ",))),
+    "files": Study(data=Files(path="x", labels={"WT": (1, 2), "TC": (1,)}, exclude=("EZ",), allow=("missing",))),
+    "folds": Study(split=Split(folds=5, fold=4, by_group=True, seed=3), federation=ByLabelSize("WT")),
+    "prepared": Study(prepare=Prepare(orientation="LPS", spacing=(1.0, 1.5, 2.0), clip=(-200.0, 300.0), crop=False)),
+    "classes": Study(model=DenseNet(blocks=(2, 2), growth=4)),
 }
 
 
@@ -40,6 +48,21 @@ STUDIES = {
 def test_what_is_written_is_read_back(study):
     assert parse(dump(study)) == study
     assert dump(parse(dump(study))) == dump(study)
+
+
+@pytest.mark.parametrize("name", FEDERATIONS)
+def test_every_federation_can_be_configured(name):
+    study = parse(f'[federation]\nname = "{name}"')
+    assert study.federation == FEDERATIONS[name]() and parse(dump(study)) == study
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_is_a_base_that_a_file_varies(name):
+    study = parse(f'preset = "{name}"\n[train]\nlr = 7\n[model]\nname = "unet_small"', {"run.rounds": "3"})
+    base = parse("", {"preset": name})
+    assert base == parse(f'preset = "{name}"') and base != Study()
+    assert study.train == replace(base.train, lr=7.0) and study.run == replace(base.run, rounds=3)
+    assert study.model == MODELS["unet_small"] and study.prepare == base.prepare
 
 
 def test_a_section_changes_only_what_it_names():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polysite.data.phantom import LABELS, MODALITIES, Hospital, draw, four_hospitals
-from polysite.data.prepare import prepare
+from polysite.data.prepare import Prepare
 from polysite.data.sources import Phantom
 from polysite.errors import ConfigError
 
@@ -51,7 +51,7 @@ def volume(hospital, label=0):
 
 def inside(hospital, f):
     """Mean over patients of a statistic of the z-scored images."""
-    return np.mean([f(prepare(c, SHAPE).image) for c in patients(hospital, 6)])
+    return np.mean([f(Prepare().apply(c, SHAPE).image) for c in patients(hospital, 6)])
 
 
 def roughness(axis):
@@ -79,7 +79,7 @@ def test_scanners_change_the_shades_and_not_only_their_scale(setting):
 
 
 def test_the_federation_has_four_hospitals_of_different_size():
-    sites = Phantom(shape=(24, 24, 24), sites=four_hospitals(6)).load(0)
+    sites = Phantom(shape=(24, 24, 24), sites=four_hospitals(6)).patients(0)
     assert len(sites) == 4 and len({len(c) for c in sites.values()}) > 1
     assert len({c.name for cases in sites.values() for c in cases}) == sum(map(len, sites.values()))
 

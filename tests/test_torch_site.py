@@ -16,12 +16,12 @@ from polysite.models import MODELS
 from polysite.models.names import GROUPS
 from polysite.models.unet import UNet
 from polysite.site import Tilt
-from polysite.train.losses import LOSSES, dice_ce
 from polysite.train.settings import Train
+from polysite.train.tasks import Outline
 from polysite.train.torch_site import Network, TorchSite
 from polysite.tree import matches
 
-PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment=False, batch=2, device="cpu")
+PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment="none", batch=2, device="cpu")
 
 
 def cases(n, seed=0, site="s"):
@@ -31,7 +31,7 @@ def cases(n, seed=0, site="s"):
 
 
 def site(train=PLAIN, n=5, seed=3, name="s"):
-    net = Network(UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, labels=1, seed=1), train)
+    net = Network(UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1), train)
     return TorchSite(name, net, {"train": cases(n), "validation": cases(2, 1, "v")}, ["L"], train, seed)
 
 
@@ -46,10 +46,19 @@ class Line(torch.nn.Module):
         return self.w * x
 
 
-def quadratic_site(name, slope, scale, train, monkeypatch):
-    monkeypatch.setitem(LOSSES, "dice", lambda out, y: 0.5 * ((out - slope * scale) ** 2).flatten(1).mean(1))
+class Square(Outline):
+    """Half the squared distance of the output from one number."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def loss(self, name, logits, truth):
+        return 0.5 * ((logits - self.target) ** 2).flatten(1).mean(1)
+
+
+def quadratic_site(name, slope, scale, train):
     one = Case(name, "only", np.full((1, 8, 8, 8), scale, np.float32), np.zeros((1, 8, 8, 8), np.uint8))
-    return TorchSite(name, Network(Line(), train), {"train": [one]}, ["L"], train, seed=0)
+    return TorchSite(name, Network(Line(), train), {"train": [one]}, ["L"], train, 0, Square(slope * scale))
 
 
 @pytest.mark.parametrize(
@@ -60,16 +69,16 @@ def quadratic_site(name, slope, scale, train, monkeypatch):
     ],
     ids=["plain", "weight decay belongs to F"],
 )
-def test_a_tilted_step_is_the_step_on_paper(train, expected, monkeypatch):
-    s = quadratic_site("a", 1.0, 2.0, train, monkeypatch)  # F = 4/2 (w - 1)^2
+def test_a_tilted_step_is_the_step_on_paper(train, expected):
+    s = quadratic_site("a", 1.0, 2.0, train)  # F = 4/2 (w - 1)^2
     tilt = Tilt(linear={"w": torch.tensor([0.7])}, anchor={"w": torch.tensor([1.0])}, weight=0.3)
     fit = s.fit(s.start, tilt=tilt)
     assert fit.params["w"].item() == pytest.approx(expected, abs=1e-6)
     assert fit.loss == pytest.approx(0.5 * 4 * 2**2) and fit.steps == 1 and fit.time == pytest.approx(0.05)
 
 
-def test_momentum_takes_the_tilt_into_its_buffer(monkeypatch):
-    s = quadratic_site("a", 1.0, 2.0, Train(**{**vars(PLAIN), "momentum": 0.9}), monkeypatch)
+def test_momentum_takes_the_tilt_into_its_buffer():
+    s = quadratic_site("a", 1.0, 2.0, Train(**{**vars(PLAIN), "momentum": 0.9}))
     w = velocity = 0.0
     w = 3.0
     for _ in range(4):
@@ -79,8 +88,8 @@ def test_momentum_takes_the_tilt_into_its_buffer(monkeypatch):
     assert fit.params["w"].item() == pytest.approx(w, abs=1e-5)
 
 
-def test_the_rate_is_computed_from_the_round(monkeypatch):
-    s = quadratic_site("a", 1.0, 2.0, Train(**{**vars(PLAIN), "gamma": 0.5}), monkeypatch)
+def test_the_rate_is_computed_from_the_round():
+    s = quadratic_site("a", 1.0, 2.0, Train(**{**vars(PLAIN), "gamma": 0.5}))
     for r in (0, 3):
         fit = s.at(r).fit(s.start, steps=2)
         rate = 0.05 * 0.5**r
@@ -89,11 +98,10 @@ def test_the_rate_is_computed_from_the_round(monkeypatch):
         )
 
 
-def test_scaffold_in_torch_reaches_the_pooled_optimum(monkeypatch):
+def test_scaffold_in_torch_reaches_the_pooled_optimum():
     train = Train(**{**vars(PLAIN), "epochs": 5})
-    a, b = (quadratic_site(n, 0.0, s, train, monkeypatch) for n, s in (("a", 1.0), ("b", 2.0)))
-    a._loss = lambda out, y: 0.5 * (out**2).flatten(1).mean(1)  # curvature 1, optimum 0
-    b._loss = lambda out, y: 0.5 * ((out - 2) ** 2).flatten(1).mean(1)  # curvature 4, optimum 1
+    a = quadratic_site("a", 0.0, 1.0, train)  # curvature 1, optimum 0
+    b = quadratic_site("b", 1.0, 2.0, train)  # curvature 4, optimum 1
     *_, last = run(Scaffold(), Simulator(Scaffold(), {"a": a, "b": b}), a.start, Plan(rounds=150), seed=0)
     assert last.state.model["w"].item() == pytest.approx(0.8, abs=1e-4)
 
@@ -101,7 +109,7 @@ def test_scaffold_in_torch_reaches_the_pooled_optimum(monkeypatch):
 def test_fit_equals_a_loop_written_by_hand():
     s = site()
     fit = s.at(2).fit(s.start, epochs=2)
-    net = UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, labels=1, seed=1)
+    net = UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1)
     optimiser = torch.optim.SGD(net.parameters(), 0.05)
     for x, y in s.at(2)._batches((2, None), None):
         optimiser.zero_grad()
@@ -115,7 +123,7 @@ def test_fit_equals_a_loop_written_by_hand():
 
 
 def test_randomness_is_seed_site_and_round_alone():
-    train = Train(**{**vars(PLAIN), "augment": True})
+    train = Train(**{**vars(PLAIN), "augment": "full"})
 
     def weights(s, r):
         return torch.cat([v.flatten() for v in s.at(r).fit(s.start).params.values()])
@@ -156,20 +164,20 @@ def test_scores_are_those_of_monais_own_sliding_window_and_metric():
     s = site()
     scores = s.score(s.start, s.cases("validation"))
     assert set(scores) == {"v0", "v1"}
-    net = UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, labels=1, seed=1).eval()
+    net = UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1).eval()
     for case in cases(2, 1, "v"):
         truth = torch.tensor(case.label)[None].float()
         with torch.inference_mode():
             logits = sliding_window_inference(torch.tensor(case.image)[None], (8, 8, 8), 1, net, 0.5, mode="gaussian")
         expected = compute_dice((logits > 0).float(), truth).item()
         assert scores[case.name]["L"] == pytest.approx(expected, abs=1e-3)
-        assert scores[case.name]["loss"] == pytest.approx(LOSSES["dice"](logits, truth).item(), abs=1e-5)
+        assert scores[case.name]["loss"] == pytest.approx(Outline().loss("dice", logits, truth).item(), abs=1e-5)
 
 
 def test_flat_images_train_and_are_scored_like_volumes():
     train = Train(**{**vars(PLAIN), "patch": (8, 8)})
     flat = [Case("s", c.name, c.image[..., 0], c.label[..., 0], (1.0, 1.0)) for c in cases(4)]
-    net = Network(UNet(filters=(4, 8, 8)).build(dims=2, modalities=2, labels=1, seed=1), train)
+    net = Network(UNet(filters=(4, 8, 8)).build(dims=2, modalities=2, outputs=1, seed=1), train)
     s = TorchSite("s", net, {"train": flat[:3], "validation": flat[3:]}, ["L"], train, 0)
     assert s.fit(s.start, epochs=20).loss < s.fit(s.start).loss
     assert 0 <= s.score(s.start, s.cases("validation"))["s3"]["L"] <= 1
@@ -207,9 +215,11 @@ def test_divergence_is_said():
         s.fit(s.start, steps=5)
 
 
-def test_a_site_without_training_cases_is_refused():
+def test_a_site_without_training_cases_judges_but_does_not_train():
+    s = site(n=0)
+    assert s.size == 0 and set(s.score(s.start, s.cases("validation"))) == {"v0", "v1"}
     with pytest.raises(DataError, match="'s' has no training case"):
-        site(n=0)
+        s.fit(s.start)
 
 
 def test_a_device_that_is_not_there_is_said():
@@ -222,7 +232,7 @@ def test_a_device_that_is_not_there_is_said():
     ("name", "dims", "parameters"), [("unet", 3, 22.58e6), ("unet_small", 3, 1.40e6), ("unet_small", 2, None)]
 )
 def test_networks_have_the_published_size_and_one_naming(name, dims, parameters):
-    net = MODELS[name].build(dims=dims, modalities=4, labels=3, seed=0)
+    net = MODELS[name].build(dims=dims, modalities=4, outputs=3, seed=0)
     count = sum(p.numel() for p in net.parameters())
     assert parameters is None or count == pytest.approx(parameters, rel=2e-3)
     tree = Network(net, PLAIN).start
@@ -235,7 +245,7 @@ def test_networks_have_the_published_size_and_one_naming(name, dims, parameters)
 
 
 def test_the_same_seed_builds_the_same_network():
-    a, b, c = (MODELS["unet_small"].build(dims=3, modalities=1, labels=1, seed=s) for s in (0, 0, 1))
+    a, b, c = (MODELS["unet_small"].build(dims=3, modalities=1, outputs=1, seed=s) for s in (0, 0, 1))
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
     assert not all(torch.equal(x, y) for x, y in zip(a.parameters(), c.parameters(), strict=True))
 
@@ -243,4 +253,4 @@ def test_the_same_seed_builds_the_same_network():
 def test_dice_ce_adds_cross_entropy():
     z, y = torch.zeros(2, 1, 4, 4, 4), torch.ones(2, 1, 4, 4, 4)
     soft = 1 - (2 * 32 + 1) / (32 + 64 + 1)
-    assert dice_ce(z, y).tolist() == pytest.approx([soft + np.log(2)] * 2, abs=1e-6)
+    assert Outline().loss("dice_ce", z, y).tolist() == pytest.approx([soft + np.log(2)] * 2, abs=1e-6)

@@ -9,7 +9,7 @@ _HOME = {
     "Local": "polysite.algorithms.local",
     "Scaffold": "polysite.algorithms.scaffold",
     "Phantom": "polysite.data.sources",
-    "Folder": "polysite.data.folder",
+    "Files": "polysite.data.files",
     "Hospital": "polysite.data.phantom",
     "Split": "polysite.data.split",
     "Train": "polysite.train.settings",

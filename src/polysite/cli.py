@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,15 @@ app = typer.Typer(
 )
 
 Config = Annotated[
-    Path | None, typer.Argument(help="A study in TOML; without one, the phantom federation.", show_default=False)
+    Path | None,
+    typer.Argument(
+        metavar="STUDY",
+        help="A study in TOML, a manifest (.csv, .jsonl) or a folder of images; without one, the phantom federation.",
+        show_default=False,
+    ),
+]
+Source = Annotated[
+    Path, typer.Argument(metavar="DATA", help="A manifest (.csv, .jsonl), a folder of images, or a study in TOML.")
 ]
 Override = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. algorithm.lr=0.2.")
@@ -73,8 +82,7 @@ def train(
         print(RunFolder.open(resume).config, end="")
         return
     if not resume:
-        given = _overrides(override or [])
-        study = configuration.load(config, given) if config else configuration.parse("", given)
+        study = _study(config, override or [])
         if print_config:
             print(configuration.dump(study), end="")
             return
@@ -120,25 +128,131 @@ def phantom(
 ) -> None:
     """Write the phantom federation as NIfTI files, to try polysite on a folder like your own."""
     from polysite import config as configuration
-    from polysite.data.folder import write
+    from polysite.data.phantom import write
     from polysite.errors import RunError
 
     if out.exists():
         raise RunError(f"{out} exists already; name a new folder")
     study = configuration.parse("", {"seed": str(seed), **_overrides(override or [])})
-    cases = study.data.load(study.seed)
-    write((c for site in cases.values() for c in site), out, study.data.modality_names, (2, 1, 4))
-    count = sum(map(len, cases.values()))
-    print(f"{count} cases of {len(cases)} hospitals in {out}; labels: 2 oedema, 1 core, 4 enhancing")
+    patients = study.data.patients(study.seed)
+    write((p.open() for site in patients.values() for p in site), out)
+    count = sum(map(len, patients.values()))
+    print(f"{count} cases of {len(patients)} hospitals in {out}; labels: 2 oedema, 1 core, 4 enhancing")
+
+
+data = typer.Typer(help="Describe and look after image files.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data, name="data")
+
+
+@data.command()
+def scan(
+    folder: Annotated[Path, typer.Argument(help="A folder of images in one of the known layouts.")],
+    out: Annotated[Path, typer.Option(help="The manifest to write, .csv or .jsonl.")] = Path("manifest.csv"),
+    format: Annotated[str, typer.Option(help="The layout; polysite data formats lists them.")] = "auto",
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(help="A CSV that says which case is of which site, group or split, such as partitioning_1.csv."),
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="What the label values mean: 'WT=1,2,4; TC=1,4; ET=4'.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the manifest.")] = False,
+) -> None:
+    """Recognise a folder of images and write its manifest."""
+    from polysite.data import layouts, manifest
+    from polysite.errors import RunError
+    from polysite.report import tables
+
+    if out.suffix not in (".csv", ".jsonl"):
+        raise RunError(f"--out {out}: a manifest ends in .csv or .jsonl")
+    if out.exists() and not force:
+        raise RunError(f"{out} exists already; give another --out, or --force to overwrite it")
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder")
+    found = layouts.scan(folder, format, table or [], manifest.parse_labels(labels) if labels else None)
+    manifest.write(found.manifest, out)
+    tables.show_manifest(found.format, found.manifest)
+    for remark in found.remarks:
+        print(f"note: {remark}")
+    print(f"\nThe manifest: {out}. Next: polysite check-data {out}")
+
+
+@data.command()
+def formats() -> None:
+    """List the layouts that are recognised, in the order they are tried."""
+    from polysite.data.layouts import LAYOUTS
+
+    for name, layout in LAYOUTS.items():
+        print(f"{name:12} {(layout.__doc__ or '').strip().splitlines()[0]}")
+
+
+@data.command()
+def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove all prepared cases.")] = False) -> None:
+    """Where prepared cases are kept, and how much there is."""
+    from polysite.data.cache import Cache, place
+
+    kept = Cache(place())
+    size = kept.clear() if clear else kept.size
+    print(f"{place()}: {size / 2**30:.2f} GiB {'removed' if clear else 'of prepared cases'}")
+
+
+@app.command()
+def check_data(
+    source: Source,
+    override: Override = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Open every case of every site and say what is wrong with it; the exit code is 1 if something is."""
+    from polysite.data.check import check
+    from polysite.data.files import Files
+    from polysite.report import tables
+
+    files = _study(source, override or []).data
+    if not isinstance(files, Files):
+        raise PolysiteError(f"{source} is a study of drawn phantoms; there are no files to check")
+    with tables.counting("cases", len(files.manifest.rows), as_json) as step:
+        report = check(files, step)
+    if as_json:
+        print(json.dumps(report.plain()))
+    else:
+        tables.show_check(report)
+    if report.errors or (strict and report.problems):
+        raise typer.Exit(1)
+
+
+@app.command()
+def preview(
+    source: Source,
+    out: Annotated[Path, typer.Option(help="A folder for one PNG a site.")] = Path("preview"),
+    cases: Annotated[int, typer.Option(min=1, help="Cases a site, evenly over its list.")] = 6,
+    override: Override = None,
+) -> None:
+    """Draw a sheet per site: slices with the outlines of the labels, and a histogram per modality."""
+    from polysite.report import preview as sheets
+
+    for file in sheets.draw(_study(source, override or []), out, cases):
+        print(file)
 
 
 def main() -> None:
     """Run the command line: a refusal is one sentence and exit code 2."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # what it says about a damaged picture, we say with its name
     try:
         app()
     except (PolysiteError, OSError) as problem:  # the system's own refusals name the file, too
         print(f"polysite: {problem}", file=sys.stderr)
         sys.exit(2)
+
+
+def _study(path: Path | None, override: list[str]) -> Any:
+    """The study that a file means: TOML, or all defaults around a manifest or a folder."""
+    from polysite import config as configuration
+
+    given = _overrides(override)
+    if path is None or (path.suffix not in (".csv", ".jsonl") and not path.is_dir()):
+        return configuration.load(path, given) if path else configuration.parse("", given)
+    return configuration.parse("", {"data.name": "files", "data.path": json.dumps(str(path)), **given})
 
 
 def _overrides(given: list[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -18,12 +19,13 @@ import tomli_w
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, find, name_of
 from polysite.algorithms.base import Algorithm
 from polysite.algorithms.fedavg import FedAvg
+from polysite.data.federation import FEDERATIONS, Federation, Natural
+from polysite.data.prepare import Prepare
 from polysite.data.sources import SOURCES, Phantom, Source
 from polysite.data.split import Split
 from polysite.engines.rounds import Plan
 from polysite.errors import ConfigError, nearest
-from polysite.models import MODELS
-from polysite.models.unet import UNet
+from polysite.models import MODELS, Model
 from polysite.train.settings import Train
 
 
@@ -33,8 +35,10 @@ class Study:
 
     seed: int = 0
     algorithm: Algorithm[Any] = field(default_factory=FedAvg)
-    model: UNet = MODELS["unet_small"]
+    model: Model = MODELS["unet_small"]
     data: Source = field(default_factory=Phantom)
+    federation: Federation = Natural()
+    prepare: Prepare = Prepare()
     split: Split = Split()
     train: Train = Train()
     run: Plan = Plan()
@@ -46,14 +50,28 @@ class Study:
             name = name_of(self.algorithm)
             raise ConfigError(f"run.pooled is centralised training and goes with fedavg, not with {name!r}")
         self.train.allow(self.algorithm, name_of(self.algorithm))
-        if len(self.train.patch) != self.data.dims:
-            raise ConfigError(
-                f"train.patch = {list(self.train.patch)} has {len(self.train.patch)} sides for {self.data.dims}D data"
-            )
         step = self.model.divisor
-        if any(side < step or side % step for side in self.train.patch):
-            given = list(self.train.patch)
-            raise ConfigError(f"train.patch = {given}: every side must be a multiple of {step} for this model")
+        for name in ("patch", "window"):
+            given = getattr(self.train, name)
+            if any(side < step or side % step for side in given):
+                raise ConfigError(
+                    f"train.{name} = {list(given)}: every side must be a multiple of {step} for this model"
+                )
+
+    def check(self) -> None:
+        """Refuse what does not fit the data; this looks at them."""
+        from polysite.train import tasks
+
+        if self.model.task != self.data.task:
+            fitting = " or ".join(n for n, m in MODELS.items() if m.task == self.data.task)
+            raise ConfigError(
+                f"the data are for {self.data.task}, the model for {self.model.task}: model.name = {fitting}"
+            )
+        for name in ("patch", "window"):
+            given = getattr(self.train, name)
+            if given and len(given) != self.data.dims:
+                raise ConfigError(f"train.{name} = {list(given)} has {len(given)} sides for {self.data.dims}D data")
+        tasks.check_loss(tasks.find(self.data.task, self.train.exclusive), self.train.loss)
 
 
 def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
@@ -77,6 +95,8 @@ def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "t
         raise ConfigError(f"{where} is not valid TOML: {problem}") from problem
     for key, value in (overrides or {}).items():
         _put(given, key, value, Study())
+    if "preset" in given:
+        given = _merge(preset(given.pop("preset")), given)
     return _build(Study, given, "")  # type: ignore[no-any-return]
 
 
@@ -89,13 +109,40 @@ def dump(study: Study) -> str:
     return tomli_w.dumps(_plain(study))
 
 
+def presets() -> list[str]:
+    """The studies of the literature that a file can start from with ``preset = "NAME"``."""
+    return sorted(f.name.removesuffix(".toml") for f in resources.files("polysite").joinpath("presets").iterdir())
+
+
+def preset(name: Any) -> dict[str, Any]:
+    """One of them, as TOML has it."""
+    if name not in presets():
+        raise ConfigError(f"there is no preset called {name!r}; {nearest(str(name), presets())}")
+    return tomllib.loads(resources.files("polysite").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The given values over the base; a section that chooses another name starts anew.
+
+    >>> _merge({"model": {"name": "a", "x": 1}, "train": {"lr": 1}}, {"model": {"name": "b"}, "train": {"batch": 4}})
+    {'model': {'name': 'b'}, 'train': {'lr': 1, 'batch': 4}}
+    """
+    merged = dict(base)
+    for key, value in given.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict) and value.get("name") in (None, below.get("name")):
+            value = _merge(below, value)
+        merged[key] = value
+    return merged
+
+
 def _choices(at: str) -> Mapping[str, Any] | None:
     """What the ``name`` of the section at this path may be: name -> a class, or an instance that the keys vary."""
     if at == "algorithm":
         return {n: find(n, ALGORITHMS, "algorithm") for n in ALGORITHMS}
     if at == "algorithm.server":
         return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
-    found: dict[str, Mapping[str, Any]] = {"model": MODELS, "data": SOURCES}
+    found: dict[str, Mapping[str, Any]] = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS}
     return found.get(at)
 
 

@@ -10,7 +10,7 @@ from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.local import Local
 from polysite.config import Study
 from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import Watch, mean_dice
+from polysite.engines.rounds import Watch, mean_score
 from polysite.errors import RunError
 from polysite.report import figures, page, tables
 from polysite.report.runs import Summary, read
@@ -72,7 +72,7 @@ def matrix(local: Study, models: Path) -> dict[str, dict[str, float]]:
     for trained in sorted(sites):
         params = load_file(models / f"best.{trained}.safetensors")
         found[trained] = {
-            t: mean_dice({t: s.score(s.lift(params), s.cases("test"))}, "site") for t, s in sorted(sites.items())
+            t: mean_score({t: s.score(s.lift(params), s.cases("test"))}, "site") for t, s in sorted(sites.items())
         }
     return found
 
@@ -94,7 +94,7 @@ def _lead(runs: list[Summary]) -> str:
 
 
 def _figures(runs: list[Summary], local: Study, root: Path) -> list[page.Shown]:
-    first = {site: cases[0] for site, cases in local.data.load(local.seed).items()}
+    first = {site: patients[0].open() for site, patients in local.data.patients(local.seed).items()}
     scans = figures.scans(
         {site: (c.image, c.label) for site, c in sorted(first.items())},
         local.data.modality_names,

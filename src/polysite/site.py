@@ -7,7 +7,8 @@ from typing import Protocol
 from polysite.tree import Tree
 
 Cases = tuple[str, ...]  # names of patients
-Scores = Mapping[str, Mapping[str, float]]  # case -> label -> Dice, and "loss"
+Scores = Mapping[str, Mapping[str, float]]  # case -> label -> Dice, or "accuracy" -> 0 or 1; and what is aside
+ASIDE = ("loss", "said", "true")  # no measure of quality: the loss, and in a classification the classes themselves
 
 
 @dataclass(frozen=True, slots=True)

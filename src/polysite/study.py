@@ -1,7 +1,9 @@
 """From a study to a finished run: load the cases, build the sites, train, write everything down."""
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +12,15 @@ from typing import Any
 from polysite import config
 from polysite.algorithms import name_of
 from polysite.config import Study
-from polysite.data.folder import Folder
-from polysite.data.prepare import prepare
+from polysite.data.cache import Cache, place
+from polysite.data.case import Case
+from polysite.data.files import Files
+from polysite.data.split import PARTS, Parts, table
 from polysite.engines import rounds
 from polysite.engines.folder import RunFolder
 from polysite.engines.simulator import Simulator
-from polysite.errors import RunError
+from polysite.errors import DataError, RunError
+from polysite.train import tasks
 from polysite.train.torch_site import Network, TorchSite
 
 POOLED = "pooled"
@@ -36,41 +41,75 @@ class Run:
     def dice(self) -> dict[str, float]:
         """Mean Dice of every hospital, over its cases and labels."""
         scores = self.result[self.split]
-        return {site: rounds.mean_dice({site: cases}, "site") for site, cases in scores.items() if cases}
+        return {site: rounds.mean_score({site: cases}, "site") for site, cases in scores.items() if cases}
 
     @property
     def mean(self) -> float:
         """Mean Dice over all cases of all hospitals."""
-        return rounds.mean_dice(self.result[self.split], "case")
+        return rounds.mean_score(self.result[self.split], "case")
 
 
-def hospitals(study: Study) -> dict[str, TorchSite]:
-    """The sites of a study, sharing one network."""
-    source = study.data
-    cases = source.load(study.seed)
+def federation(study: Study) -> Mapping[str, Parts]:
+    """Who holds which patients, and which of them train, validate and test. Nothing is opened but what that takes."""
+    study.check()
+    patients = study.data.patients(study.seed)
+    dealt = study.federation.deal(patients, lambda sites: study.split.apply(sites, study.seed), study.seed)
+    if not any(parts["train"] for parts in dealt.values()):
+        raise DataError("no site has a training case")
+    if not any(parts["validation"] for parts in dealt.values()):
+        raise DataError("no site has a validation case, so no best round could be chosen; raise split.validation")
+    return dealt
+
+
+def hospitals(
+    study: Study, dealt: Mapping[str, Parts] | None = None, watch: rounds.Watch = rounds.Watch()
+) -> dict[str, TorchSite]:
+    """The sites of a study, sharing one network; their cases prepared, from the cache where they are there."""
+    source, dealt = study.data, dealt or federation(study)
+    task = tasks.find(source.task, study.train.exclusive)
     module = study.model.build(
-        dims=source.dims, modalities=len(source.modality_names), labels=len(source.label_names), seed=study.seed
+        dims=source.dims,
+        modalities=len(source.modality_names),
+        outputs=task.outputs(source.label_names),
+        seed=study.seed,
     )
-    network = Network(module, study.train)
-    split = {s: study.split.apply(s, c, study.seed) for s, c in cases.items()}
-    ready = {s: {k: [prepare(c, study.train.patch) for c in v] for k, v in parts.items()} for s, parts in split.items()}
-    return {s: TorchSite(s, network, parts, source.label_names, study.train, study.seed) for s, parts in ready.items()}
+    network, cache = Network(module, study.train), Cache(place())
+    everyone = [(site, part, p) for site, parts in dealt.items() for part in PARTS for p in parts[part]]
+    ready: dict[str, dict[str, list[Case]]] = {site: {part: [] for part in PARTS} for site in dealt}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = [pool.submit(cache.get, p, study.prepare, study.train.patch) for _, _, p in everyone]
+        try:
+            for done, ((site, part, p), job) in enumerate(zip(everyone, jobs, strict=True), start=1):
+                ready[site][part].append(job.result())
+                watch.case(done, len(everyone), f"{site} · {p.name}")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return {
+        site: TorchSite(site, network, parts, source.label_names, study.train, study.seed, task)
+        for site, parts in ready.items()
+    }
 
 
-def simulator(study: Study) -> Simulator:
+def simulator(
+    study: Study, dealt: Mapping[str, Parts] | None = None, watch: rounds.Watch = rounds.Watch()
+) -> Simulator:
     """The simulated federation; ``pooled`` puts all training cases into one site and lets the hospitals judge."""
-    sites = hospitals(study)
-    if not study.run.pooled:
-        return Simulator(study.algorithm, sites, wire=study.run.wire)
-    return Simulator(study.algorithm, {POOLED: TorchSite.pool(POOLED, sites)}, guests=sites, wire=study.run.wire)
+    sites = hospitals(study, dealt, watch)
+    train = {s: site for s, site in sites.items() if site.size}
+    judge = {s: site for s, site in sites.items() if site.cases("validation") or site.cases("test")}
+    if study.run.pooled:
+        train = {POOLED: TorchSite.pool(POOLED, sites)}
+    return Simulator(study.algorithm, train, guests=judge, wire=study.run.wire)
 
 
 def run(study: Study, out: Path | str | None = None, watch: rounds.Watch = rounds.Watch()) -> Run:
     """Run a study into a new folder."""
-    engine = simulator(study)  # before the folder: bad data leaves nothing behind
+    dealt = federation(study)
+    engine = simulator(study, dealt, watch)  # before the folder: bad data leaves nothing behind
     name = POOLED if study.run.pooled else name_of(study.algorithm)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), name)
-    folder = RunFolder.create(path, config.dump(_pinned(study)), study.seed)
+    folder = RunFolder.create(path, config.dump(_pinned(study)), study.seed, table(dealt))
     with folder.alone():
         return _train(study, engine, folder, None, watch)
 
@@ -82,24 +121,34 @@ def resume(path: Path | str, watch: rounds.Watch = rounds.Watch()) -> Run:
         return Run(folder, folder.result)
     with folder.alone():
         study = config.parse(folder.config, where=str(folder.path / "config.toml"))
-        engine = simulator(study)
+        dealt = federation(study)
+        if table(dealt) != folder.split:
+            raise RunError(
+                f"the data are not those that {folder.path} began with: its split.csv names other cases or parts; "
+                "bring them back, or start a new run"
+            )
+        engine = simulator(study, dealt, watch)
         with _log(folder):
             at = rounds.find_progress(folder, engine, study.algorithm)
         return _train(study, engine, folder, at, watch)
 
 
 def _pinned(study: Study) -> Study:
-    """The study as it can be resumed from anywhere: a folder by its full path, its modalities by name."""
-    if not isinstance(study.data, Folder):
-        return study
-    path = str(Path(study.data.path).resolve())
-    return replace(study, data=replace(study.data, path=path, modalities=study.data.modality_names))
+    """The study as it can be resumed from anywhere: files by their full path, modalities by name."""
+    if isinstance(study.data, Files):
+        files = study.data
+        tables = tuple(str(Path(t).resolve()) for t in files.tables)
+        path = str(Path(files.path).resolve())
+        study = replace(study, data=replace(files, path=path, tables=tables, modalities=files.modality_names))
+    if study.split.file:
+        study = replace(study, split=replace(study.split, file=str(Path(study.split.file).resolve())))
+    return study
 
 
 def _train(study: Study, engine: Simulator, folder: RunFolder, at: rounds.Progress | None, watch: rounds.Watch) -> Run:
     with _log(folder) as log:
         log.info("%s over %s", name_of(study.algorithm), ", ".join(engine.names))
-        watch.begin(folder.path.name, study.run.rounds, *((at.round + 1, at.best_dice) if at else (0, 0.0)))
+        watch.begin(folder.path.name, study.run.rounds, *((at.round + 1, at.best_score) if at else (0, 0.0)))
         start = next(iter(engine.sites.values())).start
         result = rounds.train(study.algorithm, engine, start, study.run, study.seed, folder, resume=at, watch=watch)
         watch.end()

@@ -38,7 +38,7 @@ def test_the_folder_tells_everything(tmp_path):
     names = {str(p.relative_to(folder.path)) for p in folder.path.rglob("*") if p.is_file()}
     best = folder.best(result["best_round"]).name
     assert names == {
-        *("config.toml", "versions.json", "rounds.jsonl", "result.json"),
+        *("config.toml", "split.csv", "versions.json", "rounds.jsonl", "result.json"),
         *("models/best.safetensors", "models/last.safetensors", f"checkpoints/{best}"),
         *("checkpoints/round-000005.safetensors", "checkpoints/round-000006.safetensors"),
     }

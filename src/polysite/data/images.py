@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import nibabel
 import numpy as np
@@ -31,6 +32,10 @@ META_TYPES = {
     "MET_CHAR": "i1", "MET_UCHAR": "u1", "MET_SHORT": "i2", "MET_USHORT": "u2", "MET_INT": "i4", "MET_UINT": "u4",
     "MET_LONG_LONG": "i8", "MET_ULONG_LONG": "u8", "MET_FLOAT": "f4", "MET_DOUBLE": "f8",
 }  # fmt: skip
+
+
+class Stream(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,13 +111,13 @@ def _refusals(file: Path) -> Iterator[None]:
         raise
     except (
         OSError, EOFError, ValueError, TypeError, KeyError, IndexError, ArithmeticError, MemoryError, SyntaxError,
-        struct.error, zlib.error, HeaderDataError, np.linalg.LinAlgError,
+        struct.error, zlib.error, HeaderDataError, np.linalg.LinAlgError, Warning,
     ) as problem:  # fmt: skip
         why = str(problem) or type(problem).__name__
         raise DataError(f"{file} cannot be read: {' '.join(why.split())}") from problem
 
 
-def _voxels(stream: BinaryIO, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> np.ndarray:
+def _voxels(stream: Stream, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> np.ndarray:
     """As many bytes as the shape needs, taken piece by piece."""
     if any(n < 1 for n in shape):
         raise ValueError(f"its header claims the shape {shape}")
@@ -155,6 +160,8 @@ def _nifti(file: Path) -> Image:
             raise ValueError(f"its header puts the voxels at byte {offset:g}")
         stream.read(int(offset) - len(block))
         array = _voxels(stream, shape, dtype)
+        if packed:  # its checksum comes at the end
+            stream.read(CHUNK)
         slope, shift = (float(v) for v in (header["scl_slope"], header["scl_inter"]))
     dims = 2 if count == 2 else 3
     array = array.reshape([*shape[:dims], *(n for n in shape[dims:] if n > 1)], order="F")
@@ -207,7 +214,7 @@ def _meta(file: Path) -> Image:
     return Image(_native(array), affine)
 
 
-def _meta_header(stream: BinaryIO) -> Mapping[str, str]:
+def _meta_header(stream: BufferedReader) -> Mapping[str, str]:
     head: dict[str, str] = {}
     while "ElementDataFile" not in head:
         line = stream.readline(4096)
@@ -221,19 +228,21 @@ def _meta_header(stream: BinaryIO) -> Mapping[str, str]:
     return head
 
 
-def _meta_voxels(stream: BinaryIO, head: Mapping[str, str], shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def _meta_voxels(
+    stream: BufferedReader, head: Mapping[str, str], shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> np.ndarray:
     skip = int(head.get("HeaderSize", "0"))
     if skip > 0:
         stream.seek(skip)
     if skip < 0:  # the voxels are the end of the file
         stream.seek(-math.prod(shape) * dtype.itemsize, 2)
-    return _voxels(_Inflating(stream) if _true(head, "CompressedData") else stream, shape, dtype)  # type: ignore[arg-type]
+    return _voxels(_Inflating(stream) if _true(head, "CompressedData") else stream, shape, dtype)
 
 
 class _Inflating:
     """A zlib stream, inflated no further than asked."""
 
-    def __init__(self, stream: BinaryIO):
+    def __init__(self, stream: BufferedReader):
         self.stream, self.engine = stream, zlib.decompressobj()
 
     def read(self, size: int) -> bytes:

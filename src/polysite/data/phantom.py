@@ -6,9 +6,12 @@ second, so that one patient can be scanned again by another hospital's scanner.
 """
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+import nibabel
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, ndimage
@@ -96,8 +99,7 @@ def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) 
     slices = shape[2] / hospital.thickness
     _require(slices >= 2, f"thickness = {hospital.thickness}: {shape[2]} voxels must hold at least two slices")
     _require(min(index, seed) >= 0, f"index = {index}, seed = {seed}: neither may be negative")
-    patient = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(site.encode()), index))
-    anatomy, disease, scan = (np.random.default_rng(stream) for stream in patient.spawn(3))
+    anatomy, disease, scan = _streams(site, index, seed)
     tissue, depth = _brain(anatomy, shape)
     # Drawn whether it is used or not, so that no later draw depends on the share.
     low = bool(disease.random() < hospital.low_grade)
@@ -112,6 +114,17 @@ def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) 
         label=np.stack([whole, core, enhancing]).astype(np.uint8),
         group="low" if low else "high",
     )
+
+
+def grade(hospital: Hospital, *, site: str, index: int, seed: int) -> str:
+    """The grade that ``draw`` gives this patient, without drawing it."""
+    return "low" if _streams(site, index, seed)[1].random() < hospital.low_grade else "high"
+
+
+def _streams(site: str, index: int, seed: int) -> list[np.random.Generator]:
+    """Independent randomness for the anatomy, the disease and the scan of a patient."""
+    patient = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(site.encode()), index))
+    return [np.random.default_rng(stream) for stream in patient.spawn(3)]
 
 
 def _brain(random: np.random.Generator, shape: Shape) -> tuple[Tissue, Volume]:
@@ -272,3 +285,15 @@ def _ellipsoid(x: Volume, y: Volume, z: Volume, axes: tuple[float, float, float]
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def write(cases: Iterable[Case], root: Path) -> None:
+    """Write cases as ``SITE/CASE/modality.nii.gz`` with ``seg.nii.gz``: 1 core, 2 oedema, 4 enhancing."""
+    for case in cases:
+        folder = root / case.site / case.name
+        folder.mkdir(parents=True, exist_ok=True)
+        whole, core, enhancing = case.label.astype(bool)
+        truth = np.select([enhancing, core, whole], [4, 1, 2]).astype(np.uint8)
+        for name, array in (*zip(MODALITIES, case.image, strict=True), ("seg", truth)):
+            image = nibabel.nifti1.Nifti1Image(array, np.diag([*case.spacing, 1.0]))
+            nibabel.save(image, folder / f"{name}.nii.gz")

@@ -1,45 +1,99 @@
-"""From a raw case to what a network sees: foreground crop, z-score, padding to the patch."""
+"""From a raw case to what a network sees, by MONAI's transforms: turn, resample, crop, normalise, pad."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from polysite.data.case import Case
+from polysite.errors import ConfigError, DataError
+
+AXES = ("LR", "PA", "IS")
 
 
-def prepare(case: Case, patch: Sequence[int]) -> Case:
-    """Crop to the foreground, normalise every modality over its non-zero voxels, pad with zeros to the patch."""
-    box = _foreground(case)
-    image, label = case.image[:, *box], case.label[:, *box]
-    margins = [
-        (0, 0),
-        *(((p - s) // 2, (p - s + 1) // 2) if s < p else (0, 0) for s, p in zip(image.shape[1:], patch, strict=True)),
-    ]
-    image = np.pad(np.stack([z_score(m) for m in image]), margins)
-    return replace(case, image=image, label=np.pad(label, margins))
+@dataclass(frozen=True)
+class Prepare:
+    """Done once per case, in this order; the result is padded to the patch."""
+
+    orientation: str = ""  # turn the axes, as in "RAS"; empty: as stored
+    spacing: tuple[float, ...] = ()  # resample to this voxel size in millimetres; empty: as stored
+    clip: tuple[float, ...] = ()  # cut intensities off below and above, as in [-200, 300] for CT; empty: not
+    crop: bool = True  # to the box around everything that is not zero
+    normalise: Literal["nonzero", "all", "none"] = "nonzero"  # z-score of every modality over these voxels
+
+    def __post_init__(self) -> None:
+        letters = self.orientation
+        if letters and not (len(letters) == 3 and all(sum(x in pair for x in letters) == 1 for pair in AXES)):
+            raise ConfigError(f"prepare.orientation = {letters!r}: one letter of each of LR, PA and IS, as in 'RAS'")
+        if self.spacing and not min(self.spacing) > 0:
+            raise ConfigError(f"prepare.spacing = {list(self.spacing)}: millimetres, more than zero")
+        if self.clip and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
+            raise ConfigError(f"prepare.clip = {list(self.clip)}: two intensities, the lower first")
+
+    def apply(self, case: Case, patch: Sequence[int]) -> Case:
+        """The prepared case, at least as large as the patch."""
+        from monai.transforms.croppad.array import SpatialPad  # seconds, which reading a configuration need not wait
+        from monai.transforms.intensity.array import NormalizeIntensity
+
+        case = self._on_grid(case)
+        image = np.clip(case.image, self.clip[0], self.clip[1]) if self.clip else case.image
+        box = _foreground(image, case.label) if self.crop else (slice(None),) * (image.ndim - 1)
+        image = image[:, *box].astype(np.float32)  # a copy: MONAI normalises in place
+        label = case.label if case.label.ndim == 1 else case.label[:, *box]
+        if self.normalise != "none":
+            image = np.asarray(NormalizeIntensity(nonzero=self.normalise == "nonzero", channel_wise=True)(image))
+        size = [max(s, p) for s, p in zip(image.shape[1:], patch, strict=True)]
+        if self.normalise == "nonzero":
+            image = np.asarray(SpatialPad(size)(image))
+        else:  # zero may be anything here; the darkest value is background
+            image = np.concatenate([np.asarray(SpatialPad(size, value=float(m.min()))(m[None])) for m in image])
+        label = label if label.ndim == 1 else np.asarray(SpatialPad(size)(label))
+        return replace(case, image=np.ascontiguousarray(image, np.float32), label=np.ascontiguousarray(label, np.uint8))
+
+    def _on_grid(self, case: Case) -> Case:
+        """Turned and resampled; labels take the nearest voxel. The affine ends here: later steps move the origin."""
+        dims = case.image.ndim - 1
+        if not self.orientation and not self.spacing:
+            return replace(case, affine=None)
+        if self.spacing and len(self.spacing) != dims:
+            raise ConfigError(
+                f"prepare.spacing = {list(self.spacing)} has {len(self.spacing)} numbers for {dims}D data"
+            )
+        if self.orientation and dims != 3:
+            raise ConfigError("prepare.orientation is for volumes; flat images have no direction")
+        from monai.data.meta_tensor import MetaTensor
+        from monai.transforms.spatial.array import Orientation, Spacing
+
+        affine = np.diag([*case.spacing, 1.0]) if case.affine is None else case.affine
+        image, label = MetaTensor(case.image, affine=affine), None
+        if case.label.ndim > 1:
+            label = MetaTensor(case.label.astype(np.float32), affine=affine)
+        if self.orientation:
+            turn = Orientation(self.orientation, labels=None)
+            image, label = turn(image), None if label is None else turn(label)
+        if self.spacing:
+            scale = [a / b for a, b in zip(case.spacing, self.spacing, strict=True)]
+            if np.prod([max(1.0, s) for s in scale]) * image[0].numel() > 1 << 29:
+                raise DataError(
+                    f"case {case.name!r} of site {case.site!r}: voxels of {case.spacing} mm resampled to "
+                    f"{list(self.spacing)} mm would fill gigabytes; check its voxel size"
+                )
+            image = Spacing(self.spacing, mode="bilinear", padding_mode="border", dtype=np.float32)(image)
+            label = None if label is None else Spacing(self.spacing, mode="nearest", dtype=np.float32)(label)
+        truth = case.label if label is None else np.asarray(label).round().astype(np.uint8)
+        spacing = tuple(float(s) for s in np.linalg.norm(np.asarray(image.affine)[:-1, :-1], axis=0))
+        return replace(case, image=np.asarray(image), label=truth, spacing=spacing, affine=None)
 
 
-def z_score(modality: np.ndarray) -> np.ndarray:
-    """Mean 0 and deviation 1 over the non-zero voxels; zeros (background, a missing modality) stay zero.
-
-    >>> z_score(np.array([0, 1, 3], np.float32)).tolist()
-    [0.0, -1.0, 1.0]
-    """
-    inside = modality != 0
-    values = modality[inside].astype(np.float64)
-    if not values.size:
-        return modality.astype(np.float32)
-    spread = values.std()
-    return np.where(inside, (modality - values.mean()) / (spread if spread > 0 else 1), 0).astype(np.float32)
-
-
-def _foreground(case: Case) -> tuple[slice, ...]:
+def _foreground(image: np.ndarray, label: np.ndarray) -> tuple[slice, ...]:
     """The box around everything that is not zero; a label outside the image is kept, and then counts as missed."""
-    inside = (case.image != 0).any(0) | (case.label != 0).any(0)
+    inside: np.ndarray = (image != 0).any(0)
+    if label.ndim > 1:
+        inside = inside | (label != 0).any(0)
     if not inside.any():
-        return tuple(slice(None) for _ in inside.shape)
-    spans = (
-        np.flatnonzero(inside.any(tuple(a for a in range(inside.ndim) if a != axis))) for axis in range(inside.ndim)
-    )
-    return tuple(slice(int(s[0]), int(s[-1]) + 1) for s in spans)
+        return (slice(None),) * inside.ndim
+    from monai.transforms.utils import generate_spatial_bounding_box
+
+    start, stop = generate_spatial_bounding_box(inside[None], select_fn=lambda x: x)
+    return tuple(slice(int(a), int(b)) for a, b in zip(start, stop, strict=True))

@@ -1,19 +1,24 @@
 """Where cases come from: the choices of ``[data] name``.
 
-A source says what its images and labels are called and loads every case of every site.
+A source says what its images and labels are called and lists the patients of every site; none is opened yet.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from polysite.data.case import Case
-from polysite.data.folder import Folder
-from polysite.data.phantom import LABELS, MODALITIES, Hospital, draw, four_hospitals
+from polysite.data.case import Case, Patient
+from polysite.data.files import Files
+from polysite.data.phantom import LABELS, MODALITIES, Hospital, draw, four_hospitals, grade
 from polysite.errors import ConfigError
 
 
 class Source(Protocol):
+    @property
+    def task(self) -> str:
+        """``segmentation`` or ``classification``."""
+        ...
+
     @property
     def dims(self) -> int: ...
 
@@ -21,10 +26,12 @@ class Source(Protocol):
     def modality_names(self) -> tuple[str, ...]: ...
 
     @property
-    def label_names(self) -> tuple[str, ...]: ...
+    def label_names(self) -> tuple[str, ...]:
+        """The labels, or the classes."""
+        ...
 
-    def load(self, seed: int) -> Mapping[str, list[Case]]:
-        """The cases of every site."""
+    def patients(self, seed: int) -> Mapping[str, list[Patient]]:
+        """The patients of every site, not opened yet."""
         ...
 
 
@@ -42,6 +49,10 @@ class Phantom:
             raise ConfigError("data.sites is empty: a federation needs at least one hospital")
 
     @property
+    def task(self) -> str:
+        return "segmentation"
+
+    @property
     def dims(self) -> int:
         return 3
 
@@ -53,12 +64,24 @@ class Phantom:
     def label_names(self) -> tuple[str, ...]:
         return LABELS
 
-    def load(self, seed: int) -> Mapping[str, list[Case]]:
+    def patients(self, seed: int) -> Mapping[str, list[Patient]]:
+        return {name: [self._patient(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
+
+    def _patient(self, site: str, index: int, seed: int) -> Patient:
         x, y, z = self.shape
-        return {
-            name: [draw(h, site=name, index=i, seed=seed, shape=(x, y, z)) for i in range(h.cases)]
-            for name, h in self.sites.items()
-        }
+        hospital = self.sites[site]
+
+        def read() -> Case:
+            return draw(hospital, site=site, index=index, seed=seed, shape=(x, y, z))
+
+        return Patient(
+            site=site,
+            name=f"{site}-{index:03d}",
+            read=read,
+            volumes=lambda: dict(zip(LABELS, read().label.sum((1, 2, 3)) / 1000, strict=True)),
+            group=grade(hospital, site=site, index=index, seed=seed),
+            modalities=len(MODALITIES),
+        )
 
 
-SOURCES: Mapping[str, type] = {"phantom": Phantom, "folder": Folder}
+SOURCES: Mapping[str, type] = {"phantom": Phantom, "files": Files}

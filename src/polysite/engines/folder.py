@@ -3,6 +3,7 @@
 ::
 
     config.toml        the whole configuration, as resolved
+    split.csv          which case trained, validated or tested, and where
     versions.json      what ran it: polysite, Python, libraries, platform, seed
     rounds.jsonl       one line a round: per site losses, Dice per label, steps, seconds, bytes up and down
     log.txt            what was said
@@ -43,7 +44,7 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config: str, seed: int) -> "RunFolder":
+    def create(cls, path: Path, config: str, seed: int, split: str = "") -> "RunFolder":
         """A new folder, complete or not there at all."""
         if path.exists():
             raise RunError(
@@ -55,6 +56,7 @@ class RunFolder:
                 (draft / inside).mkdir(parents=True)
             (draft / "config.toml").write_text(config)
             (draft / "versions.json").write_text(json.dumps({**versions(), "seed": seed}, indent=1) + "\n")
+            (draft / "split.csv").write_text(split)
             (draft / "rounds.jsonl").touch()
             draft.rename(path)
         except OSError as problem:
@@ -88,6 +90,10 @@ class RunFolder:
     @property
     def config(self) -> str:
         return (self.path / "config.toml").read_text()
+
+    @property
+    def split(self) -> str:
+        return (self.path / "split.csv").read_text()
 
     @property
     def finished(self) -> bool:

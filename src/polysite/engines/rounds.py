@@ -17,7 +17,7 @@ from polysite.engines.folder import RunFolder
 from polysite.engines.sampling import cohort
 from polysite.errors import ConfigError, RunError
 from polysite.payload import Payload, SiteId
-from polysite.site import Fit, Scores
+from polysite.site import ASIDE, Fit, Scores
 from polysite.tree import Tree
 
 log = logging.getLogger("polysite")
@@ -30,7 +30,7 @@ class Plan:
     rounds: int = 30
     share: float = 1.0  # of the sites that take part in a round
     validate_every: int = 1
-    best: Literal["case", "site"] = "case"  # mean validation Dice over all cases, or over the sites' means
+    best: Literal["case", "site"] = "case"  # mean validation Dice (accuracy) over all cases, or over the sites' means
     patience: int | None = None  # stop after this many validations without a better one
     checkpoint_every: int = 5
     wire: bool = False  # simulator: send every payload through the codec, as a network would
@@ -109,12 +109,14 @@ class Progress:
     state: Any
     memories: Mapping[SiteId, Payload]
     best_round: int = -1
-    best_dice: float = -1.0
+    best_score: float = -1.0
     waited: int = 0  # validations since the best
 
 
 class Watch:
     """Looks on; the command line shows progress with it. Does nothing by itself."""
+
+    def case(self, done: int, of: int, case: str) -> None: ...
 
     def begin(self, title: str, rounds: int, done: int, best: float) -> None: ...
 
@@ -170,7 +172,7 @@ def train(
     began = time.perf_counter()
     for r in run(algorithm, transport, params, plan, seed, resume=resume, watch=watch):
         record = _record(r)
-        at = Progress(r.index, r.state, transport.memories(), at.best_round, at.best_dice, at.waited)
+        at = Progress(r.index, r.state, transport.memories(), at.best_round, at.best_score, at.waited)
         last = r.index == plan.rounds - 1
         if (r.index + 1) % plan.validate_every == 0 or last:
             at = _validate(algorithm, transport, plan, folder, at, record)
@@ -214,17 +216,22 @@ def find_progress(folder: RunFolder, transport: Transport, algorithm: Algorithm[
     return None
 
 
-def mean_dice(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) -> float:
+def mean_score(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) -> float:
     """Mean over the labels of a case, then over all cases, or over the cases of a site and then the sites.
 
     >>> scores = {"a": {"1": {"WT": 1.0, "loss": 0}, "2": {"WT": 0.8, "loss": 0}}, "b": {"3": {"WT": 0.3, "loss": 0}}}
-    >>> round(mean_dice(scores, "case"), 3), round(mean_dice(scores, "site"), 3)
+    >>> round(mean_score(scores, "case"), 3), round(mean_score(scores, "site"), 3)
     (0.7, 0.6)
     """
-    sites = [[_case_dice(c) for c in cases.values()] for cases in scores.values() if cases]
+    sites = [[_case_score(c) for c in cases.values()] for cases in scores.values() if cases]
     if over == "case":
         sites = [[d for site in sites for d in site]]
     return math.fsum(math.fsum(s) / len(s) for s in sites) / len(sites)
+
+
+def measure(scores: Mapping[SiteId, Scores]) -> str:
+    """What the scores are: Dice, or accuracy in a classification."""
+    return "accuracy" if any("accuracy" in s for cases in scores.values() for s in cases.values()) else "Dice"
 
 
 def examined(result: Mapping[str, Any]) -> str:
@@ -232,8 +239,8 @@ def examined(result: Mapping[str, Any]) -> str:
     return "test" if any(result["test"].values()) else "validation"
 
 
-def _case_dice(score: Mapping[str, float]) -> float:
-    labels = [v for k, v in score.items() if k != "loss"]
+def _case_score(score: Mapping[str, float]) -> float:
+    labels = [v for k, v in score.items() if k not in ASIDE]
     return math.fsum(labels) / len(labels)
 
 
@@ -259,12 +266,12 @@ def _validate(
     """Have every site judge the model; remember it if it is the best so far."""
     sent = algorithm.send(at.state, transport.audience)
     scores = transport.score(at.round, sent, "validation")
-    dice = mean_dice(scores, plan.best)
-    better = dice > at.best_dice
-    best = (at.round, dice, 0) if better else (at.best_round, at.best_dice, at.waited + 1)
+    score = mean_score(scores, plan.best)
+    better = score > at.best_score
+    best = (at.round, score, 0) if better else (at.best_round, at.best_score, at.waited + 1)
     at = Progress(at.round, at.state, at.memories, *best)
     record["validation"] = {i: _per_label(s) for i, s in scores.items()}
-    record["mean_dice"], record["best_round"] = dice, at.best_round
+    record["measure"], record["mean_score"], record["best_round"] = measure(scores), score, at.best_round
     if better:
         folder.keep_best(at.round, at)
     return at
@@ -273,7 +280,8 @@ def _validate(
 def _per_label(scores: Scores) -> dict[str, Any]:
     keys = next(iter(scores.values()), {})
     mean = {k: math.fsum(s[k] for s in scores.values()) / len(scores) for k in keys}
-    return {"cases": len(scores), "loss": mean.pop("loss", None), "dice": mean}
+    quality = {k: v for k, v in mean.items() if k not in ASIDE}
+    return {"cases": len(scores), "loss": mean.get("loss"), "score": quality}
 
 
 def _finish(algorithm: Algorithm[Any], transport: Transport, folder: RunFolder, at: Progress) -> Mapping[str, Any]:

@@ -12,6 +12,10 @@ PREFIXES = {
     "downsamples.": "encoder.",
     "upsamples.": "decoder.",
     "output_block.": "head.",
+    "features.conv0.": "stem.conv0.",
+    "features.norm0.": "stem.norm0.",
+    "features.": "encoder.",
+    "class_layers.": "head.",
 }
 GROUPS = {g: f"{g}.*" for g in ("stem", "encoder", "bottleneck", "decoder", "head")}
 

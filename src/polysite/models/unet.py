@@ -6,7 +6,7 @@ normalisation without scale and shift and LeakyReLU 0.01; any number of modaliti
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from polysite.errors import ConfigError
 
@@ -15,6 +15,8 @@ from polysite.errors import ConfigError
 class UNet:
     filters: tuple[int, ...] = (32, 64, 128, 256, 512)  # channels at every resolution
     bias: bool = True  # convolution biases, as in the published networks
+
+    task: ClassVar[str] = "segmentation"
 
     def __post_init__(self) -> None:
         if len(self.filters) < 3 or min(self.filters) < 1:
@@ -25,7 +27,7 @@ class UNet:
         """The sides of a patch must be multiples of this."""
         return int(2 ** (len(self.filters) - 1))
 
-    def build(self, *, dims: int, modalities: int, labels: int, seed: int) -> Any:
+    def build(self, *, dims: int, modalities: int, outputs: int, seed: int) -> Any:
         """The network with its initial weights, the same for the same seed."""
         import torch
         from monai.networks.nets import DynUNet
@@ -36,7 +38,7 @@ class UNet:
             net = DynUNet(
                 spatial_dims=dims,
                 in_channels=modalities,
-                out_channels=labels,
+                out_channels=outputs,
                 kernel_size=[3] * depth,
                 strides=[1] + [2] * (depth - 1),
                 upsample_kernel_size=[2] * (depth - 1),

@@ -27,7 +27,7 @@ def bars(runs: Sequence[Summary]) -> str:
         axes.bar(x, means, width * 0.92, yerr=error, label=run.name, color=COLOURS[k % len(COLOURS)], error_kw=lines)
     axes.set_xticks(range(len(runs[0].sites) + 1), [*runs[0].sites, "all"])
     axes.set_ylim(0, 1)
-    axes.set_ylabel(f"Dice, {runs[0].split} patients")
+    axes.set_ylabel(f"{runs[0].measure}, {runs[0].split} patients")
     axes.legend(frameon=False, ncols=len(runs), loc="lower center", bbox_to_anchor=(0.5, 1))
     return _svg(figure)
 
@@ -41,7 +41,7 @@ def curves(runs: Sequence[Summary]) -> str:
         at = rounds.index(run.best_round + 1)
         axes.plot(rounds[at], dice[at], MARKERS[k % len(MARKERS)], color=COLOURS[k % len(COLOURS)], ms=7, mec="white")
     axes.set_xlabel("round")
-    axes.set_ylabel("Dice, validation patients")
+    axes.set_ylabel(f"{runs[0].measure}, validation patients")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, loc="lower right")
     return _svg(figure)

@@ -1,4 +1,4 @@
-"""A progress bar for the terminal: round, site, Dice now and at best."""
+"""A progress bar for the terminal: round, site, the measure now and at best."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -18,24 +18,32 @@ class Bar(Watch):
     def __init__(self, bars: Progress):
         self.bars, self.best = bars, 0.0
         self.task: TaskID | None = None
+        self.preparing: TaskID | None = None
+
+    def case(self, done: int, of: int, case: str) -> None:
+        if self.preparing is None:
+            self.bars.start()
+            self.preparing = self.bars.add_task(f"{'cases':12}", total=of, note="")
+        self.bars.update(self.preparing, completed=done, note=case if done < of else "prepared")
 
     def begin(self, title: str, rounds: int, done: int, best: float) -> None:
         self.bars.start()  # not before: a refusal is printed without an empty bar above it
         self.task = self.bars.add_task(f"{title:12}", total=rounds, completed=done, note="")
-        self.best = max(best, 0.0)
+        self.best, self.measure = max(best, 0.0), "score"
 
     def site(self, round: int, site: str, done: int, of: int) -> None:
         self._show(round + done / of, f"round {round + 1} · {site}")
 
     def round(self, record: Mapping[str, Any]) -> None:
-        dice = record.get("mean_dice")
-        if dice is not None:
-            self.best = max(self.best, dice)
-            self._show(record["round"] + 1, f"round {record['round'] + 1} · Dice {dice:.3f}, best {self.best:.3f}")
+        score = record.get("mean_score")
+        if score is not None:
+            self.best, self.measure = max(self.best, score), record["measure"]
+            note = f"round {record['round'] + 1} · {self.measure} {score:.3f}, best {self.best:.3f}"
+            self._show(record["round"] + 1, note)
 
     def end(self) -> None:
         if self.task is not None:
-            self.bars.update(self.task, note=f"done · best Dice {self.best:.3f}")
+            self.bars.update(self.task, note=f"done · best {self.measure} {self.best:.3f}")
             self.bars.stop_task(self.task)
 
     def _show(self, completed: float, note: str) -> None:

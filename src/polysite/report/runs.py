@@ -8,7 +8,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import examined
+from polysite.engines.rounds import examined, measure
+from polysite.site import ASIDE
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Summary:
     versions: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
     split: str  # which patients the scores are of
-    scores: Mapping[str, Mapping[str, Mapping[str, float]]]  # site -> case -> label -> Dice
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]]  # site -> case -> label -> Dice, or accuracy
     best_round: int
 
     @property
@@ -28,20 +29,24 @@ class Summary:
         return sorted(self.scores)
 
     @property
+    def measure(self) -> str:
+        return measure(self.scores)
+
+    @property
     def labels(self) -> list[str]:
         first = next(case for cases in self.scores.values() for case in cases.values())
-        return [k for k in first if k != "loss"]
+        return [k for k in first if k not in ASIDE]
 
     def cases(self, site: str | None = None, label: str | None = None) -> list[float]:
-        """Dice of every test case: of one site or all, of one label or the mean over the labels."""
+        """The measure of every test case: of one site or all, of one label or the mean over the labels."""
         chosen = [s for name, s in self.scores.items() if site in (None, name)]
         labels = [label] if label else self.labels
         return [fmean(case[k] for k in labels) for cases in chosen for case in cases.values()]
 
     @property
     def curve(self) -> tuple[list[int], list[float]]:
-        """Validation Dice by round."""
-        seen = [(r["round"] + 1, r["mean_dice"]) for r in self.records if "mean_dice" in r]
+        """The measure on validation patients by round."""
+        seen = [(r["round"] + 1, r["mean_score"]) for r in self.records if "mean_score" in r]
         return [r for r, _ in seen], [d for _, d in seen]
 
     @property

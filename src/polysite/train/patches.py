@@ -1,10 +1,10 @@
 """Random patches and their augmentation, on tensors that already live where the network does.
 
 Every choice comes from one NumPy generator on the host, so a round can be replayed; only the noise itself is drawn on
-the device. The augmentations and their probabilities are those of the FeTS 2022 benchmark.
+the device. The full augmentations and their probabilities are those of the FeTS 2022 benchmark.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,15 +19,27 @@ def crop(case: Pair, patch: Sequence[int], rng: np.random.Generator) -> Pair:
     space = image.shape[1:]
     start = [int(rng.integers(0, s - p + 1)) for s, p in zip(space, patch, strict=True)]
     window = (slice(None), *(slice(a, a + p) for a, p in zip(start, patch, strict=True)))
-    return image[window], label[window]
+    return image[window], label[window] if label.ndim > 1 else label
 
 
-def augment(case: Pair, rng: np.random.Generator) -> Pair:
-    """One case: flips of both, then noise, blur, intensity scaling and contrast of the image."""
+def flips(case: Pair, rng: np.random.Generator) -> Pair:
+    """Both the image and the label turned over, along each axis in half of the cases."""
     image, label = case
     axes = [1 + a for a in range(image.ndim - 1) if rng.random() < 0.5]
-    if axes:
-        image, label = image.flip(axes), label.flip(axes)
+    if not axes:
+        return case
+    return image.flip(axes), label.flip(axes) if label.ndim > 1 else label
+
+
+def light(case: Pair, rng: np.random.Generator) -> Pair:
+    """Flips, then intensities scaled by 0.9 to 1.1 and shifted by -0.1 to 0.1."""
+    image, label = flips(case, rng)
+    return image * (1 + rng.uniform(-0.1, 0.1)) + rng.uniform(-0.1, 0.1), label
+
+
+def full(case: Pair, rng: np.random.Generator) -> Pair:
+    """Flips, then noise, blur, intensity scaling and contrast of the image."""
+    image, label = flips(case, rng)
     if rng.random() < 0.15:
         image = image + 0.25 * noise_like(image, rng)
     if rng.random() < 0.15:
@@ -37,6 +49,13 @@ def augment(case: Pair, rng: np.random.Generator) -> Pair:
     if rng.random() < 0.3:
         image = contrast(image, rng.uniform(0.5, 2.0))
     return image, label
+
+
+AUGMENTATIONS: Mapping[str, Callable[[Pair, np.random.Generator], Pair]] = {
+    "full": full,
+    "light": light,
+    "none": lambda case, rng: case,
+}
 
 
 def noise_like(image: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

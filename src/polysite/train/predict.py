@@ -1,4 +1,7 @@
-"""Segment whole volumes with a network that has seen patches: a sliding window with Gaussian weights."""
+"""The answers to whole images from a network that has seen patches.
+
+To segment, a sliding window with Gaussian weights; to classify, the whole image at once.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -12,11 +15,11 @@ TOGETHER = 4  # windows and equal-sized cases a pass; one alone falls to a slow 
 
 @torch.inference_mode()
 def predict(
-    network: Network, images: Iterable[tuple[str, torch.Tensor]], patch: Sequence[int], overlap: float
+    network: Network, images: Iterable[tuple[str, torch.Tensor]], patch: Sequence[int] | None, overlap: float
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The logits of every named image, equal-sized images together."""
+    """The logits of every named image, equal-sized images together; without a patch, the whole image is one window."""
     for names, stack in _equal_sizes(images):
-        if tuple(stack.shape[2:]) == tuple(patch):
+        if patch is None or tuple(stack.shape[2:]) == tuple(patch):
             logits = network(stack)
         else:
             logits = sliding_window_inference(stack, tuple(patch), TOGETHER, network, overlap, mode="gaussian")

@@ -12,22 +12,26 @@ class Train:
 
     lr: float = 0.1
     gamma: float = 0.995  # the rate of a round is lr * gamma**round
-    epochs: int = 1  # local epochs a round; one epoch takes one patch of every case
+    epochs: int = 1  # local epochs a round; one epoch takes so many patches of every case:
+    patches: int = 1
     steps: int | None = None  # local iterations a round, instead of epochs
     batch: int = 4
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 1e-5
-    loss: Literal["dice", "dice_ce"] = "dice"
+    loss: Literal["auto", "dice", "dice_ce", "ce"] = "auto"  # auto: dice to segment, ce (cross-entropy) to classify
+    exclusive: bool = False  # every voxel has one label at most (softmax); otherwise labels may overlap (sigmoid)
     patch: tuple[int, ...] = (32, 32, 32)
-    augment: bool = True
+    augment: Literal["full", "light", "none"] = "full"  # light: flips, intensity scale and shift within 0.1
+    window: tuple[int, ...] = ()  # of the sliding window; empty: the patch
     overlap: float = 0.5  # of the sliding window
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
+    cases: Literal["device", "disk"] = "device"  # hold all cases there, or leave them on disk and map what is needed
     autocast: bool = True  # bfloat16 on a GPU; a CPU always computes in float32
     compile: bool = False  # torch.compile the network
 
     def __post_init__(self) -> None:
-        for name in ("lr", "gamma", "epochs", "batch"):
+        for name in ("lr", "gamma", "epochs", "patches", "batch"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"train.{name} must be more than zero, got {getattr(self, name)}")
         if self.steps is not None and self.steps < 1:

@@ -15,11 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polysite import tree
 from polysite.data.case import Case
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.metrics.overlap import dice
 from polysite.models.names import canonical
 from polysite.site import Cases, Fit, Scores, Tilt
-from polysite.train.losses import LOSSES
-from polysite.train.patches import Pair, augment, crop
+from polysite.train import tasks
+from polysite.train.patches import AUGMENTATIONS, Pair, crop
 from polysite.train.predict import predict
 from polysite.train.settings import Train
 from polysite.tree import Tree
@@ -92,7 +91,7 @@ def _layout(module: torch.nn.Module) -> torch.memory_format:
 
 
 class TorchSite:
-    """A hospital with its cases in memory."""
+    """A hospital with its cases, prepared. One without training cases can be served and judge, but not train."""
 
     def __init__(
         self,
@@ -102,20 +101,12 @@ class TorchSite:
         labels: Sequence[str],
         train: Train,
         seed: int,
+        task: tasks.Task = tasks.Outline(),
     ):
-        if not cases.get("train"):
-            raise DataError(f"site {name!r} has no training case; add cases or leave the site out")
-        self.name, self.network, self.labels, self.train, self.seed, self.round = (
-            name,
-            network,
-            tuple(labels),
-            train,
-            seed,
-            0,
-        )
+        self.name, self.network, self.labels, self.train, self.seed = name, network, tuple(labels), train, seed
+        self.task, self.round, self._loss_name = task, 0, tasks.check_loss(task, train.loss)
         self._splits = {s: tuple(c.name for c in cases.get(s, ())) for s in SPLITS}
         self._volumes = {c.name: self._load(c) for s in SPLITS for c in cases.get(s, ())}
-        self._loss = LOSSES[train.loss]
         self.fits: list[Fit] = []
 
     @classmethod
@@ -161,6 +152,8 @@ class TorchSite:
         epochs: int | None = None,
         steps: int | None = None,
     ) -> Fit:
+        if not self.size:
+            raise DataError(f"site {self.name!r} has no training case; add cases or leave the site out")
         self.network.write(params)
         self.network.module.train()
         trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
@@ -194,27 +187,37 @@ class TorchSite:
         self.network.module.eval()
         rng, names, found = self._rng(_FIXED), self.cases("train"), []
         for i in range(0, len(names), self.train.batch):
-            x, y = self._stack([crop(self._volumes[n], self.train.patch, rng) for n in names[i : i + self.train.batch]])
+            x, y = self._stack([self._patch(n, rng) for n in names[i : i + self.train.batch]])
             found.append(self._loss(self.network(x), y))
         return dict(zip(names, torch.cat(found).tolist(), strict=True))
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
         self.network.write(params)
         self.network.module.eval()
-        images = ((n, self._volumes[n][0]) for n in cases)
+        images = ((n, self._volumes[n][0].to(self.network.device)) for n in cases)
+        window = None if isinstance(self.task, tasks.Classify) else self.train.window or self.train.patch
         scores: dict[str, Mapping[str, float]] = {}
-        for name, logits in predict(self.network, images, self.train.patch, self.train.overlap):
-            truth = self._volumes[name][1]
-            per_label = {k: dice(p > 0, t) for k, p, t in zip(self.labels, logits, truth.bool(), strict=True)}
-            scores[name] = {**per_label, "loss": float(self._loss(logits[None], truth[None].float()))}
+        for name, logits in predict(self.network, images, window, self.train.overlap):
+            truth = self._volumes[name][1].to(logits.device)
+            loss = float(self._loss(logits[None], truth[None].float()))
+            scores[name] = {**self.task.score(self.labels, logits, truth), "loss": loss}
         return scores
 
+    def _loss(self, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        return self.task.loss(self._loss_name, logits, truth)
+
     def _load(self, case: Case) -> Pair:
+        who = f"case {case.name!r} of site {self.name!r}"
         if case.label.shape[0] != len(self.labels):
-            raise DataError(f"case {case.name!r} of site {self.name!r} has {case.label.shape[0]} label channels, "
+            raise DataError(f"{who} has {case.label.shape[0]} label channels, "
                             f"but {len(self.labels)} labels are declared: {', '.join(self.labels)}")  # fmt: skip
-        device = self.network.device
-        return torch.tensor(case.image, device=device), torch.tensor(case.label, device=device)
+        if self.train.cases == "disk":
+            image, label = torch.from_numpy(case.image), torch.from_numpy(case.label)
+        else:
+            device = self.network.device
+            image, label = torch.tensor(case.image, device=device), torch.tensor(case.label, device=device)
+        tasks.check_label(self.task, label, who)
+        return image, label
 
     def _rng(self, round: int | None = None) -> np.random.Generator:
         return np.random.default_rng([self.seed, crc32(self.name.encode()), self.round if round is None else round])
@@ -232,13 +235,18 @@ class TorchSite:
         names = [n for n in self.cases("train") if keep is None or n in keep]
         rng, (epochs, steps), taken = self._rng(), budget, 0
         for _ in range(epochs):
-            order = [names[i] for i in rng.permutation(len(names))]
+            order = [names[i] for i in rng.permutation(len(names)) for _ in range(self.train.patches)]
             for i in range(0, len(order), self.train.batch):
                 if taken == steps:
                     return
-                pairs = [crop(self._volumes[n], self.train.patch, rng) for n in order[i : i + self.train.batch]]
-                yield self._stack([augment(p, rng) for p in pairs] if self.train.augment else pairs)
+                pairs = [self._patch(n, rng) for n in order[i : i + self.train.batch]]
+                augment = AUGMENTATIONS[self.train.augment]
+                yield self._stack([augment(p, rng) for p in pairs])
                 taken += 1
+
+    def _patch(self, name: str, rng: np.random.Generator) -> Pair:
+        image, label = crop(self._volumes[name], self.train.patch, rng)
+        return image.to(self.network.device), label.to(self.network.device)
 
     @staticmethod
     def _stack(pairs: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,241 @@
+"""Is a federation fit to be trained on? Every case is opened, and everything that is wrong with it is said.
+
+An *error* would stop or spoil a training; a *warning* is for a person to look at. Images of one case must have the same
+shape, and their affines may put no corner further than 0.1 voxels apart.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from polysite.data.files import Files, agree, channel
+from polysite.data.images import Image
+from polysite.data.manifest import Manifest, Row
+from polysite.errors import DataError
+
+VOXEL = (0.05, 20.0)  # millimetres: a voxel outside of this is hardly one of a patient
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    site: str
+    case: str
+    kind: str  # "error" or "warning"
+    what: str  # names the file and what to do
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of one case."""
+
+    site: str
+    case: str
+    shape: tuple[int, ...] = ()
+    spacing: tuple[float, ...] = ()
+    orientation: str = ""
+    dtypes: tuple[str, ...] = ()
+    volumes: Mapping[str, float] = field(default_factory=dict)  # millilitres of every label
+    hashes: Mapping[str, str] = field(default_factory=dict)  # modality -> digest of its voxels
+    files: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    task: str
+    modalities: tuple[str, ...]
+    labels: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    across: tuple[Problem, ...]  # what only shows when cases are compared
+
+    @cached_property
+    def problems(self) -> list[Problem]:
+        return sorted([*(p for f in self.findings for p in f.problems), *self.across])
+
+    @property
+    def errors(self) -> list[Problem]:
+        return [p for p in self.problems if p.kind == "error"]
+
+    def sites(self) -> Iterator[dict[str, Any]]:
+        """A summary per site."""
+        for site in dict.fromkeys(f.site for f in self.findings):
+            found = [f for f in self.findings if f.site == site]
+            read = [f for f in found if f.shape]
+            kinds = Counter(p.kind for p in self.problems if p.site == site)
+            yield {
+                "site": site,
+                "cases": len(found),
+                "errors": kinds["error"],
+                "warnings": kinds["warning"],
+                "shape": _span([f.shape for f in read]),
+                "spacing": _span([f.spacing for f in read]),
+                "orientation": sorted({f.orientation for f in read if f.orientation}),
+                "volumes": {
+                    k: median(f.volumes[k] for f in read if k in f.volumes)
+                    for k in self.labels
+                    if any(k in f.volumes for f in read)
+                },
+            }
+
+    def plain(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "task": self.task,
+            "modalities": self.modalities,
+            "labels": self.labels,
+            "sites": list(self.sites()),
+            "problems": [asdict(p) for p in self.problems],
+            "ok": not self.errors,
+        }
+
+
+def check(files: Files, step: Callable[[str], None] = lambda case: None) -> Report:
+    """Open every case of every site; ``step`` is told of each one that is done."""
+    listed = files.manifest
+    findings = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for finding in pool.map(lambda row: examine(listed, row, files.allow), listed.rows):
+            findings.append(finding)
+            step(f"{finding.site} · {finding.case}")
+    return Report(files.task, listed.modalities, listed.label_names, tuple(findings), tuple(_across(findings)))
+
+
+def examine(listed: Manifest, row: Row, allow: Sequence[str] = ()) -> Finding:
+    """One case by itself."""
+    problems: list[Problem] = []
+
+    def say(what: str, kind: str = "error") -> None:
+        problems.append(Problem(row.site, row.case, kind, what))
+
+    for modality in (m for m, f in row.images.items() if not f):
+        kind = "warning" if "missing" in allow else "error"
+        say(f"{modality} was not acquired; leave the case out or set data.allow = ['missing']", kind)
+    opened: dict[Path, Image] = {}
+    found: dict[str, Image] = {}
+    for name, cell in [*row.images.items(), *([("label", row.label)] if row.label else [])]:
+        if cell:
+            try:
+                found[name] = channel(listed, cell, opened)
+            except DataError as problem:
+                say(str(problem))
+    for name, image in found.items():
+        _voxels(listed.file(row.label if name == "label" else row.images[name])[0], name, image, say)
+    first = next((m for m in row.images if m in found), None)
+    if first is None:
+        return Finding(row.site, row.case, problems=tuple(problems))
+    for other in list(found)[1:]:
+        try:
+            agree(listed, row, first, found[first], other, found[other])
+        except DataError as problem:
+            say(str(problem))
+    _geometry(listed.file(row.images[first])[0], found[first], listed.dims, say)
+    truth = found.pop("label", None)
+    volumes = {} if truth is None else _labels(listed, row, truth, allow, say)
+    hashes = {m: blake2b(np.ascontiguousarray(i.array).data, digest_size=16).hexdigest() for m, i in found.items()}
+    _copies(hashes, row, say)
+    grid = found[first]
+    return Finding(
+        row.site,
+        row.case,
+        grid.shape,
+        grid.spacing,
+        grid.orientation,
+        tuple(str(i.array.dtype) for i in found.values()),
+        volumes,
+        hashes,
+        {m: str(listed.file(row.images[m])[0]) for m in found},
+        tuple(problems),
+    )
+
+
+Say = Callable[..., None]
+
+
+def _voxels(file: Path, name: str, image: Image, say: Say) -> None:
+    if image.array.dtype.kind == "f":
+        odd = int(image.array.size - np.count_nonzero(np.isfinite(image.array)))
+        if odd:
+            say(f"{file}: {odd} voxels are NaN or infinite; repair the file or leave the case out")
+            return
+    if name != "label" and image.array.size and image.array.min() == image.array.max():
+        say(f"{file}: every voxel is {image.array.flat[0]:g}; nothing was scanned, or the export failed")
+
+
+def _geometry(file: Path, image: Image, dims: int, say: Say) -> None:
+    if image.dims != dims:
+        say(f"{file} has {image.dims} dimensions, other cases have {dims}")
+    odd = [s for s in image.spacing if not VOXEL[0] <= s <= VOXEL[1]]
+    if odd:
+        say(
+            f"{file}: a voxel of {' x '.join(f'{s:.3g}' for s in image.spacing)} mm is not plausible "
+            f"({VOXEL[0]} to {VOXEL[1]} mm); correct the header"
+        )
+
+
+def _labels(listed: Manifest, row: Row, truth: Image, allow: Sequence[str], say: Say) -> dict[str, float]:
+    file = listed.file(row.label)[0]
+    values = np.unique(truth.array)
+    values = values[np.isfinite(values)]
+    if values.size and (values != np.round(values)).any():
+        say(f"{file}: label values such as {values[values != np.round(values)][0]:g} are not whole numbers")
+        return {}
+    known = {0, *(v for members in row.labels.values() for v in members)}
+    strange = sorted({int(v) for v in values} - known)
+    if strange:
+        say(f"{file}: the values {strange} are not declared (declared: {sorted(known)}); declare or correct them")
+    if not (values != 0).any():
+        say(
+            f"{file}: nothing is labelled; leave the case out, or set data.allow = ['empty'] if nothing is there",
+            "warning" if "empty" in allow else "error",
+        )
+    voxel = float(np.prod(truth.spacing)) / 1000
+    return {n: float(np.isin(truth.array, members).sum()) * voxel for n, members in row.labels.items()}
+
+
+def _copies(hashes: Mapping[str, str], row: Row, say: Say) -> None:
+    seen: dict[str, str] = {}
+    for modality, digest in hashes.items():
+        if digest in seen:
+            say(
+                f"{modality} is a copy of {seen[digest]}: it was probably not acquired; see {row.images[modality]}",
+                "warning",
+            )
+        seen.setdefault(digest, modality)
+
+
+def _across(findings: Sequence[Finding]) -> Iterator[Problem]:
+    """The same voxels in two cases, and axes that point elsewhere than those of most cases."""
+    seen: dict[tuple[str, str], Finding] = {}
+    for f in findings:
+        twins = {m: seen[m, d] for m, d in f.hashes.items() if (m, d) in seen}
+        if twins:
+            modality, other = next(iter(twins.items()))
+            elsewhere = "" if other.site == f.site else f" at site {other.site!r}, so one patient may train and test"
+            what = f"{f.files[modality]} holds the same voxels as case {other.case!r}{elsewhere}; remove one of them"
+            yield Problem(f.site, f.case, "error", what)
+        for m, d in f.hashes.items():
+            seen.setdefault((m, d), f)
+    axes = Counter(f.orientation for f in findings if f.orientation)
+    if len(axes) > 1:
+        usual = axes.most_common(1)[0][0]
+        for f in findings:
+            if f.orientation not in ("", usual):
+                file = next(iter(f.files.values()))
+                what = f"{file}: the axes point to {f.orientation}, mostly it is {usual}; set prepare.orientation"
+                yield Problem(f.site, f.case, "warning", what)
+
+
+def _span(values: Sequence[tuple[float, ...]]) -> list[list[float]]:
+    """Smallest and largest of every axis; nothing where cases differ in dimension."""
+    if not values or len({len(v) for v in values}) > 1:
+        return []
+    return [[min(axis), max(axis)] for axis in zip(*values, strict=True)]

@@ -1,0 +1,192 @@
+"""Cases from image files: what a manifest lists, opened and checked."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from polysite.data import images, layouts, manifest
+from polysite.data.case import Case, Patient, channels
+from polysite.data.images import Image
+from polysite.data.manifest import Labels, Manifest, Row
+from polysite.errors import ConfigError, DataError
+
+TOLERANCE = 0.1  # voxels: how far apart two images of one case may put the same corner
+
+
+@dataclass(frozen=True)
+class Files:
+    """Image files of your own: a manifest, or a folder in one of the known layouts."""
+
+    path: str = ""  # a manifest (.csv, .jsonl) or a folder
+    format: str = "auto"  # layout of the folder; polysite data formats lists them
+    tables: tuple[str, ...] = ()  # CSV files that say which case is of which site, group or split
+    modalities: tuple[str, ...] = ()  # which of them, in this order; empty: all
+    labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # name -> values, instead of the manifest's
+    exclude: tuple[str, ...] = ()  # sites to leave out
+    allow: tuple[Literal["missing", "empty"], ...] = ()  # modalities not acquired become zero; nothing may be labelled
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError("data.path is missing: name a manifest (.csv, .jsonl) or a folder of images")
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What there is, as far as this study wants it."""
+        found = load(Path(self.path), self.format, [Path(t) for t in self.tables], self.labels)
+        odd = [s for s in self.exclude if s not in found.sites]
+        if odd:
+            raise ConfigError(f"data.exclude names {odd[0]!r}; the sites are {', '.join(found.sites)}")
+        odd = [m for m in self.modalities if m not in found.modalities]
+        if odd:
+            raise ConfigError(f"data.modalities names {odd[0]!r}; {self.path} has {', '.join(found.modalities)}")
+        wanted = self.modalities or found.modalities
+        rows = (r for r in found.rows if r.site not in self.exclude)
+        return Manifest(tuple(replace(r, images={m: r.images[m] for m in wanted}) for r in rows), found.root)
+
+    @property
+    def task(self) -> str:
+        return self.manifest.task
+
+    @property
+    def dims(self) -> int:
+        return self.manifest.dims
+
+    @property
+    def modality_names(self) -> tuple[str, ...]:
+        return self.manifest.modalities
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.manifest.label_names
+
+    def patients(self, seed: int) -> Mapping[str, list[Patient]]:
+        return {site: [self._patient(r) for r in rows] for site, rows in self.manifest.sites.items()}
+
+    def _patient(self, row: Row) -> Patient:
+        listed, names, allow = self.manifest, self.label_names, self.allow
+        recipe = [*row.images.values(), row.label, dict(row.labels), row.category, names, row.box, allow]
+        return Patient(
+            site=row.site,
+            name=row.case,
+            read=lambda: open_case(listed, row, names, allow),
+            volumes=lambda: volumes(listed, row),
+            group=row.group,
+            category=row.category,
+            split=row.split,
+            files=tuple(dict.fromkeys(listed.file(f)[0] for f in (*row.images.values(), row.label) if f)),
+            recipe=json.dumps(recipe),
+            modalities=len(row.images),
+        )
+
+
+def load(path: Path, format: str = "auto", tables: Sequence[Path] = (), labels: Labels | None = None) -> Manifest:
+    """The manifest in a file, or of a folder."""
+    if path.is_dir():
+        return layouts.scan(path, format, tables, labels or None).manifest
+    found = manifest.read(path)
+    if not labels or found.task != "segmentation":
+        return found
+    return Manifest(tuple(replace(r, labels=labels) for r in found.rows), found.root)
+
+
+def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[str] = ()) -> Case:
+    """One case, read and checked; the first thing that is wrong with it is said."""
+    absent = [m for m, f in row.images.items() if not f]
+    if absent and "missing" not in allow:
+        raise DataError(
+            f"case {row.case!r} of site {row.site!r} has no {', '.join(absent)}; leave it out, choose data.modalities "
+            "that all cases have, or set data.allow = ['missing'] to see zeros there"
+        )
+    opened: dict[Path, Image] = {}
+    found = {m: channel(listed, f, opened) for m, f in row.images.items() if f}
+    first = next(iter(found))
+    for other, image in found.items():
+        agree(listed, row, first, found[first], other, image)
+    grid = found[first]
+    stack = [found[m].array if m in found else np.zeros(grid.shape, np.float32) for m in row.images]
+    if row.category:
+        label = np.array([n == row.category for n in names], np.uint8)
+    else:
+        truth = channel(listed, row.label, opened)
+        agree(listed, row, first, grid, "label", truth)
+        label = channels(truth.array, list(row.labels.items()), str(listed.file(row.label)[0]))
+        if not label.any() and "empty" not in allow:
+            raise DataError(
+                f"{listed.file(row.label)[0]}: nothing is labelled; leave the case out, or set data.allow = ['empty'] "
+                "if there is really nothing to find"
+            )
+    volume, affine = np.stack(stack).astype(np.float32), grid.affine
+    if row.box:
+        volume, affine = cut(volume, affine, row)
+        label = label if row.category else cut(label, grid.affine, row)[0]
+    return Case(row.site, row.case, volume, label, grid.spacing, row.group, affine)
+
+
+def channel(listed: Manifest, name: str, opened: dict[Path, Image] | None = None) -> Image:
+    """The image that a cell of the manifest means: a file of one channel, or one channel of a file."""
+    file, index = listed.file(name)
+    opened = {} if opened is None else opened
+    if file not in opened:
+        opened[file] = images.read(file)
+    image = opened[file]
+    if index is None and image.channels == 1:
+        return image
+    if index is None:
+        raise DataError(f"{file} has {image.channels} channels; say which, as in {file.name}#0")
+    if index >= image.channels:
+        raise DataError(f"{file} has {image.channels} channels; there is no channel {index} (the first is 0)")
+    return image if image.channels == 1 else Image(image.array[..., index], image.affine)
+
+
+def agree(listed: Manifest, row: Row, first: str, one: Image, second: str, other: Image) -> None:
+    """Refuse two images of a case that do not lie on one grid."""
+    a, b = (listed.file(row.label if n == "label" else row.images[n])[0] for n in (first, second))
+    if one.shape != other.shape:
+        raise DataError(f"{b} has the shape {other.shape}, {a.name} has {one.shape}: resample them to one grid")
+    gap = apart(one, other)
+    if gap > TOLERANCE:
+        raise DataError(
+            f"{b} and {a.name} lie up to {gap:.3g} voxels apart (allowed: {TOLERANCE}): resample them to one grid"
+        )
+
+
+def apart(one: Image, other: Image) -> float:
+    """The greatest distance between where two affines put a corner, in voxels of the first."""
+    corners = np.array([[*c, 1] for c in product(*((0, n - 1) for n in one.shape))])
+    gaps = np.linalg.norm((corners @ (one.affine - other.affine).T)[:, :-1], axis=1)
+    return float(gaps.max() / min(one.spacing))
+
+
+def cut(array: np.ndarray, affine: np.ndarray, row: Row) -> tuple[np.ndarray, np.ndarray]:
+    """The box of a row out of (channel, *space); what lies outside the image is as dark as its darkest voxel."""
+    dims = array.ndim - 1
+    if len(row.box) != 2 * dims:
+        raise DataError(f"case {row.case!r} of site {row.site!r}: a box of {len(row.box)} numbers in a {dims}D image")
+    centre, size = np.array(row.box[:dims]), np.array(row.box[dims:])
+    corners = np.array([[*(centre + size * c), 1] for c in product((-0.5, 0.5), repeat=dims)])
+    at = (corners @ np.linalg.inv(affine).T)[:, :-1]
+    start, count = np.round(at.min(0)).astype(int), np.maximum(1, np.round(np.ptp(at, 0))).astype(int)
+    stop, space = start + count, np.array(array.shape[1:])
+    if (stop <= 0).any() or (start >= space).any():
+        raise DataError(f"case {row.case!r} of site {row.site!r}: its box lies outside of the image")
+    inside = array[:, *(slice(max(a, 0), b) for a, b in zip(start, stop, strict=True))]
+    margins = [(0, 0), *zip(np.maximum(-start, 0), np.maximum(stop - space, 0), strict=True)]
+    moved = affine.copy()
+    moved[:-1, -1] += affine[:-1, :-1] @ start
+    return np.stack([np.pad(c, margins[1:], constant_values=c.min()) for c in inside]), moved
+
+
+def volumes(listed: Manifest, row: Row) -> Mapping[str, float]:
+    """The volume of every label in millilitres; in a classification, 1 for the class."""
+    if row.category:
+        return {row.category: 1.0}
+    truth = channel(listed, row.label)
+    masks = channels(truth.array, list(row.labels.items()), str(listed.file(row.label)[0]))
+    voxel = float(np.prod(truth.spacing)) / 1000
+    return {name: float(mask.sum()) * voxel for name, mask in zip(row.labels, masks, strict=True)}

@@ -1,0 +1,495 @@
+"""Datasets as they lie on disk, recognised and turned into a manifest.
+
+A layout is a function from a folder to rows. It leaves empty what the folder does not tell (the site, the label map,
+what its values mean); ``scan`` fills that in from tables and from the files themselves, and remarks on it.
+"""
+
+import csv
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from polysite.data.images import SUFFIXES, Image, read, stem, suffix
+from polysite.data.manifest import COLUMNS, Labels, Manifest, Row, natural
+from polysite.errors import ConfigError, DataError, nearest
+
+Layout = Callable[[Path], list[Row]]
+Facts = Mapping[str, Mapping[str, str]]  # case -> what a table says of it: site, group, split
+
+LOOK = 16  # label maps that are opened to see which values occur
+TRUTHS = ("seg", "label", "mask", "segmentation", "labels", "truth")
+PAIRS = {"images": ("labels", "masks"), "imagestr": ("labelstr",)}
+SPLITS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
+    ("val", "valid", "validation"), "validation"
+)
+PARTITIONS = ("partitioning_1.csv", "partitioning_2.csv")
+TABLES = (*PARTITIONS, "thresholded_sites.csv", "anony_sites.csv", "name_mapping.csv", "participants.tsv")
+COLUMN = {
+    "case": re.compile(r"(subject|case|participant|patient)(_ids?)?|seriesuid|brats_?\d+(_subject)?_?id"),
+    "site": re.compile(r"partition_id|site(_ids?|_no)?|institution|cent(er|re)|hospital"),
+    "group": re.compile(r"group|(tumou?r_)?grade|scanner"),
+    "split": re.compile(r"(train_test_)?split"),
+}
+INSTITUTION = re.compile(r"brats1[789]_([^_]+)_", re.IGNORECASE)  # the names of later years do not tell it
+BRATS_CASE = re.compile(r"(brats|fets)(\d+_|-[a-z]+-)", re.IGNORECASE)
+BRATS_2023 = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair", "segm": "seg"}  # Segm: in one case of 2020
+BIDS_IMAGE = re.compile(r"t[12]w|flair|t2starw?|pdw|pdt2|t[12]map|inplanet[12]|unit1|angio|swi|ct")
+BIDS_FOLDER = re.compile(
+    r"(?!.*sourcedata/)(?:(?P<home>.+?)/)??(?:rawdata/|derivatives/(?P<pipeline>[^/]+)/)?"
+    r"(?P<case>sub-[^/]+(?:/ses-[^/]+)?)/[^/]+"
+)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What was found, and remarks on it for the person who asked, one sentence each."""
+
+    format: str
+    manifest: Manifest
+    remarks: tuple[str, ...] = ()
+
+
+def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: Labels | None = None) -> Scan:
+    """The cases below a folder. ``tables`` add sites, groups and splits; ``labels`` says what the values mean."""
+    root, remarks = root.resolve(), list[str]()
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; name the one that holds the dataset")
+    name, rows = _recognised(root, format)
+    rows = _joined(rows, _tables(root, tables, {k for r in rows for k in _keys(r.case)}, remarks), remarks)
+    rows = _usable(rows, f"{root}, read as {name!r}", remarks)
+    rows = _labelled(rows, root, labels, remarks)
+    if not all(r.site for r in rows):
+        remarks.append("no table of sites (FeTS: partitioning_1.csv) was found, so the cases form one site, 'all'")
+        rows = [r if r.site else replace(r, site="all") for r in rows]
+    order = {site: i for i, site in enumerate(natural(sorted({r.site for r in rows})))}
+    return Scan(name, Manifest(tuple(sorted(rows, key=lambda r: order[r.site])), root), tuple(remarks))
+
+
+def describe(format: str) -> str:
+    """What a layout looks for, in one line."""
+    return (LAYOUTS[format].__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+def brats(root: Path) -> list[Row]:
+    """FeTS2022_00000/*_flair.nii.gz or BraTS-GLI-00000-000/*-t2f.nii.gz, as of FeTS and BraTS 2017 to 2024."""
+    rows = []
+    for folder, files in _images(root, 3).items():
+        *_, above, case = ("", *folder.split("/"))
+        kinds = {re.split("[_-]", name)[-1].lower(): file for name, file in files.items()}
+        kinds = {BRATS_2023.get(k, k): file for k, file in kinds.items()}
+        images = {m: kinds.get(m, "") for m in ("t1", "t1ce", "t2", "flair")}
+        if BRATS_CASE.match(case) and (any(images.values()) or "seg" in kinds):
+            site, grade = INSTITUTION.match(case), above if above in ("HGG", "LGG") else ""
+            rows.append(Row(site[1] if site else "", case, images, kinds.get("seg", ""), group=grade))
+    meaning = {f: _tumour(f, root, [r for r in rows if _family(r) == f]) for f in {_family(r) for r in rows}}
+    return [replace(r, labels=meaning[_family(r)]) for r in rows]
+
+
+def _family(row: Row) -> str:
+    """Cases of one family have label maps that are numbered alike."""
+    case = row.case.lower()
+    return "paediatric" if case.startswith("brats-ped-") else "new" if case.startswith("brats-") else "old"
+
+
+def _tumour(family: str, root: Path, rows: Sequence[Row]) -> Labels:
+    """The names of the cases tell the numbering, the values overrule them: renumbered copies are about."""
+    # Oedema is rare in children, and without a 4 their two numberings look alike: there every label map counts.
+    values = _values(root, rows, len(rows) if family == "paediatric" else LOOK)
+    if family == "paediatric" and 4 in values:
+        return {"WT": (1, 2, 3, 4), "TC": (1, 2, 3), "ET": (1,)}
+    seen = values & {3, 4}
+    enhancing = min(seen) if len(seen) == 1 else 4 if family == "old" else 3
+    cavity = {"RC": (4,)} if len(seen) == 2 and family == "new" else {}
+    return {"WT": (1, 2, enhancing), "TC": (1, enhancing), "ET": (enhancing,), **cavity}
+
+
+def kits(root: Path) -> list[Row]:
+    """case_00000/imaging.nii.gz and segmentation.nii.gz, as of KiTS19 to KiTS23."""
+    rows = []
+    for folder, files in _images(root, 3).items():
+        case = folder.rpartition("/")[2]
+        if re.fullmatch(r"case_\d{5}", case) and files.keys() & {"imaging", "segmentation"}:
+            truth = files.get("segmentation") or files.get("aggregated_MAJ_seg", "")  # the latter in KiTS21
+            rows.append(Row("", case, {"ct": files.get("imaging", "")}, truth))
+    cyst = {"cyst": (3,)} if 3 in _values(root, rows) else {}
+    return [replace(r, labels={"kidney": (1, 2, 3) if cyst else (1, 2), "tumour": (2,), **cyst}) for r in rows]
+
+
+def msd(root: Path) -> list[Row]:
+    """dataset.json with a list "training" of image and label, as of the Medical Segmentation Decathlon."""
+    rows: list[Row] = []
+    for home in ("", *natural(p.parent.name for p in root.glob("[!.]*/dataset.json"))):
+        with _sensible(root / home / "dataset.json"):
+            about = _about(root / home / "dataset.json")
+            if "channel_names" in about or "training" not in about:
+                continue  # nnU-Net's
+            names, labels, found = _channels(about.get("modality", {})) or ["image"], _meanings(about, root / home), []
+            for entry in about["training"]:
+                image, truth = (_inside(root, home, entry[k]) for k in ("image", "label"))
+                cells = {m: f"{image}#{i}" if image and len(names) > 1 else image for i, m in enumerate(names)}
+                case = stem(PurePosixPath(entry["image"]).name)
+                found.append(Row(str(about.get("name") or (root / home).name), case, cells, truth, labels))
+            # nnU-Net's first version has the same list, but its files are called x_0000
+            rows += found if any(any(r.images.values()) for r in found) else []
+    return rows
+
+
+def _inside(root: Path, home: str, name: str) -> str:
+    """A file that a dataset.json names, if it is there."""
+    path = PurePosixPath(home, name)
+    if path.is_absolute() or ".." in path.parts:
+        raise DataError(f"{root / home / 'dataset.json'} names {name!r}, which is not below its folder; move it there")
+    return str(path) if (root / path).is_file() else ""
+
+
+def nnunet(root: Path) -> list[Row]:
+    """imagesTr/CASE_0000.nii.gz and labelsTr/CASE.nii.gz, as of nnU-Net, with or without dataset.json."""
+    folders, rows = _images(root, 2), []
+    for home in [f.removesuffix("imagesTr") for f in folders if PurePosixPath(f).name == "imagesTr"]:
+        with _sensible(root / home / "dataset.json"):
+            about = _about(root / home / "dataset.json")
+            names = _channels(about.get("channel_names", about.get("modality", {})))
+            site, labels = str(about.get("name") or (root / home).name), _meanings(about, root / home)
+        for part, split in (("Tr", ""), ("Ts", "test")):
+            truths = folders.get(f"{home}labels{part}", {})
+            if truths or not split:  # challenges keep the truth of their test cases
+                cases = _numbered(folders.get(f"{home}images{part}", {}), names)
+                rows += [Row(site, c, cells, truths.get(c, ""), labels, split=split) for c, cells in cases.items()]
+    return rows
+
+
+def _numbered(files: Mapping[str, str], names: Sequence[str]) -> Mapping[str, dict[str, str]]:
+    """Modality -> file, for every case of nnU-Net."""
+    cases: defaultdict[str, dict[int, str]] = defaultdict(dict)
+    for name, file in files.items():
+        if match := re.fullmatch(r"(.+)_(\d{4})", name):
+            cases[match[1]][int(match[2])] = file
+    last = max((i for found in cases.values() for i in found), default=0)
+    if not last and len(names) > 1:  # photographs: their colours are the channels of one file
+        return {c: {m: f"{found[0]}#{i}" for i, m in enumerate(names)} for c, found in cases.items()}
+    names = names if len(names) > last else [f"channel_{i}" for i in range(last + 1)] if last else ["image"]
+    return {c: {m: found.get(i, "") for i, m in enumerate(names)} for c, found in cases.items()}
+
+
+def luna(root: Path) -> list[Row]:
+    """subset0/UID.mhd to subset9 with candidates.csv or candidates_V2.csv, as of LUNA16: a classification."""
+    folders = {f: files for f, files in _images(root, 2).items() if re.fullmatch(r"(.*/)?subset\d", f)}
+    scans = {uid: (PurePosixPath(f).name, file) for f, files in folders.items() for uid, file in files.items()}
+    tables = [t for n in ("candidates_V2.csv", "candidates.csv") for t in (root / n, *sorted(root.glob(f"[!.]*/{n}")))]
+    table = next((t for t in tables if scans and t.is_file()), None)
+    rows, count = [], dict.fromkeys(scans, 0)
+    with _sensible(table or root):
+        for line in _cells(table) if table else ():
+            if (uid := line["seriesuid"]) in scans:
+                (site, file), count[uid] = scans[uid], count[uid] + 1
+                x, y, z = (float(line[c]) for c in ("coordx", "coordy", "coordz"))
+                # Its x and y point to the left and to the back; the table holds hundredths of a millimetre.
+                box = tuple(round(v, 2) + 0.0 for v in (-x, -y, z, 50, 50, 50))
+                category = {"0": "other", "1": "nodule"}[line["class"]]
+                rows.append(Row(site, f"{uid}-{count[uid]:05d}", {"ct": file}, category=category, box=box))
+    return rows
+
+
+def bids(root: Path) -> list[Row]:
+    """sub-01/anat/sub-01_T1w.nii.gz with *_mask.nii.gz or *_dseg.nii.gz among them or in derivatives/PIPELINE."""
+    cases: defaultdict[tuple[str, str], list[Mapping[str, str]]] = defaultdict(list)
+    for folder, files in _images(root, 6).items():
+        if at := BIDS_FOLDER.fullmatch(folder):
+            for name, file in files.items():
+                *parts, kind = name.split("_")
+                entities = dict(p.split("-", 1) for p in parts if "-" in p)
+                place = {"kind": kind.lower(), "pipeline": at["pipeline"] or "", "file": file}
+                cases[PurePosixPath(at["home"] or "").name, at["case"].replace("/", "_")].append(entities | place)
+    rows = [Row(site, case, *_session(files)) for (site, case), files in cases.items()]
+    return [r for r in rows if r.images or r.label]
+
+
+def _session(files: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], str]:
+    """Modality -> file, and the truth: first a mask that names a label, then the images that share its space."""
+    truths = [f for f in files if f["kind"] in ("mask", "dseg")]
+    truth = min(truths, key=lambda f: ("brain" in (f.get("desc"), f.get("label")), "label" not in f), default={})
+
+    def distance(f: Mapping[str, str]) -> tuple[bool, ...]:
+        return *(f.get(k) != truth.get(k) for k in ("space", "pipeline")), f.get("desc") != "preproc"
+
+    images: dict[str, str] = {}
+    for f in sorted((f for f in files if BIDS_IMAGE.fullmatch(f["kind"])), key=distance):
+        if not f["pipeline"] or f.get("space") == truth.get("space"):
+            images.setdefault(f["kind"] + "_ce" * ("ce" in f), f["file"])
+    return {m: images[m] for m in natural(images)}, truth.get("file", "")
+
+
+def prostate(root: Path) -> list[Row]:
+    """SITE/Case00.nii.gz and Case00_segmentation.nii.gz, as of the multi-site prostate MRI."""
+    rows = []
+    for folder, files in _images(root, 2).items():
+        lower, site = {n.lower(): f for n, f in files.items()}, folder.rpartition("/")[2]
+        for case in [n for n in files if re.fullmatch(r"case\d+", n.lower())]:
+            truth = lower.get(f"{case.lower()}_segmentation", "")
+            # some of the hospitals draw the two zones of the gland
+            rows.append(Row(site, case, {"t2": files[case]}, truth, {"prostate": (1, 2)}))
+    return rows if any(r.label for r in rows) else []
+
+
+def tree(root: Path) -> list[Row]:
+    """SITE/CASE/modality.nii.gz with the truth in seg, label, mask or segmentation.nii.gz beside them."""
+    rows = []
+    for folder, files in _images(root, 2).items():
+        if folder.count("/") == 1:
+            truth = next((f for t in TRUTHS for n, f in files.items() if n.lower() == t), "")
+            images = {n: f for n, f in files.items() if n.lower() not in TRUTHS}
+            rows.append(Row(folder.split("/")[0], folder.split("/")[1], images, truth))
+    return rows if any(r.label for r in rows) else []
+
+
+def pairs(root: Path) -> list[Row]:
+    """images/x.png and labels/x.png (or masks/x.png), at the top or as SITE/images and SITE/labels."""
+    folders, rows = _images(root, 3), []
+    lower = {f.lower(): files for f, files in folders.items()}
+    for folder, files in folders.items():
+        *above, last = folder.split("/")
+        beside = ["/".join((*above, name)).lower() for name in PAIRS.get(last.lower(), ())]
+        truths = next((lower[b] for b in beside if b in lower), {})
+        plain = {re.sub(rf"[_-]({'|'.join(TRUTHS)})$", "", n, flags=re.IGNORECASE): f for n, f in truths.items()}
+        found = [Row("", n, {"image": f}, truths.get(n) or plain.get(n, "")) for n, f in files.items() if truths]
+        rows += [_parted(r, above) for r in found]
+    return _coloured(root, rows) if any(r.label for r in rows) else []
+
+
+def imagefolder(root: Path) -> list[Row]:
+    """CLASS/x.png or SITE/CLASS/x.png, with train, val and test as one more level if wanted: a classification."""
+    rows = []
+    for folder, files in _images(root, 3).items():
+        *above, category = folder.split("/")
+        rows += [_parted(Row("", n, {"image": f}, category=category), above) for n, f in files.items() if category]
+    classes, names = {r.category for r in rows}, {r.case for r in rows}
+    other = {c.lower() for c in classes} & {*PAIRS, *(n for beside in PAIRS.values() for n in beside), *SPLITS}
+    # Folders of cases look alike, but there the same few names come again in every folder.
+    if other or not 2 <= len(classes) <= len(names) or len({bool(r.site) for r in rows}) > 1:
+        return []
+    if len({(r.site, r.case) for r in rows}) < len(rows):
+        rows = [replace(r, case="_".join(filter(None, (r.split, r.category, r.case)))) for r in rows]
+    return _coloured(root, rows)
+
+
+LAYOUTS: Mapping[str, Layout] = {  # in the order in which they are tried
+    f.__name__: f for f in (brats, kits, msd, nnunet, luna, bids, prostate, tree, pairs, imagefolder)
+}
+
+
+def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
+    if format not in ("auto", *LAYOUTS):
+        raise ConfigError(f"there is no format called {format!r}; {nearest(format, ['auto', *LAYOUTS])}")
+    for name in LAYOUTS if format == "auto" else [format]:
+        if rows := LAYOUTS[name](root):
+            return name, rows
+    if format != "auto":
+        raise DataError(f"{root} holds no case of the format {format!r}: it looks for {describe(format)}")
+    known = "".join(f"\n  {name}: {describe(name)}" for name in LAYOUTS)
+    raise DataError(f"{root} holds no dataset of a known format; lay out its files in one of these ways:{known}")
+
+
+def _joined(rows: list[Row], facts: Facts, remarks: list[str]) -> list[Row]:
+    """The cases with what tables say of them; where tables tell sites, they decide which cases there are."""
+    sites = {f["site"] for f in facts.values() if f.get("site")}
+    width = max(map(len, sites), default=0) if all(map(str.isdecimal, sites)) else 0  # 01 to 23 sort, 1 to 23 do not
+    kept, strangers, homeless = [], [], []
+    for row in rows:
+        own = next((facts[k] for k in _keys(row.case) if k in facts), {})
+        if sites and "site" not in own:
+            strangers.append(row.case)
+            continue
+        homeless += [row.case] if sites and not own["site"] else []
+        site = (own["site"].zfill(width) if own["site"] else "unknown") if sites else row.site
+        kept.append(replace(row, site=site, group=own.get("group", row.group), split=own.get("split", row.split)))
+    _remark(remarks, strangers, "on disk are in no table and were left out")
+    _remark(remarks, homeless, "have no site in the table and were put into the site 'unknown'")
+    return kept
+
+
+def _tables(root: Path, given: Sequence[Path], known: set[str], remarks: list[str]) -> Facts:
+    """What the given tables say, the first before the others; without any, one that lies in the folder or above."""
+    nearby = [f for name in TABLES for f in (root / name, root.parent / name) if f.is_file()]
+    merged: dict[str, Mapping[str, str]] = {}
+    for file in given or nearby:
+        facts = _facts(file, known)
+        if not known & facts.keys():
+            if given:
+                raise DataError(f"{file} names none of the cases on disk, such as {min(known)!r}; call them alike")
+            remarks.append(f"{file.name} names none of the cases on disk and was not used")
+            continue
+        _remark(remarks, facts.keys() - known, f"of {file.name} are not on disk")
+        merged = {k: {**facts.get(k, {}), **merged.get(k, {})} for k in (*merged, *facts)}
+        if not given:
+            other = [f.name for f in nearby if f.name in PARTITIONS and f.name != file.name and file.name in PARTITIONS]
+            remarks += [f"the sites are those of {file.name}; name {n} as a table to use that" for n in other[:1]]
+            break
+    return merged
+
+
+def _facts(file: Path, known: set[str]) -> Facts:
+    """Site, group and split of every case in a table."""
+    lines = _cells(file)
+    former = [next((m[1] for v in reversed(line.values()) if (m := INSTITUTION.match(v))), "") for line in lines]
+    if any(former):  # what BraTS called a case while its names told the institution
+        lines = [
+            line | {"institution": line.get("institution", site)} for line, site in zip(lines, former, strict=True)
+        ]
+    columns = {k: [c for c in (lines[0] if lines else ()) if COLUMN[k].fullmatch(c)] for k in COLUMN}
+    if not columns["case"]:
+        raise DataError(f"{file} has no column that names the cases; call it 'case'")
+    case = max(columns.pop("case"), key=lambda c: sum(line[c] in known for line in lines))
+    found: dict[str, Mapping[str, str]] = {}
+    for line in (line for line in lines if line[case]):
+        cells = {k: line[names[0]] for k, names in columns.items() if names}
+        facts = {k: SPLITS.get(v.lower(), v) if k == "split" else v for k, v in cells.items() if v or k == "site"}
+        if found.setdefault(line[case], facts) != facts:
+            raise DataError(f"{file}: case {line[case]!r} is in two rows that differ; keep one of them")
+    return found
+
+
+def _cells(file: Path) -> list[dict[str, str]]:
+    """The rows of a table; names of columns in small letters, without what stands in brackets."""
+    with _sensible(file):
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        rows = list(csv.DictReader(lines, delimiter=max(",;\t", key="".join(lines[:1]).count)))
+    heads = {k: re.sub(r"\W+", "_", k.partition("(")[0].strip().lower()) for k in (rows[0] if rows else ()) if k}
+    clean = {"na": "", "n/a": "", "nan": ""}
+    return [{h: clean.get(v.lower(), v) for k, h in heads.items() for v in [(r[k] or "").strip()]} for r in rows]
+
+
+def _keys(case: str) -> tuple[str, ...]:
+    """How a table may call a case: as it is, or without the session (BIDS) or the number of a candidate (LUNA)."""
+    plain = re.sub(r"_ses-.*|-\d{5}$", "", case)
+    return case, plain, plain.removeprefix("sub-")
+
+
+def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
+    """The cases that have truth and image, all with the modalities that one of them has."""
+    for what, has in (("label map", lambda r: r.label or r.category), ("image", lambda r: any(r.images.values()))):
+        lacking = [r.case for r in rows if not has(r)]
+        if len(lacking) == len(rows):
+            raise DataError(f"{where}: none of the {len(rows)} cases has a file for its {what}; see {lacking[0]!r}")
+        _remark(remarks, lacking, f"have no {what} and were left out")
+        rows = [r for r in rows if has(r)]
+    orders = {tuple(r.images) for r in rows}
+    names = orders.pop() if len(orders) == 1 else natural(sorted({m for order in orders for m in order}))
+    used = [m for m in names if any(r.images.get(m) for r in rows)]
+    return [r if [*r.images] == used else replace(r, images={m: r.images.get(m, "") for m in used}) for r in rows]
+
+
+def _labelled(rows: list[Row], root: Path, labels: Labels | None, remarks: list[str]) -> list[Row]:
+    """Every label map with a meaning: the one given, that of the layout, or names made of its values."""
+    bare = [r for r in rows if r.label and not r.labels]
+    if labels is None and bare:
+        values = sorted(_values(root, bare)) or [1]
+        made = {f"label_{v}": (v,) for v in values}
+        example = "; ".join(f"{name}={v}" for name, v in zip(("edema", "core"), values, strict=False))
+        remarks.append(f"labels are named by their values ({', '.join(made)}); give names with --labels '{example}'")
+        return [replace(r, labels=r.labels or made) for r in rows]
+    return rows if labels is None else [replace(r, labels=labels) if r.label else r for r in rows]
+
+
+def _remark(remarks: list[str], cases: Iterable[str], what: str) -> None:
+    """Add a sentence about some cases, if there are any; ``what`` is worded for many of them."""
+    if names := natural(sorted({*cases})):
+        one = {"are": "is", "were": "was", "have": "has"}
+        what = re.sub(r"\b(are|were|have)\b", lambda m: one[m[0]], what) if len(names) == 1 else what
+        shown = ", ".join(names[:5]) + ", …" * (len(names) > 5)
+        remarks.append(f"{len(names)} case{'s' * (len(names) > 1)} {what}: {shown}")
+
+
+def _images(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:
+    """Name -> file of the images in a folder (``""``) and in those up to some levels below; nothing hidden."""
+    with _sensible(root / at), os.scandir(root / at) as entries:
+        below = {e.name: e.is_dir() for e in entries if not e.name.startswith(".")}
+    found: dict[str, dict[str, str]] = {}
+    files: dict[str, str] = {}
+    for name in natural(sorted(below)):  # sorted first, because 1 and 01 are equal to natural
+        path = f"{at}/{name}".lstrip("/")
+        if below[name]:
+            found |= _images(root, depth - 1, path) if depth else {}
+        elif suffix(name):
+            files[name if stem(name) in files else stem(name)] = path
+    return ({at: files} if files else {}) | found
+
+
+def _looked(root: Path, files: Sequence[str], count: int = LOOK) -> Iterator[Image]:
+    """Some of the files, spread evenly, opened; what cannot be read is left to those who check the data."""
+    for i in np.linspace(0, len(files) - 1, min(count, len(files))).round().astype(int):
+        with suppress(DataError):
+            yield read(root / files[i])
+
+
+def _values(root: Path, rows: Iterable[Row], count: int = LOOK) -> set[int]:
+    """Which integers but 0 occur in some of the label maps."""
+    found: set[float] = set()
+    for image in _looked(root, [r.label for r in rows if r.label], count):
+        found |= {*np.unique(image.array[image.array != 0]).tolist()}  # most voxels are 0 and need no sorting
+    return {int(v) for v in found if float(v).is_integer()}
+
+
+def _coloured(root: Path, rows: list[Row]) -> list[Row]:
+    """Where a file holds several channels, each of them as a modality."""
+    first = next(_looked(root, [r.images["image"] for r in rows]), None)
+    if first is None or first.channels == 1:
+        return rows
+    colours = ["red", "green", "blue"] if first.channels == 3 and first.dims == 2 else []
+    names = colours or [f"channel_{i}" for i in range(first.channels)]
+    return [replace(r, images={m: f"{r.images['image']}#{i}" for i, m in enumerate(names)}) for r in rows]
+
+
+def _parted(row: Row, folders: Sequence[str]) -> Row:
+    """A case with the site and the split that the folders above its image tell."""
+    splits = [SPLITS[f.lower()] for f in folders if f.lower() in SPLITS]
+    return replace(row, site="_".join(f for f in folders if f.lower() not in SPLITS), split="".join(splits[:1]))
+
+
+@contextmanager
+def _sensible(file: Path) -> Iterator[None]:
+    """Whatever is wrong with a file or what it says ends in a sentence."""
+    try:
+        yield
+    except (OSError, csv.Error, AttributeError, LookupError, TypeError, ValueError, RecursionError) as problem:
+        why = f"{type(problem).__name__}: {problem}"
+        raise DataError(f"{file} cannot be used as it is; correct it or move it away ({why})") from problem
+
+
+def _about(file: Path) -> Mapping[str, Any]:
+    """A dataset.json; empty where there is none."""
+    about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}
+    if (ending := about.get("file_ending")) and not suffix(ending):
+        raise DataError(f"{file}: images of the kind {ending!r} are not read; write {', '.join(SUFFIXES)}")
+    return about
+
+
+def _channels(given: Mapping[str, str]) -> list[str]:
+    """The modalities of a dataset.json in the order of their numbers, no two of one name."""
+    names: list[str] = []
+    for name in [re.sub(r"\s+", "_", given[key].strip().lower()) or "channel" for key in sorted(given, key=int)]:
+        numbered = (name, *(f"{name}_{i}" for i in range(2, len(given) + 2)))
+        names.append(next(n for n in numbered if n not in names and n not in COLUMNS))
+    return names
+
+
+def _meanings(about: Mapping[str, Any], folder: Path) -> Labels:
+    """The labels of a dataset.json: value -> name in the Decathlon, name -> value or values in nnU-Net."""
+    given, found = about.get("labels", {}), {}
+    if all(key.isdecimal() for key in given):
+        given = {given[key]: int(key) for key in sorted(given, key=int)}
+    if "ignore" in given:
+        why = "voxels that nobody labelled; finish the label maps and remove it"
+        raise DataError(f"{folder / 'dataset.json'} has a label 'ignore', {why}")
+    for name, value in given.items():
+        values = tuple(int(v) for v in (value if isinstance(value, list) else [value]))
+        if values != (0,):
+            found[re.sub(r"\s+", "_", re.sub("[=;,]", "", name).strip()) or f"label_{values[0]}"] = values
+    return found

@@ -1,0 +1,22 @@
+"""What every test shares: a cache of its own, and where the real data lie."""
+
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    place = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("POLYSITE_CACHE", str(place))
+    return place
+
+
+@pytest.fixture
+def shared():
+    """The folder of real hospital data."""
+    if not DATA.is_dir():
+        pytest.skip(f"the real data are not here: {DATA}")
+    return DATA

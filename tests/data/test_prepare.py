@@ -1,0 +1,236 @@
+"""Preparation, and the cache of what was prepared."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import nibabel
+import numpy as np
+import pytest
+from monai.transforms import NormalizeIntensity
+
+from polysite.data.cache import Cache
+from polysite.data.case import Case
+from polysite.data.files import Files
+from polysite.data.prepare import Prepare
+from polysite.errors import ConfigError, DataError
+
+
+def case(shape=(20, 20, 20), **kwargs):
+    image = np.random.default_rng(0).uniform(1, 9, (2, *shape)).astype(np.float32)
+    return Case("s", "c", image, (image[:1] > 5).astype(np.uint8), (1.0,) * len(shape), **kwargs)
+
+
+def test_cropped_to_the_foreground_and_padded_to_the_patch():
+    c = case()
+    inside = (slice(None), slice(4, 15), slice(3, 9), slice(10, 12))
+    image, label = np.zeros_like(c.image), np.zeros_like(c.label)
+    image[inside], label[inside] = c.image[inside], c.label[inside]
+    found = Prepare().apply(Case("s", "c", image, label), (8, 8, 8))
+    assert found.image.shape == (2, 11, 8, 8) and found.label.sum() == label.sum()
+    assert found.image[:, :, 1:7, 3:5].std() == pytest.approx(1, abs=1e-3) and not found.image[:, :, 0].any()
+    uncropped = Prepare(crop=False).apply(Case("s", "c", image, label), (8, 8, 8))
+    assert uncropped.image.shape == (2, 20, 20, 20)
+
+
+def test_no_truth_outside_the_image_is_lost():
+    image, label = np.zeros((1, 9, 9, 9), np.float32), np.zeros((1, 9, 9, 9), np.uint8)
+    image[0, 4, 4, 4], label[0, 8, 8, 8] = 1, 1
+    assert Prepare().apply(Case("s", "c", image, label), (4, 4, 4)).label.sum() == 1
+
+
+def test_z_scores_with_and_without_zeros():
+    c = case()
+    c.image[:, :10] = 0
+    nonzero, over_all, none = (
+        Prepare(normalise=n, crop=False).apply(c, (8, 8, 8)).image for n in ("nonzero", "all", "none")
+    )
+    for k in range(2):
+        assert nonzero[k, 10:].mean() == pytest.approx(0, abs=1e-5) and nonzero[k, 10:].std() == pytest.approx(
+            1, abs=1e-5
+        )
+        assert over_all[k].mean() == pytest.approx(0, abs=1e-5) and over_all[k].std() == pytest.approx(1, abs=1e-5)
+    assert not nonzero[:, :10].any() and over_all[:, :10].all() and (none == c.image).all()
+    assert nonzero == pytest.approx(np.asarray(NormalizeIntensity(nonzero=True, channel_wise=True)(c.image)), abs=1e-5)
+    clipped = Prepare(clip=(3, 5), normalise="none").apply(case(), (8, 8, 8)).image
+    assert clipped.min() == 3 and clipped.max() == 5
+    empty = replace(c, image=np.zeros_like(c.image))
+    assert not Prepare().apply(empty, (8, 8, 8)).image.any()
+    padded = Prepare(normalise="none").apply(case((6, 6, 6)), (8, 8, 8)).image
+    assert (padded[:, 0].max((1, 2)) == padded.min((1, 2, 3))).all()  # the darkest value, not zero
+
+
+def gradient(shape, affine):
+    """An image whose value is 3x + 5y + 7z + 400 at the point (x, y, z) of the patient, and a label of one slab."""
+    index = np.stack([*np.meshgrid(*map(np.arange, shape), indexing="ij"), np.ones(shape)])
+    world = np.einsum("ij,jxyz->ixyz", affine, index)
+    value = (3 * world[0] + 5 * world[1] + 7 * world[2] + 400).astype(np.float32)
+    spacing = tuple(np.linalg.norm(affine[:3, :3], axis=0))
+    return Case("s", "c", value[None], (world[2] > 4).astype(np.uint8)[None], spacing, affine=affine), world
+
+
+def test_turning_and_resampling_keep_every_value_at_its_place():
+    """A linear image is resampled exactly by linear interpolation, so each axis must show its own slope."""
+    affine = np.array([[0, 0, -2.0, 20], [1.5, 0, 0, -10], [0, 3.0, 0, -6], [0, 0, 0, 1]])
+    c, _ = gradient((12, 9, 10), affine)
+    prepare = Prepare(orientation="RAS", spacing=(1.0, 1.0, 1.5), crop=False, normalise="none")
+    found = prepare.apply(c, (4, 4, 4))
+    assert found.spacing == pytest.approx((1.0, 1.0, 1.5))
+    core = found.image[0, 2:-2, 2:-2, 2:-2]
+    for axis, step in ((0, 3 * 1.0), (1, 5 * 1.0), (2, 7 * 1.5)):
+        assert np.diff(core, axis=axis) == pytest.approx(step, abs=2e-2)
+    assert found.image.shape[1:] == pytest.approx((19, 18, 17), abs=1)
+    turned = Prepare(orientation="LPS", crop=False, normalise="none").apply(c, (4, 4, 4)).image[0]
+    assert turned.shape == (10, 12, 9) and np.diff(turned, axis=0) == pytest.approx(-6, abs=1e-3)
+    assert np.diff(turned, axis=1) == pytest.approx(-7.5, abs=1e-3)
+    assert np.diff(turned, axis=2) == pytest.approx(21, abs=1e-3)
+
+
+def test_labels_stay_whole_and_keep_their_volume():
+    c, _ = gradient((30, 30, 20), np.diag([1.0, 1.0, 2.0, 1.0]))
+    found = Prepare(spacing=(1.0, 1.0, 1.0), crop=False).apply(c, (4, 4, 4))
+    assert set(np.unique(found.label)) == {0, 1}
+    assert found.label.mean() == pytest.approx(c.label.mean(), abs=0.05)
+
+
+def test_what_cannot_be_is_refused():
+    for wrong, says in (
+        ({"orientation": "RAR"}, "one letter"),
+        ({"spacing": (1.0, 0.0, 1.0)}, "more than zero"),
+        ({"clip": (3.0, 2.0)}, "the lower first"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            Prepare(**wrong)
+    with pytest.raises(ConfigError, match="2 numbers for 3D"):
+        Prepare(spacing=(1.0, 1.0)).apply(case(), (8, 8, 8))
+    with pytest.raises(DataError, match=r"case 'c' of site 's': voxels of .* would fill gigabytes"):
+        Prepare(spacing=(0.01, 0.01, 0.01)).apply(case(), (8, 8, 8))
+
+
+def test_classes_pass_through():
+    c = replace(case((10, 12)), label=np.array([0, 1], np.uint8))
+    found = Prepare(spacing=(2.0, 2.0)).apply(c, (8, 8))
+    assert found.label.tolist() == [0, 1] and found.image.shape == (2, 8, 8)
+
+
+@pytest.fixture
+def files(tmp_path):
+    for k in range(3):
+        folder = tmp_path / "data" / "A" / f"{k}"
+        folder.mkdir(parents=True)
+        image = np.random.default_rng(k).integers(1, 99, (9, 9, 9)).astype(np.int16)
+        for name, array in (("t1", image), ("seg", (image > 50).astype(np.uint8))):
+            nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), folder / f"{name}.nii.gz")
+    return Files(path=str(tmp_path / "data"), labels={"L": (1,)})
+
+
+def entries(place):
+    return sorted(place.glob("*.safetensors"))
+
+
+def get(cache, files, prepare=Prepare(), patch=(8, 8, 8)):
+    return [Cache(cache).get(p, prepare, patch) for p in files.patients(0)["A"]]
+
+
+def same(a, b):
+    return all(
+        (x.image == y.image).all() and (x.label == y.label).all() and x.name == y.name
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def test_the_second_time_nothing_is_read(cache, files, monkeypatch):
+    first = get(cache, files)
+    assert len(entries(cache)) == 3 and {c.name for c in first} == {"0", "1", "2"}
+    monkeypatch.setattr("polysite.data.files.open_case", None)
+    again = get(cache, files)
+    assert same(first, again) and isinstance(again[0].image, np.memmap)
+    assert oct(entries(cache)[0].stat().st_mode & 0o777) == "0o600"
+
+
+def test_another_configuration_or_content_is_another_entry(cache, files):
+    first = get(cache, files)
+    get(cache, files, Prepare(normalise="all"))
+    get(cache, files, patch=(16, 16, 16))
+    get(cache, replace(files, labels={"M": (1,)}))
+    assert len(entries(cache)) == 12
+    file = files.patients(0)["A"][0].files[0]
+    image = nibabel.load(file)
+    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj)[::-1].copy(), image.affine), file)
+    assert not same(get(cache, files), first) and len(entries(cache)) == 13
+
+
+def test_a_moved_file_is_known_by_its_content(cache, files, tmp_path):
+    get(cache, files)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    get(cache, replace(files, path=str(tmp_path / "moved")))
+    assert len(entries(cache)) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "header", "notes"])
+def test_a_damaged_entry_is_made_again(cache, files, damage):
+    first = [(np.array(c.image), np.array(c.label)) for c in get(cache, files)]
+    for entry in entries(cache):
+        content = bytearray(entry.read_bytes())
+        if damage == "flipped":
+            content[-50] ^= 1
+        changed = {"cut": content[:-10], "empty": b"", "header": b"\xff" * 8 + content[8:]}.get(damage, content)
+        if damage != "notes":
+            entry.write_bytes(bytes(changed))
+    if damage == "notes":
+        for note in (cache / "stamps").iterdir():
+            note.write_text("{")
+    again = get(cache, files)
+    assert all((a == c.image).all() and (b == c.label).all() for (a, b), c in zip(first, again, strict=True))
+    assert len(entries(cache)) == 3 and not list(cache.rglob("*.partial"))
+
+
+RACE = """
+import sys
+from polysite.data.cache import Cache, place
+from polysite.data.files import Files
+from polysite.data.prepare import Prepare
+for _ in range(6):
+    for p in Files(path=sys.argv[1], labels={"L": (1,)}).patients(0)["A"]:
+        case = Cache(place()).get(p, Prepare(), (8, 8, 8))
+        print(p.name, float(case.image.sum()), int(case.label.sum()))
+    for entry in place().glob("*.safetensors"):
+        entry.unlink(missing_ok=True)
+"""
+
+
+@pytest.mark.slow
+def test_runs_at_the_same_time_do_not_disturb_one_another(cache, files):
+    words = [sys.executable, "-c", RACE, files.path]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    runs = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) for _ in range(3)
+    ]
+    said = [r.communicate(timeout=120) for r in runs]
+    assert all(r.returncode == 0 for r in runs), said
+    assert len({line for out, _ in said for line in out.splitlines()}) == 3
+
+
+def test_a_full_disk_is_one_sentence(cache, files, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fdopen", full)
+    with pytest.raises(DataError, match=r"cannot be written \(No space left on device\): free space .* POLYSITE_CACHE"):
+        get(cache, files)
+    assert not list(cache.rglob("*.partial"))
+
+
+def test_the_cache_can_be_measured_and_cleared(cache, files):
+    get(cache, files)
+    size = Cache(cache).size
+    assert size == sum(e.stat().st_size for e in entries(cache)) > 0
+    assert Cache(cache).clear() == size and not cache.exists()
+    assert Cache(cache).size == 0
+
+
+def test_notes_are_json(cache, files):
+    get(cache, files)
+    assert all({"stamp", "digest"} == json.loads(n.read_text()).keys() for n in (cache / "stamps").iterdir())

@@ -1,0 +1,249 @@
+"""Who trains, validates and tests; and who holds whom."""
+
+import csv
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polysite.data.case import Case, Patient
+from polysite.data.federation import (
+    ByLabelSize,
+    Dirichlet,
+    HideModalities,
+    Iid,
+    LabelRatio,
+    LeaveOut,
+    Limited,
+    Natural,
+    sizes,
+)
+from polysite.data.split import Split, table
+from polysite.errors import ConfigError, DataError
+
+FETS_2022 = (511, 6, 15, 47, 22, 34, 12, 8, 4, 8, 14, 11, 35, 6, 13, 30, 9, 382, 4, 33, 35, 7, 5)
+
+
+def patient(name, site="s", volume=1.0, **kwargs):
+    def read():
+        image = np.ones((3, 2, 2, 2), np.float32)
+        return Case(site, name, image, np.ones((1, 2, 2, 2), np.uint8))
+
+    return Patient(site, name, read, lambda: {"WT": volume}, modalities=3, **kwargs)
+
+
+def hospital(n, site="s", **kwargs):
+    return [patient(f"{site}{i:04d}", site, **{k: v(i) for k, v in kwargs.items()}) for i in range(n)]
+
+
+def names(patients):
+    return [p.name for p in patients]
+
+
+@given(st.integers(2, 40), st.floats(0.01, 0.95), st.floats(0, 0.95), st.integers(0, 5), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_every_case_is_in_one_part_and_both_train_and_validation_have_one(n, validation, test, seed, by_group):
+    if validation + test >= 1:
+        with pytest.raises(ConfigError):
+            Split(validation, test)
+        return
+    cases = hospital(n, group=lambda i: "ab"[i % 2])
+    parts = Split(validation, test, by_group=by_group).apply({"s": cases}, seed)["s"]
+    assert sorted(n for p in parts.values() for n in names(p)) == names(cases)
+    assert parts["train"] and parts["validation"] and (bool(parts["test"]) == (test > 0 and n >= 3))
+
+
+def test_a_split_depends_on_seed_and_site_but_not_on_order():
+    cases = hospital(12)
+
+    def tested(site, given, study_seed, **kwargs):
+        return tuple(names(Split(**kwargs).apply({site: given}, study_seed)[site]["test"]))
+
+    first = tested("a", cases, 0)
+    assert first == tested("a", cases[::-1], 0)
+    assert len({tested(s, cases, k) for s in "ab" for k in range(5)}) > 5
+    assert tested("a", cases, 7, seed=0) == first
+
+
+def test_two_cases_of_one_name_are_refused():
+    with pytest.raises(DataError, match="two cases called 'x'"):
+        Split().apply({"s": [patient("x"), patient("x"), patient("y")]}, 0)
+
+
+def folds_of(sites, folds=5, seed=0, **kwargs):
+    return [Split(folds=folds, fold=k, **kwargs).apply(sites, seed) for k in range(folds)]
+
+
+def test_five_folds_of_the_fets_federation_test_each_of_1251_cases_once():
+    sites = {f"{k:02d}": hospital(n, f"{k:02d}-") for k, n in enumerate(FETS_2022, start=1)}
+    found = folds_of(sites)
+    tested = Counter(n for fold in found for parts in fold.values() for n in names(parts["test"]))
+    assert len(tested) == 1251 and set(tested.values()) == {1}
+    totals = [sum(len(parts["test"]) for parts in fold.values()) for fold in found]
+    assert max(totals) - min(totals) < 20
+    for fold in found:
+        for site, parts in fold.items():
+            n = len(sites[site])
+            assert sum(map(len, parts.values())) == n and len(parts["test"]) in (n // 5, -(-n // 5))
+            rest = n - len(parts["test"])
+            assert len(parts["validation"]) == max(1, round(0.2 * rest)) and parts["train"]
+            assert not {*names(parts["test"])} & {*names(parts["train"]), *names(parts["validation"])}
+
+
+def test_a_site_of_four_is_tested_in_four_folds():
+    assert sorted(len(f["s"]["test"]) for f in folds_of({"s": hospital(4)})) == [0, 1, 1, 1, 1]
+
+
+def test_groups_are_spread_evenly_where_asked():
+    cases = hospital(50, group=lambda i: "LGG" if i < 10 else "HGG")
+    for fold in folds_of({"s": cases}, by_group=True):
+        grades = {k: Counter(p.group for p in v) for k, v in fold["s"].items()}
+        assert grades["test"] == {"LGG": 2, "HGG": 8}
+        assert 1 <= grades["validation"]["LGG"] <= 2 and grades["train"]["LGG"] >= 6
+    plain = [Counter(p.group for p in f["s"]["test"])["LGG"] for f in folds_of({"s": cases})]
+    assert set(plain) != {2}
+
+
+def test_what_the_manifest_fixes_stays():
+    fixed = {0: "test", 1: "test", 2: "validation", 3: "train"}
+    parts = Split().apply({"s": hospital(9, split=lambda i: fixed.get(i, ""))}, 0)["s"]
+    assert names(parts["test"]) == ["s0000", "s0001"] and names(parts["validation"]) == ["s0002"]
+    assert len(parts["train"]) == 6
+    parts = Split().apply({"s": hospital(10, split=lambda i: "test" if i < 4 else "train")}, 0)["s"]
+    assert [len(parts[k]) for k in ("train", "validation", "test")] == [4, 2, 4]
+    parts = Split().apply({"s": hospital(3, split=lambda i: "test")}, 0)["s"]  # an unseen hospital
+    assert [len(parts[k]) for k in ("train", "validation", "test")] == [0, 0, 3]
+
+
+def test_a_split_is_written_and_read_back(tmp_path):
+    sites = {"a": hospital(9), "b": hospital(7)}  # the same names at both
+    file = tmp_path / "split.csv"
+    first = Split(by_group=True).apply(sites, 3)
+    file.write_text(table(first))
+    assert table(Split(file=str(file)).apply(sites, 99)) == table(first)
+    file.write_text(table(first).replace("s0004,a", "s0004,z"))
+    with pytest.raises(DataError, match="names the case 's0004' of site 'z', which is not in the data"):
+        Split(file=str(file)).apply(sites, 0)
+
+
+def test_the_published_fold_files_are_read(tmp_path):
+    """NAME_test_fold_K.csv and NAME_train_fold_K.csv with an index column, other site names and a subset of cases."""
+    sites = {"01": hospital(10, "x"), "02": hospital(4, "y")}
+    for part, cases in (
+        ("test", ["x0003", "x0007", "y0001"]),
+        ("train", ["x0000", "x0001", "x0002", "y0000", "y0002"]),
+    ):
+        with (tmp_path / f"partitioning_1_{part}_fold_2.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["", "Subject_ID", "Partition_ID"])
+            rows.writerows([k, n, "1" if n[0] == "x" else "2"] for k, n in enumerate(cases))
+    found = Split(file=str(tmp_path / "partitioning_1_test_fold_2.csv")).apply(sites, 0)
+    assert names(found["01"]["test"]) == ["x0003", "x0007"] and names(found["02"]["test"]) == ["y0001"]
+    rest = [*found["01"]["train"], *found["01"]["validation"]]
+    assert sorted(names(rest)) == ["x0000", "x0001", "x0002"] and len(found["01"]["validation"]) == 1
+    with pytest.raises(DataError, match="no column 'Split'"):
+        Split(file=str(tmp_path / "partitioning_1_train_fold_2.csv")).apply(sites, 0)
+    with pytest.raises(DataError, match="cannot be read"):
+        Split(file=str(tmp_path / "nowhere_test_fold_2.csv")).apply(sites, 0)
+
+
+def deal(federation, sites, seed=0, **kwargs):
+    return federation.deal(sites, lambda s: Split(**kwargs).apply(s, seed), seed)
+
+
+def everyone(dealt):
+    return sorted(p.name for parts in dealt.values() for part in parts.values() for p in part)
+
+
+THREE = {"a": hospital(9, "a"), "b": hospital(6, "b"), "c": hospital(12, "c")}
+
+
+def test_natural_is_the_split_itself():
+    assert table(deal(Natural(), THREE)) == table(Split().apply(THREE, 0))
+
+
+def test_by_label_size_sorts_everyone_and_keeps_the_sizes():
+    rng = np.random.default_rng(0)
+    sites = {
+        s: [patient(f"{s}{i}", s, v) for i, v in enumerate(rng.random(n))] for s, n in (("a", 9), ("b", 6), ("c", 12))
+    }
+    dealt = deal(ByLabelSize("WT"), sites)
+    held = {s: [p for part in parts.values() for p in part] for s, parts in dealt.items()}
+    assert {s: len(p) for s, p in held.items()} == {"a": 9, "b": 6, "c": 12}
+    span = {s: [p.volumes()["WT"] for p in patients] for s, patients in held.items()}
+    assert max(span["a"]) < min(span["b"]) and max(span["b"]) < min(span["c"])
+    assert all(p.open().site == s for s, patients in held.items() for p in patients)
+
+
+def test_iid_moves_training_cases_only():
+    natural, dealt = deal(Natural(), THREE), deal(Iid(4), THREE)
+    trained = sorted(n for parts in natural.values() for n in names(parts["train"]))
+    assert sorted(n for s in dealt if s.startswith("iid") for n in names(dealt[s]["train"])) == trained
+    counts = [len(dealt[f"iid-{k}"]["train"]) for k in (1, 2, 3, 4)]
+    assert max(counts) - min(counts) <= 1
+    for site, parts in natural.items():
+        assert not dealt[site]["train"]
+        assert all(names(dealt[site][k]) == names(parts[k]) for k in ("validation", "test"))
+    assert len({p.name[0] for p in dealt["iid-1"]["train"]}) > 1
+
+
+def test_limited_keeps_known_groups_and_cuts_the_large():
+    sites = {
+        "a": hospital(60, "a", group=lambda i: "HGG"),
+        "b": hospital(9, "b", group=lambda i: "LGG" if i < 4 else ""),
+    }
+    dealt = deal(Limited(35), {**sites, "c": hospital(5, "c")})
+    assert {s: sum(n.values()) for s, n in sizes(dealt).items()} == {"a": 35, "b": 4}
+    with pytest.raises(DataError, match="no group at all"):
+        deal(Limited(), THREE)
+
+
+def test_dirichlet_goes_from_alike_to_unlike():
+    sites = {"a": hospital(300, "a", category=lambda i: "xyz"[i % 3])}
+
+    def skew(alpha):
+        dealt = deal(Dirichlet(alpha, sites=5), sites, seed=1)
+        assert everyone(dealt) == names(sites["a"])
+        mixes = [Counter(p.category for part in parts.values() for p in part) for parts in dealt.values()]
+        return np.mean([max(m.values()) / sum(m.values()) for m in mixes])
+
+    assert skew(1000) < 0.4 < 0.55 < skew(0.3)
+    with pytest.raises(ConfigError, match="in 1000 draws"):
+        deal(Dirichlet(1e-3, sites=5), sites)
+
+
+@pytest.mark.parametrize(("classes", "delta", "count"), [("xy", 2, 5), ("xy", 7, 4), ("xyz", 4, 6), ("xy", 1, 3)])
+def test_label_ratio_gives_every_site_its_majority(classes, delta, count):
+    sites = {"a": hospital(600, "a", category=lambda i: classes[i % len(classes)])}
+    dealt = deal(LabelRatio(delta, count), sites)
+    assert len(dealt) == count and len(set(everyone(dealt))) == len(everyone(dealt))
+    for k, parts in enumerate(dealt.values()):
+        mix = Counter(p.category for part in parts.values() for p in part)
+        major = classes[k % len(classes)]
+        for other in set(classes) - {major}:
+            assert mix[major] / mix[other] == pytest.approx(delta, rel=0.05)
+    with pytest.raises(ConfigError, match="needs more cases"):
+        deal(LabelRatio(500, count), sites)
+
+
+def test_hidden_modalities_vary_by_site_and_are_zero():
+    dealt = deal(HideModalities(2), THREE)
+    images = {s: parts["train"][0].open().image.any((1, 2, 3)).tolist() for s, parts in dealt.items()}
+    assert images == {"a": [False, False, True], "b": [True, False, False], "c": [False, True, False]}
+    with pytest.raises(ConfigError, match="hide all of 3"):
+        deal(HideModalities(3), THREE)
+
+
+def test_a_left_out_hospital_is_all_test():
+    dealt = deal(LeaveOut("b"), THREE)
+    assert names(dealt["b"]["test"]) == names(THREE["b"]) and not dealt["b"]["train"] + dealt["b"]["validation"]
+    assert table({"a": dealt["a"]}) == table(Split().apply({"a": THREE["a"]}, 0))
+
+
+def test_patients_of_one_name_are_told_apart_when_they_move():
+    sites = {s: [patient(f"{i}", s) for i in range(6)] for s in "ab"}
+    dealt = deal(Iid(2), sites)
+    moved = [n for s in ("iid-1", "iid-2") for n in names(dealt[s]["train"])]
+    assert len(set(moved)) == len(moved) and {n[:2] for n in moved} == {"a.", "b."}
