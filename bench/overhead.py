@@ -40,7 +40,10 @@ def main() -> None:
     engine = study.simulator(chosen)
     sites = engine.sites
     start = next(iter(sites.values())).start
-    patches = {i: list(s.at(0)._batches((chosen.train.epochs, None), None)) for i, s in sites.items()}
+    patches = {
+        i: [(x.clone(), y.clone()) for x, y in s.at(0)._batches((chosen.train.epochs, None), None)]
+        for i, s in sites.items()
+    }
     sizes = {i: s.size for i, s in sites.items()}
     source = chosen.data
     net = chosen.model.build(

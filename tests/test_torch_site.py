@@ -13,11 +13,12 @@ from polysite.engines.rounds import Plan, run
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models import MODELS
+from polysite.models.densenet import DenseNet
 from polysite.models.names import GROUPS
 from polysite.models.unet import UNet
 from polysite.site import Tilt
 from polysite.train.settings import Train
-from polysite.train.tasks import Outline
+from polysite.train.tasks import Classify, Exclusive, Outline
 from polysite.train.torch_site import Network, TorchSite
 from polysite.tree import matches
 
@@ -229,19 +230,27 @@ def test_a_device_that_is_not_there_is_said():
 
 
 @pytest.mark.parametrize(
-    ("name", "dims", "parameters"), [("unet", 3, 22.58e6), ("unet_small", 3, 1.40e6), ("unet_small", 2, None)]
+    ("name", "dims", "parameters"),
+    [
+        *(("unet", 3, 22.58e6), ("unet_small", 3, 1.40e6), ("unet_small", 2, None)),
+        *(("densenet", 2, 6.96e6), ("densenet_small", 3, None)),
+    ],
 )
 def test_networks_have_the_published_size_and_one_naming(name, dims, parameters):
     net = MODELS[name].build(dims=dims, modalities=4, outputs=3, seed=0)
     count = sum(p.numel() for p in net.parameters())
     assert parameters is None or count == pytest.approx(parameters, rel=2e-3)
     tree = Network(net, PLAIN).start
-    assert sum(v.numel() for v in tree.values()) == count  # nothing twice
+    statistics = sum(b.numel() for b in net.buffers() if b.is_floating_point())
+    assert sum(v.numel() for v in tree.values()) == count + statistics  # nothing twice
     groups = [[g for g, pattern in GROUPS.items() if matches(k, (pattern,))] for k in tree]
-    assert all(len(g) == 1 for g in groups) and {g for (g,) in groups} == set(GROUPS)
+    classifies = MODELS[name].task == "classification"
+    parts = {"stem", "encoder", "head"} if classifies else set(GROUPS)
+    assert all(len(g) == 1 for g in groups) and {g for (g,) in groups} == parts
     side = MODELS[name].divisor
     with torch.inference_mode():
-        assert net.eval()(torch.zeros(1, 4, *[2 * side] * dims)).shape == (1, 3, *[2 * side] * dims)
+        space = () if classifies else [2 * side] * dims
+        assert net.eval()(torch.zeros(1, 4, *[2 * side] * dims)).shape == (1, 3, *space)
 
 
 def test_the_same_seed_builds_the_same_network():
@@ -254,3 +263,77 @@ def test_dice_ce_adds_cross_entropy():
     z, y = torch.zeros(2, 1, 4, 4, 4), torch.ones(2, 1, 4, 4, 4)
     soft = 1 - (2 * 32 + 1) / (32 + 64 + 1)
     assert Outline().loss("dice_ce", z, y).tolist() == pytest.approx([soft + np.log(2)] * 2, abs=1e-6)
+
+
+def test_exclusive_labels_are_a_softmax_with_background():
+    """Uniform logits give every channel 1/3; the loss leaves the background out."""
+    task, logits = Exclusive(), torch.zeros(1, 3, 4, 4, 4)
+    truth = torch.zeros(1, 2, 4, 4, 4)
+    truth[0, 0, :2], truth[0, 1, 2] = 1, 1  # 32 and 16 of 64 voxels
+    soft = np.mean([1 - (2 * n / 3 + 1) / (64 / 3 + n + 1) for n in (32, 16)])
+    assert task.outputs(["a", "b"]) == 3
+    assert task.loss("dice", logits, truth).tolist() == pytest.approx([soft])
+    assert task.loss("dice_ce", logits, truth).tolist() == pytest.approx([soft + np.log(3)])
+    sure = torch.cat([1 - truth.sum(1, keepdim=True), truth], 1)[0] * 9
+    assert task.score(["a", "b"], sure, truth[0]) == {"a": 1.0, "b": 1.0}
+    sure[1] -= 20  # never a
+    assert task.score(["a", "b"], sure, truth[0]) == {"a": 0.0, "b": 1.0}
+
+
+def test_overlapping_labels_are_refused_where_they_exclude_one_another():
+    train = Train(**{**vars(PLAIN), "exclusive": True})
+    net = Network(UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=3, seed=1), train)
+    image = np.zeros((2, 8, 8, 8), np.float32)
+    both = Case("s", "c", image, np.ones((2, 8, 8, 8), np.uint8))
+    with pytest.raises(DataError, match="case 'c' of site 's': labels overlap"):
+        TorchSite("s", net, {"train": [both]}, ["a", "b"], train, 0, Exclusive())
+    apart = Case("s", "c", image, np.stack([np.ones((8, 8, 8)), np.zeros((8, 8, 8))]).astype(np.uint8))
+    s = TorchSite("s", net, {"train": [apart], "validation": [apart]}, ["a", "b"], train, 0, Exclusive())
+    assert s.fit(s.start, steps=8).loss < s.fit(s.start, steps=1).loss and set(s.score(s.start, ["c"])["c"]) == {
+        "a",
+        "b",
+        "loss",
+    }
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_images_are_classified(dims):
+    """Bright against dark: learnt in a few steps, whatever the size of the image."""
+    train = Train(**{**vars(PLAIN), "patch": (16,) * dims, "augment": "full", "batch": 4})
+    rng = np.random.default_rng(0)
+
+    def picture(k):
+        image = rng.normal(2.0 * (k % 2), 1, (1, *[16 + k % 3] * dims)).astype(np.float32)
+        return Case("s", f"{k}", image, np.array([k % 2 == 0, k % 2 == 1], np.uint8), (1.0,) * dims)
+
+    pictures = [picture(k) for k in range(16)]
+    net = Network(
+        DenseNet(blocks=(2, 2), growth=4, features=8).build(dims=dims, modalities=1, outputs=2, seed=0), train
+    )
+    s = TorchSite(
+        "s", net, {"train": pictures[:8], "validation": pictures[8:]}, ["dark", "bright"], train, 0, Classify()
+    )
+    trained = s.fit(s.start, epochs=25).params
+    scores = s.score(trained, s.cases("validation"))
+    assert np.mean([c["accuracy"] for c in scores.values()]) >= 0.9
+    assert all(c["accuracy"] == (c["said"] == c["true"]) and c["true"] == int(n) % 2 for n, c in scores.items())
+    assert Classify().loss("ce", torch.zeros(1, 2), torch.tensor([[0.0, 1.0]])).item() == pytest.approx(np.log(2))
+    with pytest.raises(ConfigError, match="choose ce"):
+        TorchSite("s", net, {}, ["a", "b"], Train(**{**vars(train), "loss": "dice"}), 0, Classify())
+
+
+def test_cases_on_disk_train_as_those_in_memory():
+    a, b = site(), site(Train(**{**vars(PLAIN), "cases": "disk"}))
+    one, two = (s.at(1).fit(s.start, epochs=2).params for s in (a, b))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert a.score(one, a.cases("validation")) == b.score(two, b.cases("validation"))
+
+
+def test_several_patches_a_case_make_longer_epochs():
+    assert site(Train(**{**vars(PLAIN), "patches": 4}), n=5).fit(site().start).steps == 10
+
+
+def test_a_window_of_its_own_for_whole_volumes():
+    s = site(Train(**{**vars(PLAIN), "window": (8, 8, 4)}))
+    other = site().score(s.start, s.cases("validation"))
+    assert s.score(s.start, s.cases("validation")) != other

@@ -73,11 +73,6 @@ def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: 
     return Scan(name, Manifest(tuple(sorted(rows, key=lambda r: order[r.site])), root), tuple(remarks))
 
 
-def describe(format: str) -> str:
-    """What a layout looks for, in one line."""
-    return (LAYOUTS[format].__doc__ or "").partition("\n")[0].rstrip(".")
-
-
 def brats(root: Path) -> list[Row]:
     """FeTS2022_00000/*_flair.nii.gz or BraTS-GLI-00000-000/*-t2f.nii.gz, as of FeTS and BraTS 2017 to 2024."""
     rows = []
@@ -182,19 +177,19 @@ def _numbered(files: Mapping[str, str], names: Sequence[str]) -> Mapping[str, di
 def luna(root: Path) -> list[Row]:
     """subset0/UID.mhd to subset9 with candidates.csv or candidates_V2.csv, as of LUNA16: a classification."""
     folders = {f: files for f, files in _images(root, 2).items() if re.fullmatch(r"(.*/)?subset\d", f)}
-    scans = {uid: (PurePosixPath(f).name, file) for f, files in folders.items() for uid, file in files.items()}
+    scans = {uid: (PurePosixPath(f).name, {"ct": file}) for f, files in folders.items() for uid, file in files.items()}
     tables = [t for n in ("candidates_V2.csv", "candidates.csv") for t in (root / n, *sorted(root.glob(f"[!.]*/{n}")))]
-    table = next((t for t in tables if scans and t.is_file()), None)
+    table = next((t for t in tables if t.is_file()), root / "candidates.csv")
     rows, count = [], dict.fromkeys(scans, 0)
-    with _sensible(table or root):
-        for line in _cells(table) if table else ():
+    with _sensible(table):
+        for line in _cells(table) if scans else ():
             if (uid := line["seriesuid"]) in scans:
-                (site, file), count[uid] = scans[uid], count[uid] + 1
+                (site, images), count[uid] = scans[uid], count[uid] + 1
                 x, y, z = (float(line[c]) for c in ("coordx", "coordy", "coordz"))
                 # Its x and y point to the left and to the back; the table holds hundredths of a millimetre.
                 box = tuple(round(v, 2) + 0.0 for v in (-x, -y, z, 50, 50, 50))
                 category = {"0": "other", "1": "nodule"}[line["class"]]
-                rows.append(Row(site, f"{uid}-{count[uid]:05d}", {"ct": file}, category=category, box=box))
+                rows.append(Row(site, f"{uid}-{count[uid]:05d}", images, category=category, box=box))
     return rows
 
 
@@ -217,8 +212,9 @@ def _session(files: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], str]:
     truths = [f for f in files if f["kind"] in ("mask", "dseg")]
     truth = min(truths, key=lambda f: ("brain" in (f.get("desc"), f.get("label")), "label" not in f), default={})
 
-    def distance(f: Mapping[str, str]) -> tuple[bool, ...]:
-        return *(f.get(k) != truth.get(k) for k in ("space", "pipeline")), f.get("desc") != "preproc"
+    def distance(f: Mapping[str, str]) -> tuple[int, ...]:
+        foreign = f["pipeline"] != truth.get("pipeline") and 1 + bool(f["pipeline"])  # rather raw than of another one
+        return f.get("space") != truth.get("space"), foreign, f.get("desc") != "preproc"
 
     images: dict[str, str] = {}
     for f in sorted((f for f in files if BIDS_IMAGE.fullmatch(f["kind"])), key=distance):
@@ -292,13 +288,15 @@ def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
         if rows := LAYOUTS[name](root):
             return name, rows
     if format != "auto":
-        raise DataError(f"{root} holds no case of the format {format!r}: it looks for {describe(format)}")
-    known = "".join(f"\n  {name}: {describe(name)}" for name in LAYOUTS)
+        raise DataError(f"{root} holds no case of the format {format!r}: it looks for {LAYOUTS[format].__doc__}")
+    known = "".join(f"\n  {name}: {layout.__doc__}" for name, layout in LAYOUTS.items())
     raise DataError(f"{root} holds no dataset of a known format; lay out its files in one of these ways:{known}")
 
 
 def _joined(rows: list[Row], facts: Facts, remarks: list[str]) -> list[Row]:
     """The cases with what tables say of them; where tables tell sites, they decide which cases there are."""
+    if not facts:
+        return rows
     sites = {f["site"] for f in facts.values() if f.get("site")}
     width = max(map(len, sites), default=0) if all(map(str.isdecimal, sites)) else 0  # 01 to 23 sort, 1 to 23 do not
     kept, strangers, homeless = [], [], []
@@ -330,7 +328,7 @@ def _tables(root: Path, given: Sequence[Path], known: set[str], remarks: list[st
         merged = {k: {**facts.get(k, {}), **merged.get(k, {})} for k in (*merged, *facts)}
         if not given:
             other = [f.name for f in nearby if f.name in PARTITIONS and f.name != file.name and file.name in PARTITIONS]
-            remarks += [f"the sites are those of {file.name}; name {n} as a table to use that" for n in other[:1]]
+            remarks += [f"the sites are those of {file.name}; use --table {n} for the others" for n in other[:1]]
             break
     return merged
 
@@ -345,7 +343,7 @@ def _facts(file: Path, known: set[str]) -> Facts:
         ]
     columns = {k: [c for c in (lines[0] if lines else ()) if COLUMN[k].fullmatch(c)] for k in COLUMN}
     if not columns["case"]:
-        raise DataError(f"{file} has no column that names the cases; call it 'case'")
+        raise DataError(f"{file} has no rows, or no column that names the cases; call it 'case'")
     case = max(columns.pop("case"), key=lambda c: sum(line[c] in known for line in lines))
     found: dict[str, Mapping[str, str]] = {}
     for line in (line for line in lines if line[case]):

@@ -6,7 +6,7 @@ A row is a case: its modalities, with the outlines of its labels. Below, the int
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator
 from nibabel.orientations import aff2axcodes, apply_orientation, axcodes2ornt, io_orientation, ornt_transform
 
 from polysite.data.case import Case, Patient
@@ -28,8 +28,7 @@ from polysite.report.figures import COLOURS
 OUTLINES = tuple(COLOURS[k] for k in (4, 1, 3, 2, 5))  # those that show on grey
 SAMPLE = 200_000  # voxels that stand for a whole volume in percentiles and histograms
 DPI = 150
-NAMES, PANEL, GAP, LINE, HISTOGRAM = 1.65, 2.2, 0.1, 0.15, 1.2  # inches
-LETTERS = 14  # an inch, of a refusal
+NAMES, PANEL, HISTOGRAM, TITLE, LINE, GAP, SPACE = 1.65, 2.2, 1.2, 0.24, 0.15, 0.1, 0.15  # inches
 
 
 class Study(Protocol):
@@ -52,7 +51,7 @@ class Row:
     voxels: Sequence[np.ndarray] = ()  # one a modality: some of those that are not zero
     pixel: float = 1.0  # its height over its width
     place: str = ""  # which slice; none in a flat image
-    problem: str = ""  # why the case cannot be shown
+    problem: Sequence[str] = ()  # why the case cannot be shown
 
 
 def draw(study: Study, out: Path, cases: int = 6) -> Iterator[Path]:
@@ -61,7 +60,7 @@ def draw(study: Study, out: Path, cases: int = 6) -> Iterator[Path]:
     labels = study.data.label_names if study.data.task == "segmentation" else ()
     for site, patients in study.data.patients(study.seed).items():
         chosen = np.linspace(0, len(patients) - 1, min(cases, len(patients))).round().astype(int)
-        rows = [_row(patients[k]) for k in chosen]
+        rows = [_row(patients[k], len(study.data.modality_names)) for k in chosen]
         title = f"{site}: {len(patients)} case{'s' * (len(patients) != 1)}, {len(rows)} shown"
         file = out / f"{file_name(site)}.png"
         _sheet(title, rows, study.data.modality_names, labels).savefig(file, dpi=DPI)
@@ -98,22 +97,26 @@ def _affine(case: Case) -> np.ndarray:
     return np.diag([*case.spacing, 1.0]) if case.affine is None else case.affine
 
 
-def _row(patient: Patient) -> Row:
+def _row(patient: Patient, panels: int) -> Row:
     name = wrap(patient.name, 22)
     try:
         case = patient.open()
     except PolysiteError as problem:
-        return Row(name, problem=str(problem))
+        return Row(name, problem=wrap(str(problem), int(13 * panels * PANEL)))
     image, label, (_, height, width) = upright(case)
-    k, slices = widest(label), image.shape[1]
+    k = widest(label)
     return Row(
         text=[*name, *_facts(patient, case)],
         pictures=list(image[:, k].copy()),
         masks=list(label[:, k].copy()),
-        voxels=[found[:: max(1, len(found) // SAMPLE)] for found in (volume[volume != 0] for volume in image)],
+        voxels=[_sample(volume[volume != 0]) for volume in case.image],
         pixel=height / width,
-        place=f"{k + 1} of {slices}" if case.image.ndim == 4 else "",
+        place=f"{k + 1} of {image.shape[1]}" if case.image.ndim == 4 else "",
     )
+
+
+def _sample(voxels: np.ndarray) -> np.ndarray:
+    return voxels[:: max(1, len(voxels) // SAMPLE)].copy()  # a view would keep them all
 
 
 def _facts(patient: Patient, case: Case) -> Iterator[str]:
@@ -126,19 +129,134 @@ def _facts(patient: Patient, case: Case) -> Iterator[str]:
 
 
 def _sheet(title: str, rows: Sequence[Row], modalities: Sequence[str], labels: Sequence[str]) -> Figure:
-    """All cases, then their histograms, measured in inches; cases of few modalities lie side by side."""
+    """Title, cases and their histograms; cases of few modalities lie side by side."""
     count = len(modalities)
     beside = max(1, min(len(rows), int(13 / (NAMES + count * (PANEL + GAP)))))
-    widths = [NAMES, *[PANEL] * count] * beside
-    heights = [max(_height(r, count) for r in rows[k : k + beside]) for k in range(0, len(rows), beside)] + [HISTOGRAM]
-    width, body = sum(widths) + GAP * (len(widths) + 1), sum(heights) + GAP * (len(heights) - 1)
-    figure = Figure((width, body))
-    top, bottom = _head(figure, wrap(title, int(9 * width)), labels), 0.35
-    height = top + body + bottom
-    figure.set_figheight(height)
-    grid = figure.add_gridspec(
+    widths = [NAMES, *[PANEL] * count, SPACE] * beside
+    heading = wrap(title, int(9 * sum(widths)))
+    columns = max(1, int(sum(widths) / (0.7 + 0.08 * max(map(len, labels), default=0))))
+    head = TITLE * len(heading) + 0.2 * ceil(len(labels) / columns) + 0.2
+    lines = [max(_height(r) for r in rows[k : k + beside]) for k in range(0, len(rows), beside)]
+    figure, grid = _grid(widths, [head, *lines, HISTOGRAM])
+    _head(_blank(figure, grid[0, :]), heading, labels, columns, TITLE * len(heading) / head)
+    for k, row in enumerate(rows):
+        line, first = k // beside, k % beside * (count + 2)
+        _name(_blank(figure, grid[1 + line, first]), row, _line(k, len(rows)), lines[line])
+        panels = [_blank(figure, grid[1 + line, first + 1 + j]) for j in range(count)]
+        for j, axes in enumerate(panels):
+            axes.set_title("" if line else modalities[j], fontsize=10, parse_math=False)
+            if row.pictures:
+                _panel(axes, row, j)
+        _text(panels[0], 0, 1, "\n".join(row.problem), color="#B00020", fontsize=9)
+    what = "Intensities without zeros:\none line per case, each\nscaled to its own peak"
+    _text(_blank(figure, grid[-1, 0]), 0, 1, what, color="#444444")
+    below = grid[-1, 1:-1].subgridspec(1, count, wspace=GAP / PANEL)
+    for j in range(count):
+        _histogram(_blank(figure, below[j]), [r.voxels[j] if r.voxels else np.zeros(0) for r in rows])
+    return figure
+
+
+def _grid(widths: Sequence[float], heights: Sequence[float]) -> tuple[Figure, Any]:
+    """A sheet with cells of so many inches; the numbers below the histograms need 0.3 more."""
+    width, height = sum(widths) + GAP * (len(widths) + 1), sum(heights) + GAP * len(heights) + 0.3
+    figure = Figure((width, height))
+    return figure, figure.add_gridspec(
         len(heights), len(widths), width_ratios=widths, height_ratios=heights,
-        left=GAP / width, right=1 - GAP / width, top=1 - top / height, bottom=bottom / height,
+        left=GAP / width, right=1 - GAP / width, top=1 - GAP / height, bottom=0.3 / height,
         wspace=GAP * len(widths) / sum(widths), hspace=GAP * len(heights) / sum(heights),
     )  # fmt: skip
-    return figure
+
+
+def _height(row: Row) -> float:
+    """As high as the picture, but not much higher than wide, and no text is cut off."""
+    rows, columns = row.pictures[0].shape if row.pictures else (0, 1)
+    picture, lines = float(rows * row.pixel / columns), max(len(row.text) + 1.0, 1.2 * len(row.problem))
+    return max(PANEL * min(picture, 1.3), LINE * lines)
+
+
+def _blank(figure: Figure, cell: Any) -> Axes:
+    axes = figure.add_subplot(cell, xticks=[], yticks=[], anchor="NW", facecolor="none")
+    axes.spines[:].set_visible(False)
+    return axes
+
+
+def _text(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
+    style = {"fontsize": 8, "verticalalignment": "top", "linespacing": 1.3, "parse_math": False, **style}
+    axes.text(x, y, text, transform=axes.transAxes, **style)
+
+
+def _head(axes: Axes, heading: Sequence[str], labels: Sequence[str], columns: int, down: float) -> None:
+    _text(axes, 0, 1, "\n".join(heading), fontsize=13, fontweight="bold", linespacing=1.2)
+    if labels:
+        handles = [Line2D([], [], linewidth=1.5, **_outline(k)) for k in range(len(labels))]
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1 - down), "borderaxespad": 0}
+        legend = axes.legend(handles, labels, ncols=columns, frameon=False, fontsize=9, borderpad=0.1, **place)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+
+
+def _outline(label: int) -> dict[str, Any]:
+    """Every second label is dashed and on top, so that both of two that coincide are seen."""
+    dashed = label % 2
+    return {"color": OUTLINES[label % len(OUTLINES)], "linestyle": ("-", "--")[dashed], "zorder": 2 + dashed}
+
+
+def _line(case: int, cases: int) -> dict[str, Any]:
+    """How a case is drawn in the histograms; neighbours differ in colour and in dashes."""
+    colour = matplotlib.colormaps["viridis"](0.85 * case / max(1, cases - 1))
+    return {"color": colour, "linestyle": ("-", "--", ":")[case % 3], "linewidth": 1}
+
+
+def _name(axes: Axes, row: Row, line: dict[str, Any], height: float) -> None:
+    _text(axes, 0, 1, "\n".join(row.text))
+    if row.pictures:
+        axes.plot([0, 0.3], [1 - LINE * (len(row.text) + 0.6) / height] * 2, transform=axes.transAxes, **line)
+
+
+def _panel(axes: Axes, row: Row, modality: int) -> None:
+    picture, voxels = row.pictures[modality], row.voxels[modality]
+    low, high = np.percentile(voxels, (1, 99.5)) if len(voxels) else (0, 1)
+    if low == high:  # a mask, say: its background is black all the same
+        low, high = min(0, low), max(0, high)
+    axes.imshow(picture, cmap="gray", vmin=low, vmax=high, aspect=row.pixel)
+    limits = axes.axis()
+    x, y = (np.arange(-1, n + 1) for n in picture.shape[::-1])
+    for k, mask in enumerate(row.masks):
+        if mask.any():  # with a margin, which closes outlines at the border
+            style = {"colors": (s := _outline(k))["color"], "linestyles": s["linestyle"], "zorder": s["zorder"]}
+            axes.contour(x, y, np.pad(mask, 1), levels=[0.5], linewidths=0.9, **style)
+    axes.axis(limits)
+    notes = [(0.03, 0.5, "R", "left"), (0.97, 0.5, "L", "right"), (0.97, 0.03, row.place, "right")] if row.place else []
+    if not len(voxels):
+        notes.append((0.5, 0.9, "every voxel is zero", "center"))
+    white = {"color": "white", "fontsize": 7, "path_effects": [withStroke(linewidth=1.5, foreground="black")]}
+    for left, up, text, end in notes:
+        _text(axes, left, up, text, horizontalalignment=end, verticalalignment="baseline", **white)
+
+
+def _histogram(axes: Axes, samples: Sequence[np.ndarray]) -> None:
+    """Each line is scaled to its own peak: of densities, a narrow one would press all others to the floor."""
+    filled = {k: _spread(s) for k, s in enumerate(samples) if len(s)}
+    if not filled:
+        return
+    ends = np.array([np.percentile(s, (0.5, 99.5)) for s in filled.values()])
+    low, high = float(ends.min()), float(ends.max())
+    step = (high - low) / 80 or 1.0
+    edges = np.arange(low, high + step, step)
+    for k, sample in filled.items():
+        counts, _ = np.histogram(sample, edges)
+        axes.plot(edges[:-1] + step / 2, counts / counts.max(), **_line(k, len(samples)))
+    low, high = np.quantile(edges, (0.05, 0.95))  # a number at the very end would run into the next panel
+    ticks = [float(t) for t in MaxNLocator(4).tick_values(low, high) if low <= t <= high]
+    axes.set_xticks(ticks, [f"{t:.4g}" for t in ticks])
+    axes.tick_params(labelsize=7)
+    axes.set_ylim(0, 1.05)
+    axes.spines["bottom"].set_visible(True)
+
+
+def _spread(sample: np.ndarray) -> np.ndarray:
+    """Whole numbers, or others at equal steps, evenly over their steps; else some bins hold more of them than others
+    and the line is a comb."""
+    steps = np.diff(np.unique(sample))
+    width = float(np.median(steps)) if len(steps) else 0.0
+    return sample + width * np.random.default_rng(0).uniform(-0.5, 0.5, len(sample))

@@ -1,86 +1,114 @@
-"""Random patches and their augmentation, on tensors that already live where the network does.
+"""Random patches and their augmentation, made where the network computes.
 
 Every choice comes from one NumPy generator on the host, so a round can be replayed; only the noise itself is drawn on
-the device. The full augmentations and their probabilities are those of the FeTS 2022 benchmark.
+the device. The full augmentations and their probabilities are those of the FeTS 2022 benchmark. All of it happens in
+memory that is used again for the next batch: on a CPU, new memory costs more than all the arithmetic.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
-from torch.nn.functional import conv1d
 
-Pair = tuple[torch.Tensor, torch.Tensor]  # the image and the label of one case
+Pair = tuple[torch.Tensor, torch.Tensor]  # the image and the label of one case, or of a batch
+Kind = Literal["full", "light", "none"]
 
 
-def crop(case: Pair, patch: Sequence[int], rng: np.random.Generator) -> Pair:
-    """The same random window out of the image and the label."""
-    image, label = case
-    space = image.shape[1:]
+class Patches:
+    """Makes batches. A batch is good until the next one is made."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._memory: dict[str, torch.Tensor] = {}
+
+    def batch(self, cases: Sequence[Pair], patch: Sequence[int], rng: np.random.Generator, augment: Kind) -> Pair:
+        """One random patch of every case, augmented."""
+        windows = [window(image.shape[1:], patch, rng) for image, _ in cases]
+        image, label = cases[0]
+        x = self._get("image", (len(cases), image.shape[0], *patch))
+        y = self._get("label", (len(cases), label.shape[0], *(patch if label.ndim > 1 else ())))
+        for k, ((image, label), place) in enumerate(zip(cases, windows, strict=True)):
+            axes = [] if augment == "none" else [a for a in range(1, image.ndim) if rng.random() < 0.5]
+            put(x[k], image[:, *place], axes)
+            put(y[k], label[:, *place] if label.ndim > 1 else label, axes if label.ndim > 1 else [])
+            if augment == "full":
+                full(x[k], rng, self._get("scratch", x[k].shape))
+            elif augment == "light":
+                x[k].mul_(1 + rng.uniform(-0.1, 0.1)).add_(rng.uniform(-0.1, 0.1))
+        return x, y
+
+    def _get(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """Memory of this shape; the same as before where it is large enough."""
+        size = math.prod(shape)
+        if name not in self._memory or self._memory[name].numel() < size:
+            fresh = torch.from_numpy(np.zeros(size, np.float32))  # NumPy takes large pages
+            self._memory[name] = fresh.to(self.device)
+        return self._memory[name][:size].view(*shape)
+
+
+def window(space: Sequence[int], patch: Sequence[int], rng: np.random.Generator) -> tuple[slice, ...]:
+    """A random place of a patch."""
     start = [int(rng.integers(0, s - p + 1)) for s, p in zip(space, patch, strict=True)]
-    window = (slice(None), *(slice(a, a + p) for a, p in zip(start, patch, strict=True)))
-    return image[window], label[window] if label.ndim > 1 else label
+    return tuple(slice(a, a + p) for a, p in zip(start, patch, strict=True))
 
 
-def flips(case: Pair, rng: np.random.Generator) -> Pair:
-    """Both the image and the label turned over, along each axis in half of the cases."""
-    image, label = case
-    axes = [1 + a for a in range(image.ndim - 1) if rng.random() < 0.5]
-    if not axes:
-        return case
-    return image.flip(axes), label.flip(axes) if label.ndim > 1 else label
+def put(target: torch.Tensor, source: torch.Tensor, axes: Sequence[int]) -> None:
+    """Copy, turned over along these axes."""
+    if not axes or target.device.type != "cpu" or source.device.type != "cpu":
+        target.copy_(source.flip(list(axes)) if axes else source)
+        return
+    backwards = tuple(slice(None, None, -1 if a in axes else None) for a in range(source.ndim))
+    np.copyto(target.numpy(), source.numpy()[backwards])  # torch would turn it over in memory of its own first
 
 
-def light(case: Pair, rng: np.random.Generator) -> Pair:
-    """Flips, then intensities scaled by 0.9 to 1.1 and shifted by -0.1 to 0.1."""
-    image, label = flips(case, rng)
-    return image * (1 + rng.uniform(-0.1, 0.1)) + rng.uniform(-0.1, 0.1), label
-
-
-def full(case: Pair, rng: np.random.Generator) -> Pair:
-    """Flips, then noise, blur, intensity scaling and contrast of the image."""
-    image, label = flips(case, rng)
+def full(image: torch.Tensor, rng: np.random.Generator, scratch: torch.Tensor) -> None:
+    """Noise, blur, intensity scaling and contrast, each with its probability, in place."""
     if rng.random() < 0.15:
-        image = image + 0.25 * noise_like(image, rng)
+        image.add_(noise(scratch, rng), alpha=0.25)
     if rng.random() < 0.15:
-        image = blur(image, rng.uniform(0.5, 1.0, image.ndim - 1))
+        blur(image, rng.uniform(0.5, 1.0, image.ndim - 1), scratch)
     if rng.random() < 0.15:
-        image = image * rng.uniform(0.7, 1.3)
+        image.mul_(rng.uniform(0.7, 1.3))
     if rng.random() < 0.3:
-        image = contrast(image, rng.uniform(0.5, 2.0))
-    return image, label
+        contrast(image, rng.uniform(0.5, 2.0))
 
 
-AUGMENTATIONS: Mapping[str, Callable[[Pair, np.random.Generator], Pair]] = {
-    "full": full,
-    "light": light,
-    "none": lambda case, rng: case,
-}
+def noise(target: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """Standard normal noise, drawn on the device."""
+    return target.normal_(generator=torch.Generator(target.device).manual_seed(int(rng.integers(1 << 62))))
 
 
-def noise_like(image: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Standard normal noise, drawn on the image's device."""
-    source = torch.Generator(image.device).manual_seed(int(rng.integers(1 << 62)))
-    return torch.randn(image.shape, generator=source, device=image.device, dtype=image.dtype)
+def blur(image: torch.Tensor, sigmas: Iterable[float], scratch: torch.Tensor) -> None:
+    """Gaussian smoothing in place, one axis after the other, each with its own width; zero outside of the image.
+
+    Channel by channel, which a processor's cache can hold, as a sum of shifted copies.
+    """
+    widths = list(enumerate(sigmas))
+    for channel, spare in zip(image, scratch, strict=True):
+        source, target = channel, spare
+        for axis, sigma in widths:
+            _smooth(source, target, axis, sigma)
+            source, target = target, source
+        if source is not channel:
+            channel.copy_(source)
 
 
-def blur(image: torch.Tensor, sigmas: Iterable[float]) -> torch.Tensor:
-    """Gaussian smoothing, one axis after the other, each with its own width."""
-    for axis, sigma in enumerate(sigmas, start=1):
-        radius = int(4 * sigma + 0.5)
-        x = torch.arange(-radius, radius + 1, device=image.device, dtype=image.dtype)
-        kernel = torch.exp(-0.5 * (x / sigma) ** 2)
-        lines = image.movedim(axis, -1)
-        smooth = conv1d(
-            lines.reshape(-1, 1, lines.shape[-1]), (kernel / kernel.sum()).reshape(1, 1, -1), padding=radius
-        )
-        image = smooth.reshape(lines.shape).movedim(-1, axis)
-    return image.contiguous()
+def _smooth(source: torch.Tensor, target: torch.Tensor, axis: int, sigma: float) -> None:
+    radius, side = int(4 * sigma + 0.5), source.shape[axis]
+    weights = np.exp(-0.5 * (np.arange(radius + 1) / sigma) ** 2)
+    weights /= weights[0] + 2 * weights[1:].sum()
+    torch.mul(source, float(weights[0]), out=target)
+    for shift in range(1, min(radius, side - 1) + 1):
+        weight, rest = float(weights[shift]), side - shift
+        target.narrow(axis, shift, rest).add_(source.narrow(axis, 0, rest), alpha=weight)
+        target.narrow(axis, 0, rest).add_(source.narrow(axis, shift, rest), alpha=weight)
 
 
-def contrast(image: torch.Tensor, gamma: float) -> torch.Tensor:
-    """Gamma correction of every modality between its own extremes."""
-    space = tuple(range(1, image.ndim))
-    low = image.amin(space, keepdim=True)
-    width = (image.amax(space, keepdim=True) - low).clamp_min(1e-7)
-    return ((image - low) / width) ** gamma * width + low
+def contrast(image: torch.Tensor, gamma: float) -> None:
+    """Gamma correction of every modality between its own extremes, in place: w ((x - low) / w)^gamma + low."""
+    for channel in image:
+        low, high = torch.aminmax(channel)
+        width = (high - low).clamp_min(1e-7)
+        channel.sub_(low).pow_(gamma).mul_(width ** (1 - gamma)).add_(low)

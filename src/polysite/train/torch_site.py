@@ -18,7 +18,7 @@ from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.names import canonical
 from polysite.site import Cases, Fit, Scores, Tilt
 from polysite.train import tasks
-from polysite.train.patches import AUGMENTATIONS, Pair, crop
+from polysite.train.patches import Kind, Pair, Patches
 from polysite.train.predict import predict
 from polysite.train.settings import Train
 from polysite.tree import Tree
@@ -60,6 +60,7 @@ class Network:
         buffers = {canonical(n): b for n, b in module.named_buffers() if b.is_floating_point()}
         self.leaves: dict[str, torch.Tensor] = {**self.parameters, **buffers}
         self.start = self.read()
+        self.patches = Patches(self.device)
 
     def read(self) -> Tree:
         """A copy of the current parameters and running statistics, on the device."""
@@ -187,7 +188,7 @@ class TorchSite:
         self.network.module.eval()
         rng, names, found = self._rng(_FIXED), self.cases("train"), []
         for i in range(0, len(names), self.train.batch):
-            x, y = self._stack([self._patch(n, rng) for n in names[i : i + self.train.batch]])
+            x, y = self._batch(names[i : i + self.train.batch], rng, "none")
             found.append(self._loss(self.network(x), y))
         return dict(zip(names, torch.cat(found).tolist(), strict=True))
 
@@ -231,7 +232,7 @@ class TorchSite:
     def _batches(
         self, budget: tuple[int, int | None], keep: Collection[str] | None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Patches of shuffled cases, epoch after epoch, until the budget is spent."""
+        """Patches of shuffled cases, epoch after epoch, until the budget is spent; each good until the next."""
         names = [n for n in self.cases("train") if keep is None or n in keep]
         rng, (epochs, steps), taken = self._rng(), budget, 0
         for _ in range(epochs):
@@ -239,18 +240,11 @@ class TorchSite:
             for i in range(0, len(order), self.train.batch):
                 if taken == steps:
                     return
-                pairs = [self._patch(n, rng) for n in order[i : i + self.train.batch]]
-                augment = AUGMENTATIONS[self.train.augment]
-                yield self._stack([augment(p, rng) for p in pairs])
+                yield self._batch(order[i : i + self.train.batch], rng, self.train.augment)
                 taken += 1
 
-    def _patch(self, name: str, rng: np.random.Generator) -> Pair:
-        image, label = crop(self._volumes[name], self.train.patch, rng)
-        return image.to(self.network.device), label.to(self.network.device)
-
-    @staticmethod
-    def _stack(pairs: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs]).float()
+    def _batch(self, names: Sequence[str], rng: np.random.Generator, augment: Kind) -> Pair:
+        return self.network.patches.batch([self._volumes[n] for n in names], self.train.patch, rng, augment)
 
     def _optimiser(self, weights: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
         if self.train.optimiser == "sgd":

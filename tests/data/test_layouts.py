@@ -1,0 +1,753 @@
+"""Datasets as they are downloaded, built small and scanned."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from PIL import Image
+
+from polysite.data import manifest
+from polysite.data.layouts import LAYOUTS, scan
+from polysite.data.manifest import Row
+from polysite.errors import ConfigError, DataError
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+OLD = {"WT": (1, 2, 4), "TC": (1, 4), "ET": (4,)}
+NEW = {"WT": (1, 2, 3), "TC": (1, 3), "ET": (3,)}
+NAMES = {"_": ("t1", "t1ce", "t2", "flair", "seg"), "-": ("t1n", "t1c", "t2w", "t2f", "seg")}
+
+
+def volume(file, *values, channels=0):
+    """A NIfTI file that holds these values among zeros."""
+    array = np.zeros((4, 4, 4, channels) if channels else (4, 4, 4), np.uint8)
+    array.flat[: len(values)] = values
+    file.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.nifti1.Nifti1Image(array, np.eye(4)), file)
+
+
+def picture(file, *values, colour=False):
+    array = np.zeros((4, 4, 3) if colour else (4, 4), np.uint8)
+    array.flat[: len(values)] = values
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(file)
+
+
+def table(file, *lines):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n")
+
+
+def glioma(root, folder, *values, suffix=".nii.gz", without=()):
+    """A case of BraTS with these label values."""
+    case = Path(folder).name
+    mark = "-" if case.startswith("BraTS-") else "_"
+    for name in NAMES[mark]:
+        if name not in without:
+            volume(root / folder / f"{case}{mark}{name}{suffix}", *(values if name == "seg" else ()))
+
+
+def fets(root):
+    for number in range(4):
+        glioma(root, f"FeTS2022_0000{number}", 1, 2, 4, without=["t2"] * (number == 1))
+    table(root / "partitioning_1.csv", "Partition_ID,Subject_ID", *(f"{n % 2 + 1},FeTS2022_0000{n}" for n in range(4)))
+
+
+def brats18(root):
+    top = "MICCAI_BraTS_2018_Data_Training"
+    for case in ("HGG/Brats18_CBICA_AAB_1", "HGG/Brats18_2013_2_1", "LGG/Brats18_TCIA10_351_1"):
+        glioma(root, f"{top}/{case}", 1, 2, 4)
+    table(root / top / "survival_data.csv", "Brats18ID,Age,Survival", "Brats18_CBICA_AAB_1,60,289")
+
+
+def kits19(root):
+    for number in range(3):
+        volume(root / f"data/case_0000{number}/imaging.nii.gz")
+        volume(root / f"data/case_0000{number}/segmentation.nii.gz", 1, 2)
+    volume(root / "data/case_00210/imaging.nii.gz")  # a test case: no truth
+    table(
+        root / "thresholded_sites.csv",
+        "case_ids,site_ids,train_test_split,train_test_split_silo",
+        "case_00000,0,train,train_0",
+        "case_00001,0,test,test_0",
+        "case_00002,1,train,train_1",
+    )
+
+
+def kits23(root):
+    for number in range(2):
+        volume(root / f"case_0000{number}/imaging.nii.gz")
+        volume(root / f"case_0000{number}/segmentation.nii.gz", 1, 2, 3 * number)
+        volume(root / f"case_0000{number}/instances/kidney_instance-1_annotation-1.nii.gz", 1)
+
+
+def decathlon(root):
+    about = {
+        "name": "BRATS",
+        "modality": {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"},
+        "labels": {"0": "background", "1": "edema", "2": "non-enhancing tumor", "3": "enhancing tumour"},
+        "training": [{"image": f"./imagesTr/{c}.nii.gz", "label": f"./labelsTr/{c}.nii.gz"} for c in DECATHLON],
+        "test": ["./imagesTs/BRATS_485.nii.gz"],
+    }
+    for case in DECATHLON[:2]:
+        volume(root / f"imagesTr/{case}.nii.gz", channels=4)
+        volume(root / f"labelsTr/{case}.nii.gz", 1, 2, 3)
+    volume(root / "imagesTs/BRATS_485.nii.gz", channels=4)
+    (root / "dataset.json").write_text(json.dumps(about))
+
+
+DECATHLON = ("BRATS_002", "BRATS_457", "BRATS_999")  # the last one was not downloaded
+
+
+def nnunet(root):
+    top = root / "Dataset005_Prostate"
+    for part, case in (("Tr", "prostate_00"), ("Tr", "prostate_01"), ("Ts", "prostate_03")):
+        for channel in range(2):
+            volume(top / f"images{part}/{case}_000{channel}.nii.gz")
+        volume(top / f"labels{part}/{case}.nii.gz", 1, 2)
+    labels = {"background": 0, "whole gland": [1, 2], "PZ": 1}
+    about = {"channel_names": {"0": "T2", "1": "ADC"}, "labels": labels, "numTraining": 2, "file_ending": ".nii.gz"}
+    (top / "dataset.json").write_text(json.dumps(about))
+
+
+def nnunet_first(root):
+    """Its dataset.json is the Decathlon's, but the files carry channel numbers."""
+    for case in ("la_003", "la_004"):
+        volume(root / f"imagesTr/{case}_0000.nii.gz")
+        volume(root / f"labelsTr/{case}.nii.gz", 1)
+    about = {
+        "name": "LeftAtrium",
+        "modality": {"0": "MRI"},
+        "labels": {"0": "background", "1": "left atrium"},
+        "training": [{"image": "./imagesTr/la_003.nii.gz", "label": "./labelsTr/la_003.nii.gz"}],
+    }
+    (root / "dataset.json").write_text(json.dumps(about))
+
+
+def nnunet_bare(root):
+    for case in ("a", "b"):
+        for channel in range(2):
+            volume(root / f"imagesTr/{case}_000{channel}.nii.gz")
+        volume(root / f"labelsTr/{case}.nii.gz", 3)
+
+
+def nnunet_photographs(root):
+    picture(root / "imagesTr/road-1_0000.png", colour=True)
+    picture(root / "labelsTr/road-1.png", 1)
+    about = {
+        "channel_names": {"0": "R", "1": "G", "2": "B"},
+        "labels": {"background": 0, "road": 1},
+        "file_ending": ".png",
+        "name": "Roads",
+    }
+    (root / "dataset.json").write_text(json.dumps(about))
+
+
+UIDS = ("1.3.6.1.4.1.14519.5.2.1.6279.6001.105756658031515062000744821260", "1.3.6.1.4.1.14519.5.2.1.6279.6001.1087")
+
+
+def luna(root):
+    for subset, uid in enumerate(UIDS):
+        folder = root / f"subset{subset}"
+        folder.mkdir(parents=True)
+        (folder / f"{uid}.raw").write_bytes(bytes(64))
+        (folder / f"{uid}.mhd").write_text(
+            f"NDims = 3\nDimSize = 4 4 4\nElementType = MET_UCHAR\nElementDataFile = {uid}.raw\n"
+        )
+    head = "seriesuid,coordX,coordY,coordZ,class"
+    table(root / "CSVFILES/candidates.csv", head, f"{UIDS[0]},1,2,3,0")
+    table(
+        root / "CSVFILES/candidates_V2.csv",
+        head,
+        f"{UIDS[0]},-56.08,67.85,-311.92,0",
+        f"{UIDS[0]},53.21,-244.41,-245.17,1",
+        f"{UIDS[1]},0,-1,2,0",
+        "1.3.6.1.4.1.14519.5.2.1.6279.6001.999,1,1,1,0",  # its scan is not on disk
+    )
+
+
+def bids(root):
+    table(root / "dataset_description.json", '{"Name": "lesions", "BIDSVersion": "1.8.0"}')
+    table(
+        root / "participants.tsv",
+        "participant_id\tage\tcenter\tgroup",
+        "sub-01\t50\tLyon\tms",
+        "sub-02\t40\tRennes\tn/a",
+    )
+    for case, session in (("sub-01", "ses-01"), ("sub-01", "ses-02"), ("sub-02", "ses-01")):
+        anat, stem = root / case / session / "anat", f"{case}_{session}"
+        volume(anat / f"{stem}_T1w.nii.gz")
+        volume(anat / f"{stem}_ce-gadolinium_T1w.nii.gz")
+        volume(root / case / session / f"func/{stem}_task-rest_bold.nii.gz", channels=2)
+        volume(root / f"derivatives/manual/{case}/{session}/anat/{stem}_label-lesion_mask.nii.gz", 1)
+        volume(root / f"derivatives/fmriprep/{case}/{session}/anat/{stem}_space-MNI_desc-preproc_T1w.nii.gz")
+        volume(root / f"derivatives/fmriprep/{case}/{session}/anat/{stem}_desc-preproc_T1w.nii.gz")
+        volume(root / f"derivatives/fmriprep/{case}/{session}/anat/{stem}_space-MNI_desc-brain_mask.nii.gz", 1)
+    volume(root / "sub-02/ses-01/anat/sub-02_ses-01_FLAIR.nii.gz")
+
+
+def bids_derivative(root):
+    """A pipeline folder by itself: the image in the space of the mask is meant."""
+    anat, stem = root / "sub-r001/anat", "sub-r001"
+    for space in ("space-orig_desc-preproc", "space-MNI152", "space-MNI152_desc-preproc"):
+        volume(anat / f"{stem}_{space}_T1w.nii.gz")
+    volume(anat / f"{stem}_space-MNI152_dseg.nii.gz", 1, 5)
+
+
+def prostate(root):
+    for site, end in (("BIDMC", "segmentation"), ("HK", "Segmentation"), ("RUNMC", "segmentation")):
+        for number in range(2):
+            volume(root / site / f"Case0{number}.nii.gz")
+            volume(root / site / f"Case0{number}_{end}.nii.gz", 1)
+
+
+def tree(root):
+    volume(root / "north/n10/flair.nii.gz")
+    volume(root / "north/n10/seg.nii.gz", 2, 1)
+    volume(root / "north/n9/flair.nii.gz")
+    volume(root / "north/n9/t1.nii.gz")
+    volume(root / "north/n9/seg.nii.gz", 7)
+    volume(root / "south/s1/t1.nii.gz")
+    volume(root / "south/s1/Mask.nii", 1)
+    volume(root / "south/s2/t1.nii.gz")
+
+
+def pairs(root):
+    for case in ("x1", "x2"):
+        picture(root / f"images/{case}.jpg", colour=True)
+        picture(root / f"masks/{case}.png", 255)
+
+
+def pairs_of_sites(root):
+    for site, case in (("kvasir", "cju0"), ("isic", "ISIC_0012255")):
+        picture(root / site / f"images/{case}.png")
+        picture(root / site / f"labels/{case}_segmentation.png", 1)
+
+
+def pairs_decathlon(root):
+    for case in ("hippocampus_001", "hippocampus_003"):
+        volume(root / f"imagesTr/{case}.nii.gz")
+        volume(root / f"labelsTr/{case}.nii.gz", 1, 2)
+
+
+def classes(root):
+    for name, count in (("NORMAL", 2), ("PNEUMONIA", 3)):
+        for number in range(count):
+            picture(root / name / f"{name.lower()}-{number}.png")
+
+
+def classes_of_sites(root):
+    for site in ("Barcelona", "Vienna"):
+        for name in ("MEL", "NV"):
+            picture(root / site / name / f"{site}-{name}.jpg", colour=True)
+    picture(root / "Vienna/MEL/more.jpg", colour=True)
+
+
+def classes_in_splits(root):
+    for split in ("train", "val", "test"):
+        for name in ("AD", "CN"):
+            for number in range(2):
+                volume(root / split / name / f"{number}.nii.gz")
+
+
+SCANS = [  # layout, builder, cases of every site, modalities, labels or classes, one of the rows
+    (
+        "brats", fets, {"1": 2, "2": 2}, ("t1", "t1ce", "t2", "flair"), OLD,
+        Row("2", "FeTS2022_00001", {m: f"FeTS2022_00001/FeTS2022_00001_{m}.nii.gz" if m != "t2" else "" for m in
+            ("t1", "t1ce", "t2", "flair")}, "FeTS2022_00001/FeTS2022_00001_seg.nii.gz", OLD),
+    ),
+    (
+        "brats", brats18, {"2013": 1, "CBICA": 1, "TCIA10": 1}, ("t1", "t1ce", "t2", "flair"), OLD,
+        Row("TCIA10", "Brats18_TCIA10_351_1", {m: "MICCAI_BraTS_2018_Data_Training/LGG/Brats18_TCIA10_351_1/"
+            f"Brats18_TCIA10_351_1_{m}.nii.gz" for m in ("t1", "t1ce", "t2", "flair")},
+            "MICCAI_BraTS_2018_Data_Training/LGG/Brats18_TCIA10_351_1/Brats18_TCIA10_351_1_seg.nii.gz", OLD,
+            group="LGG"),
+    ),
+    (
+        "kits", kits19, {"0": 2, "1": 1}, ("ct",), {"kidney": (1, 2), "tumour": (2,)},
+        Row("0", "case_00001", {"ct": "data/case_00001/imaging.nii.gz"}, "data/case_00001/segmentation.nii.gz",
+            {"kidney": (1, 2), "tumour": (2,)}, split="test"),
+    ),
+    (
+        "kits", kits23, {"all": 2}, ("ct",), {"kidney": (1, 2, 3), "tumour": (2,), "cyst": (3,)},
+        Row("all", "case_00001", {"ct": "case_00001/imaging.nii.gz"}, "case_00001/segmentation.nii.gz",
+            {"kidney": (1, 2, 3), "tumour": (2,), "cyst": (3,)}),
+    ),
+    (
+        "msd", decathlon, {"BRATS": 2}, ("flair", "t1w", "t1gd", "t2w"),
+        {"edema": (1,), "non-enhancing_tumor": (2,), "enhancing_tumour": (3,)},
+        Row("BRATS", "BRATS_457", {m: f"imagesTr/BRATS_457.nii.gz#{i}" for i, m in
+            enumerate(("flair", "t1w", "t1gd", "t2w"))}, "labelsTr/BRATS_457.nii.gz",
+            {"edema": (1,), "non-enhancing_tumor": (2,), "enhancing_tumour": (3,)}),
+    ),
+    (
+        "nnunet", nnunet, {"Dataset005_Prostate": 3}, ("t2", "adc"), {"whole_gland": (1, 2), "PZ": (1,)},
+        Row("Dataset005_Prostate", "prostate_03",
+            {m: f"Dataset005_Prostate/imagesTs/prostate_03_000{i}.nii.gz" for i, m in enumerate(("t2", "adc"))},
+            "Dataset005_Prostate/labelsTs/prostate_03.nii.gz", {"whole_gland": (1, 2), "PZ": (1,)}, split="test"),
+    ),
+    (
+        "nnunet", nnunet_first, {"LeftAtrium": 2}, ("mri",), {"left_atrium": (1,)},
+        Row("LeftAtrium", "la_004", {"mri": "imagesTr/la_004_0000.nii.gz"}, "labelsTr/la_004.nii.gz",
+            {"left_atrium": (1,)}),
+    ),
+    (
+        "nnunet", nnunet_bare, {"root": 2}, ("channel_0", "channel_1"), {"label_3": (3,)},
+        Row("root", "a", {f"channel_{i}": f"imagesTr/a_000{i}.nii.gz" for i in range(2)}, "labelsTr/a.nii.gz",
+            {"label_3": (3,)}),
+    ),
+    (
+        "nnunet", nnunet_photographs, {"Roads": 1}, ("r", "g", "b"), {"road": (1,)},
+        Row("Roads", "road-1", {m: f"imagesTr/road-1_0000.png#{i}" for i, m in enumerate("rgb")},
+            "labelsTr/road-1.png", {"road": (1,)}),
+    ),
+    (
+        "luna", luna, {"subset0": 2, "subset1": 1}, ("ct",), ("nodule", "other"),
+        Row("subset0", f"{UIDS[0]}-00002", {"ct": f"subset0/{UIDS[0]}.mhd"}, category="nodule",
+            box=(-53.21, 244.41, -245.17, 50, 50, 50)),
+    ),
+    (
+        "bids", bids, {"Lyon": 2, "Rennes": 1}, ("flair", "t1w", "t1w_ce"), {"label_1": (1,)},
+        Row("Lyon", "sub-01_ses-02", {
+            "flair": "", "t1w": "sub-01/ses-02/anat/sub-01_ses-02_T1w.nii.gz",
+            "t1w_ce": "sub-01/ses-02/anat/sub-01_ses-02_ce-gadolinium_T1w.nii.gz"},
+            "derivatives/manual/sub-01/ses-02/anat/sub-01_ses-02_label-lesion_mask.nii.gz", {"label_1": (1,)},
+            group="ms"),
+    ),
+    (
+        "bids", bids_derivative, {"all": 1}, ("t1w",), {"label_1": (1,), "label_5": (5,)},
+        Row("all", "sub-r001", {"t1w": "sub-r001/anat/sub-r001_space-MNI152_desc-preproc_T1w.nii.gz"},
+            "sub-r001/anat/sub-r001_space-MNI152_dseg.nii.gz", {"label_1": (1,), "label_5": (5,)}),
+    ),
+    (
+        "prostate", prostate, {"BIDMC": 2, "HK": 2, "RUNMC": 2}, ("t2",), {"prostate": (1, 2)},
+        Row("HK", "Case01", {"t2": "HK/Case01.nii.gz"}, "HK/Case01_Segmentation.nii.gz", {"prostate": (1, 2)}),
+    ),
+    (
+        "tree", tree, {"north": 2, "south": 1}, ("flair", "t1"), {"label_1": (1,), "label_2": (2,), "label_7": (7,)},
+        Row("south", "s1", {"flair": "", "t1": "south/s1/t1.nii.gz"}, "south/s1/Mask.nii",
+            {"label_1": (1,), "label_2": (2,), "label_7": (7,)}),
+    ),
+    (
+        "pairs", pairs, {"all": 2}, ("red", "green", "blue"), {"label_255": (255,)},
+        Row("all", "x2", {m: f"images/x2.jpg#{i}" for i, m in enumerate(("red", "green", "blue"))}, "masks/x2.png",
+            {"label_255": (255,)}),
+    ),
+    (
+        "pairs", pairs_of_sites, {"isic": 1, "kvasir": 1}, ("image",), {"label_1": (1,)},
+        Row("isic", "ISIC_0012255", {"image": "isic/images/ISIC_0012255.png"},
+            "isic/labels/ISIC_0012255_segmentation.png", {"label_1": (1,)}),
+    ),
+    (
+        "pairs", pairs_decathlon, {"all": 2}, ("image",), {"label_1": (1,), "label_2": (2,)},
+        Row("all", "hippocampus_003", {"image": "imagesTr/hippocampus_003.nii.gz"},
+            "labelsTr/hippocampus_003.nii.gz", {"label_1": (1,), "label_2": (2,)}),
+    ),
+    (
+        "imagefolder", classes, {"all": 5}, ("image",), ("NORMAL", "PNEUMONIA"),
+        Row("all", "pneumonia-2", {"image": "PNEUMONIA/pneumonia-2.png"}, category="PNEUMONIA"),
+    ),
+    (
+        "imagefolder", classes_of_sites, {"Barcelona": 2, "Vienna": 3}, ("red", "green", "blue"), ("MEL", "NV"),
+        Row("Vienna", "more", {m: f"Vienna/MEL/more.jpg#{i}" for i, m in enumerate(("red", "green", "blue"))},
+            category="MEL"),
+    ),
+    (
+        "imagefolder", classes_in_splits, {"all": 12}, ("image",), ("AD", "CN"),
+        Row("all", "validation_CN_1", {"image": "val/CN/1.nii.gz"}, category="CN", split="validation"),
+    ),
+]  # fmt: skip
+EVERY = pytest.mark.parametrize(
+    ("layout", "build", "sites", "modalities", "labels", "sample"), SCANS, ids=[s[1].__name__ for s in SCANS]
+)
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@EVERY
+def test_a_dataset_is_recognised_and_read(root, layout, build, sites, modalities, labels, sample):
+    build(root)
+    found = scan(root)
+    assert found.format == layout and found == scan(root, layout)
+    assert {s: len(rows) for s, rows in found.manifest.sites.items()} == sites
+    assert found.manifest.modalities == modalities and found.manifest.root == root.resolve()
+    assert found.manifest.label_names == tuple(labels)
+    assert [r for r in found.manifest.rows if (r.site, r.case) == (sample.site, sample.case)] == [sample]
+    assert [f for r in found.manifest.rows for f in (*r.images.values(), r.label) if f and not on_disk(found, f)] == []
+
+
+def on_disk(found, name):
+    return found.manifest.file(name)[0].is_file()
+
+
+@EVERY
+def test_the_manifest_survives_its_file(root, layout, build, sites, modalities, labels, sample):
+    build(root)
+    found = scan(root).manifest
+    manifest.write(found, root / "manifest.csv")
+    assert manifest.read(root / "manifest.csv").rows == found.rows
+
+
+@EVERY
+def test_hidden_files_and_folders_change_nothing(root, layout, build, sites, modalities, labels, sample):
+    build(root)
+    before = scan(root)
+    shutil.copytree(root, root / ".copy")
+    for file in [f for f in root.rglob("*.*") if f.is_file() and ".copy" not in f.parts]:
+        (file.parent / f"._{file.name}").write_bytes(b"\0\5\x16\7")
+    assert scan(root) == before
+
+
+@EVERY
+def test_labels_that_are_given_replace_the_others(root, layout, build, sites, modalities, labels, sample):
+    build(root)
+    found = scan(root, labels={"lesion": (1, 2)}).manifest
+    assert {tuple(r.labels.items()) for r in found.rows} == {(("lesion", (1, 2)),) if sample.label else ()}
+
+
+@pytest.mark.parametrize(
+    ("folder", "values", "site", "group", "labels"),
+    [
+        ("Brats17TrainingData/HGG/Brats17_TCIA_192_1", (1, 2, 4), "TCIA", "HGG", OLD),
+        ("MICCAI_BraTS_2018_Data_Training/LGG/Brats18_TCIA01_147_1", (1, 2), "TCIA01", "LGG", OLD),
+        ("HGG/BraTS19_CBICA_AAB_1", (1, 2, 4), "CBICA", "HGG", OLD),
+        ("HGG/BraTS19_TMC_06643_1", (1, 2, 4), "TMC", "HGG", OLD),
+        ("HGG/BraTS19_2013_2_1", (1, 2, 4), "2013", "HGG", OLD),
+        ("MICCAI_BraTS2020_TrainingData/BraTS20_Training_001", (1, 2, 4), "all", "", OLD),
+        ("BraTS2021_00000", (1, 2, 4), "all", "", OLD),
+        ("BraTS2021_00002", (1, 2, 3), "all", "", NEW),  # a renumbered copy
+        ("FeTS21_Training_001", (1, 2, 4), "all", "", OLD),
+        ("a/b/FeTS2022_00000", (1, 2, 4), "all", "", OLD),
+        ("BraTS-GLI-00000-000", (1, 2, 3), "all", "", NEW),
+        ("BraTS-MEN-00004-000", (1, 2), "all", "", NEW),
+        ("BraTS-MET-00001-000", (1, 2, 3), "all", "", NEW),
+        ("BraTS-SSA-00002-000", (1, 2, 4), "all", "", OLD),  # a renumbered copy
+        ("BraTS-GoAT-00000", (1, 2, 3), "all", "", NEW),
+        ("BraTS-GLI-02405-100", (1, 2, 3, 4), "all", "", {**NEW, "RC": (4,)}),
+        ("BraTS-PED-00002-000", (1, 2, 3), "all", "", NEW),
+        ("BraTS-PED-00002-001", (1, 2, 3, 4), "all", "", {"WT": (1, 2, 3, 4), "TC": (1, 2, 3), "ET": (1,)}),
+    ],
+)
+def test_every_year_of_brats_by_its_names(root, folder, values, site, group, labels):
+    glioma(root, folder, *values, suffix=".nii" if "2020" in folder else ".nii.gz")
+    found = scan(root)
+    (row,) = found.manifest.rows
+    assert (found.format, row.site, row.case, row.group) == ("brats", site, Path(folder).name, group)
+    assert row.labels == labels and list(row.images) == ["t1", "t1ce", "t2", "flair"]
+    stem, mark = f"{folder}/{Path(folder).name}", "-" if "BraTS-" in folder else "_"
+    assert [f.removeprefix(stem + mark).split(".")[0] for f in (*row.images.values(), row.label)] == [*NAMES[mark]]
+    assert ["one site, 'all'" in r for r in found.remarks] == [True] * (site == "all")
+
+
+def test_one_child_of_many_has_oedema_and_tells_the_numbering(root):
+    for number in range(40):
+        glioma(root, f"BraTS-PED-000{number:02d}-000", 1, 2, 3, 4 * (number == 1))
+    assert scan(root).manifest.rows[0].labels["ET"] == (1,)
+
+
+def test_numberings_of_two_years_stand_side_by_side(root):
+    glioma(root, "2021/BraTS2021_00000", 1, 2, 4)
+    glioma(root, "2023/BraTS-GLI-00000-000", 1, 2, 3)
+    assert {r.case: r.labels for r in scan(root).manifest.rows} == {"BraTS2021_00000": OLD, "BraTS-GLI-00000-000": NEW}
+
+
+def test_the_misnamed_truth_of_2020_is_found(root):
+    glioma(root, "BraTS20_Training_355", suffix=".nii", without=["seg"])
+    volume(root / "BraTS20_Training_355/W39_1998.09.19_Segm.nii", 1, 2, 4)
+    assert scan(root).manifest.rows[0].label == "BraTS20_Training_355/W39_1998.09.19_Segm.nii"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Subject_ID,Partition_ID", "FeTS2022_00000,1", "FeTS2022_00002,10"],
+        ["Partition_ID,Subject_ID\r", "1,FeTS2022_00000\r", "10,FeTS2022_00002"],
+        [",Subject_ID,Partition_ID", "0,FeTS2022_00000, 1", "1,FeTS2022_00002,10 "],
+        ["subject_id;SITE", "FeTS2022_00000;01", "FeTS2022_00002;10"],
+    ],
+)
+def test_a_partitioning_decides_on_sites_and_cases(root, lines):
+    fets(root)
+    table(root / "partitioning_1.csv", *lines, "1,FeTS2022_09999" if lines[0].startswith("P") else "")
+    found = scan(root)
+    assert [(r.site, r.case) for r in found.manifest.rows] == [("01", "FeTS2022_00000"), ("10", "FeTS2022_00002")]
+    left = "2 cases on disk are in no table and were left out: FeTS2022_00001, FeTS2022_00003"
+    gone = "1 case of partitioning_1.csv is not on disk: FeTS2022_09999"
+    assert found.remarks == ((gone, left) if lines[0].startswith("P") else (left,))
+
+
+def test_of_two_partitionings_the_first_is_taken_and_the_other_can_be_named(root):
+    fets(root)
+    lines = ["Partition_ID,Subject_ID", *(f"{n},FeTS2022_0000{n}" for n in range(4))]
+    table(root / "partitioning_2.csv", *lines)
+    found = scan(root)
+    assert len(found.manifest.sites) == 2
+    assert found.remarks == (
+        "the sites are those of partitioning_1.csv; use --table partitioning_2.csv for the others",
+    )
+    assert len(scan(root, tables=[root / "partitioning_2.csv"]).manifest.sites) == 4
+
+
+def test_a_table_above_the_folder_is_found_and_one_of_other_cases_is_not_used(root):
+    fets(root)
+    shutil.move(root / "partitioning_1.csv", root.parent)
+    assert len(scan(root).manifest.sites) == 2
+    table(root.parent / "partitioning_1.csv", "Partition_ID,Subject_ID", "1,FeTS21_Training_001")
+    found = scan(root)
+    assert list(found.manifest.sites) == ["all"]
+    assert found.remarks[0] == "partitioning_1.csv names none of the cases on disk and was not used"
+
+
+def test_the_name_mapping_of_2020_tells_grades_and_institutions(root):
+    for number in (1, 2, 3):
+        glioma(root, f"BraTS20_Training_00{number}", 1, 2, 4)
+    table(
+        root / "name_mapping.csv",
+        "Grade,BraTS_2017_subject_ID,BraTS_2018_subject_ID,TCGA_TCIA_subject_ID,BraTS_2019_subject_ID,BraTS_2020_subject_ID",
+        "HGG,Brats17_CBICA_AAB_1,Brats18_CBICA_AAB_1,NA,BraTS19_CBICA_AAB_1,BraTS20_Training_001",
+        "LGG,Brats17_TCIA_192_1,Brats18_TCIA13_192_1,TCGA-DU-6404,NA,BraTS20_Training_002",
+        "HGG,NA,NA,NA,NA,BraTS20_Training_003",
+    )
+    found = scan(root)
+    assert [(r.site, r.group) for r in found.manifest.rows] == [("CBICA", "HGG"), ("TCIA13", "LGG"), ("unknown", "HGG")]
+    assert found.remarks == (
+        "1 case has no site in the table and was put into the site 'unknown': BraTS20_Training_003",
+    )
+
+
+def test_tables_add_up_and_the_first_one_counts(root):
+    kits19(root)
+    table(root / "anony_sites.csv", "case,site_id", "case_00000,7", "case_00001,7", "case_00002,12", "case_00210,3")
+    table(root / "more.csv", "Patient_ID,Scanner,Split,Site", "case_00000,GE,valid,99", "case_00001,NA,,99")
+    assert set(scan(root).manifest.sites) == {"0", "1"}
+    found = scan(root, tables=[root / "anony_sites.csv", root / "more.csv"])
+    assert [(r.site, r.case, r.group, r.split) for r in found.manifest.rows] == [
+        ("07", "case_00000", "GE", "validation"),
+        ("07", "case_00001", "", ""),
+        ("12", "case_00002", "", ""),
+    ]
+    assert found.remarks == ("1 case has no label map and was left out: case_00210",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (["Partition_ID,Subject_ID", "1,FeTS2021_00000"], "names none of the cases on disk, such as 'FeTS2022_00000'"),
+        (["age,sex", "1,f"], "no column that names the cases"),
+        ([], "no column that names the cases"),
+        (["case,site", "FeTS2022_00000,a", "FeTS2022_00000,b"], "case 'FeTS2022_00000' is in two rows that differ"),
+        (["case,split", "FeTS2022_00000,half"], "case 'FeTS2022_00000' of site 'all' has split = 'half'"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(root, lines, says):
+    fets(root)
+    table(root / "mine.csv", *lines)
+    with pytest.raises(DataError, match=says):
+        scan(root, tables=[root / "mine.csv"])
+    with pytest.raises(DataError, match=r"absent\.csv cannot be used .*No such file"):
+        scan(root, tables=[root / "absent.csv"])
+
+
+@pytest.mark.parametrize(
+    ("build", "remarks"),
+    [
+        (kits19, ["1 case on disk is in no table and was left out: case_00210"]),
+        (decathlon, ["1 case has no label map and was left out: BRATS_999"]),
+        (
+            tree,
+            [
+                "1 case has no label map and was left out: s2",
+                "labels are named by their values (label_1, label_2, label_7); "
+                "give names with --labels 'edema=1; core=2'",
+            ],
+        ),
+        (fets, []),
+    ],
+)
+def test_what_is_left_out_or_assumed_is_remarked(root, build, remarks):
+    build(root)
+    assert scan(root).remarks == tuple(remarks)
+
+
+def test_a_truth_without_image_is_left_out_and_damaged_label_maps_count_as_1(root):
+    tree(root)
+    for file in root.rglob("*"):
+        if file.name.startswith(("seg", "Mask")):
+            file.write_bytes(b"no image")
+    (root / "north/n9/flair.nii.gz").unlink()
+    (root / "north/n9/t1.nii.gz").unlink()
+    found = scan(root)
+    assert found.manifest.rows[0].labels == {"label_1": (1,)}
+    assert found.remarks[1] == "1 case has no image and was left out: n9"
+
+
+def test_several_truths_in_a_case_never_become_images(root):
+    for name in ("t1", "mask", "label", "seg"):
+        volume(root / f"north/n1/{name}.nii.gz", 1)
+    (row,) = scan(root).manifest.rows
+    assert (row.images, row.label) == ({"t1": "north/n1/t1.nii.gz"}, "north/n1/seg.nii.gz")
+
+
+def test_channels_of_one_name_are_told_apart_and_label_names_fit_a_cell(root):
+    nnunet(root)
+    file = root / "Dataset005_Prostate/dataset.json"
+    about = json.loads(file.read_text())
+    about |= {"channel_names": {"1": "MRI", "0": "MRI"}, "labels": {"background": 0, "a = b, c;d": 1}}
+    file.write_text(json.dumps(about))
+    found = scan(root).manifest
+    assert found.modalities == ("mri", "mri_2") and found.rows[0].labels == {"a_b_cd": (1,)}
+
+
+def test_pictures_of_one_name_in_a_class_and_in_two_classes_stay_apart(root):
+    for name in ("A/1.png", "A/2.png", "A/1.jpg", "B/1.png"):
+        picture(root / name)
+    assert sorted(r.case for r in scan(root).manifest.rows) == ["A_1", "A_1.png", "A_2", "B_1"]
+
+
+def empty(root):
+    (root / "notes").mkdir()
+
+
+def unlabelled_cases(root):
+    """Looks like pictures in classes, but every folder holds the same sequences."""
+    for number in range(5):
+        volume(root / f"north/n{number}/t1.nii.gz")
+        volume(root / f"north/n{number}/t2.nii.gz")
+
+
+def unmatched_pairs(root):
+    picture(root / "images/a.png")
+    picture(root / "labels/b.png", 1)
+
+
+@pytest.mark.parametrize("build", [empty, unlabelled_cases, unmatched_pairs])
+def test_where_nothing_is_found_every_format_is_listed(root, build):
+    build(root)
+    with pytest.raises(DataError, match="no dataset of a known format") as refusal:
+        scan(root)
+    assert [line.strip() for line in str(refusal.value).splitlines()[1:]] == [
+        f"{n}: {f.__doc__}" for n, f in LAYOUTS.items()
+    ]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_named_format_says_what_it_looked_for(root, name):
+    with pytest.raises(DataError, match=f"no case of the format '{name}'") as refusal:
+        scan(root, name)
+    (line,) = LAYOUTS[name].__doc__.splitlines()
+    assert str(refusal.value).endswith(line)
+
+
+def test_an_unknown_format_and_a_folder_that_is_none_are_refused(root):
+    with pytest.raises(ConfigError, match=r"no format called 'brast'; did you mean 'brats'\?"):
+        scan(root, "brast")
+    with pytest.raises(DataError, match="gone is not a folder"):
+        scan(root / "gone")
+
+
+def test_cases_that_all_lack_the_truth_are_refused(root):
+    glioma(root, "BraTS-GLI-00001-000", without=["seg"])
+    with pytest.raises(DataError, match="read as 'brats': none of the 1 cases has a file for its label map"):
+        scan(root)
+
+
+@pytest.mark.parametrize(
+    ("build", "change", "says"),
+    [
+        (nnunet, {"labels": {"background": 0, "PZ": 1, "ignore": 2}}, "'ignore', voxels that nobody labelled"),
+        (nnunet, {"file_ending": ".nrrd"}, "'.nrrd' are not read"),
+        (nnunet, {"labels": {"background": 0, "PZ": "one"}}, "cannot be used as it is.*ValueError"),
+        (nnunet, {"channel_names": ["T2"]}, "cannot be used as it is"),
+        (decathlon, {"training": [{"image": "../a.nii.gz", "label": "b.nii.gz"}]}, "'../a.nii.gz', which is not below"),
+        (decathlon, {"training": [{"image": "/etc/a.nii", "label": "b.nii.gz"}]}, "'/etc/a.nii', which is not below"),
+        (decathlon, {"training": ["a.nii.gz"]}, "cannot be used as it is.*TypeError"),
+        (decathlon, {"training": [{"image": "a.nii.gz"}]}, "cannot be used as it is.*KeyError: 'label'"),
+    ],
+)
+def test_a_dataset_json_that_makes_no_sense_is_refused(root, build, change, says):
+    build(root)
+    (file,) = root.rglob("dataset.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(DataError, match=says) as refusal:
+        scan(root)
+    assert str(file) in str(refusal.value)
+    for text in ("{", "[]", "[" * 100_000, "\xff"):
+        file.write_bytes(text.encode("latin-1"))
+        with pytest.raises(DataError, match="cannot be used as it is"):
+            scan(root)
+
+
+@pytest.mark.parametrize("row", ["1,2,,0", "1,2,3,5", "1,two,3,0"])
+def test_a_candidate_that_makes_no_sense_is_refused(root, row):
+    luna(root)
+    table(root / "CSVFILES/candidates_V2.csv", "seriesuid,coordX,coordY,coordZ,class", f"{UIDS[0]},{row}")
+    with pytest.raises(DataError, match=r"candidates_V2\.csv cannot be used"):
+        scan(root)
+
+
+def test_scans_of_luna_without_their_candidates_are_not_taken_for_classes(root):
+    luna(root)
+    shutil.rmtree(root / "CSVFILES")
+    with pytest.raises(DataError, match=r"candidates\.csv cannot be used .*No such file"):
+        scan(root)
+
+
+def test_a_bids_dataset_per_hospital_makes_a_site_each(root):
+    for site in ("lyon", "rennes"):
+        volume(root / site / "rawdata/sub-01/anat/sub-01_FLAIR.nii.gz")
+        volume(root / site / "sourcedata/sub-01/anat/sub-01_FLAIR.nii.gz")
+        volume(root / site / "derivatives/manual/sub-01/anat/sub-01_mask.nii.gz", 1)
+    rows = scan(root).manifest.rows
+    assert [(r.site, r.case, r.images["flair"]) for r in rows] == [
+        (s, "sub-01", f"{s}/rawdata/sub-01/anat/sub-01_FLAIR.nii.gz") for s in ("lyon", "rennes")
+    ]
+
+
+@pytest.fixture
+def shared():
+    if not SHARED.is_dir():
+        pytest.skip(f"the real data of {SHARED} are not there")
+    return SHARED
+
+
+@pytest.mark.parametrize(
+    ("year", "sizes"),
+    [
+        (2021, [129, 14, 5, 9, 22, 34, 12, 8, 4, 8, 6, 9, 27, 3, 11, 34, 6]),
+        (2022, [511, 6, 15, 47, 22, 34, 12, 8, 4, 8, 14, 11, 35, 6, 13, 30, 9, 382, 4, 33, 35, 7, 5]),
+    ],
+)
+def test_the_real_partitionings_of_fets(root, shared, year, sizes):
+    shutil.copy(shared / f"fets_partitions/fets{year}_partitioning_1.csv", root / "partitioning_1.csv")
+    text = (root / "partitioning_1.csv").read_text()
+    cases = [cell for cell in text.replace("\n", ",").split(",") if cell.startswith("FeTS")]
+    for case in cases:
+        (root / case).mkdir()
+        for name in NAMES["_"]:
+            (root / case / f"{case}_{name}.nii.gz").touch()
+    found = scan(root)
+    assert len(cases) == sum(sizes) and found.remarks == ()
+    assert {s: len(rows) for s, rows in found.manifest.sites.items()} == {
+        f"{i:02d}": n for i, n in enumerate(sizes, start=1)
+    }
+    assert found.manifest.label_names == ("WT", "TC", "ET")
+
+
+def test_the_real_gliomas_are_a_tree(shared):
+    found = scan(shared / "tcga_lgg")
+    assert found.format == "tree" and found.manifest.modalities == ("flair", "post", "pre")
+    assert Counter(r.site for r in found.manifest.rows) == {"CS": 14, "DU": 14, "EZ": 1, "FG": 12, "HT": 14}
+    assert found.manifest.rows[0].labels == {"label_1": (1,)}
+
+
+def test_the_real_hippocampi_are_pairs(shared):
+    found = scan(shared / "msd_hippocampus")
+    assert found.format == "pairs" and len(found.manifest.rows) == 72
+    assert found.manifest.rows[0].labels == {"label_1": (1,), "label_2": (2,)}
