@@ -21,6 +21,7 @@ class Case:
     spacing: tuple[float, ...] = (1.0, 1.0, 1.0)  # millimetres
     group: str = ""
     affine: np.ndarray | None = None  # voxels to millimetres; None: the axes of the spacing
+    unit: str = "mm"  # of the spacing; nothing where the files do not say
 
     def __post_init__(self) -> None:
         who = f"case {self.name!r} of site {self.site!r}"

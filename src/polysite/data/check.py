@@ -41,6 +41,7 @@ class Finding:
     case: str
     shape: tuple[int, ...] = ()
     spacing: tuple[float, ...] = ()
+    unit: str = ""
     orientation: str = ""
     dtypes: tuple[str, ...] = ()
     volumes: Mapping[str, float] = field(default_factory=dict)  # millilitres of every label
@@ -78,6 +79,7 @@ class Report:
                 "warnings": kinds["warning"],
                 "shape": _span([f.shape for f in read]),
                 "spacing": _span([f.spacing for f in read]),
+                "unit": "mm" if read and all(f.unit == "mm" for f in read) else "unknown",
                 "orientation": sorted({f.orientation for f in read if f.orientation}),
                 "volumes": {
                     k: median(f.volumes[k] for f in read if k in f.volumes)
@@ -100,16 +102,16 @@ class Report:
 
 def check(files: Files, step: Callable[[str], None] = lambda case: None) -> Report:
     """Open every case of every site; ``step`` is told of each one that is done."""
-    listed = files.manifest
+    listed, dims = files.manifest, files.dims
     findings = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for finding in pool.map(lambda row: examine(listed, row, files.allow), listed.rows):
+        for finding in pool.map(lambda row: examine(listed, row, dims, files.allow), listed.rows):
             findings.append(finding)
             step(f"{finding.site} · {finding.case}")
     return Report(files.task, listed.modalities, listed.label_names, tuple(findings), tuple(_across(findings)))
 
 
-def examine(listed: Manifest, row: Row, allow: Sequence[str] = ()) -> Finding:
+def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) -> Finding:
     """One case by itself."""
     problems: list[Problem] = []
 
@@ -137,17 +139,18 @@ def examine(listed: Manifest, row: Row, allow: Sequence[str] = ()) -> Finding:
             agree(listed, row, first, found[first], other, found[other])
         except DataError as problem:
             say(str(problem))
-    _geometry(listed.file(row.images[first])[0], found[first], listed.dims, say)
+    _geometry(listed.file(row.images[first])[0], found[first], dims, say)
     truth = found.pop("label", None)
     volumes = {} if truth is None else _labels(listed, row, truth, allow, say)
     hashes = {m: blake2b(np.ascontiguousarray(i.array).data, digest_size=16).hexdigest() for m, i in found.items()}
-    _copies(hashes, row, say)
+    _copies(listed, hashes, row, say)
     grid = found[first]
     return Finding(
         row.site,
         row.case,
         grid.shape,
         grid.spacing,
+        grid.unit,
         grid.orientation,
         tuple(str(i.array.dtype) for i in found.values()),
         volumes,
@@ -201,12 +204,13 @@ def _labels(listed: Manifest, row: Row, truth: Image, allow: Sequence[str], say:
     return {n: float(np.isin(truth.array, members).sum()) * voxel for n, members in row.labels.items()}
 
 
-def _copies(hashes: Mapping[str, str], row: Row, say: Say) -> None:
+def _copies(listed: Manifest, hashes: Mapping[str, str], row: Row, say: Say) -> None:
     seen: dict[str, str] = {}
     for modality, digest in hashes.items():
         if digest in seen:
             say(
-                f"{modality} is a copy of {seen[digest]}: it was probably not acquired; see {row.images[modality]}",
+                f"{listed.file(row.images[modality])[0]} is a copy of {seen[digest]}, so {modality} was probably not "
+                "acquired; empty its cell in the manifest, or leave the case out",
                 "warning",
             )
         seen.setdefault(digest, modality)

@@ -53,9 +53,18 @@ class Files:
     def task(self) -> str:
         return self.manifest.task
 
-    @property
+    @cached_property
     def dims(self) -> int:
-        return self.manifest.dims
+        """Of the first image that can be read; volumes if none can, and then that is said soon enough."""
+        for row in self.manifest.rows:
+            file = self.manifest.file(next(f for f in row.images.values() if f))[0]
+            if images.suffix(file.name) in images.FLAT:
+                return 2
+            try:
+                return images.read(file).dims
+            except DataError:
+                continue
+        return 3
 
     @property
     def modality_names(self) -> tuple[str, ...]:
@@ -125,7 +134,7 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
     if row.box:
         volume, affine = cut(volume, affine, row)
         label = label if row.category else cut(label, grid.affine, row)[0]
-    return Case(row.site, row.case, volume, label, grid.spacing, row.group, affine)
+    return Case(row.site, row.case, volume, label, grid.spacing, row.group, affine, grid.unit)
 
 
 def channel(listed: Manifest, name: str, opened: dict[Path, Image] | None = None) -> Image:
@@ -141,7 +150,7 @@ def channel(listed: Manifest, name: str, opened: dict[Path, Image] | None = None
         raise DataError(f"{file} has {image.channels} channels; say which, as in {file.name}#0")
     if index >= image.channels:
         raise DataError(f"{file} has {image.channels} channels; there is no channel {index} (the first is 0)")
-    return image if image.channels == 1 else Image(image.array[..., index], image.affine)
+    return image if image.channels == 1 else Image(image.array[..., index], image.affine, image.unit)
 
 
 def agree(listed: Manifest, row: Row, first: str, one: Image, second: str, other: Image) -> None:

@@ -44,6 +44,7 @@ class Image:
 
     array: np.ndarray
     affine: np.ndarray  # (dims + 1, dims + 1)
+    unit: str = ""  # of the affine: "mm", or nothing where the file does not say
 
     @property
     def dims(self) -> int:
@@ -59,7 +60,7 @@ class Image:
 
     @property
     def spacing(self) -> tuple[float, ...]:
-        """Size of a voxel in millimetres."""
+        """Size of a voxel."""
         return tuple(float(s) for s in np.linalg.norm(self.affine[:-1, :-1], axis=0))
 
     @property
@@ -172,7 +173,7 @@ def _nifti(file: Path) -> Image:
     affine = np.asarray(header.get_best_affine(), np.float64)
     if dims == 2:
         affine = np.diag([*np.linalg.norm(affine[:3, :2], axis=0), 1.0])
-    return Image(_native(array), affine)
+    return Image(_native(array), affine, "mm" if int(header["xyzt_units"]) & 7 == 2 else "")
 
 
 def _native(array: np.ndarray) -> np.ndarray:
@@ -211,7 +212,7 @@ def _meta(file: Path) -> Image:
     affine[:-1, -1] = origin
     if dims == 3:
         affine[:2] *= -1  # its x and y point to the left and to the back
-    return Image(_native(array), affine)
+    return Image(_native(array), affine, "mm")
 
 
 def _meta_header(stream: BufferedReader) -> Mapping[str, str]:

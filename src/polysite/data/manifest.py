@@ -112,14 +112,6 @@ class Manifest:
         names = natural({r.site for r in self.rows})
         return {s: [r for r in self.rows if r.site == s] for s in names}
 
-    @property
-    def dims(self) -> int:
-        """Flat images by their suffix, volumes otherwise."""
-        from polysite.data.images import FLAT
-
-        name = next(f for f in self.rows[0].images.values() if f)
-        return 2 if suffix(_split(name)[0]) in FLAT else 3
-
     def file(self, name: str) -> tuple[Path, int | None]:
         """Where a file of a row lies, and which of its channels is meant."""
         path, channel = _split(name)

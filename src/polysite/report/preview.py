@@ -121,7 +121,7 @@ def _sample(voxels: np.ndarray) -> np.ndarray:
 
 def _facts(patient: Patient, case: Case) -> Iterator[str]:
     yield " × ".join(map(str, case.image.shape[1:]))
-    yield f"{' × '.join(f'{s:.3g}' for s in case.spacing)} mm"
+    yield f"{' × '.join(f'{s:.3g}' for s in case.spacing)} {case.unit or '(unit unknown)'}"
     if case.image.ndim == 4:
         yield f"axes {''.join(aff2axcodes(_affine(case)))}{' (assumed)' if case.affine is None else ''}"
     for what, value in (("group", patient.group), ("class", patient.category)):

@@ -69,7 +69,7 @@ def show_check(report: Report) -> None:
             str(s["errors"]) if s["errors"] else "–",
             str(s["warnings"]) if s["warnings"] else "–",
             _spans(s["shape"], "d"),
-            _spans(s["spacing"], ".3g"),
+            _spans(s["spacing"], ".3g") + ("" if s["unit"] == "mm" else " ?"),
             " ".join(s["orientation"]),
             *(volumes if report.task == "segmentation" else ()),
         )
@@ -77,6 +77,8 @@ def show_check(report: Report) -> None:
     console.print(table)
     if report.task == "segmentation":
         console.print("ml: median volume of a label over the cases of a site", style="dim", highlight=False)
+    if any(s["unit"] != "mm" for s in report.sites()):
+        console.print("?: the files do not say that their unit is the millimetre", style="dim", highlight=False)
     for p in report.problems:
         style = "red" if p.kind == "error" else "yellow"
         console.print(

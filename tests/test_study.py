@@ -1,0 +1,109 @@
+"""Whole studies on image files: federations, tasks and folds, from the folder to the result."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+import polysite as ps
+from polysite.data.federation import HideModalities, Iid, LabelRatio, LeaveOut
+from polysite.errors import ConfigError, RunError
+from polysite.models.densenet import DenseNet
+from polysite.study import federation, hospitals, simulator
+
+SITES = {name: ps.Hospital(cases=5, scanner=k) for k, name in enumerate(("east", "north", "west"))}
+SMALL = ps.Study(
+    model=ps.UNet(filters=(2, 4, 4)),
+    data=ps.Phantom(shape=(24, 24, 24), sites=SITES),
+    train=ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light"),
+    run=ps.Plan(rounds=2),
+)
+
+
+def test_an_unseen_hospital_judges_and_does_not_train(tmp_path):
+    run = ps.run(replace(SMALL, federation=LeaveOut("west")), tmp_path / "run")
+    first = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
+    assert set(first["sites"]) == {"east", "north"} == set(first["validation"]) - {"west"}
+    assert len(run.result["test"]["west"]) == 5 and run.result["validation"]["west"] == {}
+    assert set(run.dice()) == {"east", "north", "west"}
+
+
+def test_synthetic_sites_train_and_the_real_ones_judge(tmp_path):
+    run = ps.run(replace(SMALL, federation=Iid(2)), tmp_path / "run")
+    first = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
+    assert set(first["sites"]) == {"iid-1", "iid-2"} and set(run.dice()) == {"east", "north", "west"}
+
+
+def test_hidden_modalities_reach_the_network_as_zeros():
+    sites = hospitals(replace(SMALL, federation=HideModalities(3)))
+    seen = {s: site._volumes[site.cases("train")[0]][0].flatten(1).any(1).tolist() for s, site in sites.items()}
+    assert {s: v.index(True) for s, v in seen.items()} == {"east": 3, "north": 0, "west": 1}
+    assert all(sum(v) == 1 for v in seen.values())
+
+
+def test_who_was_where_is_saved_and_watched_over(tmp_path):
+    run = ps.run(replace(SMALL, split=ps.Split(folds=3, fold=1)), tmp_path / "run")
+    lines = (tmp_path / "run" / "split.csv").read_text().splitlines()
+    assert lines[0] == "Subject_ID,Partition_ID,Split" and len(lines) == 16
+    assert {n for s in run.result["test"].values() for n in s} == {
+        x.split(",")[0] for x in lines if x.endswith(",test")
+    }
+    again = replace(SMALL, split=ps.Split(file=str(tmp_path / "run" / "split.csv")), seed=9)
+    assert [len(p["test"]) for p in federation(again).values()] == [len(v) for v in run.result["test"].values()]
+    (tmp_path / "run" / "result.json").unlink()
+    (tmp_path / "run" / "split.csv").write_text("\n".join([*lines[:-1], "someone,west,test"]))
+    with pytest.raises(RunError, match="names other cases or parts"):
+        ps.resume(tmp_path / "run")
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Bright discs and dark ones, as SITE/CLASS/x.png."""
+    rng = np.random.default_rng(0)
+    for site in ("A", "B"):
+        for kind, shade in (("healthy", 60), ("ulcer", 200)):
+            folder = tmp_path / "pictures" / site / kind
+            folder.mkdir(parents=True)
+            for k in range(8):
+                array = rng.integers(1, 40, (20, 22, 3)) + [shade, 30, 30] * (rng.random((20, 22, 1)) < 0.5)
+                Pillow.fromarray(array.astype(np.uint8)).save(folder / f"{kind}{k}.png")
+    return ps.Files(path=str(tmp_path / "pictures"))
+
+
+def classification(pictures):
+    return ps.Study(
+        model=DenseNet(blocks=(2, 2), growth=4, features=8),
+        data=pictures,
+        prepare=ps.Prepare(normalise="none", crop=False),
+        train=ps.Train(patch=(16, 16), batch=4, device="cpu", augment="light", epochs=3),
+        split=ps.Split(by_group=True, test=0.25, validation=0.25),
+        run=ps.Plan(rounds=8),
+    )
+
+
+def test_a_folder_of_pictures_is_classified_from_end_to_end(tmp_path, pictures, capsys):
+    run = ps.run(classification(pictures), tmp_path / "run")
+    assert run.mean >= 0.75 and set(run.dice()) == {"A", "B"}
+    case = next(iter(run.result["test"]["A"].values()))
+    assert set(case) == {"accuracy", "said", "true", "loss"}
+    last = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
+    assert last["measure"] == "accuracy" and set(last["validation"]["A"]["score"]) == {"accuracy"}
+    from polysite.report import tables
+
+    tables.show([tmp_path / "run"])
+    assert "accuracy on test patients" in capsys.readouterr().out
+
+
+def test_classes_can_be_dealt_out_unequally(pictures):
+    sites = simulator(replace(classification(pictures), federation=LabelRatio(3, 2))).sites
+    shares = [np.mean([int(s._volumes[c][1][0]) for c in s.cases("train")]) for s in sites.values()]
+    assert shares[0] > 0.6 and shares[1] < 0.4
+
+
+def test_a_network_that_does_not_fit_the_data_is_refused(pictures):
+    with pytest.raises(ConfigError, match="the data are for classification, the model for segmentation"):
+        federation(replace(classification(pictures), model=ps.UNet(filters=(2, 4, 4))))
+    with pytest.raises(ConfigError, match="has 3 sides for 2D data"):
+        federation(replace(classification(pictures), train=ps.Train(patch=(16, 16, 16))))
