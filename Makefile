@@ -28,6 +28,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/aggregate.py
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/loading.py
 	$(BIN)/python bench/demo.py
 
 # torch first and by itself, so that the pinned build is taken and nothing pulls another

@@ -7,13 +7,17 @@ import pytest
 from typer.main import get_command
 
 from polysite.cli import app
-from polysite.config import parse
+from polysite.config import parse, presets
+from polysite.data.federation import FEDERATIONS
+from polysite.data.layouts import LAYOUTS
+from polysite.data.manifest import read
 
 README = Path(__file__).parents[1] / "README.md"
+DATA = README.parent / "docs" / "data.md"
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.S)
+def blocks(language, page=README):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
 
 
 @pytest.mark.slow
@@ -24,19 +28,30 @@ def test_the_python_block_runs(tmp_path, monkeypatch, capsys):
     assert "capital" in capsys.readouterr().out and len(list(Path("runs").iterdir())) == 1
 
 
-def test_the_study_parses():
-    (text,) = blocks("toml")
-    assert parse(text).data.label_names == ("WT", "TC", "ET")
-
-
-def test_every_command_and_option_exists():
-    commands = get_command(app).commands
-    for line in [w for block in blocks("sh") for w in block.splitlines() if w.startswith("polysite ")]:
-        _, name, *words = line.split("#")[0].split()
-        known = {o for p in commands[name].params for o in p.opts}
+@pytest.mark.parametrize("page", [README, DATA], ids=["README", "data"])
+def test_what_the_page_shows_exists(page):
+    studies = [parse(text) for text in blocks("toml", page)]
+    assert studies
+    lines = [w for block in blocks("sh", page) for w in block.splitlines() if w.startswith("polysite ")]
+    for line in lines:
+        words = line.split("#")[0].split()[1:]
+        command = get_command(app)
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        known = {o for p in command.params for o in p.opts}
         assert {w for w in words if w.startswith("--")} <= known, line
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
 
 
-def test_every_file_it_links_to_exists():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text()):
-        assert (README.parent / target).exists(), target
+def test_the_page_on_data_names_every_layout_federation_and_preset():
+    text = DATA.read_text()
+    for name in (*LAYOUTS, *FEDERATIONS, *presets()):
+        assert f"`{name}`" in text, name
+
+
+def test_the_manifest_it_shows_is_read(tmp_path):
+    (text,) = blocks("csv", DATA)
+    (tmp_path / "m.csv").write_text(text)
+    found = read(tmp_path / "m.csv")
+    assert found.modalities == ("t1", "flair") and found.label_names == ("WT", "TC", "ET") and len(found.rows) == 2

@@ -106,6 +106,9 @@ def simulator(
 def run(study: Study, out: Path | str | None = None, watch: rounds.Watch = rounds.Watch()) -> Run:
     """Run a study into a new folder."""
     dealt = federation(study)
+    if isinstance(study.data, Files):
+        for remark in study.data.remarks:
+            logging.getLogger("polysite").warning(remark)
     engine = simulator(study, dealt, watch)  # before the folder: bad data leaves nothing behind
     name = POOLED if study.run.pooled else name_of(study.algorithm)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), name)

@@ -68,6 +68,8 @@ def kits19(root):
         volume(root / f"data/case_0000{number}/imaging.nii.gz")
         volume(root / f"data/case_0000{number}/segmentation.nii.gz", 1, 2)
     volume(root / "data/case_00210/imaging.nii.gz")  # a test case: no truth
+    volume(root / "predictions/segmentation.nii.gz")
+    volume(root / "data/case_00299/thumbnail.nii.gz")
     table(
         root / "thresholded_sites.csv",
         "case_ids,site_ids,train_test_split,train_test_split_silo",
@@ -125,6 +127,8 @@ def nnunet_first(root):
         "training": [{"image": "./imagesTr/la_003.nii.gz", "label": "./labelsTr/la_003.nii.gz"}],
     }
     (root / "dataset.json").write_text(json.dumps(about))
+
+    volume(root / "imagesTs/la_001_0000.nii.gz")  # its truth is the challenge's
 
 
 def nnunet_bare(root):
@@ -185,6 +189,7 @@ def bids(root):
         volume(root / f"derivatives/manual/{case}/{session}/anat/{stem}_label-lesion_mask.nii.gz", 1)
         volume(root / f"derivatives/fmriprep/{case}/{session}/anat/{stem}_space-MNI_desc-preproc_T1w.nii.gz")
         volume(root / f"derivatives/fmriprep/{case}/{session}/anat/{stem}_desc-preproc_T1w.nii.gz")
+        volume(root / f"derivatives/fmriprep/{case}/{session}/anat/{stem}_dseg.nii.gz", 1, 2, 3)
         volume(root / f"derivatives/fmriprep/{case}/{session}/anat/{stem}_space-MNI_desc-brain_mask.nii.gz", 1)
     volume(root / "sub-02/ses-01/anat/sub-02_ses-01_FLAIR.nii.gz")
 
@@ -223,8 +228,8 @@ def pairs(root):
 
 def pairs_of_sites(root):
     for site, case in (("kvasir", "cju0"), ("isic", "ISIC_0012255")):
-        picture(root / site / f"images/{case}.png")
-        picture(root / site / f"labels/{case}_segmentation.png", 1)
+        picture(root / site / f"Images/{case}.png")
+        picture(root / site / f"Labels/{case}_Segmentation.png", 1)
 
 
 def pairs_decathlon(root):
@@ -338,8 +343,8 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
     ),
     (
         "pairs", pairs_of_sites, {"isic": 1, "kvasir": 1}, ("image",), {"label_1": (1,)},
-        Row("isic", "ISIC_0012255", {"image": "isic/images/ISIC_0012255.png"},
-            "isic/labels/ISIC_0012255_segmentation.png", {"label_1": (1,)}),
+        Row("isic", "ISIC_0012255", {"image": "isic/Images/ISIC_0012255.png"},
+            "isic/Labels/ISIC_0012255_Segmentation.png", {"label_1": (1,)}),
     ),
     (
         "pairs", pairs_decathlon, {"all": 2}, ("image",), {"label_1": (1,), "label_2": (2,)},
@@ -454,8 +459,13 @@ def test_one_child_of_many_has_oedema_and_tells_the_numbering(root):
 
 def test_numberings_of_two_years_stand_side_by_side(root):
     glioma(root, "2021/BraTS2021_00000", 1, 2, 4)
+    glioma(root, "2019/HGG/BraTS19_CBICA_AAB_1", 1, 2, 4)
     glioma(root, "2023/BraTS-GLI-00000-000", 1, 2, 3)
-    assert {r.case: r.labels for r in scan(root).manifest.rows} == {"BraTS2021_00000": OLD, "BraTS-GLI-00000-000": NEW}
+    assert [(r.site, r.case, r.labels) for r in scan(root).manifest.rows] == [
+        ("CBICA", "BraTS19_CBICA_AAB_1", OLD),
+        ("all", "BraTS2021_00000", OLD),
+        ("all", "BraTS-GLI-00000-000", NEW),
+    ]
 
 
 def test_the_misnamed_truth_of_2020_is_found(root):
@@ -525,7 +535,7 @@ def test_the_name_mapping_of_2020_tells_grades_and_institutions(root):
 def test_tables_add_up_and_the_first_one_counts(root):
     kits19(root)
     table(root / "anony_sites.csv", "case,site_id", "case_00000,7", "case_00001,7", "case_00002,12", "case_00210,3")
-    table(root / "more.csv", "Patient_ID,Scanner,Split,Site", "case_00000,GE,valid,99", "case_00001,NA,,99")
+    table(root / "more.csv", "Patient_ID,Scanner,Split,Site", "case_00000,GE,Valid,99", "case_00001,NA,,99")
     assert set(scan(root).manifest.sites) == {"0", "1"}
     found = scan(root, tables=[root / "anony_sites.csv", root / "more.csv"])
     assert [(r.site, r.case, r.group, r.split) for r in found.manifest.rows] == [
@@ -534,6 +544,14 @@ def test_tables_add_up_and_the_first_one_counts(root):
         ("12", "case_00002", "", ""),
     ]
     assert found.remarks == ("1 case has no label map and was left out: case_00210",)
+
+
+def test_sites_are_named_as_in_the_first_of_their_columns_and_ordered_as_people_do(root):
+    tree(root)
+    table(root / "mine.csv", "case,site,hospital", "n10,ward 2,x", "n9,ward 10,y", "s1,7,z")
+    found = scan(root, tables=[root / "mine.csv"]).manifest
+    assert [(r.site, r.case) for r in found.rows] == [("7", "s1"), ("ward 2", "n10"), ("ward 10", "n9")]
+    assert [r.case for r in scan(root).manifest.rows] == ["n9", "n10", "s1"]
 
 
 @pytest.mark.parametrize(
@@ -555,6 +573,15 @@ def test_a_table_that_makes_no_sense_is_refused(root, lines, says):
         scan(root, tables=[root / "absent.csv"])
 
 
+def with_one_unlabelled(build, *files):
+    def both(root):
+        build(root)
+        for file in files:
+            volume(root / file)
+
+    return both
+
+
 @pytest.mark.parametrize(
     ("build", "remarks"),
     [
@@ -569,11 +596,30 @@ def test_a_table_that_makes_no_sense_is_refused(root, lines, says):
             ],
         ),
         (fets, []),
+        (nnunet_first, []),
+        (with_one_unlabelled(prostate, "HK/Case09.nii.gz"), ["1 case has no label map and was left out: Case09"]),
+        (
+            with_one_unlabelled(decathlon, "imagesTr/BRATS_999.nii.gz"),
+            ["1 case has no label map and was left out: BRATS_999"],
+        ),
+        (
+            with_one_unlabelled(bids_derivative, "sub-r010/anat/sub-r010_T1w.nii.gz", "sub-r9/anat/sub-r9_T1w.nii.gz"),
+            ["2 cases have no label map and were left out: sub-r9, sub-r010"],
+        ),
+        (
+            with_one_unlabelled(pairs_decathlon, "imagesTr/hippocampus_009.nii.gz"),
+            ["1 case has no label map and was left out: hippocampus_009"],
+        ),
+        (
+            with_one_unlabelled(fets, "FeTS2022_00009/FeTS2022_00009_t2.nii.gz"),
+            ["1 case on disk is in no table and was left out: FeTS2022_00009"],
+        ),
     ],
 )
 def test_what_is_left_out_or_assumed_is_remarked(root, build, remarks):
     build(root)
-    assert scan(root).remarks == tuple(remarks)
+    found = [r for r in scan(root).remarks if "one site" not in r and (build is tree or "values" not in r)]
+    assert found == remarks
 
 
 def test_a_truth_without_image_is_left_out_and_damaged_label_maps_count_as_1(root):
@@ -593,6 +639,38 @@ def test_several_truths_in_a_case_never_become_images(root):
         volume(root / f"north/n1/{name}.nii.gz", 1)
     (row,) = scan(root).manifest.rows
     assert (row.images, row.label) == ({"t1": "north/n1/t1.nii.gz"}, "north/n1/seg.nii.gz")
+
+
+@pytest.mark.parametrize(("names", "mark"), [(["MRI"], [""]), (["T2", "ADC"], ["#0", "#1"])])
+def test_only_files_of_several_channels_are_taken_apart(root, names, mark):
+    decathlon(root)
+    about = json.loads((root / "dataset.json").read_text())
+    (root / "dataset.json").write_text(json.dumps(about | {"modality": dict(enumerate(names))}))
+    row = scan(root).manifest.rows[0]
+    assert list(row.images.items()) == [
+        (n.lower(), f"imagesTr/BRATS_002.nii.gz{m}") for n, m in zip(names, mark, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "images"),
+    [  # all of sub-1/anat; the truth first
+        (["one/*_mask", "one/*_desc-preproc_T2w", "*_T2w", "*_T1w"], ["*_T1w", "one/*_desc-preproc_T2w"]),
+        (["one/*_space-A_mask", "one/*_space-B_T1w", "*_T1w", "one/*_space-B_T2w"], ["*_T1w"]),
+        (["one/*_space-A_mask", "two/*_space-A_T1w", "*_T1w", "*_ct"], ["*_ct", "two/*_space-A_T1w"]),
+        (["*_space-A_mask", "*_space-B_T1w", "*_space-A_T1w"], ["*_space-A_T1w"]),
+        (["one/*_label-lesion_mask", "*_desc-other_mask", "*_run-2_T1w", "*_run-1_T1w"], ["*_run-1_T1w"]),
+    ],
+)
+def test_images_are_taken_from_the_space_and_pipeline_of_the_mask(root, files, images):
+    def path(file):
+        pipeline, _, name = file.rpartition("/")
+        return f"{f'derivatives/{pipeline}/' if pipeline else ''}sub-1/anat/{name.replace('*', 'sub-1')}.nii.gz"
+
+    for file in files:
+        volume(root / path(file), 1)
+    (row,) = scan(root, "bids").manifest.rows
+    assert (row.label, list(row.images.values())) == (path(files[0]), [path(f) for f in images])
 
 
 def test_channels_of_one_name_are_told_apart_and_label_names_fit_a_cell(root):
@@ -623,11 +701,16 @@ def unlabelled_cases(root):
 
 
 def unmatched_pairs(root):
-    picture(root / "images/a.png")
-    picture(root / "labels/b.png", 1)
+    picture(root / "Images/a.png")
+    picture(root / "Labels/b.png", 1)
 
 
-@pytest.mark.parametrize("build", [empty, unlabelled_cases, unmatched_pairs])
+def classes_at_two_levels(root):
+    classes(root)
+    classes_of_sites(root)
+
+
+@pytest.mark.parametrize("build", [empty, unlabelled_cases, unmatched_pairs, classes_at_two_levels])
 def test_where_nothing_is_found_every_format_is_listed(root, build):
     build(root)
     with pytest.raises(DataError, match="no dataset of a known format") as refusal:

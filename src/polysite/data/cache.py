@@ -10,8 +10,8 @@ The cache holds images of patients: only its owner can read it. It lies in ``$PO
 
 import json
 import os
+import re
 import secrets
-import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -28,6 +28,7 @@ from polysite.errors import DataError
 
 VERSION = 1  # of what preparing does; a change makes every entry new
 SUFFIX = ".safetensors"
+OURS = re.compile(r"[0-9a-f]{40}(\.safetensors)?|\.[0-9a-f]{40}(\.safetensors)?\.[0-9a-f]{12}\.partial")
 TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
 
 
@@ -53,14 +54,20 @@ class Cache:
         return replace(found, site=patient.site, name=patient.name, group=patient.group)
 
     def clear(self) -> int:
-        """Remove everything; returns the bytes that were freed."""
+        """Remove what was put here and nothing else; returns the bytes that were freed."""
         freed = self.size
-        shutil.rmtree(self.root, ignore_errors=True)
+        for file in self._files():
+            file.unlink(missing_ok=True)
         return freed
 
     @property
     def size(self) -> int:
-        return sum(f.stat().st_size for f in self.root.glob(f"*{SUFFIX}")) if self.root.is_dir() else 0
+        return sum(f.stat().st_size for f in self._files())
+
+    def _files(self) -> list[Path]:
+        """All that is ours, drafts of killed runs too."""
+        inside = [*self.root.glob("*"), *self.root.glob("stamps/*")]
+        return [f for f in inside if OURS.fullmatch(f.name) and f.is_file()]
 
     def _key(self, patient: Patient, prepare: Prepare, patch: Sequence[int]) -> str:
         contents = [self._digest(f) for f in patient.files]

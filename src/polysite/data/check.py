@@ -57,6 +57,7 @@ class Report:
     labels: tuple[str, ...]
     findings: tuple[Finding, ...]
     across: tuple[Problem, ...]  # what only shows when cases are compared
+    remarks: tuple[str, ...] = ()  # on how the folder was read
 
     @cached_property
     def problems(self) -> list[Problem]:
@@ -96,6 +97,7 @@ class Report:
             "labels": self.labels,
             "sites": list(self.sites()),
             "problems": [asdict(p) for p in self.problems],
+            "remarks": self.remarks,
             "ok": not self.errors,
         }
 
@@ -108,7 +110,8 @@ def check(files: Files, step: Callable[[str], None] = lambda case: None) -> Repo
         for finding in pool.map(lambda row: examine(listed, row, dims, files.allow), listed.rows):
             findings.append(finding)
             step(f"{finding.site} · {finding.case}")
-    return Report(files.task, listed.modalities, listed.label_names, tuple(findings), tuple(_across(findings)))
+    across = tuple(_across(findings))
+    return Report(files.task, listed.modalities, listed.label_names, tuple(findings), across, files.remarks)
 
 
 def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) -> Finding:

@@ -13,7 +13,8 @@ import numpy as np
 from polysite.data import images, layouts, manifest
 from polysite.data.case import Case, Patient, channels
 from polysite.data.images import Image
-from polysite.data.manifest import Labels, Manifest, Row
+from polysite.data.layouts import Scan
+from polysite.data.manifest import Manifest, Row
 from polysite.errors import ConfigError, DataError
 
 TOLERANCE = 0.1  # voxels: how far apart two images of one case may put the same corner
@@ -36,9 +37,25 @@ class Files:
             raise ConfigError("data.path is missing: name a manifest (.csv, .jsonl) or a folder of images")
 
     @cached_property
+    def _scan(self) -> Scan:
+        """What there is; a manifest is taken at its word."""
+        path = Path(self.path)
+        if path.is_dir():
+            return layouts.scan(path, self.format, [Path(t) for t in self.tables], self.labels or None)
+        found = manifest.read(path)
+        if self.labels and found.task == "segmentation":
+            found = Manifest(tuple(replace(r, labels=self.labels) for r in found.rows), found.root)
+        return Scan("manifest", found)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know about how the folder was read, such as cases that were left out."""
+        return self._scan.remarks
+
+    @cached_property
     def manifest(self) -> Manifest:
         """What there is, as far as this study wants it."""
-        found = load(Path(self.path), self.format, [Path(t) for t in self.tables], self.labels)
+        found = self._scan.manifest
         odd = [s for s in self.exclude if s not in found.sites]
         if odd:
             raise ConfigError(f"data.exclude names {odd[0]!r}; the sites are {', '.join(found.sites)}")
@@ -92,16 +109,6 @@ class Files:
             recipe=json.dumps(recipe),
             modalities=len(row.images),
         )
-
-
-def load(path: Path, format: str = "auto", tables: Sequence[Path] = (), labels: Labels | None = None) -> Manifest:
-    """The manifest in a file, or of a folder."""
-    if path.is_dir():
-        return layouts.scan(path, format, tables, labels or None).manifest
-    found = manifest.read(path)
-    if not labels or found.task != "segmentation":
-        return found
-    return Manifest(tuple(replace(r, labels=labels) for r in found.rows), found.root)
 
 
 def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[str] = ()) -> Case:

@@ -187,7 +187,7 @@ def luna(root: Path) -> list[Row]:
                 (site, images), count[uid] = scans[uid], count[uid] + 1
                 x, y, z = (float(line[c]) for c in ("coordx", "coordy", "coordz"))
                 # Its x and y point to the left and to the back; the table holds hundredths of a millimetre.
-                box = tuple(round(v, 2) + 0.0 for v in (-x, -y, z, 50, 50, 50))
+                box = (*(round(v, 2) + 0.0 for v in (-x, -y, z)), 50.0, 50.0, 50.0)
                 category = {"0": "other", "1": "nodule"}[line["class"]]
                 rows.append(Row(site, f"{uid}-{count[uid]:05d}", images, category=category, box=box))
     return rows

@@ -79,6 +79,8 @@ def show_check(report: Report) -> None:
         console.print("ml: median volume of a label over the cases of a site", style="dim", highlight=False)
     if any(s["unit"] != "mm" for s in report.sites()):
         console.print("?: the files do not say that their unit is the millimetre", style="dim", highlight=False)
+    for remark in report.remarks:
+        console.print(f"note: {escape(remark)}", highlight=False, soft_wrap=True)
     for p in report.problems:
         style = "red" if p.kind == "error" else "yellow"
         console.print(
