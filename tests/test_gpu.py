@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,8 +11,14 @@ from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server import Adam
 from polysite.config import parse
+from polysite.data.case import Case
 from polysite.engines.rounds import run
+from polysite.errors import DataError
+from polysite.models import MODELS
 from polysite.payload import Payload
+from polysite.train.patches import Patches, blur, contrast
+from polysite.train.tasks import Classify
+from polysite.train.torch_site import Network, TorchSite
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can see")
 
@@ -77,3 +84,47 @@ def test_a_study_runs_and_resumes(tmp_path):
     for late in (tmp_path / "run" / "result.json", done.folder.checkpoints()[0]):
         late.unlink()
     assert study.resume(tmp_path / "run").result["rounds"] == 3
+
+
+def test_patches_on_the_gpu_are_those_of_the_cpu():
+    image, label = torch.randn(2, 40, 36, 33), (torch.rand(1, 40, 36, 33) > 0.5).to(torch.uint8)
+    for augment, seeds in (("none", range(3)), ("light", range(8))):
+        for seed in seeds:
+            x, y = Patches(torch.device("cpu")).batch(
+                [(image, label)], (16, 16, 32), np.random.default_rng(seed), augment
+            )
+            u, v = Patches(torch.device("cuda")).batch(
+                [(image.cuda(), label.cuda())], (16, 16, 32), np.random.default_rng(seed), augment
+            )
+            assert torch.allclose(x, u.cpu(), atol=1e-6) and torch.equal(y, v.cpu())
+    x, u = image.clone(), image.cuda()
+    for f in (lambda i: blur(i, [0.5, 0.8, 1.0], torch.empty_like(i)), lambda i: contrast(i, 1.7)):
+        f(x), f(u)
+        assert torch.allclose(x, u.cpu(), atol=1e-4)
+
+
+def test_cases_left_in_host_memory_train_as_those_on_the_gpu():
+    results = []
+    for place in ("device", "disk"):
+        chosen = parse(STUDY, {"train.cases": place, "train.augment": "light"})
+        site = study.simulator(chosen).sites["a"]
+        assert site._volumes[site.cases("train")[0]][0].is_cuda == (place == "device")
+        results.append(site.fit(site.start, epochs=2).loss)
+    assert results[0] == pytest.approx(results[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_volumes_are_segmented_and_classified_on_the_gpu(exclusive, tmp_path):
+    chosen = parse(STUDY, {"train.exclusive": str(exclusive).lower(), "data.sites.a.low_grade": "0"})
+    if exclusive:
+        with pytest.raises(DataError, match="labels overlap"):
+            study.simulator(chosen)
+        return
+    assert study.run(chosen, tmp_path / "run").mean >= 0
+    cases = [
+        Case("s", f"{k}", torch.randn(1, 32, 32, 32).numpy(), np.array([k % 2, 1 - k % 2], np.uint8)) for k in range(6)
+    ]
+    net = Network(MODELS["densenet_small"].build(dims=3, modalities=1, outputs=2, seed=0), chosen.train)
+    site = TorchSite("s", net, {"train": cases, "validation": cases}, ["x", "y"], chosen.train, 0, Classify())
+    scores = site.score(site.fit(site.start, epochs=20).params, site.cases("validation"))
+    assert np.mean([c["accuracy"] for c in scores.values()]) > 0.8

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from polysite.data import manifest
+from polysite.data import images, manifest
+from polysite.data.check import check
 from polysite.data.files import Files
 from polysite.data.manifest import Manifest, Row
 from polysite.errors import ConfigError, DataError
@@ -175,3 +176,15 @@ def test_colours_of_flat_images_are_channels(tmp_path):
     case = files.patients(0)["A"][0].open()
     assert files.dims == 2 and (case.image == colours[..., [0, 2]].transpose(2, 0, 1)).all()
     assert (case.label[0] == (colours[..., 0] > 100)).all() and case.spacing == (1.0, 1.0)
+
+
+def test_many_boxes_of_one_scan_read_it_once(tmp_path, monkeypatch):
+    save(tmp_path / "a.nii.gz", np.random.default_rng(0).integers(0, 9, (9, 9, 9)).astype(np.int16))
+    rows = [f"A,{k},a.nii.gz,{'no'[k % 2]},{k} 4 4 3 3 3" for k in range(1, 8)]
+    (tmp_path / "m.csv").write_text("\n".join(["site,case,ct,class,box", *rows]))
+    files, seen = Files(path=str(tmp_path / "m.csv")), []
+    assert files.dims == 3
+    monkeypatch.setattr("polysite.data.images.read", lambda file, read=images.read: (seen.append(file), read(file))[1])
+    assert [p.open().image.shape for p in files.patients(0)["A"]] == [(1, 3, 3, 3)] * 7 and len(seen) == 1
+    report = check(files)
+    assert not report.problems and {f.shape for f in report.findings} == {(3, 3, 3)}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from polysite.data.files import Files, agree, channel
+from polysite.data.files import Files, agree, channel, cut
 from polysite.data.images import Image
 from polysite.data.manifest import Manifest, Row
 from polysite.errors import DataError
@@ -129,7 +129,7 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
     for name, cell in [*row.images.items(), *([("label", row.label)] if row.label else [])]:
         if cell:
             try:
-                found[name] = channel(listed, cell, opened)
+                found[name] = _boxed(channel(listed, cell, opened, bool(row.box)), row)
             except DataError as problem:
                 say(str(problem))
     for name, image in found.items():
@@ -161,6 +161,14 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
         {m: str(listed.file(row.images[m])[0]) for m in found},
         tuple(problems),
     )
+
+
+def _boxed(image: Image, row: Row) -> Image:
+    """The part of an image that the case is."""
+    if not row.box:
+        return image
+    part, affine = cut(image.array[None], image.affine, row)
+    return Image(part[0], affine, image.unit)
 
 
 Say = Callable[..., None]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -92,11 +92,22 @@ class Files:
         return self.manifest.label_names
 
     def patients(self, seed: int) -> Mapping[str, list[Patient]]:
-        return {site: [self._patient(r) for r in rows] for site, rows in self.manifest.sites.items()}
+        names = self.label_names
+        return {site: [self._patient(r, names) for r in rows] for site, rows in self.manifest.sites.items()}
 
-    def _patient(self, row: Row) -> Patient:
-        listed, names, allow = self.manifest, self.label_names, self.allow
-        recipe = [*row.images.values(), row.label, dict(row.labels), row.category, names, row.box, allow]
+    def _patient(self, row: Row, names: tuple[str, ...]) -> Patient:
+        listed, allow = self.manifest, self.allow
+        cells = [listed.file(f) if f else None for f in (*row.images.values(), row.label)]
+        files = tuple(dict.fromkeys(c[0] for c in cells if c))
+        # the cache knows files by what is in them, so only their order counts here, not their names
+        recipe = [
+            [c and (files.index(c[0]), c[1]) for c in cells],
+            dict(row.labels),
+            row.category,
+            names,
+            row.box,
+            allow,
+        ]
         return Patient(
             site=row.site,
             name=row.case,
@@ -105,7 +116,7 @@ class Files:
             group=row.group,
             category=row.category,
             split=row.split,
-            files=tuple(dict.fromkeys(listed.file(f)[0] for f in (*row.images.values(), row.label) if f)),
+            files=files,
             recipe=json.dumps(recipe),
             modalities=len(row.images),
         )
@@ -120,7 +131,7 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
             "that all cases have, or set data.allow = ['missing'] to see zeros there"
         )
     opened: dict[Path, Image] = {}
-    found = {m: channel(listed, f, opened) for m, f in row.images.items() if f}
+    found = {m: channel(listed, f, opened, bool(row.box)) for m, f in row.images.items() if f}
     first = next(iter(found))
     for other, image in found.items():
         agree(listed, row, first, found[first], other, image)
@@ -144,12 +155,14 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
     return Case(row.site, row.case, volume, label, grid.spacing, row.group, affine, grid.unit)
 
 
-def channel(listed: Manifest, name: str, opened: dict[Path, Image] | None = None) -> Image:
-    """The image that a cell of the manifest means: a file of one channel, or one channel of a file."""
+def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool = False) -> Image:
+    """The image that a cell of the manifest means: a file of one channel, or one channel of a file.
+
+    ``opened`` holds the files of this case; ``keep`` holds a file for the next case, since many boxes may be of it.
+    """
     file, index = listed.file(name)
-    opened = {} if opened is None else opened
     if file not in opened:
-        opened[file] = images.read(file)
+        opened[file] = _kept(file, file.stat().st_mtime_ns) if keep and file.is_file() else images.read(file)
     image = opened[file]
     if index is None and image.channels == 1:
         return image
@@ -158,6 +171,11 @@ def channel(listed: Manifest, name: str, opened: dict[Path, Image] | None = None
     if index >= image.channels:
         raise DataError(f"{file} has {image.channels} channels; there is no channel {index} (the first is 0)")
     return image if image.channels == 1 else Image(image.array[..., index], image.affine, image.unit)
+
+
+@lru_cache(maxsize=2)
+def _kept(file: Path, changed: int) -> Image:
+    return images.read(file)
 
 
 def agree(listed: Manifest, row: Row, first: str, one: Image, second: str, other: Image) -> None:
@@ -187,7 +205,8 @@ def cut(array: np.ndarray, affine: np.ndarray, row: Row) -> tuple[np.ndarray, np
     centre, size = np.array(row.box[:dims]), np.array(row.box[dims:])
     corners = np.array([[*(centre + size * c), 1] for c in product((-0.5, 0.5), repeat=dims)])
     at = (corners @ np.linalg.inv(affine).T)[:, :-1]
-    start, count = np.round(at.min(0)).astype(int), np.maximum(1, np.round(np.ptp(at, 0))).astype(int)
+    start = np.floor(at.min(0) + 0.5).astype(int)  # np.round would put neighbouring halves on one voxel
+    count = np.maximum(1, np.round(np.ptp(at, 0))).astype(int)
     stop, space = start + count, np.array(array.shape[1:])
     if (stop <= 0).any() or (start >= space).any():
         raise DataError(f"case {row.case!r} of site {row.site!r}: its box lies outside of the image")
@@ -202,7 +221,7 @@ def volumes(listed: Manifest, row: Row) -> Mapping[str, float]:
     """The volume of every label in millilitres; in a classification, 1 for the class."""
     if row.category:
         return {row.category: 1.0}
-    truth = channel(listed, row.label)
+    truth = channel(listed, row.label, {})
     masks = channels(truth.array, list(row.labels.items()), str(listed.file(row.label)[0]))
     voxel = float(np.prod(truth.spacing)) / 1000
     return {name: float(mask.sum()) * voxel for name, mask in zip(row.labels, masks, strict=True)}
