@@ -227,7 +227,7 @@ def pairs(root):
 
 
 def pairs_of_sites(root):
-    for site, case in (("kvasir", "cju0"), ("isic", "ISIC_0012255")):
+    for site, case in (("kvasir", "cju0"), ("ISIC", "ISIC_0012255")):
         picture(root / site / f"Images/{case}.png")
         picture(root / site / f"Labels/{case}_Segmentation.png", 1)
 
@@ -252,7 +252,7 @@ def classes_of_sites(root):
 
 
 def classes_in_splits(root):
-    for split in ("train", "val", "test"):
+    for split in ("Train", "Val", "Test"):
         for name in ("AD", "CN"):
             for number in range(2):
                 volume(root / split / name / f"{number}.nii.gz")
@@ -342,9 +342,9 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
             {"label_255": (255,)}),
     ),
     (
-        "pairs", pairs_of_sites, {"isic": 1, "kvasir": 1}, ("image",), {"label_1": (1,)},
-        Row("isic", "ISIC_0012255", {"image": "isic/Images/ISIC_0012255.png"},
-            "isic/Labels/ISIC_0012255_Segmentation.png", {"label_1": (1,)}),
+        "pairs", pairs_of_sites, {"ISIC": 1, "kvasir": 1}, ("image",), {"label_1": (1,)},
+        Row("ISIC", "ISIC_0012255", {"image": "ISIC/Images/ISIC_0012255.png"},
+            "ISIC/Labels/ISIC_0012255_Segmentation.png", {"label_1": (1,)}),
     ),
     (
         "pairs", pairs_decathlon, {"all": 2}, ("image",), {"label_1": (1,), "label_2": (2,)},
@@ -362,7 +362,7 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
     ),
     (
         "imagefolder", classes_in_splits, {"all": 12}, ("image",), ("AD", "CN"),
-        Row("all", "validation_CN_1", {"image": "val/CN/1.nii.gz"}, category="CN", split="validation"),
+        Row("all", "validation_CN_1", {"image": "Val/CN/1.nii.gz"}, category="CN", split="validation"),
     ),
 ]  # fmt: skip
 EVERY = pytest.mark.parametrize(
@@ -457,6 +457,12 @@ def test_one_child_of_many_has_oedema_and_tells_the_numbering(root):
     assert scan(root).manifest.rows[0].labels["ET"] == (1,)
 
 
+def test_values_are_looked_for_from_the_first_case_to_the_last(root):
+    for number in range(40):
+        glioma(root, f"BraTS2021_000{number:02d}", 1, 2, 3 * (number == 39))
+    assert scan(root).manifest.rows[0].labels == NEW
+
+
 def test_numberings_of_two_years_stand_side_by_side(root):
     glioma(root, "2021/BraTS2021_00000", 1, 2, 4)
     glioma(root, "2019/HGG/BraTS19_CBICA_AAB_1", 1, 2, 4)
@@ -513,6 +519,16 @@ def test_a_table_above_the_folder_is_found_and_one_of_other_cases_is_not_used(ro
     found = scan(root)
     assert list(found.manifest.sites) == ["all"]
     assert found.remarks[0] == "partitioning_1.csv names none of the cases on disk and was not used"
+
+
+def test_participants_may_be_listed_without_the_prefix(root):
+    bids(root)
+    table(root / "participants.tsv", "participant_id\tsite", "01\tLyon", "02\tRennes")
+    assert {r.case: r.site for r in scan(root).manifest.rows} == {
+        "sub-01_ses-01": "Lyon",
+        "sub-01_ses-02": "Lyon",
+        "sub-02_ses-01": "Rennes",
+    }
 
 
 def test_the_name_mapping_of_2020_tells_grades_and_institutions(root):
@@ -671,6 +687,12 @@ def test_images_are_taken_from_the_space_and_pipeline_of_the_mask(root, files, i
         volume(root / path(file), 1)
     (row,) = scan(root, "bids").manifest.rows
     assert (row.label, list(row.images.values())) == (path(files[0]), [path(f) for f in images])
+
+
+def test_channels_of_a_volume_are_not_called_colours(root):
+    volume(root / "images/a.nii.gz", channels=3)
+    volume(root / "labels/a.nii.gz", 1)
+    assert scan(root).manifest.modalities == ("channel_0", "channel_1", "channel_2")
 
 
 def test_channels_of_one_name_are_told_apart_and_label_names_fit_a_cell(root):
