@@ -735,11 +735,9 @@ def classes_at_two_levels(root):
 @pytest.mark.parametrize("build", [empty, unlabelled_cases, unmatched_pairs, classes_at_two_levels])
 def test_where_nothing_is_found_every_format_is_listed(root, build):
     build(root)
-    with pytest.raises(DataError, match="no dataset of a known format") as refusal:
+    with pytest.raises(DataError, match="no dataset of a known layout") as refusal:
         scan(root)
-    assert [line.strip() for line in str(refusal.value).splitlines()[1:]] == [
-        f"{n}: {f.__doc__}" for n, f in LAYOUTS.items()
-    ]
+    assert ", ".join(LAYOUTS) in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -4,13 +4,12 @@ A layout is a function from a folder to rows. It leaves empty what the folder do
 what its values mean); ``scan`` fills that in from tables and from the files themselves, and remarks on it.
 """
 
-import csv
 import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,26 +18,14 @@ import numpy as np
 
 from polysite.data.images import SUFFIXES, Image, read, stem, suffix
 from polysite.data.manifest import COLUMNS, Labels, Manifest, Row, natural
+from polysite.data.tables import INSTITUTION, SPLITS, find_facts, joined, keys, read_rows, remark, sensible
 from polysite.errors import ConfigError, DataError, nearest
 
 Layout = Callable[[Path], list[Row]]
-Facts = Mapping[str, Mapping[str, str]]  # case -> what a table says of it: site, group, split
 
 LOOK = 16  # label maps that are opened to see which values occur
 TRUTHS = ("seg", "label", "mask", "segmentation", "labels", "truth")
 PAIRS = {"images": ("labels", "masks"), "imagestr": ("labelstr",)}
-SPLITS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
-    ("val", "valid", "validation"), "validation"
-)
-PARTITIONS = ("partitioning_1.csv", "partitioning_2.csv")
-TABLES = (*PARTITIONS, "thresholded_sites.csv", "anony_sites.csv", "name_mapping.csv", "participants.tsv")
-COLUMN = {
-    "case": re.compile(r"(subject|case|participant|patient)(_ids?)?|seriesuid|brats_?\d+(_subject)?_?id"),
-    "site": re.compile(r"partition_id|site(_ids?|_no)?|institution|cent(er|re)|hospital"),
-    "group": re.compile(r"group|(tumou?r_)?grade|scanner"),
-    "split": re.compile(r"(train_test_)?split"),
-}
-INSTITUTION = re.compile(r"brats1[789]_([^_]+)_", re.IGNORECASE)  # the names of later years do not tell it
 BRATS_CASE = re.compile(r"(brats|fets)(\d+_|-[a-z]+-)", re.IGNORECASE)
 BRATS_2023 = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair", "segm": "seg"}  # Segm: in one case of 2020
 BIDS_IMAGE = re.compile(r"t[12]w|flair|t2starw?|pdw|pdt2|t[12]map|inplanet[12]|unit1|angio|swi|ct")
@@ -63,7 +50,7 @@ def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: 
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; name the one that holds the dataset")
     name, rows = _recognised(root, format)
-    rows = _joined(rows, _tables(root, tables, {k for r in rows for k in _keys(r.case)}, remarks), remarks)
+    rows = joined(rows, find_facts(root, tables, {k for r in rows for k in keys(r.case)}, remarks), remarks)
     rows = _usable(rows, f"{root}, read as {name!r}", remarks)
     rows = _labelled(rows, root, labels, remarks)
     if not all(r.site for r in rows):
@@ -122,7 +109,7 @@ def msd(root: Path) -> list[Row]:
     """dataset.json with a list "training" of image and label, as of the Medical Segmentation Decathlon."""
     rows: list[Row] = []
     for home in ("", *natural(p.parent.name for p in root.glob("[!.]*/dataset.json"))):
-        with _sensible(root / home / "dataset.json"):
+        with sensible(root / home / "dataset.json"):
             about = _about(root / home / "dataset.json")
             if "channel_names" in about or "training" not in about:
                 continue  # nnU-Net's
@@ -149,7 +136,7 @@ def nnunet(root: Path) -> list[Row]:
     """imagesTr/CASE_0000.nii.gz and labelsTr/CASE.nii.gz, as of nnU-Net, with or without dataset.json."""
     folders, rows = _images(root, 2), []
     for home in [f.removesuffix("imagesTr") for f in folders if PurePosixPath(f).name == "imagesTr"]:
-        with _sensible(root / home / "dataset.json"):
+        with sensible(root / home / "dataset.json"):
             about = _about(root / home / "dataset.json")
             names = _channels(about.get("channel_names", about.get("modality", {})))
             site, labels = str(about.get("name") or (root / home).name), _meanings(about, root / home)
@@ -181,8 +168,8 @@ def luna(root: Path) -> list[Row]:
     tables = [t for n in ("candidates_V2.csv", "candidates.csv") for t in (root / n, *sorted(root.glob(f"[!.]*/{n}")))]
     table = next((t for t in tables if t.is_file()), root / "candidates.csv")
     rows, count = [], dict.fromkeys(scans, 0)
-    with _sensible(table):
-        for line in _cells(table) if scans else ():
+    with sensible(table):
+        for line in read_rows(table) if scans else ():
             if (uid := line["seriesuid"]) in scans:
                 (site, images), count[uid] = scans[uid], count[uid] + 1
                 x, y, z = (float(line[c]) for c in ("coordx", "coordy", "coordz"))
@@ -289,85 +276,10 @@ def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
             return name, rows
     if format != "auto":
         raise DataError(f"{root} holds no case of the format {format!r}: it looks for {LAYOUTS[format].__doc__}")
-    known = "".join(f"\n  {name}: {layout.__doc__}" for name, layout in LAYOUTS.items())
-    raise DataError(f"{root} holds no dataset of a known format; lay out its files in one of these ways:{known}")
-
-
-def _joined(rows: list[Row], facts: Facts, remarks: list[str]) -> list[Row]:
-    """The cases with what tables say of them; where tables tell sites, they decide which cases there are."""
-    if not facts:
-        return rows
-    sites = {f["site"] for f in facts.values() if f.get("site")}
-    width = max(map(len, sites), default=0) if all(map(str.isdecimal, sites)) else 0  # 01 to 23 sort, 1 to 23 do not
-    kept, strangers, homeless = [], [], []
-    for row in rows:
-        own = next((facts[k] for k in _keys(row.case) if k in facts), {})
-        if sites and "site" not in own:
-            strangers.append(row.case)
-            continue
-        homeless += [row.case] if sites and not own["site"] else []
-        site = (own["site"].zfill(width) if own["site"] else "unknown") if sites else row.site
-        kept.append(replace(row, site=site, group=own.get("group", row.group), split=own.get("split", row.split)))
-    _remark(remarks, strangers, "on disk are in no table and were left out")
-    _remark(remarks, homeless, "have no site in the table and were put into the site 'unknown'")
-    return kept
-
-
-def _tables(root: Path, given: Sequence[Path], known: set[str], remarks: list[str]) -> Facts:
-    """What the given tables say, the first before the others; without any, one that lies in the folder or above."""
-    nearby = [f for name in TABLES for f in (root / name, root.parent / name) if f.is_file()]
-    merged: dict[str, Mapping[str, str]] = {}
-    for file in given or nearby:
-        facts = _facts(file, known)
-        if not known & facts.keys():
-            if given:
-                raise DataError(f"{file} names none of the cases on disk, such as {min(known)!r}; call them alike")
-            remarks.append(f"{file.name} names none of the cases on disk and was not used")
-            continue
-        _remark(remarks, facts.keys() - known, f"of {file.name} are not on disk")
-        merged = {k: {**facts.get(k, {}), **merged.get(k, {})} for k in (*merged, *facts)}
-        if not given:
-            other = [f.name for f in nearby if f.name in PARTITIONS and f.name != file.name and file.name in PARTITIONS]
-            remarks += [f"the sites are those of {file.name}; use --table {n} for the others" for n in other[:1]]
-            break
-    return merged
-
-
-def _facts(file: Path, known: set[str]) -> Facts:
-    """Site, group and split of every case in a table."""
-    lines = _cells(file)
-    former = [next((m[1] for v in reversed(line.values()) if (m := INSTITUTION.match(v))), "") for line in lines]
-    if any(former):  # what BraTS called a case while its names told the institution
-        lines = [
-            line | {"institution": line.get("institution", site)} for line, site in zip(lines, former, strict=True)
-        ]
-    columns = {k: [c for c in (lines[0] if lines else ()) if COLUMN[k].fullmatch(c)] for k in COLUMN}
-    if not columns["case"]:
-        raise DataError(f"{file} has no rows, or no column that names the cases; call it 'case'")
-    case = max(columns.pop("case"), key=lambda c: sum(line[c] in known for line in lines))
-    found: dict[str, Mapping[str, str]] = {}
-    for line in (line for line in lines if line[case]):
-        cells = {k: line[names[0]] for k, names in columns.items() if names}
-        facts = {k: SPLITS.get(v.lower(), v) if k == "split" else v for k, v in cells.items() if v or k == "site"}
-        if found.setdefault(line[case], facts) != facts:
-            raise DataError(f"{file}: case {line[case]!r} is in two rows that differ; keep one of them")
-    return found
-
-
-def _cells(file: Path) -> list[dict[str, str]]:
-    """The rows of a table; names of columns in small letters, without what stands in brackets."""
-    with _sensible(file):
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-        rows = list(csv.DictReader(lines, delimiter=max(",;\t", key="".join(lines[:1]).count)))
-    heads = {k: re.sub(r"\W+", "_", k.partition("(")[0].strip().lower()) for k in (rows[0] if rows else ()) if k}
-    clean = {"na": "", "n/a": "", "nan": ""}
-    return [{h: clean.get(v.lower(), v) for k, h in heads.items() for v in [(r[k] or "").strip()]} for r in rows]
-
-
-def _keys(case: str) -> tuple[str, ...]:
-    """How a table may call a case: as it is, or without the session (BIDS) or the number of a candidate (LUNA)."""
-    plain = re.sub(r"_ses-.*|-\d{5}$", "", case)
-    return case, plain, plain.removeprefix("sub-")
+    raise DataError(
+        f"{root} holds no dataset of a known layout ({', '.join(LAYOUTS)}): 'polysite data formats' shows what each "
+        "looks for; otherwise write a manifest by hand"
+    )
 
 
 def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
@@ -376,7 +288,7 @@ def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
         lacking = [r.case for r in rows if not has(r)]
         if len(lacking) == len(rows):
             raise DataError(f"{where}: none of the {len(rows)} cases has a file for its {what}; see {lacking[0]!r}")
-        _remark(remarks, lacking, f"have no {what} and were left out")
+        remark(remarks, lacking, f"have no {what} and were left out")
         rows = [r for r in rows if has(r)]
     orders = {tuple(r.images) for r in rows}
     names = orders.pop() if len(orders) == 1 else natural(sorted({m for order in orders for m in order}))
@@ -396,18 +308,9 @@ def _labelled(rows: list[Row], root: Path, labels: Labels | None, remarks: list[
     return rows if labels is None else [replace(r, labels=labels) if r.label else r for r in rows]
 
 
-def _remark(remarks: list[str], cases: Iterable[str], what: str) -> None:
-    """Add a sentence about some cases, if there are any; ``what`` is worded for many of them."""
-    if names := natural(sorted({*cases})):
-        one = {"are": "is", "were": "was", "have": "has"}
-        what = re.sub(r"\b(are|were|have)\b", lambda m: one[m[0]], what) if len(names) == 1 else what
-        shown = ", ".join(names[:5]) + ", …" * (len(names) > 5)
-        remarks.append(f"{len(names)} case{'s' * (len(names) > 1)} {what}: {shown}")
-
-
 def _images(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:
     """Name -> file of the images in a folder (``""``) and in those up to some levels below; nothing hidden."""
-    with _sensible(root / at), os.scandir(root / at) as entries:
+    with sensible(root / at), os.scandir(root / at) as entries:
         below = {e.name: e.is_dir() for e in entries if not e.name.startswith(".")}
     found: dict[str, dict[str, str]] = {}
     files: dict[str, str] = {}
@@ -449,16 +352,6 @@ def _parted(row: Row, folders: Sequence[str]) -> Row:
     """A case with the site and the split that the folders above its image tell."""
     splits = [SPLITS[f.lower()] for f in folders if f.lower() in SPLITS]
     return replace(row, site="_".join(f for f in folders if f.lower() not in SPLITS), split="".join(splits[:1]))
-
-
-@contextmanager
-def _sensible(file: Path) -> Iterator[None]:
-    """Whatever is wrong with a file or what it says ends in a sentence."""
-    try:
-        yield
-    except (OSError, csv.Error, AttributeError, LookupError, TypeError, ValueError, RecursionError) as problem:
-        why = f"{type(problem).__name__}: {problem}"
-        raise DataError(f"{file} cannot be used as it is; correct it or move it away ({why})") from problem
 
 
 def _about(file: Path) -> Mapping[str, Any]:

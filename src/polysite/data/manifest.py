@@ -74,6 +74,10 @@ class Manifest:
             raise DataError(f"a row without site or case: {row}")
         if (row.site, row.case) in seen:
             raise DataError(f"{who} is there twice; names of cases must be unique in a site")
+        if reserved := set(row.images) & set(COLUMNS):
+            raise DataError(
+                f"{who} has a modality called {min(reserved)!r}, which is a column of its own; rename that file"
+            )
         if not any(row.images.values()):
             raise DataError(f"{who} has no image: no column of its row names an image file")
         if row.images.keys() != first.images.keys():
@@ -152,12 +156,15 @@ def write(manifest: Manifest, path: Path) -> None:
 def natural(names: Iterable[str]) -> list[str]:
     """Sorted as people sort: numbers by value.
 
-    >>> natural(["10", "9", "b2", "b10"])
-    ['9', '10', 'b2', 'b10']
+    >>> natural(["10", "9", "b2", "01", "b10", "1"])
+    ['01', '1', '9', '10', 'b2', 'b10']
     """
-    return sorted(
-        names, key=lambda n: [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", n) if p]
-    )
+    return sorted(names, key=lambda n: ([(not p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in _runs(n)], n))
+
+
+def _runs(name: str) -> list[str]:
+    """Digits and others in turn."""
+    return [p for p in re.split(r"([0-9]+)", name) if p]
 
 
 def parse_labels(text: str) -> Labels:
@@ -274,7 +281,7 @@ def _cells(row: Row, manifest: Manifest, home: Path) -> dict[str, str]:
         "label": file(row.label) if row.label else "",
         "labels": format_labels(row.labels),
         "class": row.category,
-        "box": " ".join(f"{v:g}" for v in row.box),
+        "box": " ".join(map(repr, row.box)),
         "group": row.group,
         "split": row.split,
         **row.notes,
