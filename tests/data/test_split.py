@@ -20,6 +20,7 @@ from polysite.data.federation import (
     Natural,
     sizes,
 )
+from polysite.data.files import Files
 from polysite.data.split import Split, table
 from polysite.errors import ConfigError, DataError
 
@@ -247,3 +248,18 @@ def test_patients_of_one_name_are_told_apart_when_they_move():
     dealt = deal(Iid(2), sites)
     moved = [n for s in ("iid-1", "iid-2") for n in names(dealt[s]["train"])]
     assert len(set(moved)) == len(moved) and {n[:2] for n in moved} == {"a.", "b."}
+
+
+def test_the_real_partition_of_fets_2022_in_five_folds(shared, tmp_path):
+    """From the published table and the names on disk to the folds; no image is opened for that."""
+    text = (shared / "fets_partitions" / "fets2022_partitioning_1.csv").read_text()
+    (tmp_path / "partitioning_1.csv").write_text(text)
+    listed = {r["Subject_ID"]: r["Partition_ID"] for r in csv.DictReader(text.splitlines())}
+    for case in listed:
+        (tmp_path / case).mkdir()
+        for kind in ("flair", "seg"):
+            (tmp_path / case / f"{case}_{kind}.nii.gz").touch()
+    sites = Files(path=str(tmp_path)).patients(0)
+    assert tuple(map(len, sites.values())) == FETS_2022 and [int(s) for s in sites] == list(range(1, 24))
+    tested = [(s, n) for fold in folds_of(sites) for s, parts in fold.items() for n in names(parts["test"])]
+    assert len(tested) == 1251 and {n: str(int(s)) for s, n in tested} == listed
