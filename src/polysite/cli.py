@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from polysite.errors import PolysiteError
 
 # Threads that spin long while they wait for one another starve on a shared machine: beside one busy process a training
 # step took 3 times as long by default and twice as long with this. Must be set before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+typer.core.HAS_RICH = False  # plain help: with rich there, typer escapes brackets even where it does not use it
 
 app = typer.Typer(
     help="Federated learning for medical image segmentation, for hospitals whose data differ.",

@@ -53,7 +53,9 @@ def federation(study: Study) -> Mapping[str, Parts]:
     """Who holds which patients, and which of them train, validate and test. Nothing is opened but what that takes."""
     study.check()
     patients = study.data.patients(study.seed)
-    dealt = study.federation.deal(patients, lambda sites: study.split.apply(sites, study.seed), study.seed)
+    study.split.check(patients)
+    seed = study.seed if study.split.seed is None else study.split.seed  # who is where is a matter of the split
+    dealt = study.federation.deal(patients, lambda sites: study.split.apply(sites, seed), seed)
     if not any(parts["train"] for parts in dealt.values()):
         raise DataError("no site has a training case")
     if not any(parts["validation"] for parts in dealt.values()):

@@ -218,7 +218,7 @@ def test_a_full_disk_is_one_sentence(cache, files, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fdopen", full)
-    with pytest.raises(DataError, match=r"cannot be written \(No space left on device\): free space .* POLYSITE_CACHE"):
+    with pytest.raises(DataError, match=r"cannot be written \(No space left on device\): make room .* POLYSITE_CACHE"):
         get(cache, files)
     assert not list(cache.rglob("*.partial"))
 

@@ -18,7 +18,6 @@ from polysite.data.federation import (
     LeaveOut,
     Limited,
     Natural,
-    sizes,
 )
 from polysite.data.files import Files
 from polysite.data.split import Split, table
@@ -112,6 +111,8 @@ def test_what_the_manifest_fixes_stays():
     parts = Split().apply({"s": hospital(9, split=lambda i: fixed.get(i, ""))}, 0)["s"]
     assert names(parts["test"]) == ["s0000", "s0001"] and names(parts["validation"]) == ["s0002"]
     assert len(parts["train"]) == 6
+    half = Split().apply({"s": hospital(12, split=lambda i: "train" if i < 6 else "")}, 0)["s"]
+    assert {f"s{i:04d}" for i in range(6)} <= {*names(half["train"])} and len(half["validation"]) == 2
     parts = Split().apply({"s": hospital(10, split=lambda i: "test" if i < 4 else "train")}, 0)["s"]
     assert [len(parts[k]) for k in ("train", "validation", "test")] == [4, 2, 4]
     parts = Split().apply({"s": hospital(3, split=lambda i: "test")}, 0)["s"]  # an unseen hospital
@@ -119,14 +120,14 @@ def test_what_the_manifest_fixes_stays():
 
 
 def test_a_split_is_written_and_read_back(tmp_path):
-    sites = {"a": hospital(9), "b": hospital(7)}  # the same names at both
+    sites = {s: [patient(f"s{i:04d}", s) for i in range(n)] for s, n in (("a", 9), ("b", 7))}  # the same names at both
     file = tmp_path / "split.csv"
-    first = Split(by_group=True).apply(sites, 3)
+    first = Split().apply(sites, 3)
     file.write_text(table(first))
     assert table(Split(file=str(file)).apply(sites, 99)) == table(first)
-    file.write_text(table(first).replace("s0004,a", "s0004,z"))
+    file.write_text(table(first).replace("s0004,a,", "s0004,z,"))
     with pytest.raises(DataError, match="names the case 's0004' of site 'z', which is not in the data"):
-        Split(file=str(file)).apply(sites, 0)
+        Split(file=str(file)).check(sites)
 
 
 def test_the_published_fold_files_are_read(tmp_path):
@@ -196,7 +197,7 @@ def test_limited_keeps_known_groups_and_cuts_the_large():
         "b": hospital(9, "b", group=lambda i: "LGG" if i < 4 else ""),
     }
     dealt = deal(Limited(35), {**sites, "c": hospital(5, "c")})
-    assert {s: sum(n.values()) for s, n in sizes(dealt).items()} == {"a": 35, "b": 4}
+    assert {s: sum(map(len, parts.values())) for s, parts in dealt.items()} == {"a": 35, "b": 4}
     with pytest.raises(DataError, match="no group at all"):
         deal(Limited(), THREE)
 
@@ -263,3 +264,76 @@ def test_the_real_partition_of_fets_2022_in_five_folds(shared, tmp_path):
     assert tuple(map(len, sites.values())) == FETS_2022 and [int(s) for s in sites] == list(range(1, 24))
     tested = [(s, n) for fold in folds_of(sites) for s, parts in fold.items() for n in names(parts["test"])]
     assert len(tested) == 1251 and {n: str(int(s)) for s, n in tested} == listed
+
+
+def visits(site, people=12, each=3):
+    """Several time points of every person."""
+    return [patient(f"{site}{i:02d}-{k}", site, i + k / 10, person=f"{site}{i:02d}", category="xy"[k % 2])
+            for i in range(people) for k in range(each)]  # fmt: skip
+
+
+def homes(dealt):
+    """Person -> the parts in which there is a case of that person."""
+    found = {}
+    for parts in dealt.values():
+        for part, patients in parts.items():
+            for p in patients:
+                found.setdefault(p.person, set()).add(part)
+    return found
+
+
+@pytest.mark.parametrize("split", [{}, {"folds": 5, "fold": 2}, {"by_group": True}], ids=["shares", "folds", "groups"])
+@pytest.mark.parametrize(
+    "federation",
+    [Natural(), ByLabelSize("WT"), Iid(3), Dirichlet(1.0, 3), LabelRatio(2, 3), LeaveOut("a")],
+    ids=lambda f: type(f).__name__,
+)
+def test_nobody_is_trained_and_tested_on(federation, split):
+    sites = {s: visits(s) for s in "abc"}
+    found = homes(deal(federation, sites, **split))
+    assert len(found) == 36 and all(len(parts) == 1 for parts in found.values())
+    assert {"train", "validation", "test"} == {k for parts in found.values() for k in parts}
+
+
+def test_every_person_is_tested_in_one_fold():
+    tested = Counter(n for fold in folds_of({"a": visits("a")}) for n in names(fold["a"]["test"]))
+    assert len(tested) == 36 and set(tested.values()) == {1}
+
+
+def test_a_person_in_two_fixed_parts_is_refused():
+    both = [patient("1", person="x", split="train"), patient("2", person="x", split="test"), *hospital(3)]
+    with pytest.raises(DataError, match="the cases of patient 'x' are in test and train"):
+        Split().apply({"s": both}, 0)
+
+
+GROUPED = {s: hospital(12, s, group=lambda i: "hl"[i % 2], category=lambda i: "xyz"[i % 3]) for s in "abc"}
+EVERY = [Natural(), ByLabelSize("WT"), Iid(2), Limited(5), Dirichlet(5.0, 3), LabelRatio(2, 3), HideModalities(1),
+         LeaveOut("b")]  # fmt: skip
+
+
+@pytest.mark.parametrize("federation", EVERY, ids=lambda f: type(f).__name__)
+def test_who_is_where_does_not_depend_on_the_order_of_files(federation):
+    turned = {s: patients[::-1] for s, patients in GROUPED.items()}
+    assert table(deal(federation, turned)) == table(deal(federation, GROUPED))
+
+
+@pytest.mark.parametrize("federation", EVERY, ids=lambda f: type(f).__name__)
+def test_the_split_of_a_run_gives_the_same_parts_again(federation, tmp_path):
+    first = deal(federation, GROUPED, seed=4)
+    (tmp_path / "split.csv").write_text(table(first))
+    split = Split(file=str(tmp_path / "split.csv"))
+    split.check(GROUPED)
+    again = federation.deal(GROUPED, lambda s: split.apply(s, 4), 4)
+    assert table(again) == table(first)
+
+
+def test_a_site_that_is_called_like_a_synthetic_one_is_refused():
+    with pytest.raises(DataError, match="called 'iid-1'"):
+        deal(Iid(2), {"iid-1": hospital(6, "iid-1"), "b": hospital(6, "b")})
+
+
+def test_groups_that_are_not_there_cannot_be_spread():
+    with pytest.raises(DataError, match="the data name none"):
+        Split(by_group=True).check({"s": hospital(4)})
+    with pytest.raises(ConfigError, match="contradict"):
+        Split(folds=5, file="split.csv")

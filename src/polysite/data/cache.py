@@ -14,6 +14,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -24,7 +25,7 @@ import safetensors.numpy
 
 from polysite.data.case import Case, Patient
 from polysite.data.prepare import Prepare
-from polysite.errors import DataError
+from polysite.errors import ConfigError, DataError
 
 VERSION = 1  # of what preparing does; a change makes every entry new
 SUFFIX = ".safetensors"
@@ -34,7 +35,12 @@ TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
 
 def place() -> Path:
     """Where the cache lies."""
-    return Path(os.environ.get("POLYSITE_CACHE") or Path.home() / ".cache" / "polysite")
+    try:
+        return Path(os.environ.get("POLYSITE_CACHE") or Path.home() / ".cache" / "polysite")
+    except RuntimeError as problem:
+        raise ConfigError(
+            "there is no home folder here; set POLYSITE_CACHE to a folder for prepared cases"
+        ) from problem
 
 
 class Cache:
@@ -112,10 +118,11 @@ def _write(file: Path, content: bytes) -> None:
             stream.write(content)
         draft.replace(file)
     except OSError as problem:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise DataError(
-            f"the cache {file.parent} cannot be written ({problem.strerror}): free space there with "
-            "'polysite data cache --clear', or set POLYSITE_CACHE to another folder"
+            f"the cache {file.parent} cannot be written ({problem.strerror}): make room there "
+            "('polysite data cache --clear' empties it), or set POLYSITE_CACHE to another folder"
         ) from problem
 
 

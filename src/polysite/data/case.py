@@ -42,6 +42,7 @@ class Patient:
     name: str
     read: Callable[[], Case]
     volumes: Callable[[], Mapping[str, float]]  # of every label, in millilitres
+    person: str = ""  # who it is, where one has several cases; empty: the case is all there is of him
     group: str = ""  # tumour grade, scanner
     category: str = ""  # the class, in a classification
     split: str = ""  # train, validation or test, where that is fixed
@@ -49,6 +50,12 @@ class Patient:
     recipe: str = ""  # how they are read, in words
     modalities: int = 1  # how many
     hidden: tuple[int, ...] = ()  # modalities that this hospital must not see
+    origin: tuple[str, str] = ("", "")  # site and name in the data, where a federation moved it
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """Site and name in the data."""
+        return self.origin if any(self.origin) else (self.site, self.name)
 
     def open(self) -> Case:
         """Read it; hidden modalities are zero."""

@@ -5,7 +5,7 @@ train; it is only served and judged. That is how an unseen hospital is tested, a
 patients of the real ones judge.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -46,7 +46,10 @@ class ByLabelSize:
         if self.label not in known:
             raise ConfigError(f"federation.label = {self.label!r} is not in the data; {nearest(self.label, known)}")
         everyone.sort(key=lambda e: (e[0][self.label], e[1].site, e[1].name))
-        return split(_in_order([p for _, p in everyone], {site: len(p) for site, p in sites.items()}))
+        ends = np.cumsum([len(p) for p in sites.values()])
+        ordered = [p for _, p in everyone]
+        pieces = [ordered[b:e] for b, e in zip([0, *ends], ends, strict=False)]
+        return _redealt(sites, dict(zip(sites, pieces, strict=True)), split)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Iid:
         pool = _shuffled([p for each in parts.values() for p in each["train"]], seed)
         if len(pool) < self.sites:
             raise ConfigError(f"federation.sites = {self.sites}, but there are {len(pool)} training cases")
-        dealt = _named([pool[k :: self.sites] for k in range(self.sites)], "iid")
+        dealt = _moved(_named([pool[k :: self.sites] for k in range(self.sites)], "iid", sites))
         judges = {site: {**each, "train": []} for site, each in parts.items()}
         return {**{s: {"train": p, "validation": [], "test": []} for s, p in dealt.items()}, **judges}
 
@@ -118,7 +121,7 @@ class Dirichlet:
                 for site, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
                     dealt[site].extend(order[begin:end])
             if min(map(len, dealt)) >= self.least:
-                return split(_named(dealt, "dirichlet"))
+                return _redealt(sites, _named(dealt, "dirichlet"), split)
         raise ConfigError(
             f"federation.alpha = {self.alpha} left a site with fewer than {self.least} cases in 1000 draws: "
             "raise alpha, or lower federation.sites or federation.least"
@@ -153,7 +156,7 @@ class LabelRatio:
                 f"{', '.join(f'{len(p)} of {n!r}' for n, p in kinds.items())}"
             )
         dealt = [[kinds[n].pop() for n in names for _ in range(count[k, n])] for k in range(self.sites)]
-        return split(_named(dealt, "ratio"))
+        return _redealt(sites, _named(dealt, "ratio"), split)
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,10 @@ class LeaveOut:
         if len(sites) < 2:
             raise ConfigError(f"without {self.site!r} no site is left to train")
         rest = split({s: p for s, p in sites.items() if s != self.site})
-        return {**rest, self.site: {"train": [], "validation": [], "test": list(sites[self.site])}}
+        return {
+            **rest,
+            self.site: {"train": [], "validation": [], "test": sorted(sites[self.site], key=lambda p: p.name)},
+        }
 
 
 FEDERATIONS: Mapping[str, type] = {
@@ -204,17 +210,11 @@ FEDERATIONS: Mapping[str, type] = {
 }
 
 
-def sizes(dealt: Mapping[str, Parts]) -> Mapping[str, Mapping[str, int]]:
-    """Cases in every part of every site."""
-    return {site: {part: len(parts[part]) for part in PARTS} for site, parts in dealt.items()}
-
-
 def _kinds(sites: Sites) -> dict[str, list[Patient]]:
     """The patients by class, or by group where there are no classes."""
     found: dict[str, list[Patient]] = {}
-    for patients in sites.values():
-        for p in patients:
-            found.setdefault(p.category or p.group, []).append(p)
+    for p in sorted((p for patients in sites.values() for p in patients), key=lambda p: (p.site, p.name)):
+        found.setdefault(p.category or p.group, []).append(p)
     if len(found) < 2:
         raise DataError("this federation is built from classes or groups, but the data have fewer than two of them")
     return dict(sorted(found.items()))
@@ -225,17 +225,28 @@ def _shuffled(patients: Sequence[Patient], seed: int) -> list[Patient]:
     return [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]
 
 
-def _in_order(patients: Sequence[Patient], counts: Mapping[str, int]) -> Sites:
-    """The first so many to the first site, the next to the second."""
-    ends = np.cumsum(list(counts.values()))
-    pieces = [list(patients[b:e]) for b, e in zip([0, *ends], ends, strict=False)]
-    return _moved(dict(zip(counts, pieces, strict=True)))
+def _redealt(natural: Sites, dealt: Sites, split: Splitter) -> Mapping[str, Parts]:
+    """The parts of patients at their new sites.
+
+    Where a person has several cases, they may now be at several sites: then the parts are those of the natural sites,
+    so that nobody trains here and is tested there.
+    """
+    people = [(p.site, p.person) for patients in natural.values() for p in patients if p.person]
+    if len(set(people)) == len(people):
+        return split(_moved(dealt))
+    part = {p.source: k for parts in split(natural).values() for k in PARTS for p in parts[k]}
+    moved = _moved(dealt)
+    return {s: {k: [p for p in patients if part.get(p.source) == k] for k in PARTS} for s, patients in moved.items()}
 
 
-def _named(dealt: Sequence[Sequence[Patient]], word: str) -> dict[str, list[Patient]]:
+def _named(dealt: Sequence[Sequence[Patient]], word: str, taken: Iterable[str] = ()) -> dict[str, Sequence[Patient]]:
     """Synthetic sites: iid-1, iid-2, ..."""
     width = len(str(len(dealt)))
-    return _moved({f"{word}-{k:0{width}d}": p for k, p in enumerate(dealt, start=1)})
+    named = {f"{word}-{k:0{width}d}": p for k, p in enumerate(dealt, start=1)}
+    clash = sorted(named.keys() & set(taken))
+    if clash:
+        raise DataError(f"a site of the data is called {clash[0]!r}, like one of this federation; rename it")
+    return named
 
 
 def _moved(sites: Sites) -> dict[str, list[Patient]]:
@@ -243,7 +254,7 @@ def _moved(sites: Sites) -> dict[str, list[Patient]]:
     names = [p.name for patients in sites.values() for p in patients]
     unique = len(set(names)) == len(names)
     return {
-        site: [replace(p, site=site, name=p.name if unique else f"{p.site}.{p.name}") for p in patients]
+        site: [replace(p, site=site, name=p.name if unique else ".".join(p.source), origin=p.source) for p in patients]
         for site, patients in sites.items()
     }
 

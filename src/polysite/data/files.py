@@ -1,9 +1,9 @@
 """Cases from image files: what a manifest lists, opened and checked."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from polysite.data.layouts import Scan
 from polysite.data.manifest import Manifest, Row
 from polysite.errors import ConfigError, DataError
 
+BOX = 1 << 26  # voxels
 TOLERANCE = 0.1  # voxels: how far apart two images of one case may put the same corner
 
 
@@ -92,13 +93,13 @@ class Files:
         return self.manifest.label_names
 
     def patients(self, seed: int) -> Mapping[str, list[Patient]]:
-        names = self.label_names
-        return {site: [self._patient(r, names) for r in rows] for site, rows in self.manifest.sites.items()}
+        names, parts = self.label_names, cache(_parts)
+        return {site: [self._patient(r, names, parts) for r in rows] for site, rows in self.manifest.sites.items()}
 
-    def _patient(self, row: Row, names: tuple[str, ...]) -> Patient:
+    def _patient(self, row: Row, names: tuple[str, ...], parts: Callable[[Path], tuple[Path, ...]]) -> Patient:
         listed, allow = self.manifest, self.allow
         cells = [listed.file(f) if f else None for f in (*row.images.values(), row.label)]
-        files = tuple(dict.fromkeys(c[0] for c in cells if c))
+        files = tuple(dict.fromkeys(file for c in cells if c for file in parts(c[0])))
         # the cache knows files by what is in them, so only their order counts here, not their names
         recipe = [
             [c and (files.index(c[0]), c[1]) for c in cells],
@@ -112,7 +113,8 @@ class Files:
             site=row.site,
             name=row.case,
             read=lambda: open_case(listed, row, names, allow),
-            volumes=lambda: volumes(listed, row),
+            volumes=lambda: volumes(listed, row, names),
+            person=row.patient,
             group=row.group,
             category=row.category,
             split=row.split,
@@ -136,6 +138,12 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
     for other, image in found.items():
         agree(listed, row, first, found[first], other, image)
     grid = found[first]
+    for name, image in found.items():
+        if image.array.min() == image.array.max():
+            raise DataError(
+                f"{listed.file(row.images[name])[0]}: every voxel is {image.array.flat[0]:g}; leave the case out, or "
+                "empty its cell in the manifest and set data.allow = ['missing']"
+            )
     stack = [found[m].array if m in found else np.zeros(grid.shape, np.float32) for m in row.images]
     if row.category:
         label = np.array([n == row.category for n in names], np.uint8)
@@ -162,7 +170,8 @@ def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool =
     """
     file, index = listed.file(name)
     if file not in opened:
-        opened[file] = _kept(file, file.stat().st_mtime_ns) if keep and file.is_file() else images.read(file)
+        stamp = [p.stat().st_mtime_ns for p in _parts(file) if p.is_file()] if keep else []
+        opened[file] = _kept(file, *stamp) if stamp else images.read(file)
     image = opened[file]
     if index is None and image.channels == 1:
         return image
@@ -174,8 +183,16 @@ def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool =
 
 
 @lru_cache(maxsize=2)
-def _kept(file: Path, changed: int) -> Image:
+def _kept(file: Path, *changed: int) -> Image:
     return images.read(file)
+
+
+def _parts(file: Path) -> tuple[Path, ...]:
+    """The files behind an image; one that cannot be read is said to be so when it is opened."""
+    try:
+        return images.parts(file)
+    except DataError:
+        return (file,)
 
 
 def agree(listed: Manifest, row: Row, first: str, one: Image, second: str, other: Image) -> None:
@@ -208,6 +225,10 @@ def cut(array: np.ndarray, affine: np.ndarray, row: Row) -> tuple[np.ndarray, np
     start = np.floor(at.min(0) + 0.5).astype(int)  # np.round would put neighbouring halves on one voxel
     count = np.maximum(1, np.round(np.ptp(at, 0))).astype(int)
     stop, space = start + count, np.array(array.shape[1:])
+    if np.prod(count.astype(float)) > BOX:
+        raise DataError(
+            f"case {row.case!r} of site {row.site!r}: its box is too large, {' x '.join(map(str, count))} voxels"
+        )
     if (stop <= 0).any() or (start >= space).any():
         raise DataError(f"case {row.case!r} of site {row.site!r}: its box lies outside of the image")
     inside = array[:, *(slice(max(a, 0), b) for a, b in zip(start, stop, strict=True))]
@@ -217,10 +238,10 @@ def cut(array: np.ndarray, affine: np.ndarray, row: Row) -> tuple[np.ndarray, np
     return np.stack([np.pad(c, margins[1:], constant_values=c.min()) for c in inside]), moved
 
 
-def volumes(listed: Manifest, row: Row) -> Mapping[str, float]:
-    """The volume of every label in millilitres; in a classification, 1 for the class."""
+def volumes(listed: Manifest, row: Row, names: Sequence[str]) -> Mapping[str, float]:
+    """The volume of every label in millilitres; in a classification, 1 for the class and 0 for others."""
     if row.category:
-        return {row.category: 1.0}
+        return {n: float(n == row.category) for n in names}
     truth = channel(listed, row.label, {})
     masks = channels(truth.array, list(row.labels.items()), str(listed.file(row.label)[0]))
     voxel = float(np.prod(truth.spacing)) / 1000

@@ -25,7 +25,7 @@ from polysite.errors import DataError
 
 NIFTI, META, FLAT = (".nii.gz", ".nii"), (".mha", ".mhd"), (".png", ".tif", ".tiff", ".jpg", ".jpeg")
 SUFFIXES = (*NIFTI, *META, *FLAT)
-LIMIT = 1 << 30  # bytes of voxels a file may hold: 512 x 512 x 2000 voxels of 16 bits
+LIMIT = 1 << 29  # voxels that a file may hold: 512 x 512 x 2000
 CHUNK = 1 << 24
 
 META_TYPES = {
@@ -92,15 +92,24 @@ def read(file: Path) -> Image:
     kind = suffix(file.name)
     if not kind:
         raise DataError(f"{file} is no image that polysite reads; it reads {', '.join(SUFFIXES)}")
-    if not file.is_file():
-        raise DataError(f"{file} does not exist" if not file.exists() else f"{file} is not a file")
     with _refusals(file):
+        if not file.is_file():
+            raise DataError(f"{file} does not exist" if not file.exists() else f"{file} is not a file")
         image = _nifti(file) if kind in NIFTI else _meta(file) if kind in META else _flat(file)
         if not np.isfinite(image.affine).all():
             raise ValueError("its affine holds NaN or infinite values")
         if not 1e-9 < abs(np.linalg.det(image.affine)) < 1e9:
             raise ValueError("its affine or voxel size is degenerate")
     return image
+
+
+def parts(file: Path) -> tuple[Path, ...]:
+    """The files that hold an image: a ``.mhd`` keeps its voxels in another one."""
+    if suffix(file.name) != ".mhd":
+        return (file,)
+    with _refusals(file), file.open("rb") as stream:
+        source = _meta_header(stream)["ElementDataFile"]
+    return (file,) if source == "LOCAL" else (file, file.parent / Path(source).name)
 
 
 @contextmanager
@@ -123,10 +132,8 @@ def _voxels(stream: Stream, shape: tuple[int, ...], dtype: np.dtype[Any], order:
     if any(n < 1 for n in shape):
         raise ValueError(f"its header claims the shape {shape}")
     wanted = math.prod(shape) * dtype.itemsize
-    if wanted > LIMIT:
-        raise ValueError(
-            f"its header claims {wanted / 2**30:.3g} GiB of voxels, more than the {LIMIT >> 30} GiB allowed"
-        )
+    if math.prod(shape) > LIMIT:
+        raise ValueError(f"its header claims {math.prod(shape):.3g} voxels, more than the {LIMIT:.3g} allowed")
     found = bytearray()
     while len(found) < wanted:
         piece = stream.read(min(CHUNK, wanted - len(found)))
@@ -169,7 +176,9 @@ def _nifti(file: Path) -> Image:
     if array.ndim > dims + 1:
         raise ValueError(f"its shape {shape} is neither a volume nor a volume of several channels")
     if math.isfinite(slope) and math.isfinite(shift) and slope != 0 and (slope, shift) != (1.0, 0.0):
-        array = array.astype(np.float32) * np.float32(slope) + np.float32(shift)
+        array = array.astype(np.float32)
+        array *= np.float32(slope)
+        array += np.float32(shift)
     affine = np.asarray(header.get_best_affine(), np.float64)
     if dims == 2:
         affine = np.diag([*np.linalg.norm(affine[:3, :2], axis=0), 1.0])
@@ -271,10 +280,14 @@ def _flat(file: Path) -> Image:
     """A flat image: rows, then columns; colours as channels, a palette as its indices, transparency dropped."""
     from PIL import Image as Pillow
 
-    with Pillow.open(file) as picture:
+    try:
+        opened = Pillow.open(file)
+    except Pillow.DecompressionBombError as problem:
+        raise ValueError("it claims more pixels than a picture has") from problem
+    with opened as picture:
         width, height = picture.size
-        if width * height * max(4, len(picture.getbands())) > LIMIT:
-            raise ValueError(f"it has {width} x {height} pixels, more than the {LIMIT >> 30} GiB allowed")
+        if width * height * len(picture.getbands()) > LIMIT:
+            raise ValueError(f"it has {width} x {height} pixels, more than the {LIMIT:.3g} allowed")
         if getattr(picture, "n_frames", 1) > 1:
             raise ValueError(f"it holds {picture.n_frames} pictures; write one file each, or a volume as NIfTI")  # type: ignore[attr-defined]
         if picture.mode in ("RGBA", "LA", "PA"):

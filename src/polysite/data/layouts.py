@@ -7,7 +7,7 @@ what its values mean); ``scan`` fills that in from tables and from the files the
 import json
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,6 +50,8 @@ def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: 
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; name the one that holds the dataset")
     name, rows = _recognised(root, format)
+    if name in (brats.__name__, kits.__name__, prostate.__name__, tree.__name__, imagefolder.__name__):
+        _unused(root, rows, remarks)  # the others have folders for what is not used
     rows = joined(rows, find_facts(root, tables, {k for r in rows for k in keys(r.case)}, remarks), remarks)
     rows = _usable(rows, f"{root}, read as {name!r}", remarks)
     rows = _labelled(rows, root, labels, remarks)
@@ -223,13 +225,19 @@ def prostate(root: Path) -> list[Row]:
 
 
 def tree(root: Path) -> list[Row]:
-    """SITE/CASE/modality.nii.gz with the truth in seg, label, mask or segmentation.nii.gz beside them."""
-    rows = []
-    for folder, files in _images(root, 2).items():
-        if folder.count("/") == 1:
-            truth = next((f for t in TRUTHS for n, f in files.items() if n.lower() == t), "")
-            images = {n: f for n, f in files.items() if n.lower() not in TRUTHS}
-            rows.append(Row(folder.split("/")[0], folder.split("/")[1], images, truth))
+    """SITE/CASE/modality.nii.gz (or CASE_modality) with seg, label, mask or segmentation; also one SITE by itself."""
+    rows, folders = [], _images(root, 2)
+    depth = 1 if any("/" in f for f in folders) else 0  # without sites, the folder is the one of a hospital
+    for folder, files in folders.items():
+        if folder and folder.count("/") == depth:
+            *above, case = folder.split("/")
+            # T1, t1 and CASE_t1 are the same modality
+            plain = {
+                re.sub(rf"^{re.escape(case)}[_-]", "", n, flags=re.IGNORECASE).lower(): f for n, f in files.items()
+            }
+            truth = next((plain[t] for t in TRUTHS if t in plain), "")
+            images = {n: f for n, f in plain.items() if n not in TRUTHS}
+            rows.append(Row(above[0] if above else root.name, case, images, truth))
     return rows if any(r.label for r in rows) else []
 
 
@@ -255,8 +263,9 @@ def imagefolder(root: Path) -> list[Row]:
         rows += [_parted(Row("", n, {"image": f}, category=category), above) for n, f in files.items() if category]
     classes, names = {r.category for r in rows}, {r.case for r in rows}
     other = {c.lower() for c in classes} & {*PAIRS, *(n for beside in PAIRS.values() for n in beside), *SPLITS}
-    # Folders of cases look alike, but there the same few names come again in every folder.
-    if other or not 2 <= len(classes) <= len(names) or len({bool(r.site) for r in rows}) > 1:
+    # Folders of cases look alike, but there the same few names come again in every folder, and there are label maps.
+    truths = any(re.search(rf"(^|[_-])({'|'.join(TRUTHS)})$", n.lower()) for n in names)
+    if other or truths or not 2 <= len(classes) <= len(names) or len({bool(r.site) for r in rows}) > 1:
         return []
     if len({(r.site, r.case) for r in rows}) < len(rows):
         rows = [replace(r, case="_".join(filter(None, (r.split, r.category, r.case)))) for r in rows]
@@ -282,6 +291,18 @@ def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
     )
 
 
+def _unused(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
+    """Remark on folders at the top from which nothing was taken, and on what they hold."""
+    taken = {PurePosixPath(f).parts[0] for r in rows for f in (*r.images.values(), r.label) if f}
+    left = [e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith((".", "__"))]
+    left = natural(n for n in left if n not in taken)
+    if left:
+        kinds = Counter(Path(f).suffix for n in left for _, _, files in os.walk(root / n) for f in files if f[0] != ".")
+        held = ", ".join(f"{n} {kind or 'other'} files" for kind, n in kinds.most_common(2)) or "no file"
+        dicom = "; DICOM is not read: convert it to NIfTI" if ".dcm" in kinds else ""
+        remarks.append(f"nothing was taken from {', '.join(left[:5])}{', …' * (len(left) > 5)}: {held}{dicom}")
+
+
 def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
     """The cases that have truth and image, all with the modalities that one of them has."""
     for what, has in (("label map", lambda r: r.label or r.category), ("image", lambda r: any(r.images.values()))):
@@ -293,6 +314,11 @@ def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
     orders = {tuple(r.images) for r in rows}
     names = orders.pop() if len(orders) == 1 else natural(sorted({m for order in orders for m in order}))
     used = [m for m in names if any(r.images.get(m) for r in rows)]
+    for modality in used:
+        holders = [r.case for r in rows if r.images.get(modality)]
+        if 2 * len(holders) < len(rows):
+            what = f"of {len(rows)} have {modality!r}, so name the data.modalities to use, or rename files"
+            remark(remarks, holders, what)
     return [r if [*r.images] == used else replace(r, images={m: r.images.get(m, "") for m in used}) for r in rows]
 
 
@@ -302,7 +328,7 @@ def _labelled(rows: list[Row], root: Path, labels: Labels | None, remarks: list[
     if labels is None and bare:
         values = sorted(_values(root, bare)) or [1]
         made = {f"label_{v}": (v,) for v in values}
-        example = "; ".join(f"{name}={v}" for name, v in zip(("edema", "core"), values, strict=False))
+        example = "; ".join(f"NAME={v}" for v in values)
         remarks.append(f"labels are named by their values ({', '.join(made)}); give names with --labels '{example}'")
         return [replace(r, labels=r.labels or made) for r in rows]
     return rows if labels is None else [replace(r, labels=labels) if r.label else r for r in rows]

@@ -13,6 +13,7 @@ label      the label map (segmentation)
 labels     what its values mean; rows may differ in values (1/2/4 here, 1/2/3 there), not in names
 class      instead of ``label``: what the whole image is (classification)
 box        only this part of the image: centre and size in millimetres, "x y z dx dy dz" (RAS)
+patient    the person, where one has several cases (time points): they are never trained and tested on both
 group      tumour grade, scanner: folds can be stratified by it, federations built from it
 split      train, validation or test, where that is fixed
 *others*   a column of image files is a modality; an empty cell means not acquired. Other columns are notes
@@ -27,6 +28,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from polysite.errors import DataError
 Labels = Mapping[str, tuple[int, ...]]  # name -> the values in the file that mean it
 
 SPLITS = ("train", "validation", "test")
-COLUMNS = ("site", "case", "label", "labels", "class", "box", "group", "split")
+COLUMNS = ("site", "case", "patient", "label", "labels", "class", "box", "group", "split")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Row:
     labels: Labels = field(default_factory=dict)
     category: str = ""  # the column "class"
     box: tuple[float, ...] = ()
+    patient: str = ""  # the person, where that is not the case itself
     group: str = ""
     split: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +75,10 @@ class Manifest:
         who, first = f"case {row.case!r} of site {row.site!r}", self.rows[0]
         if not row.site or not row.case:
             raise DataError(f"a row without site or case: {row}")
+        try:
+            f"{row.site}{row.case}".encode()
+        except UnicodeEncodeError as problem:
+            raise DataError(f"{who} has a name that is no text; rename it") from problem
         if (row.site, row.case) in seen:
             raise DataError(f"{who} is there twice; names of cases must be unique in a site")
         if reserved := set(row.images) & set(COLUMNS):
@@ -93,8 +100,11 @@ class Manifest:
             )
         if row.split not in ("", *SPLITS):
             raise DataError(f"{who} has split = {row.split!r}; it is one of {', '.join(SPLITS)} or empty")
-        if row.box and (len(row.box) not in (4, 6) or min(row.box[len(row.box) // 2 :]) <= 0):
-            raise DataError(f"{who} has a box of {len(row.box)} numbers; it is centre and size, 'x y z dx dy dz'")
+        sound = len(row.box) in (4, 6) and all(map(isfinite, row.box)) and min(row.box[len(row.box) // 2 :]) > 0
+        if row.box and not sound:
+            raise DataError(
+                f"{who} has a box of {len(row.box)} numbers; it is centre and size, as in '10 20 30 50 50 50'"
+            )
 
     @property
     def task(self) -> str:
@@ -150,7 +160,9 @@ def write(manifest: Manifest, path: Path) -> None:
         table.writerow(used)
         table.writerows([r.get(k, "") for k in used] for r in rows)
         text = out.getvalue()
-    path.write_text(text, encoding="utf-8")
+    draft = path.with_name(f".{path.name}.partial")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)  # whole or not at all
 
 
 def natural(names: Iterable[str]) -> list[str]:
@@ -197,7 +209,8 @@ def format_labels(labels: Labels) -> str:
 def _split(name: str) -> tuple[str, int | None]:
     """``scan.nii.gz#2`` as file and channel."""
     path, mark, channel = name.rpartition("#")
-    return (path, int(channel)) if mark and channel.isdigit() and suffix(path) else (name, None)
+    numbered = mark and channel.isdecimal() and len(channel) < 5 and suffix(path)
+    return (path, int(channel)) if numbered else (name, None)
 
 
 def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -206,11 +219,18 @@ def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     table = csv.DictReader(io.StringIO(text), delimiter=delimiter)
     if table.fieldnames and len(set(table.fieldnames)) < len(table.fieldnames):
         raise DataError(f"{path}: two columns of the manifest have the same name")
-    for cells in table:
+    for cells in _lines(table, path):
         if None in cells or None in cells.values():
             raise DataError(f"{path}, line {table.line_num}: the row has more or fewer cells than the header")
         if any(cells.values()):
             yield table.line_num, {k.strip(): v.strip() for k, v in cells.items()}
+
+
+def _lines(table: "csv.DictReader[str]", path: Path) -> Iterator[dict[str, str]]:
+    try:
+        yield from table
+    except csv.Error as problem:
+        raise DataError(f"{path}, line {table.line_num}: {problem}") from problem
 
 
 def _json_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -218,15 +238,17 @@ def _json_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         if line.strip():
             try:
                 cells = json.loads(line)
-                yield number, {str(k): _text(v) for k, v in cells.items()}
-            except (ValueError, AttributeError, TypeError, RecursionError) as problem:
+            except (ValueError, RecursionError) as problem:
                 raise DataError(f"{path}, line {number}: not a JSON object of a case: {problem}") from problem
+            if not isinstance(cells, dict):
+                raise DataError(f"{path}, line {number}: not a JSON object of a case, but {line.strip()[:40]!r}")
+            yield number, {k: _text(v) for k, v in cells.items()}
 
 
 def _text(value: Any) -> str:
     """A JSON value as the cell of a table: lists and objects are allowed for box and labels."""
     if isinstance(value, Mapping):
-        return format_labels({k: tuple(v) for k, v in value.items()})
+        return format_labels({k: tuple(v) if isinstance(v, list) else (v,) for k, v in value.items()})
     return " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
 
 
@@ -260,6 +282,7 @@ def _row(line: int, cells: Mapping[str, str], modalities: Sequence[str], path: P
             labels=parse_labels(cells.get("labels", "")) if label else {},
             category=cells.get("class", ""),
             box=tuple(float(v) for v in cells.get("box", "").split()),
+            patient=cells.get("patient", ""),
             group=cells.get("group", ""),
             split=cells.get("split", ""),
             notes={k: v for k, v in cells.items() if k not in COLUMNS and k not in modalities},
@@ -282,6 +305,7 @@ def _cells(row: Row, manifest: Manifest, home: Path) -> dict[str, str]:
         "labels": format_labels(row.labels),
         "class": row.category,
         "box": " ".join(map(repr, row.box)),
+        "patient": row.patient,
         "group": row.group,
         "split": row.split,
         **row.notes,

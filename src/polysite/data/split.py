@@ -1,11 +1,13 @@
 """Which patients train, which choose the best round, which are kept for the final examination.
 
-Every site is split by itself, deterministically in (seed, site), so that every hospital appears in every part.
+Every site is split by itself, deterministically in (seed, site), so that every hospital appears in every part. All
+cases of one person are in one part.
 Federated cross-validation: folds inside every site, the test fold of the federation is the union of the sites'.
 """
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +19,11 @@ from polysite.data.case import Patient
 from polysite.errors import ConfigError, DataError
 
 Parts = Mapping[str, list[Patient]]  # train, validation, test
+Person = tuple[Patient, ...]  # all cases of one
 
 PARTS = ("train", "validation", "test")
 SUBJECT, PARTITION, PART = "Subject_ID", "Partition_ID", "Split"  # as the FeTS files call them; the last is ours
+OPEN = ("test fold", "rest")  # what a published fold says of a case
 
 
 @dataclass(frozen=True)
@@ -42,108 +46,147 @@ class Split:
             )
         if self.folds == 1 or self.folds < 0:
             raise ConfigError(f"split.folds = {self.folds}: at least two, or 0 for none")
+        if self.folds and self.file:
+            raise ConfigError("split.folds and split.file contradict one another; leave out one of them")
         if not 0 <= self.fold < max(1, self.folds):
             raise ConfigError(f"split.fold = {self.fold}: with split.folds = {self.folds} it lies below {self.folds}")
 
     def apply(self, sites: Mapping[str, Sequence[Patient]], seed: int) -> Mapping[str, Parts]:
         """Every site's cases as ``train``, ``validation`` and ``test``."""
         seed = seed if self.seed is None else self.seed
-        fixed = _find(_read(Path(self.file)), sites, self.file) if self.file else None
+        fixed = _find(_read(Path(self.file)), sites) if self.file else None
         return {site: self._site(site, patients, seed, fixed) for site, patients in sites.items()}
 
+    def check(self, sites: Mapping[str, Sequence[Patient]]) -> None:
+        """Refuse a file that names cases which the data do not have."""
+        rows = _read(Path(self.file)) if self.file else []
+        known = {p.source for patients in sites.values() for p in patients}
+        names = {name for _, name in known}
+        for site, name, part in rows:
+            if (site, name) not in known and (part not in OPEN or name not in names):
+                raise DataError(f"{self.file} names the case {name!r} of site {site!r}, which is not in the data")
+        if self.by_group and not any(p.group or p.category for patients in sites.values() for p in patients):
+            raise DataError("split.by_group spreads groups or classes, but the data name none; set it to false")
+
     def _site(self, site: str, patients: Sequence[Patient], seed: int, fixed: Mapping[Patient, str] | None) -> Parts:
-        names = [p.name for p in patients]
-        if len(set(names)) < len(names):
-            twice = next(c for c in names if names.count(c) > 1)
-            raise DataError(f"site {site!r} has two cases called {twice!r}; names of cases must be unique in a site")
-        ordered = sorted(patients, key=lambda p: p.name)
-        dealt = [ordered[i] for i in np.random.default_rng([seed, crc32(site.encode())]).permutation(len(ordered))]
+        twice = [name for name, count in Counter(p.name for p in patients).items() if count > 1]
+        if twice:
+            raise DataError(f"site {site!r} has two cases called {twice[0]!r}; names of cases must be unique in a site")
+        people = _people([p for p in patients if fixed is None or p in fixed])
+        dealt = [people[i] for i in np.random.default_rng([seed, crc32(site.encode())]).permutation(len(people))]
         if self.by_group:  # neighbours in this order go to different parts
-            dealt.sort(key=lambda p: (p.group, p.category))
+            dealt.sort(key=lambda person: (person[0].group, person[0].category))
         if fixed is not None:
-            dealt = [p for p in dealt if p in fixed]
-            parts = self._parts(site, dealt, fixed, 0.0)
+            parts = self._parts(site, dealt, [_part(site, person, fixed) for person in dealt], 0.0)
         elif self.folds:
             parts = self._parts(site, dealt, self._tested(site, dealt), 0.0)
         else:
-            parts = self._parts(site, dealt, {p: p.split for p in dealt}, self.test)
-        return {k: sorted(v, key=lambda p: p.name) for k, v in parts.items()}
+            marks = {p: p.split for person in dealt for p in person}
+            parts = self._parts(site, dealt, [_part(site, person, marks) for person in dealt], self.test)
+        return {k: sorted((p for person in v for p in person), key=lambda p: p.name) for k, v in parts.items()}
 
-    def _tested(self, site: str, dealt: Sequence[Patient]) -> Mapping[Patient, str]:
-        """Every case is tested in exactly one fold. Sites begin at different folds, so that folds have like sizes."""
+    def _tested(self, site: str, dealt: Sequence[Person]) -> list[str]:
+        """Everyone is tested in exactly one fold. Sites begin at different folds, so that folds have like sizes."""
         if len(dealt) < 3:
             raise DataError(
                 f"site {site!r} has {len(dealt)} cases; cross-validation takes three, one each to train, to validate "
                 "and to test: add cases or leave the site out with data.exclude"
             )
         first = crc32(site.encode())
-        return {p: "test" if (i + first) % self.folds == self.fold else "" for i, p in enumerate(dealt)}
+        return ["test" if (i + first) % self.folds == self.fold else "" for i in range(len(dealt))]
 
-    def _parts(self, site: str, dealt: Sequence[Patient], fixed: Mapping[Patient, str], test_share: float) -> Parts:
+    def _parts(
+        self, site: str, dealt: Sequence[Person], fixed: Sequence[str], test_share: float
+    ) -> dict[str, list[Person]]:
         """The parts that are fixed, and shares of the rest. A site whose cases are all tested does not train."""
-        test, validation = ([p for p in dealt if fixed[p] == k] for k in ("test", "validation"))
-        free = [p for p in dealt if not fixed[p]]
-        if test_share and not test and len(free) >= 3:
-            test, _ = self._take(free, min(max(1, round(test_share * len(dealt))), len(free) - 2))
-        rest = [p for p in dealt if p not in test and p not in validation]
         if not dealt:
             raise DataError(f"site {site!r} has no cases; add cases or leave the site out with data.exclude")
-        if rest and not validation:
-            if len(rest) == 1:
-                but = " besides those to test" if test else ""
+        train, validation, test = ([p for p, part in zip(dealt, fixed, strict=True) if part == k] for k in PARTS)
+        free = [p for p, part in zip(dealt, fixed, strict=True) if not part]
+        if test_share and not test and len(free) >= 3:
+            test, free = self._take(free, min(max(1, round(test_share * len(dealt))), len(free) - 2))
+        if (free or train) and not validation:
+            rest = len(free) + len(train)
+            if rest == 1:
                 raise DataError(
-                    f"site {site!r} has one case{but}, {rest[0].name!r}; it takes two, one to train and one to "
-                    "validate: add a case or leave the site out with data.exclude"
+                    f"site {site!r} has one case{' besides those to test' if test else ''}, "
+                    f"{(*free, *train)[0][0].name!r}; it takes two, one to train and one to validate: "
+                    "add a case or leave the site out with data.exclude"
                 )
-            of = len(dealt) if test_share else len(rest)
-            validation, rest = self._take(rest, min(max(1, round(self.validation * of)), len(rest) - 1))
-        return {"train": rest, "validation": validation, "test": test}
+            count = min(max(1, round(self.validation * (len(dealt) if test_share else rest))), rest - 1)
+            validation, free = self._take(free, min(count, len(free)))
+            if not validation:  # nothing is free: some of what was meant to train must choose the best round
+                validation, train = self._take(train, count)
+        return {"train": [*train, *free], "validation": validation, "test": test}
 
-    def _take(self, dealt: Sequence[Patient], count: int) -> tuple[list[Patient], list[Patient]]:
+    def _take(self, dealt: Sequence[Person], count: int) -> tuple[list[Person], list[Person]]:
         """``count`` of them, and the others; evenly over the order where it is sorted by group."""
         taken = {i * len(dealt) // count if self.by_group else i for i in range(count)}
         return [p for i, p in enumerate(dealt) if i in taken], [p for i, p in enumerate(dealt) if i not in taken]
 
 
+def _people(patients: Sequence[Patient]) -> list[Person]:
+    """The cases of each person together, in the order of their names."""
+    found: dict[str, list[Patient]] = {}
+    for p in sorted(patients, key=lambda p: p.name):
+        found.setdefault(f"person {p.person}" if p.person else f"case {p.name}", []).append(p)
+    return [tuple(cases) for cases in found.values()]
+
+
+def _part(site: str, person: Person, fixed: Mapping[Patient, str]) -> str:
+    """Where a person belongs, if any of the cases says so."""
+    said = sorted({fixed[p] for p in person} - {""})
+    if len(said) > 1:
+        raise DataError(
+            f"site {site!r}: the cases of patient {person[0].person!r} are in {' and '.join(said)}; choose one"
+        )
+    return said[0] if said else ""
+
+
 def table(parts: Mapping[str, Parts]) -> str:
-    """Who is in which part, as the CSV that ``split.file`` reads."""
+    """Who is in which part, as the CSV that ``split.file`` reads: as the data call them, and where they are now."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
-    rows.writerow([SUBJECT, PARTITION, PART])
-    rows.writerows([p.name, site, part] for site, each in parts.items() for part in PARTS for p in each.get(part, ()))
+    rows.writerow([SUBJECT, PARTITION, PART, "Site"])
+    for site, each in parts.items():
+        for part in PARTS:
+            rows.writerows([p.source[1], p.source[0], part, site] for p in each.get(part, ()))
     return out.getvalue()
 
 
-def _find(
-    rows: Sequence[tuple[str, str, str]], sites: Mapping[str, Sequence[Patient]], file: str
-) -> dict[Patient, str]:
-    """The patients that a file means. It may call the sites otherwise, as long as names of cases are unique."""
-    by_site = {(site, p.name): p for site, patients in sites.items() for p in patients}
-    by_name = {p.name: p for p in by_site.values()}
-    unique = len(by_name) == len(by_site)
+def _find(rows: Sequence[tuple[str, str, str]], sites: Mapping[str, Sequence[Patient]]) -> dict[Patient, str]:
+    """The patients that a file means. A published one may call the sites otherwise; what a federation left out may be
+    in the file and not here."""
+    by_source = {p.source: p for patients in sites.values() for p in patients}
+    by_name = {p.source[1]: p for p in by_source.values()}
+    unique = len(by_name) == len(by_source)
     found: dict[Patient, str] = {}
     for site, name, part in rows:
-        patient = by_site.get((site, name)) or (by_name.get(name) if unique else None)
-        if patient is None:
-            raise DataError(f"{file} names the case {name!r} of site {site!r}, which is not in the data")
-        if patient in found:
-            raise DataError(f"{file} names the case {name!r} of site {site!r} twice")
-        found[patient] = part
+        patient = by_source.get((site, name)) or (by_name.get(name) if unique and part in OPEN else None)
+        if patient is not None:
+            found[patient] = "" if part == "rest" else part.removesuffix(" fold")
     return found
 
 
 def _read(file: Path) -> list[tuple[str, str, str]]:
-    """(site, case, part); the part is empty where train and validation are left to us."""
+    """(site, case, part) of a file; a published fold leaves train and validation of the rest to us."""
     rows = _rows(file)
     if PART in rows[0]:
         odd = next((r for r in rows if r[PART] not in PARTS), None)
         if odd:
             raise DataError(f"{file}: {odd[SUBJECT]!r} is in the part {odd[PART]!r}; parts are {', '.join(PARTS)}")
-        return [(r[PARTITION], r[SUBJECT], r[PART]) for r in rows]
-    if "_test_" not in file.name:
+        found = [(r[PARTITION], r[SUBJECT], r[PART]) for r in rows]
+    elif "_test_" in file.name:
+        rest = _rows(file.with_name(file.name.replace("_test_", "_train_")))
+        found = [
+            (r[PARTITION], r[SUBJECT], part) for part, group in zip(OPEN, (rows, rest), strict=True) for r in group
+        ]
+    else:
         raise DataError(f"{file} has no column {PART!r}, and its name is not that of a test fold, NAME_test_fold_K.csv")
-    rest = _rows(file.with_name(file.name.replace("_test_", "_train_")))
-    return [(r[PARTITION], r[SUBJECT], part) for part, group in (("test", rows), ("", rest)) for r in group]
+    twice = [who for who, count in Counter((site, name) for site, name, _ in found).items() if count > 1]
+    if twice:
+        raise DataError(f"{file} names the case {twice[0][1]!r} of site {twice[0][0]!r} twice")
+    return found
 
 
 def _rows(file: Path) -> list[dict[str, str]]:
