@@ -16,6 +16,7 @@ from polysite.data.prepare import Prepare
 from polysite.data.sources import Phantom
 from polysite.data.split import Split
 from polysite.engines.rounds import Plan
+from polysite.errors import ConfigError
 from polysite.models import MODELS
 from polysite.models.densenet import DenseNet
 from polysite.models.unet import UNet
@@ -89,3 +90,16 @@ def test_overrides_reach_everything():
     assert one == {**four_hospitals(), "island": replace(four_hospitals()["island"], noise=0.5)}
     assert parse("", {"data.sites": "{y={}}"}).data.sites == {"y": Hospital()}
     assert study.train.loss == "dice_ce"
+
+
+def test_a_section_without_a_name_is_what_its_keys_say():
+    assert parse('[data]\npath = "x.csv"').data == Files(path="x.csv")
+    with pytest.raises(ConfigError, match=r"unknown key 'data\.paht'"):
+        parse('[data]\npaht = "x.csv"')
+
+
+def test_lists_may_be_one_word_or_words_without_quotes():
+    for text in ("EZ", '["EZ"]', "[EZ]", "[ EZ ]"):
+        assert parse("", {"data.path": "x", "data.exclude": text}).data.exclude == ("EZ",)
+    assert parse("", {"data.path": "x", "data.modalities": "[t1, flair]"}).data.modalities == ("t1", "flair")
+    assert parse("", {"data.path": "x", "data.labels.core": "1"}).data.labels == {"core": (1,)}

@@ -9,7 +9,7 @@ from PIL import Image as Pillow
 
 import polysite as ps
 from polysite.data.federation import HideModalities, Iid, LabelRatio, LeaveOut
-from polysite.errors import ConfigError, RunError
+from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.densenet import DenseNet
 from polysite.study import federation, hospitals, simulator
 
@@ -46,14 +46,12 @@ def test_hidden_modalities_reach_the_network_as_zeros():
 def test_who_was_where_is_saved_and_watched_over(tmp_path):
     run = ps.run(replace(SMALL, split=ps.Split(folds=3, fold=1)), tmp_path / "run")
     lines = (tmp_path / "run" / "split.csv").read_text().splitlines()
-    assert lines[0] == "Subject_ID,Partition_ID,Split" and len(lines) == 16
-    assert {n for s in run.result["test"].values() for n in s} == {
-        x.split(",")[0] for x in lines if x.endswith(",test")
-    }
+    assert lines[0] == "Subject_ID,Partition_ID,Split,Site" and len(lines) == 16
+    assert {n for s in run.result["test"].values() for n in s} == {x.split(",")[0] for x in lines if ",test," in x}
     again = replace(SMALL, split=ps.Split(file=str(tmp_path / "run" / "split.csv")), seed=9)
     assert [len(p["test"]) for p in federation(again).values()] == [len(v) for v in run.result["test"].values()]
     (tmp_path / "run" / "result.json").unlink()
-    (tmp_path / "run" / "split.csv").write_text("\n".join([*lines[:-1], "someone,west,test"]))
+    (tmp_path / "run" / "split.csv").write_text("\n".join([*lines[:-1], "someone,west,test,west"]))
     with pytest.raises(RunError, match="names other cases or parts"):
         ps.resume(tmp_path / "run")
 
@@ -107,3 +105,50 @@ def test_a_network_that_does_not_fit_the_data_is_refused(pictures):
         federation(replace(classification(pictures), model=ps.UNet(filters=(2, 4, 4))))
     with pytest.raises(ConfigError, match="has 3 sides for 2D data"):
         federation(replace(classification(pictures), train=ps.Train(patch=(16, 16, 16))))
+
+
+@pytest.mark.parametrize("chosen", [LeaveOut("west"), Iid(2)], ids=["leave out", "iid"])
+def test_an_algorithm_without_a_model_for_strangers_is_refused_where_they_judge(chosen):
+    with pytest.raises(ConfigError, match=r"local has no model for '(west|east)', which does not train"):
+        simulator(replace(SMALL, algorithm=ps.Local(), federation=chosen))
+
+
+def test_a_site_may_be_called_anything(tmp_path, capsys):
+    from polysite.report import tables
+
+    sites = {"../[/b]": ps.Hospital(cases=3), "Zürich (a/b)": ps.Hospital(cases=3, scanner=1)}
+    run = ps.run(replace(SMALL, algorithm=ps.Local(), data=replace(SMALL.data, sites=sites)), tmp_path / "run")
+    assert len(list((tmp_path / "run" / "models").iterdir())) == 4 and set(run.dice()) == set(sites)
+    tables.show([tmp_path / "run"])
+    assert "../[/b]" in capsys.readouterr().out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_the_same_scan_twice_is_not_trained_on(pictures, tmp_path):
+    (tmp_path / "pictures" / "B" / "ulcer" / "more.png").write_bytes(
+        (tmp_path / "pictures" / "A" / "ulcer" / "ulcer3.png").read_bytes()
+    )
+    with pytest.raises(DataError, match="case 'more' of site 'B' is the same scan as case 'ulcer3' of site 'A'"):
+        hospitals(classification(ps.Files(path=pictures.path)))
+
+
+def test_the_result_says_what_the_classes_are(tmp_path, pictures):
+    run = ps.run(replace(classification(pictures), run=ps.Plan(rounds=1)), tmp_path / "run")
+    assert run.result["labels"] == ("healthy", "ulcer") and run.result["task"] == "classification"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "A: 8 train, 4 validation, 4 test" in log
+
+
+def test_what_is_hidden_is_written_down(tmp_path):
+    ps.run(replace(SMALL, federation=HideModalities(1), run=ps.Plan(rounds=1)), tmp_path / "run")
+    assert (
+        "north: 3 train, 1 validation, 1 test; hidden in all of them: t1ce"
+        in (tmp_path / "run" / "log.txt").read_text()
+    )
+
+
+def test_all_patches_of_one_case_train_a_batch_normalised_network(pictures):
+    """A last batch of one case must not be too small for the statistics of the batch."""
+    study = replace(classification(pictures), train=ps.Train(patch=(16, 16), batch=7, device="cpu"))
+    site = simulator(study).sites["A"]
+    assert site.fit(site.start).steps == 2

@@ -1,5 +1,7 @@
 """The torch site against answers on paper and against a loop written by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -322,8 +324,16 @@ def test_images_are_classified(dims):
         TorchSite("s", net, {}, ["a", "b"], Train(**{**vars(train), "loss": "dice"}), 0, Classify())
 
 
-def test_cases_on_disk_train_as_those_in_memory():
-    a, b = site(), site(Train(**{**vars(PLAIN), "cases": "disk"}))
+def test_cases_on_disk_train_as_those_in_memory(tmp_path, monkeypatch):
+    def mapped(n, seed=0, site="s", cases=cases):
+        for c in cases(n, seed, site):
+            np.save(tmp_path / f"{c.name}.npy", c.image)
+            yield replace(c, image=np.load(tmp_path / f"{c.name}.npy", mmap_mode="c"))
+
+    a = site()
+    monkeypatch.setitem(globals(), "cases", lambda *given: list(mapped(*given)))
+    b = site(Train(**{**vars(PLAIN), "cases": "disk"}))
+    assert b._volumes["s0"][0].data_ptr() != a._volumes["s0"][0].data_ptr()
     one, two = (s.at(1).fit(s.start, epochs=2).params for s in (a, b))
     assert all(torch.equal(one[k], two[k]) for k in one)
     assert a.score(one, a.cases("validation")) == b.score(two, b.cases("validation"))

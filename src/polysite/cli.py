@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +43,7 @@ Source = Annotated[
 Override = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. algorithm.lr=0.2.")
 ]
+PHANTOM = "WT=1,2,4; TC=1,4; ET=4"
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of tables, for scripts.")]
 
@@ -52,7 +54,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Another seed draws other patients.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Four drawn hospitals, one of them an outlier: what each gets alone, federated and pooled."""
+    """Four drawn hospitals: what each gets alone, federated and pooled."""
     from polysite import demo as demonstration
 
     with _watching(quiet, False) as watch:
@@ -129,7 +131,7 @@ def phantom(
     override: Override = None,
     seed: Annotated[int, typer.Option(help="Another seed draws other patients.")] = 0,
 ) -> None:
-    """Write the phantom federation as NIfTI files, to try polysite on a folder like your own."""
+    """Write the phantom federation as NIfTI files, to try polysite on."""
     from polysite import config as configuration
     from polysite.data.phantom import write
     from polysite.errors import RunError
@@ -140,7 +142,7 @@ def phantom(
     patients = study.data.patients(study.seed)
     write((p.open() for site in patients.values() for p in site), out)
     count = sum(map(len, patients.values()))
-    print(f"{count} cases of {len(patients)} hospitals in {out}; labels: 2 oedema, 1 core, 4 enhancing")
+    print(f"{count} cases of {len(patients)} hospitals in {out}. Next: polysite data scan {out} --labels '{PHANTOM}'")
 
 
 data = typer.Typer(help="Describe and look after image files.", no_args_is_help=True, rich_markup_mode=None)
@@ -206,7 +208,7 @@ def check_data(
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Open every case of every site and say what is wrong with it; the exit code is 1 if something is."""
+    """Open every case and say what is wrong with it; exit code 1 if something is."""
     from polysite.data.check import check
     from polysite.data.files import Files
     from polysite.report import tables
@@ -231,10 +233,14 @@ def preview(
     cases: Annotated[int, typer.Option(min=1, help="Cases a site, evenly over its list.")] = 6,
     override: Override = None,
 ) -> None:
-    """Draw a sheet per site: slices with the outlines of the labels, and a histogram per modality."""
+    """Draw a sheet per site: slices, outlines, histograms."""
+    from polysite.data.files import Files
     from polysite.report import preview as sheets
 
-    for file in sheets.draw(_study(source, override or []), out, cases):
+    study = _study(source, override or [])
+    if isinstance(study.data, Files):  # to look at, whatever is there
+        study = replace(study, data=replace(study.data, allow=("missing", "empty")))
+    for file in sheets.draw(study, out, cases):
         print(file)
 
 
@@ -255,7 +261,13 @@ def _study(path: Path | None, override: list[str]) -> Any:
     given = _overrides(override)
     if path is None or (path.suffix not in (".csv", ".jsonl") and not path.is_dir()):
         return configuration.load(path, given) if path else configuration.parse("", given)
-    return configuration.parse("", {"data.name": "files", "data.path": json.dumps(str(path)), **given})
+    plain = {"data.name": "files", "data.path": json.dumps(str(path), ensure_ascii=False)}
+    files = configuration.parse("", {**plain, **{k: v for k, v in given.items() if k.startswith("data.")}}).data
+    if files.dims == 2:  # defaults that fit
+        plain["train.patch"] = "[32, 32]"
+    if files.task == "classification":
+        plain["model.name"] = "densenet_small"
+    return configuration.parse("", {**plain, **given})
 
 
 def _overrides(given: list[str]) -> dict[str, str]:

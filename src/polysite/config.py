@@ -70,7 +70,9 @@ class Study:
         for name in ("patch", "window"):
             given = getattr(self.train, name)
             if given and len(given) != self.data.dims:
-                raise ConfigError(f"train.{name} = {list(given)} has {len(given)} sides for {self.data.dims}D data")
+                dims = self.data.dims
+                fit = f"for {dims}D data; set it to {[given[0]] * dims}"
+                raise ConfigError(f"train.{name} = {list(given)} has {len(given)} sides {fit}")
         tasks.check_loss(tasks.find(self.data.task, self.train.exclusive), self.train.loss)
 
 
@@ -169,6 +171,8 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
         return _build(next(k for k in inside if k is not type(None)), given, at, default)
     if origin is Literal:
         return given if given in inside else _refuse(at, given, f"must be one of {', '.join(map(repr, inside))}")
+    if origin is tuple and isinstance(given, (str, int, float)):
+        given = [given]  # one alone
     if origin is tuple and isinstance(given, list):
         return tuple(_build(inside[0], v, f"{at}[{i}]") for i, v in enumerate(given))
     if origin is Mapping and isinstance(given, Mapping):
@@ -186,7 +190,7 @@ def _scalar(kind: Any, given: Any, at: str) -> Any:
 
 
 def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default: Any) -> Any:
-    name = given.pop("name", _name_in(at, default) if default is not None else None)
+    name = given.pop("name", None) or _meant(choices, given, at, default)
     if name is None:
         raise ConfigError(f"[{at}] needs a name; known: {', '.join(sorted(choices))}")
     if not isinstance(name, str) or name not in choices:
@@ -195,6 +199,13 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
     if isinstance(chosen, type):
         return _instance(chosen, given, at, default if type(default) is chosen else None)
     return _instance(type(chosen), given, at, chosen)
+
+
+def _meant(choices: Mapping[str, Any], given: Mapping[str, Any], at: str, default: Any) -> str | None:
+    """The name of a section that gives none: the default's, or the only one that has all its keys."""
+    name = _name_in(at, default) if default is not None else None
+    having = {n for n, c in choices.items() if given.keys() <= {f.name for f in fields(c)}}
+    return name if name in having or len(having) != 1 else having.pop()
 
 
 def _instance(kind: Any, given: Any, at: str, default: Any) -> Any:
@@ -241,8 +252,9 @@ def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
             raise ConfigError(f"--set {key}={text}: {name!r} is a value, not a section")
     try:
         given[last] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        given[last] = text
+    except tomllib.TOMLDecodeError:  # words without quotes
+        inside = text.strip().removeprefix("[").removesuffix("]")
+        given[last] = [w.strip() for w in inside.split(",")] if text.strip() == f"[{inside}]" else text
 
 
 def _plain(value: Any, at: str = "") -> Any:

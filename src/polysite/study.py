@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,13 +13,13 @@ from polysite import config
 from polysite.algorithms import name_of
 from polysite.config import Study
 from polysite.data.cache import Cache, place
-from polysite.data.case import Case
+from polysite.data.case import Case, Patient
 from polysite.data.files import Files
 from polysite.data.split import PARTS, Parts, table
 from polysite.engines import rounds
 from polysite.engines.folder import RunFolder
 from polysite.engines.simulator import Simulator
-from polysite.errors import DataError, RunError
+from polysite.errors import ConfigError, DataError, RunError
 from polysite.train import tasks
 from polysite.train.torch_site import Network, TorchSite
 
@@ -78,19 +78,34 @@ def hospitals(
     network, cache = Network(module, study.train), Cache(place())
     everyone = [(site, part, p) for site, parts in dealt.items() for part in PARTS for p in parts[part]]
     ready: dict[str, dict[str, list[Case]]] = {site: {part: [] for part in PARTS} for site in dealt}
+    _told_apart(cache, [p for _, _, p in everyone])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [pool.submit(cache.get, p, study.prepare, study.train.patch) for _, _, p in everyone]
         try:
             for done, ((site, part, p), job) in enumerate(zip(everyone, jobs, strict=True), start=1):
                 ready[site][part].append(job.result())
                 watch.case(done, len(everyone), f"{site} · {p.name}")
-        except BaseException:
+        except BaseException as problem:
             pool.shutdown(cancel_futures=True)
+            if isinstance(problem, DataError) and isinstance(source, Files):
+                raise DataError(f"{problem} ('polysite check-data' lists all problems)") from problem
             raise
     return {
         site: TorchSite(site, network, parts, source.label_names, study.train, study.seed, task)
         for site, parts in ready.items()
     }
+
+
+def _told_apart(cache: Cache, patients: Iterable[Patient]) -> None:
+    """Refuse the same scan in two cases, unless they are known to be of one person."""
+    seen: dict[str, Patient] = {}
+    for p in patients:
+        twin = seen.setdefault(cache.digest(p.files[0]), p) if p.files else p
+        if twin is not p and (not p.person or twin.person != p.person):
+            raise DataError(
+                f"case {p.name!r} of site {p.site!r} is the same scan as case {twin.name!r} of site {twin.site!r} "
+                f"({p.files[0]}): one might train and the other test; remove one of them"
+            )
 
 
 def simulator(
@@ -100,6 +115,12 @@ def simulator(
     sites = hospitals(study, dealt, watch)
     train = {s: site for s, site in sites.items() if site.size}
     judge = {s: site for s, site in sites.items() if site.cases("validation") or site.cases("test")}
+    strangers = sorted(judge.keys() - train.keys())
+    if strangers and not study.algorithm.strangers:
+        raise ConfigError(
+            f"{name_of(study.algorithm)} has no model for {strangers[0]!r}, which does not train: choose another "
+            "algorithm, or a federation in which every site trains"
+        )
     if study.run.pooled:
         train = {POOLED: TorchSite.pool(POOLED, sites)}
     return Simulator(study.algorithm, train, guests=judge, wire=study.run.wire)
@@ -116,7 +137,7 @@ def run(study: Study, out: Path | str | None = None, watch: rounds.Watch = round
     path = Path(out) if out else RunFolder.fresh(Path("runs"), name)
     folder = RunFolder.create(path, config.dump(_pinned(study)), study.seed, table(dealt))
     with folder.alone():
-        return _train(study, engine, folder, None, watch)
+        return _train(study, dealt, engine, folder, None, watch)
 
 
 def resume(path: Path | str, watch: rounds.Watch = rounds.Watch()) -> Run:
@@ -135,7 +156,7 @@ def resume(path: Path | str, watch: rounds.Watch = rounds.Watch()) -> Run:
         engine = simulator(study, dealt, watch)
         with _log(folder):
             at = rounds.find_progress(folder, engine, study.algorithm)
-        return _train(study, engine, folder, at, watch)
+        return _train(study, dealt, engine, folder, at, watch)
 
 
 def _pinned(study: Study) -> Study:
@@ -150,12 +171,26 @@ def _pinned(study: Study) -> Study:
     return study
 
 
-def _train(study: Study, engine: Simulator, folder: RunFolder, at: rounds.Progress | None, watch: rounds.Watch) -> Run:
+def _train(
+    study: Study,
+    dealt: Mapping[str, Parts],
+    engine: Simulator,
+    folder: RunFolder,
+    at: rounds.Progress | None,
+    watch: rounds.Watch,
+) -> Run:
     with _log(folder) as log:
         log.info("%s over %s", name_of(study.algorithm), ", ".join(engine.names))
+        for site, parts in dealt.items():
+            hidden = {study.data.modality_names[k] for each in parts.values() for p in each for k in p.hidden}
+            blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""
+            log.info("%s: %s%s", site, ", ".join(f"{len(parts[k])} {k}" for k in PARTS), blind)
         watch.begin(folder.path.name, study.run.rounds, *((at.round + 1, at.best_score) if at else (0, 0.0)))
         start = next(iter(engine.sites.values())).start
-        result = rounds.train(study.algorithm, engine, start, study.run, study.seed, folder, resume=at, watch=watch)
+        about = {"task": study.data.task, "labels": study.data.label_names, "modalities": study.data.modality_names}
+        result = rounds.train(
+            study.algorithm, engine, start, study.run, study.seed, folder, resume=at, watch=watch, about=about
+        )
         watch.end()
         log.info("finished; best round %d", result["best_round"])
     return Run(folder, result)
@@ -175,6 +210,9 @@ def _log(folder: RunFolder) -> Iterator[logging.Logger]:
     log.setLevel(logging.INFO)
     try:
         yield log
+    except KeyboardInterrupt:
+        log.error("stopped by hand; 'polysite train --resume %s' continues", folder.path)
+        raise
     except BaseException as problem:
         log.error("stopped: %s: %s", type(problem).__name__, problem)
         raise

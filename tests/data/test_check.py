@@ -67,7 +67,7 @@ def copy(source, target):
 
 PROBLEMS = {
     "unreadable": (lambda t: (t / CASE / "t1.nii.gz").write_bytes(b"x" * 500), "error", "t1.nii.gz cannot be read"),
-    "missing": (lambda t: (t / CASE / "t1.nii.gz").unlink(), "error", "t1 was not acquired"),
+    "missing": (lambda t: (t / CASE / "t1.nii.gz").unlink(), "error", "t1 was not acquired; leave the case out"),
     "shape": (
         rewrite("t1", lambda a: a[1:]),
         "error",
@@ -155,3 +155,22 @@ def test_the_flair_copies_of_the_real_hospitals_are_reported(shared):
     copies = [p for p in report.problems if "is a copy of flair" in p.what]
     found = {(p.case, p.what.split(", so ")[1].split()[0]) for p in copies}
     assert found == known and len(known) == 6
+
+
+def test_a_stray_file_is_one_line(tree):
+    copy(f"{CASE}/flair.nii.gz", f"{CASE}/flair (copy).nii.gz")(tree)
+    found = check(Files(path=str(tree), labels={"L": (1,)})).problems
+    says = [p.what for p in found if p.kind == "error"]
+    assert len(says) == 1 and says[0].startswith("only 1 of 6 cases have 'flair (copy)' (north/north1/flair (copy)")
+
+
+def test_amounts_are_said_in_the_unit_of_the_files(tree):
+    report = check(Files(path=str(tree), labels={"L": (1,)}))
+    assert all(s["labels"]["L"].endswith(" voxels") and s["unit"] == "(unit unknown)" for s in report.sites())
+    for file in tree.rglob("*.nii.gz"):
+        image = nibabel.load(file)
+        image.header.set_xyzt_units("mm")
+        nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), image.affine, image.header), file)
+    (first, *_) = check(Files(path=str(tree), labels={"L": (1,)})).sites()
+    voxels = np.median([np.asarray(nibabel.load(f).dataobj).sum() for f in (tree / "north").rglob("seg.nii.gz")])
+    assert first["labels"]["L"] == f"{voxels / 1000:.3g} ml" and first["unit"] == "mm"

@@ -312,7 +312,7 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
     (
         "luna", luna, {"subset0": 2, "subset1": 1}, ("ct",), ("nodule", "other"),
         Row("subset0", f"{UIDS[0]}-00002", {"ct": f"subset0/{UIDS[0]}.mhd"}, category="nodule",
-            box=(-53.21, 244.41, -245.17, 50, 50, 50)),
+            box=(-53.21, 244.41, -245.17, 50, 50, 50), patient=UIDS[0]),
     ),
     (
         "bids", bids, {"Lyon": 2, "Rennes": 1}, ("flair", "t1w", "t1w_ce"), {"label_1": (1,)},
@@ -320,7 +320,7 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
             "flair": "", "t1w": "sub-01/ses-02/anat/sub-01_ses-02_T1w.nii.gz",
             "t1w_ce": "sub-01/ses-02/anat/sub-01_ses-02_ce-gadolinium_T1w.nii.gz"},
             "derivatives/manual/sub-01/ses-02/anat/sub-01_ses-02_label-lesion_mask.nii.gz", {"label_1": (1,)},
-            group="ms"),
+            group="ms", patient="sub-01"),
     ),
     (
         "bids", bids_derivative, {"all": 1}, ("t1w",), {"label_1": (1,), "label_5": (5,)},
@@ -559,7 +559,7 @@ def test_tables_add_up_and_the_first_one_counts(root):
         ("07", "case_00001", "", ""),
         ("12", "case_00002", "", ""),
     ]
-    assert found.remarks == ("1 case has no label map and was left out: case_00210",)
+    assert found.remarks[1:] == ("1 case has no label map and was left out: case_00210",)
 
 
 def test_sites_are_named_as_in_the_first_of_their_columns_and_ordered_as_people_do(root):
@@ -601,18 +601,24 @@ def with_one_unlabelled(build, *files):
 @pytest.mark.parametrize(
     ("build", "remarks"),
     [
-        (kits19, ["1 case on disk is in no table and was left out: case_00210"]),
+        (
+            kits19,
+            [
+                "nothing was taken from predictions: 1 .gz files",
+                "1 case on disk is in no table and was left out: case_00210",
+            ],
+        ),
         (decathlon, ["1 case has no label map and was left out: BRATS_999"]),
         (
             tree,
             [
                 "1 case has no label map and was left out: s2",
                 "labels are named by their values (label_1, label_2, label_7); "
-                "give names with --labels 'edema=1; core=2'",
+                "give names with --labels 'NAME=1; NAME=2; NAME=7'",
             ],
         ),
         (fets, []),
-        (nnunet_first, []),
+        (nnunet_first, ["1 case has no label map and was left out: la_001"]),
         (with_one_unlabelled(prostate, "HK/Case09.nii.gz"), ["1 case has no label map and was left out: Case09"]),
         (
             with_one_unlabelled(decathlon, "imagesTr/BRATS_999.nii.gz"),
@@ -854,3 +860,65 @@ def test_the_real_hippocampi_are_pairs(shared):
     found = scan(shared / "msd_hippocampus")
     assert found.format == "pairs" and len(found.manifest.rows) == 72
     assert found.manifest.rows[0].labels == {"label_1": (1,), "label_2": (2,)}
+
+
+def cases_of(root, *names, sites=("A", "B")):
+    for site in sites:
+        for case in ("p1", "p2"):
+            for name in names:
+                volume(root / site / case / name.format(case=case), 1)
+
+
+def test_cases_may_carry_their_name_in_every_file(root):
+    cases_of(root, "{case}_T1.nii.gz", "{case}-flair.nii.gz", "{case}_seg.nii.gz")
+    found = scan(root)
+    assert found.format == "tree" and found.manifest.modalities == ("flair", "t1") and len(found.manifest.rows) == 4
+    assert found.manifest.rows[0].label == "A/p1/p1_seg.nii.gz"
+
+
+def test_the_folder_of_one_hospital_is_a_site(root):
+    cases_of(root, "t1.nii.gz", "seg.nii.gz")
+    found = scan(root / "A")
+    assert found.format == "tree" and set(found.manifest.sites) == {"A"} and len(found.manifest.rows) == 2
+
+
+def test_label_maps_are_never_classified(root):
+    cases_of(root, "{case}x_1_t1.nii.gz", "{case}x_2_seg.nii.gz")
+    with pytest.raises(DataError, match="no dataset of a known layout"):
+        scan(root)
+
+
+def test_folders_that_gave_nothing_and_rare_modalities_are_remarked(root):
+    cases_of(root, "t1.nii.gz", "seg.nii.gz")
+    volume(root / "A" / "p1" / "t1 (copy).nii.gz", 1)
+    (root / "lake" / "p9").mkdir(parents=True)
+    (root / "lake" / "p9" / "0001.dcm").touch()
+    remarks = scan(root).remarks
+    assert "nothing was taken from lake: 1 .dcm files; DICOM is not read: convert it to NIfTI" in remarks
+    assert any(r.startswith("1 case of 4 has 't1 (copy)', so name the data.modalities") for r in remarks)
+
+
+def test_links_that_lead_up_do_not_hold_up_the_search(root):
+    cases_of(root, "t1.nii.gz", "seg.nii.gz")
+    for k in range(12):
+        (root / "A" / f"l{k}").symlink_to(root)
+    assert len(scan(root).manifest.rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("files", "people"),
+    [
+        ([f"BraTS-GLI-{n}/BraTS-GLI-{n}-{{}}.nii.gz" for n in ("00005-100", "00005-101", "00006-100")],
+         ["BraTS-GLI-00005", "BraTS-GLI-00005", "BraTS-GLI-00006"]),
+        (["BraTS2021_00001/BraTS2021_00001_{}.nii.gz", "BraTS2021_00002/BraTS2021_00002_{}.nii.gz"], ["", ""]),
+        (["sub-1/ses-1/anat/sub-1_ses-1_{}.nii.gz", "sub-1/ses-2/anat/sub-1_ses-2_{}.nii.gz",
+          "sub-2/anat/sub-2_{}.nii.gz"], ["sub-1", "sub-1", ""]),
+    ],
+    ids=["time points", "one each", "sessions"],
+)  # fmt: skip
+def test_the_cases_of_one_person_are_known_as_such(root, files, people):
+    for file in files:
+        kinds = ("T1w", "mask") if "sub-" in file else ("t2f", "seg") if "-GLI-" in file else ("flair", "seg")
+        for kind in kinds:
+            volume(root / file.format(kind), 1)
+    assert [r.patient for r in scan(root).manifest.rows] == people

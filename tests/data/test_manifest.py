@@ -1,5 +1,7 @@
 """Manifests, and the cases they list."""
 
+import json
+
 import nibabel
 import numpy as np
 import pytest
@@ -72,6 +74,9 @@ BAD = {
     "two columns": ("site,case,t1,t1,label,labels\nA,1,a.nii,a.nii,s.nii,L=1\n", "same name"),
     "a strange split": ("site,case,t1,class,split\nA,1,a.nii,x,tomorrow\n", "split = 'tomorrow'"),
     "a short box": ("site,case,t1,class,box\nA,1,a.nii,x,1 2 3\n", "box of 3 numbers"),
+    "a box at infinity": ("site,case,t1,class,box\nA,1,a.nii,x,0 0 inf 1 1 1\n", "box of 6 numbers"),
+    "an endless cell": ("site,case,t1,class\nA,1,a.nii," + "x" * 200000 + "\n", "field larger than"),
+    "a reserved name": ("site,case,t1,class\nA,1,a.nii#99999,x\n", "no column of the manifest names image files"),
     "a box of words": ("site,case,t1,class,box\nA,1,a.nii,x,left lung\n", "line 2"),
 }
 
@@ -88,7 +93,7 @@ def test_a_bad_manifest_is_one_sentence(tmp_path, text, says):
 
 def test_bad_json_lines_are_named(tmp_path):
     path = tmp_path / "m.jsonl"
-    for text in ('{"site": "A"', "[1, 2]", '{"site": "A", "labels": {"L": 3}}'):
+    for text in ('{"site": "A"', "[1, 2]", '"site"'):
         path.write_text(text)
         with pytest.raises(DataError, match="line 1: not a JSON object"):
             manifest.read(path)
@@ -158,13 +163,17 @@ def test_a_box_is_cut_where_it_says_in_any_orientation(tmp_path):
 
 
 def test_a_box_beyond_the_image_is_padded_and_one_outside_refused(tmp_path):
-    save(tmp_path / "a.nii.gz", np.full((4, 4, 4), 7, np.int16))
+    save(tmp_path / "a.nii.gz", np.arange(64, dtype=np.int16).reshape(4, 4, 4))
     head = "site,case,ct,class,box\nA,2,a.nii.gz,o,\n"
     (tmp_path / "m.csv").write_text(head + "A,1,a.nii.gz,n,0 0 0 6 6 6\n")
     assert Files(path=str(tmp_path / "m.csv")).patients(0)["A"][1].open().image.shape == (1, 6, 6, 6)
-    (tmp_path / "m.csv").write_text(head + "A,1,a.nii.gz,n,99 0 0 6 6 6\n")
-    with pytest.raises(DataError, match="case '1' of site 'A': its box lies outside"):
-        Files(path=str(tmp_path / "m.csv")).patients(0)["A"][1].open()
+    for box, says in (
+        ("99 0 0 6 6 6", "its box lies outside"),
+        ("0 0 0 9e3 9e3 9e3", "its box is too large"),
+    ):
+        (tmp_path / "m.csv").write_text(head + f"A,1,a.nii.gz,n,{box}\n")
+        with pytest.raises(DataError, match=f"case '1' of site 'A': {says}"):
+            Files(path=str(tmp_path / "m.csv")).patients(0)["A"][1].open()
 
 
 def test_colours_of_flat_images_are_channels(tmp_path):
@@ -188,3 +197,35 @@ def test_many_boxes_of_one_scan_read_it_once(tmp_path, monkeypatch):
     assert [p.open().image.shape for p in files.patients(0)["A"]] == [(1, 3, 3, 3)] * 7 and len(seen) == 1
     report = check(files)
     assert not report.problems and {f.shape for f in report.findings} == {(3, 3, 3)}
+
+
+def test_json_lines_may_hold_lists_and_objects(tmp_path):
+    row = {"site": "A", "case": 7, "t1": "a.nii", "label": "s.nii", "labels": {"x": 1, "y": [2, 3]}, "group": None}
+    (tmp_path / "m.jsonl").write_text(json.dumps(row))
+    (found,) = manifest.read(tmp_path / "m.jsonl").rows
+    assert found.case == "7" and found.labels == {"x": (1,), "y": (2, 3)} and found.group == ""
+
+
+def test_names_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / "m.jsonl").write_text('{"site": "\\ud800", "case": "1", "t1": "a.nii", "class": "x"}')
+    with pytest.raises(DataError, match="a name that is no text"):
+        manifest.read(tmp_path / "m.jsonl")
+
+
+def test_a_constant_image_is_not_trained_on(tmp_path):
+    save(tmp_path / "a.nii.gz", np.full((4, 4, 4), 7, np.int16))
+    (tmp_path / "m.csv").write_text("site,case,ct,class\nA,1,a.nii.gz,n\nA,2,a.nii.gz,o\n")
+    with pytest.raises(DataError, match=r"a\.nii\.gz: every voxel is 7; .* data.allow = \['missing'\]"):
+        Files(path=str(tmp_path / "m.csv")).patients(0)["A"][0].open()
+
+
+def test_volumes_of_classes_are_one_and_zero(tmp_path):
+    (tmp_path / "m.csv").write_text("site,case,ct,class\nA,1,a.nii.gz,n\nA,2,b.nii.gz,o\n")
+    patients = Files(path=str(tmp_path / "m.csv")).patients(0)["A"]
+    assert [p.volumes() for p in patients] == [{"n": 1.0, "o": 0.0}, {"n": 0.0, "o": 1.0}]
+
+
+def test_boxes_of_one_scan_are_of_one_person(tmp_path):
+    (tmp_path / "m.csv").write_text("site,case,ct,class,box,patient\nA,1,a.nii,n,1 1 1 9 9 9,\nA,2,b.nii,o,,Ms X\n")
+    first, second = Files(path=str(tmp_path / "m.csv")).patients(0)["A"]
+    assert first.person.endswith("a.nii") and second.person == "Ms X"

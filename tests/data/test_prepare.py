@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from monai.transforms import NormalizeIntensity
 
-from polysite.data.cache import Cache
+from polysite.data.cache import Cache, place
 from polysite.data.case import Case
 from polysite.data.files import Files
 from polysite.data.prepare import Prepare
@@ -236,3 +236,28 @@ def test_the_cache_can_be_measured_and_cleared(cache, files):
 def test_notes_are_json(cache, files):
     get(cache, files)
     assert all({"stamp", "digest"} == json.loads(n.read_text()).keys() for n in (cache / "stamps").iterdir())
+
+
+def test_the_voxels_beside_a_header_count(cache, tmp_path):
+    """A .mhd holds no voxels: its .raw changes and the entry must be another."""
+    head = "ObjectType = Image\nNDims = 3\nDimSize = 9 9 9\nElementType = MET_UCHAR\nElementDataFile = {}.raw\n"
+    folder = tmp_path / "data" / "A" / "1"
+    folder.mkdir(parents=True)
+    for name in ("ct", "seg"):
+        (folder / f"{name}.mhd").write_text(head.format(name))
+    (folder / "ct.raw").write_bytes(bytes(range(243)) * 3)
+    (folder / "seg.raw").write_bytes(b"\1" + b"\0" * 728)
+    files = Files(path=str(tmp_path / "data"), labels={"L": (1,)})
+    assert get(cache, files)[0].label.sum() == 1
+    (folder / "seg.raw").write_bytes(b"\1" * 3 + b"\0" * 726)
+    assert get(cache, files)[0].label.sum() == 3 and len(entries(cache)) == 2
+
+
+def test_a_cache_that_cannot_be_is_said(cache, files, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot be written"):
+        get(tmp_path / "file", files)
+    monkeypatch.delenv("POLYSITE_CACHE")
+    monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(ConfigError, match="set POLYSITE_CACHE"):
+        place()

@@ -15,6 +15,7 @@ class Algorithm(Protocol[S]):
 
     ``needs`` says whether ``merge`` can live with a (secure) sum of the replies or must see each one.
     ``plain_sgd`` says that the mathematics holds for plain SGD alone: no momentum, no Adam.
+    ``strangers`` says that a site which never trained is served a model that others trained.
     """
 
     @property
@@ -22,6 +23,9 @@ class Algorithm(Protocol[S]):
 
     @property
     def plain_sgd(self) -> bool: ...
+
+    @property
+    def strangers(self) -> bool: ...
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> S:
         """The server's state before round 0."""

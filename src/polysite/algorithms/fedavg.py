@@ -37,6 +37,7 @@ class FedAvg:
 
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("lr", "epochs", "steps"):

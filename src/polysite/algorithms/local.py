@@ -21,6 +21,7 @@ from polysite.tree import Tree
 class Local:
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = False  # it has no model for them but the untrained one
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> None:
         return None

@@ -35,6 +35,7 @@ class Scaffold:
 
     needs: ClassVar[Literal["sum", "each"]] = "each"  # the weights of the sites that have replied are remembered
     plain_sgd: ClassVar[bool] = True
+    strangers: ClassVar[bool] = True
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params, tree.zeros(params), dict.fromkeys(sites, 1.0) if self.uniform else {})

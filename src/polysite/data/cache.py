@@ -76,11 +76,11 @@ class Cache:
         return [f for f in inside if OURS.fullmatch(f.name) and f.is_file()]
 
     def _key(self, patient: Patient, prepare: Prepare, patch: Sequence[int]) -> str:
-        contents = [self._digest(f) for f in patient.files]
+        contents = [self.digest(f) for f in patient.files]
         recipe = [VERSION, contents, patient.recipe, patient.hidden, asdict(prepare), list(patch)]
         return blake2b(json.dumps(recipe).encode(), digest_size=20).hexdigest()
 
-    def _digest(self, file: Path) -> str:
+    def digest(self, file: Path) -> str:
         """Of the bytes of a file; remembered as long as the file is the same by name, size, times and inode."""
         try:
             is_now = file.stat()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,9 +45,10 @@ class Finding:
     unit: str = ""
     orientation: str = ""
     dtypes: tuple[str, ...] = ()
-    volumes: Mapping[str, float] = field(default_factory=dict)  # millilitres of every label
+    voxels: Mapping[str, int] = field(default_factory=dict)  # of every label
     hashes: Mapping[str, str] = field(default_factory=dict)  # modality -> digest of its voxels
     files: Mapping[str, str] = field(default_factory=dict)
+    category: str = ""
     problems: tuple[Problem, ...] = ()
 
 
@@ -80,14 +82,22 @@ class Report:
                 "warnings": kinds["warning"],
                 "shape": _span([f.shape for f in read]),
                 "spacing": _span([f.spacing for f in read]),
-                "unit": "mm" if read and all(f.unit == "mm" for f in read) else "unknown",
+                "unit": "mm" if read and all(f.unit == "mm" for f in read) else "(unit unknown)",
                 "orientation": sorted({f.orientation for f in read if f.orientation}),
-                "volumes": {
-                    k: median(f.volumes[k] for f in read if k in f.volumes)
-                    for k in self.labels
-                    if any(k in f.volumes for f in read)
-                },
+                "labels": {k: v for k in self.labels if (v := self._amount(k, read))},
             }
+
+    def _amount(self, label: str, findings: Sequence[Finding]) -> str:
+        """The median volume of a label, or the number of cases of a class, for people to read."""
+        if self.task == "classification":
+            return str(sum(f.category == label for f in findings) or "")
+        voxels = [f.voxels[label] for f in findings if label in f.voxels]
+        litres = [f.voxels[label] * prod(f.spacing) / 1000 for f in findings if label in f.voxels]
+        if not voxels:
+            return ""
+        if all(f.unit == "mm" and len(f.shape) == 3 for f in findings):
+            return f"{median(litres):.3g} ml"
+        return f"{median(voxels):.0f} {'pixels' if len(findings[0].shape) == 2 else 'voxels'}"
 
     def plain(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -110,7 +120,7 @@ def check(files: Files, step: Callable[[str], None] = lambda case: None) -> Repo
         for finding in pool.map(lambda row: examine(listed, row, dims, files.allow), listed.rows):
             findings.append(finding)
             step(f"{finding.site} · {finding.case}")
-    across = tuple(_across(findings))
+    across = (*_across(findings), *_missing(listed, files.allow))
     return Report(files.task, listed.modalities, listed.label_names, tuple(findings), across, files.remarks)
 
 
@@ -121,9 +131,6 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
     def say(what: str, kind: str = "error") -> None:
         problems.append(Problem(row.site, row.case, kind, what))
 
-    for modality in (m for m, f in row.images.items() if not f):
-        kind = "warning" if "missing" in allow else "error"
-        say(f"{modality} was not acquired; leave the case out or set data.allow = ['missing']", kind)
     opened: dict[Path, Image] = {}
     found: dict[str, Image] = {}
     for name, cell in [*row.images.items(), *([("label", row.label)] if row.label else [])]:
@@ -144,7 +151,7 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
             say(str(problem))
     _geometry(listed.file(row.images[first])[0], found[first], dims, say)
     truth = found.pop("label", None)
-    volumes = {} if truth is None else _labels(listed, row, truth, allow, say)
+    voxels = {} if truth is None else _labels(listed, row, truth, allow, say)
     hashes = {m: blake2b(np.ascontiguousarray(i.array).data, digest_size=16).hexdigest() for m, i in found.items()}
     _copies(listed, hashes, row, say)
     grid = found[first]
@@ -156,9 +163,10 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
         grid.unit,
         grid.orientation,
         tuple(str(i.array.dtype) for i in found.values()),
-        volumes,
+        voxels,
         hashes,
         {m: str(listed.file(row.images[m])[0]) for m in found},
+        row.category,
         tuple(problems),
     )
 
@@ -195,7 +203,7 @@ def _geometry(file: Path, image: Image, dims: int, say: Say) -> None:
         )
 
 
-def _labels(listed: Manifest, row: Row, truth: Image, allow: Sequence[str], say: Say) -> dict[str, float]:
+def _labels(listed: Manifest, row: Row, truth: Image, allow: Sequence[str], say: Say) -> dict[str, int]:
     file = listed.file(row.label)[0]
     values = np.unique(truth.array)
     values = values[np.isfinite(values)]
@@ -205,14 +213,14 @@ def _labels(listed: Manifest, row: Row, truth: Image, allow: Sequence[str], say:
     known = {0, *(v for members in row.labels.values() for v in members)}
     strange = sorted({int(v) for v in values} - known)
     if strange:
-        say(f"{file}: the values {strange} are not declared (declared: {sorted(known)}); declare or correct them")
+        declared = f"(declared: {sorted(known)}); declare them in the manifest or correct the file"
+        say(f"{file}: the values {strange} are not declared {declared}")
     if not (values != 0).any():
         say(
             f"{file}: nothing is labelled; leave the case out, or set data.allow = ['empty'] if nothing is there",
             "warning" if "empty" in allow else "error",
         )
-    voxel = float(np.prod(truth.spacing)) / 1000
-    return {n: float(np.isin(truth.array, members).sum()) * voxel for n, members in row.labels.items()}
+    return {n: int(np.isin(truth.array, members).sum()) for n, members in row.labels.items()}
 
 
 def _copies(listed: Manifest, hashes: Mapping[str, str], row: Row, say: Say) -> None:
@@ -221,7 +229,7 @@ def _copies(listed: Manifest, hashes: Mapping[str, str], row: Row, say: Say) -> 
         if digest in seen:
             say(
                 f"{listed.file(row.images[modality])[0]} is a copy of {seen[digest]}, so {modality} was probably not "
-                "acquired; empty its cell in the manifest, or leave the case out",
+                "acquired; leave the case out, or empty its cell in the manifest and set data.allow = ['missing']",
                 "warning",
             )
         seen.setdefault(digest, modality)
@@ -247,6 +255,23 @@ def _across(findings: Sequence[Finding]) -> Iterator[Problem]:
                 file = next(iter(f.files.values()))
                 what = f"{file}: the axes point to {f.orientation}, mostly it is {usual}; set prepare.orientation"
                 yield Problem(f.site, f.case, "warning", what)
+
+
+def _missing(listed: Manifest, allow: Sequence[str]) -> Iterator[Problem]:
+    """Modalities that some cases lack; where most lack it, the few that have it are named."""
+    kind = "warning" if "missing" in allow else "error"
+    for modality in listed.modalities:
+        without = [r for r in listed.rows if not r.images[modality]]
+        holders = [r for r in listed.rows if r.images[modality]]
+        if len(without) > len(holders):
+            some = ", ".join(r.images[modality] for r in holders[:3])
+            what = f"only {len(holders)} of {len(listed.rows)} cases have {modality!r} ({some}); rename or remove those"
+            yield Problem("", "", kind, f"{what} files, or choose data.modalities without it")
+            continue
+        for row in without:
+            what = f"{modality} was not acquired; leave the case out, or choose data.modalities that all cases have"
+            also = "" if allow else ", or set data.allow = ['missing']"
+            yield Problem(row.site, row.case, kind, what + also)
 
 
 def _span(values: Sequence[tuple[float, ...]]) -> list[list[float]]:

@@ -114,7 +114,7 @@ class Files:
             name=row.case,
             read=lambda: open_case(listed, row, names, allow),
             volumes=lambda: volumes(listed, row, names),
-            person=row.patient,
+            person=row.patient or (str(files[0]) if row.box else ""),  # boxes of one scan are of one person
             group=row.group,
             category=row.category,
             split=row.split,

@@ -72,7 +72,9 @@ def brats(root: Path) -> list[Row]:
         images = {m: kinds.get(m, "") for m in ("t1", "t1ce", "t2", "flair")}
         if BRATS_CASE.match(case) and (any(images.values()) or "seg" in kinds):
             site, grade = INSTITUTION.match(case), above if above in ("HGG", "LGG") else ""
-            rows.append(Row(site[1] if site else "", case, images, kinds.get("seg", ""), group=grade))
+            person = re.sub(r"(brats-[a-z]+-\d+)-\d{3}$", r"\1", case, flags=re.IGNORECASE)  # the last is a time point
+            row = Row(site[1] if site else "", case, images, kinds.get("seg", ""), group=grade)
+            rows.append(row if person == case else replace(row, patient=person))
     meaning = {f: _tumour(f, root, [r for r in rows if _family(r) == f]) for f in {_family(r) for r in rows}}
     return [replace(r, labels=meaning[_family(r)]) for r in rows]
 
@@ -144,9 +146,8 @@ def nnunet(root: Path) -> list[Row]:
             site, labels = str(about.get("name") or (root / home).name), _meanings(about, root / home)
         for part, split in (("Tr", ""), ("Ts", "test")):
             truths = folders.get(f"{home}labels{part}", {})
-            if truths or not split:  # challenges keep the truth of their test cases
-                cases = _numbered(folders.get(f"{home}images{part}", {}), names)
-                rows += [Row(site, c, cells, truths.get(c, ""), labels, split=split) for c, cells in cases.items()]
+            cases = _numbered(folders.get(f"{home}images{part}", {}), names)
+            rows += [Row(site, c, cells, truths.get(c, ""), labels, split=split) for c, cells in cases.items()]
     return rows
 
 
@@ -178,7 +179,7 @@ def luna(root: Path) -> list[Row]:
                 # Its x and y point to the left and to the back; the table holds hundredths of a millimetre.
                 box = (*(round(v, 2) + 0.0 for v in (-x, -y, z)), 50.0, 50.0, 50.0)
                 category = {"0": "other", "1": "nodule"}[line["class"]]
-                rows.append(Row(site, f"{uid}-{count[uid]:05d}", images, category=category, box=box))
+                rows.append(Row(site, f"{uid}-{count[uid]:05d}", images, category=category, box=box, patient=uid))
     return rows
 
 
@@ -192,7 +193,8 @@ def bids(root: Path) -> list[Row]:
                 entities = dict(p.split("-", 1) for p in parts if "-" in p)
                 place = {"kind": kind.lower(), "pipeline": at["pipeline"] or "", "file": file}
                 cases[PurePosixPath(at["home"] or "").name, at["case"].replace("/", "_")].append(entities | place)
-    rows = [Row(site, case, *_session(files)) for (site, case), files in cases.items()]
+    people = {case: case.partition("_ses-")[0] for _, case in cases if "_ses-" in case}
+    rows = [Row(site, c, *_session(files), patient=people.get(c, "")) for (site, c), files in cases.items()]
     return [r for r in rows if r.images or r.label]
 
 
@@ -252,7 +254,7 @@ def pairs(root: Path) -> list[Row]:
         plain = {re.sub(rf"[_-]({'|'.join(TRUTHS)})$", "", n, flags=re.IGNORECASE): f for n, f in truths.items()}
         found = [Row("", n, {"image": f}, truths.get(n) or plain.get(n, "")) for n, f in files.items() if truths]
         rows += [_parted(r, above) for r in found]
-    return _coloured(root, rows) if any(r.label for r in rows) else []
+    return _coloured(root, _told_apart(rows)) if any(r.label for r in rows) else []
 
 
 def imagefolder(root: Path) -> list[Row]:
@@ -267,9 +269,14 @@ def imagefolder(root: Path) -> list[Row]:
     truths = any(re.search(rf"(^|[_-])({'|'.join(TRUTHS)})$", n.lower()) for n in names)
     if other or truths or not 2 <= len(classes) <= len(names) or len({bool(r.site) for r in rows}) > 1:
         return []
-    if len({(r.site, r.case) for r in rows}) < len(rows):
-        rows = [replace(r, case="_".join(filter(None, (r.split, r.category, r.case)))) for r in rows]
-    return _coloured(root, rows)
+    return _coloured(root, _told_apart(rows))
+
+
+def _told_apart(rows: list[Row]) -> list[Row]:
+    """Cases whose names are unique in their site, if need be with split and class before them."""
+    if len({(r.site, r.case) for r in rows}) == len(rows):
+        return rows
+    return [replace(r, case="_".join(filter(None, (r.split, r.category, r.case)))) for r in rows]
 
 
 LAYOUTS: Mapping[str, Layout] = {  # in the order in which they are tried
@@ -337,7 +344,7 @@ def _labelled(rows: list[Row], root: Path, labels: Labels | None, remarks: list[
 def _images(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:
     """Name -> file of the images in a folder (``""``) and in those up to some levels below; nothing hidden."""
     with sensible(root / at), os.scandir(root / at) as entries:
-        below = {e.name: e.is_dir() for e in entries if not e.name.startswith(".")}
+        below = {e.name: e.is_dir() and not _leads_up(e) for e in entries if not e.name.startswith(".")}
     found: dict[str, dict[str, str]] = {}
     files: dict[str, str] = {}
     for name in natural(sorted(below)):  # sorted first, because 1 and 01 are equal to natural
@@ -347,6 +354,11 @@ def _images(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:
         elif suffix(name):
             files[name if stem(name) in files else stem(name)] = path
     return ({at: files} if files else {}) | found
+
+
+def _leads_up(entry: os.DirEntry[str]) -> bool:
+    """Whether a link goes to a folder above itself, where a search would never end."""
+    return entry.is_symlink() and Path(entry.path).resolve() in Path(entry.path).absolute().parents
 
 
 def _looked(root: Path, files: Sequence[str], count: int = LOOK) -> Iterator[Image]:

@@ -296,4 +296,5 @@ def write(cases: Iterable[Case], root: Path) -> None:
         truth = np.select([enhancing, core, whole], [4, 1, 2]).astype(np.uint8)
         for name, array in (*zip(MODALITIES, case.image, strict=True), ("seg", truth)):
             image = nibabel.nifti1.Nifti1Image(array, np.diag([*case.spacing, 1.0]))
+            image.header.set_xyzt_units("mm")
             nibabel.save(image, folder / f"{name}.nii.gz")

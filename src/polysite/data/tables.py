@@ -27,8 +27,9 @@ INSTITUTION = re.compile(r"brats1[789]_([^_]+)_", re.IGNORECASE)  # the names of
 
 
 def find_facts(root: Path, given: Sequence[Path], known: set[str], remarks: list[str]) -> Facts:
-    """What the given tables say, the first before the others; without any, one that lies in the folder or above."""
-    nearby = [f for name in TABLES for f in (root / name, root.parent / name) if f.is_file()]
+    """What the given tables say, the first before the others; without any, one that lies in, above or just below."""
+    places = ("", "../", "*/")
+    nearby = [f for name in TABLES for place in places for f in sorted(root.glob(place + name)) if f.is_file()]
     merged: dict[str, Mapping[str, str]] = {}
     for file in given or nearby:
         facts = _facts(file, known)

@@ -19,6 +19,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import sys
@@ -37,6 +38,15 @@ from polysite.payload import plain
 from polysite.tree import Tree
 
 KEPT = 2  # checkpoints besides the best
+
+
+def file_name(name: str) -> str:
+    """A name that file systems take, and different ones for different names.
+
+    >>> file_name("St. Anna"), file_name("../a/b"), file_name("50%")
+    ('St. Anna', '%2E.%2Fa%2Fb', '50%25')
+    """
+    return re.sub(r"[^\w .-]|^\.", lambda found: f"%{ord(found[0]):02X}", name)
 
 
 class RunFolder:
@@ -160,7 +170,9 @@ class RunFolder:
 
     def save_model(self, name: str, model: Tree) -> None:
         arrays = {k: plain(v) for k, v in model.items()}
-        checkpoint.write(self.path / "models" / f"{name}.safetensors", lambda p: safetensors.numpy.save_file(arrays, p))
+        checkpoint.write(
+            self.path / "models" / f"{file_name(name)}.safetensors", lambda p: safetensors.numpy.save_file(arrays, p)
+        )
 
     def finish(self, result: Mapping[str, Any]) -> None:
         checkpoint.write(self.path / "result.json", lambda p: p.write_text(json.dumps(result, indent=1) + "\n"))

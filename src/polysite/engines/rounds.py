@@ -163,12 +163,14 @@ def train(
     *,
     resume: Progress | None = None,
     watch: Watch = Watch(),
+    about: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
-    """Run all rounds, keep the best model, write everything down; returns the result that is also in the folder."""
+    """Run all rounds, keep the best model, write everything down; returns the result that is also in the folder,
+    with what is known ``about`` the study."""
     at = resume or Progress(-1, None, {})
     if resume and _patience_is_out(plan, at):  # it was interrupted after its last round
         transport.remember(at.memories)
-        return _finish(algorithm, transport, folder, at)
+        return _finish(algorithm, transport, folder, at, about or {})
     began = time.perf_counter()
     for r in run(algorithm, transport, params, plan, seed, resume=resume, watch=watch):
         record = _record(r)
@@ -185,7 +187,7 @@ def train(
         if stop:
             log.info("stopped after round %d: %d validations without a better one", r.index, at.waited)
             break
-    return _finish(algorithm, transport, folder, at)
+    return _finish(algorithm, transport, folder, at, about or {})
 
 
 def _patience_is_out(plan: Plan, at: Progress) -> bool:
@@ -284,7 +286,9 @@ def _per_label(scores: Scores) -> dict[str, Any]:
     return {"cases": len(scores), "loss": mean.get("loss"), "score": quality}
 
 
-def _finish(algorithm: Algorithm[Any], transport: Transport, folder: RunFolder, at: Progress) -> Mapping[str, Any]:
+def _finish(
+    algorithm: Algorithm[Any], transport: Transport, folder: RunFolder, at: Progress, about: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Export the last and the best model, examine the best on the test cases, write the result."""
     _export(transport, folder, "last", at.round, algorithm.send(at.state, transport.audience))
     best: Progress = checkpoint.load(folder.best(at.best_round), transport.lift, type(algorithm).__module__)
@@ -292,6 +296,7 @@ def _finish(algorithm: Algorithm[Any], transport: Transport, folder: RunFolder, 
     sent = algorithm.send(best.state, transport.audience)
     _export(transport, folder, "best", best.round, sent)
     result = {
+        **about,
         "rounds": at.round + 1,
         "best_round": best.round,
         "validation": transport.score(best.round, sent, "validation"),

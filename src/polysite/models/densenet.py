@@ -23,8 +23,11 @@ class DenseNet:
 
     @property
     def divisor(self) -> int:
-        """The sides of a patch must be multiples of this: two halvings first, one after every block but the last."""
-        return int(2 ** (len(self.blocks) + 1))
+        """The sides of a patch must be multiples of this: two halvings first, one after every block but the last.
+
+        Two voxels remain along each axis, since statistics of a batch cannot come from a single one.
+        """
+        return int(2 ** (len(self.blocks) + 2))
 
     def build(self, *, dims: int, modalities: int, outputs: int, seed: int) -> Any:
         """The network with its initial weights, the same for the same seed."""

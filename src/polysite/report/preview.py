@@ -3,7 +3,6 @@
 A row is a case: its modalities, with the outlines of its labels. Below, the intensities of all cases shown.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -22,6 +21,7 @@ from nibabel.orientations import aff2axcodes, apply_orientation, axcodes2ornt, i
 
 from polysite.data.case import Case, Patient
 from polysite.data.sources import Source
+from polysite.engines.folder import file_name
 from polysite.errors import PolysiteError
 from polysite.report.figures import COLOURS
 
@@ -65,15 +65,6 @@ def draw(study: Study, out: Path, cases: int = 6) -> Iterator[Path]:
         file = out / f"{file_name(site)}.png"
         _sheet(title, rows, study.data.modality_names, labels).savefig(file, dpi=DPI)
         yield file
-
-
-def file_name(site: str) -> str:
-    """A name that file systems take, and different ones for different sites.
-
-    >>> file_name("St. Anna"), file_name("../a/b"), file_name("50%")
-    ('St. Anna', '%2E.%2Fa%2Fb', '50%25')
-    """
-    return re.sub(r"[^\w .-]|^\.", lambda found: f"%{ord(found[0]):02X}", site)
 
 
 def upright(case: Case) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]]:

@@ -43,7 +43,7 @@ class Bar(Watch):
 
     def end(self) -> None:
         if self.task is not None:
-            self.bars.update(self.task, note=f"done · best {self.measure} {self.best:.3f}")
+            self.bars.update(self.task, note=f"done · best validation {self.measure} {self.best:.3f}")
             self.bars.stop_task(self.task)
 
     def _show(self, completed: float, note: str) -> None:

@@ -29,6 +29,12 @@ class Summary:
         return sorted(self.scores)
 
     @property
+    def unseen(self) -> set[str]:
+        """Hospitals that judge a model which others trained; none where all judges are strangers to the training."""
+        trained = {site for r in self.records for site in r["sites"]}
+        return set(self.scores) - trained if trained & set(self.scores) else set()
+
+    @property
     def measure(self) -> str:
         return measure(self.scores)
 

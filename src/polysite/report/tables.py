@@ -27,68 +27,66 @@ def per_hospital(runs: Sequence[Summary]) -> Table:
     table.add_column("hospital")
     table.add_column("patients", justify="right")
     for run in runs:
-        table.add_column(run.name, justify="right")
+        table.add_column(escape(run.name), justify="right")
     for site in runs[0].sites:
-        table.add_row(site, str(len(runs[0].cases(site))), *(mean_std(r.cases(site)) for r in runs))
+        unseen = " (unseen)" if site in runs[0].unseen else ""
+        table.add_row(escape(site) + unseen, str(len(runs[0].cases(site))), *(mean_std(r.cases(site)) for r in runs))
     table.add_section()
     table.add_row("all", str(len(runs[0].cases())), *(mean_std(r.cases()) for r in runs), style="bold")
     for label in runs[0].labels if runs[0].measure == "Dice" else ():
-        table.add_row(f"  {label}", "", *(mean_std(r.cases(label=label)) for r in runs), style="dim")
+        table.add_row(f"  {escape(label)}", "", *(mean_std(r.cases(label=label)) for r in runs), style="dim")
     return table
 
 
 def show_manifest(format: str, manifest: Manifest) -> None:
     """What a scan found."""
-    table = Table(title=f"layout: {format} · {manifest.task}", title_justify="left", header_style="bold")
-    for column in ("site", "cases"):
-        table.add_column(column, justify="right" if column == "cases" else "left")
+    console = Console(highlight=False)
+    console.print(f"layout: {format} · {manifest.task}")
+    table = _table("site", "cases")
     for site, rows in manifest.sites.items():
-        table.add_row(site, str(len(rows)))
+        table.add_row(escape(site), str(len(rows)))
     table.add_section()
     table.add_row("all", str(len(manifest.rows)), style="bold")
-    console = Console()
     console.print(table)
-    console.print(f"modalities: {', '.join(manifest.modalities)}", highlight=False)
+    console.print(f"modalities: {escape(', '.join(manifest.modalities))}", soft_wrap=True)
     kind = "labels" if manifest.task == "segmentation" else "classes"
     meaning = format_labels(manifest.rows[0].labels) or ", ".join(manifest.label_names)
-    console.print(f"{kind}: {meaning}", highlight=False)
+    console.print(f"{kind}: {escape(meaning)}", soft_wrap=True)
 
 
 def show_check(report: Report) -> None:
-    """A line per site, then a line per problem."""
-    table = Table(header_style="bold")
-    for column in ("site", "cases", "errors", "warnings", "shape", "voxel, mm", "axes"):
-        table.add_column(column, justify="right" if column in ("cases", "errors", "warnings") else "left")
-    for name in report.labels if report.task == "segmentation" else ():
-        table.add_column(f"{name}, ml", justify="right")
-    for s in report.sites():
-        volumes = [f"{s['volumes'][k]:.3g}" if k in s["volumes"] else "–" for k in report.labels]
-        table.add_row(
-            s["site"],
-            str(s["cases"]),
-            str(s["errors"]) if s["errors"] else "–",
-            str(s["warnings"]) if s["warnings"] else "–",
-            _spans(s["shape"], "d"),
-            _spans(s["spacing"], ".3g") + ("" if s["unit"] == "mm" else " ?"),
-            " ".join(s["orientation"]),
-            *(volumes if report.task == "segmentation" else ()),
-        )
-    console = Console()
+    """A line per site, what is labelled, then a line per problem."""
+    console, sites = Console(highlight=False), list(report.sites())
+    table = _table("site", "cases", "errors", "warnings", "shape", "voxel", "axes")
+    for s in sites:
+        voxel = f"{_spans(s['spacing'], '.3g')} {s['unit']}"
+        counts = (str(s[k] or "–") for k in ("cases", "errors", "warnings"))
+        table.add_row(escape(s["site"]), *counts, _spans(s["shape"], "d"), voxel, " ".join(s["orientation"]))
     console.print(table)
-    if report.task == "segmentation":
-        console.print("ml: median volume of a label over the cases of a site", style="dim", highlight=False)
-    if any(s["unit"] != "mm" for s in report.sites()):
-        console.print("?: the files do not say that their unit is the millimetre", style="dim", highlight=False)
+    table = _table("site", *map(escape, report.labels))
+    for s in sites:
+        table.add_row(escape(s["site"]), *(s["labels"].get(name, "–") for name in report.labels))
+    what = "median volume of a label" if report.task == "segmentation" else "cases of a class"
+    console.print(f"{what}, by site:")
+    console.print(table)
     for remark in report.remarks:
-        console.print(f"note: {escape(remark)}", highlight=False, soft_wrap=True)
+        console.print(f"note: {escape(remark)}", soft_wrap=True)
     for p in report.problems:
-        style = "red" if p.kind == "error" else "yellow"
-        console.print(
-            f"[{style}]{p.kind}[/] {escape(f'{p.site} · {p.case}: {p.what}')}", highlight=False, soft_wrap=True
-        )
+        style, where = "red" if p.kind == "error" else "yellow", f"{p.site} · {p.case}: " if p.case else ""
+        console.print(f"[{style}]{p.kind}[/] {escape(where + p.what)}", soft_wrap=True)
     warnings = len(report.problems) - len(report.errors)
     verdict = "fit to train on" if not report.errors else "not fit to train on"
     console.print(f"\n{len(report.findings)} cases, {len(report.errors)} errors, {warnings} warnings: {verdict}")
+
+
+def _table(first: str, *others: str) -> Table:
+    """A table whose first column, a name, is never cut."""
+    table = Table(header_style="bold")
+    table.add_column(first, no_wrap=True, overflow="fold")
+    for name in others:
+        numbers = name in ("cases", "errors", "warnings")
+        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+    return table
 
 
 def _spans(axes: Sequence[Sequence[float]], style: str) -> str:
