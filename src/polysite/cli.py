@@ -72,7 +72,9 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Continue this run folder to the same end.")
     ] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show the resolved study and stop.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show the whole study, explained, and stop.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -89,7 +91,7 @@ def train(
     if not resume:
         study = _study(config, override or [])
         if print_config:
-            print(configuration.dump(study), end="")
+            print(configuration.dump(study, notes=True), end="")
             return
     from polysite import study as studies
 

@@ -6,9 +6,11 @@ refused with the nearest that exists.
 """
 
 import dataclasses
+import inspect
+import re
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
@@ -102,13 +104,35 @@ def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "t
     return _build(Study, given, "")  # type: ignore[no-any-return]
 
 
-def dump(study: Study) -> str:
-    """The whole study as TOML; reading it gives the same study.
+def dump(study: Study, notes: bool = False) -> str:
+    """The whole study as TOML; reading it gives the same study. ``notes`` explains the keys.
 
-    >>> parse(dump(Study())) == Study()
+    >>> parse(dump(Study(), notes=True)) == Study()
     True
     """
-    return tomli_w.dumps(_plain(study))
+    text = re.sub(
+        r"\[\n((?:    .+,\n)+)\]", lambda m: f"[{' '.join(m[1].split()).rstrip(',')}]", tomli_w.dumps(_plain(study))
+    )
+    if not notes:
+        return text
+    known, at, lines = dict(_notes(study, "")), "", []
+    for line in text.splitlines():
+        at = line.strip("[]") + "." if line.startswith("[") else at
+        note = known.get(at + line.partition(" = ")[0]) if " = " in line else None
+        lines.append(f"{line:32}  # {note}" if note else line)
+    return "\n".join(lines) + "\n"
+
+
+def _notes(value: Any, at: str) -> Iterator[tuple[str, str]]:
+    """Path of a key -> what its line in the dataclass says about it."""
+    if is_dataclass(value):
+        found = re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(type(value)), re.MULTILINE)
+        yield from ((f"{at}{key}", note) for key, note in found)
+        for f in fields(value):
+            yield from _notes(getattr(value, f.name), f"{at}{f.name}.")
+    elif isinstance(value, Mapping):
+        for key, inside in value.items():
+            yield from _notes(inside, f"{at}{key}.")
 
 
 def presets() -> list[str]:

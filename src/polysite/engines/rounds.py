@@ -29,10 +29,10 @@ class Plan:
 
     rounds: int = 30
     share: float = 1.0  # of the sites that take part in a round
-    validate_every: int = 1
+    validate_every: int = 1  # rounds
     best: Literal["case", "site"] = "case"  # mean validation Dice (accuracy) over all cases, or over the sites' means
     patience: int | None = None  # stop after this many validations without a better one
-    checkpoint_every: int = 5
+    checkpoint_every: int = 5  # rounds
     wire: bool = False  # simulator: send every payload through the codec, as a network would
     pooled: bool = False  # simulator: one site holds all training cases (the centralised yardstick)
 

@@ -10,19 +10,19 @@ from polysite.errors import ConfigError
 class Train:
     """Defaults are those of the FeTS 2022 benchmark, but for the patch, which suits a laptop."""
 
-    lr: float = 0.1
+    lr: float = 0.1  # learning rate; algorithm.lr, where given, comes before it
     gamma: float = 0.995  # the rate of a round is lr * gamma**round
-    epochs: int = 1  # local epochs a round; one epoch takes so many patches of every case:
-    patches: int = 1
+    epochs: int = 1  # local epochs a round
+    patches: int = 1  # of every case in an epoch
     steps: int | None = None  # local iterations a round, instead of epochs
-    batch: int = 4
+    batch: int = 4  # patches a step
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 1e-5
     loss: Literal["auto", "dice", "dice_ce", "ce"] = "auto"  # auto: dice to segment, ce (cross-entropy) to classify
     exclusive: bool = False  # every voxel has one label at most (softmax); otherwise labels may overlap (sigmoid)
-    patch: tuple[int, ...] = (32, 32, 32)
-    augment: Literal["full", "light", "none"] = "full"  # light: flips, intensity scale and shift within 0.1
+    patch: tuple[int, ...] = (32, 32, 32)  # voxels; cases are padded to it
+    augment: Literal["full", "light", "none"] = "full"  # full: flips, noise, blur, scale, contrast; light: flips, scale, shift
     window: tuple[int, ...] = ()  # of the sliding window; empty: the patch
     overlap: float = 0.5  # of the sliding window
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
