@@ -160,7 +160,7 @@ CONFIGS = {
     "no path": ('[data]\nname = "files"', "data.path is missing"),
     "path is nowhere": ('[data]\nname = "files"\npath = "nowhere"', "the manifest nowhere cannot be read"),
     "no such preset": ('preset = "fets"', "no preset called 'fets'; known: distance_aware_fets"),
-    "a network that classifies": ('[model]\nname = "densenet"', "the data are for segmentation, the model for"),
+    "a network that classifies": ('[model]\nname = "densenet_small"', "the data are for segmentation, the model for"),
     "a loss that classifies": (
         '[train]\nloss = "ce"',
         "train.loss = 'ce' does not fit this task; choose dice or dice_ce",

@@ -22,7 +22,7 @@ class Train:
     loss: Literal["auto", "dice", "dice_ce", "ce"] = "auto"  # auto: dice to segment, ce (cross-entropy) to classify
     exclusive: bool = False  # every voxel has one label at most (softmax); otherwise labels may overlap (sigmoid)
     patch: tuple[int, ...] = (32, 32, 32)  # voxels; cases are padded to it
-    augment: Literal["full", "light", "none"] = "full"  # full: flips, noise, blur, scale, contrast; light: flips, scale, shift
+    augment: Literal["full", "light", "none"] = "full"  # light: flips, scale, shift; full: noise, blur, contrast too
     window: tuple[int, ...] = ()  # of the sliding window; empty: the patch
     overlap: float = 0.5  # of the sliding window
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
