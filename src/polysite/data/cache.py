@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from polysite.data.case import Case, Patient
 from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError
 
-VERSION = 1  # of what preparing does; a change makes every entry new
+VERSION = 1  # of what preparing does here; a change makes every entry new, and so does another MONAI
 SUFFIX = ".safetensors"
 OURS = re.compile(r"[0-9a-f]{40}(\.safetensors)?|\.[0-9a-f]{40}(\.safetensors)?\.[0-9a-f]{12}\.partial")
 TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
@@ -77,7 +78,7 @@ class Cache:
 
     def _key(self, patient: Patient, prepare: Prepare, patch: Sequence[int]) -> str:
         contents = [self.digest(f) for f in patient.files]
-        recipe = [VERSION, contents, patient.recipe, patient.hidden, asdict(prepare), list(patch)]
+        recipe = [VERSION, version("monai"), contents, patient.recipe, patient.hidden, asdict(prepare), list(patch)]
         return blake2b(json.dumps(recipe).encode(), digest_size=20).hexdigest()
 
     def digest(self, file: Path) -> str:

@@ -26,7 +26,7 @@ class Prepare:
         letters = self.orientation
         if letters and not (len(letters) == 3 and all(sum(x in pair for x in letters) == 1 for pair in AXES)):
             raise ConfigError(f"prepare.orientation = {letters!r}: one letter of each of LR, PA and IS, as in 'RAS'")
-        if self.spacing and not min(self.spacing) > 0:
+        if self.spacing and not all(0 < s < np.inf for s in self.spacing):
             raise ConfigError(f"prepare.spacing = {list(self.spacing)}: millimetres, more than zero")
         if self.clip and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
             raise ConfigError(f"prepare.clip = {list(self.clip)}: two intensities, the lower first")
