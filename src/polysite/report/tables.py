@@ -17,13 +17,14 @@ from polysite.report.runs import Summary, mean_std, read
 def show(paths: Sequence[Path], names: Sequence[str] | None = None) -> None:
     """Print what every hospital gets, one column a run."""
     runs = [read(p, n) for p, n in zip(paths, names or [p.name for p in paths], strict=True)]
-    Console().print(per_hospital(runs))
+    over = "mean over labels, " if runs[0].measure == "Dice" else ""
+    console = Console(highlight=False)
+    console.print(f"{runs[0].measure} on {runs[0].split} patients ({over}± deviation over patients)", soft_wrap=True)
+    console.print(per_hospital(runs))
 
 
 def per_hospital(runs: Sequence[Summary]) -> Table:
-    over = "mean over labels, " if runs[0].measure == "Dice" else ""
-    title = f"{runs[0].measure} on {runs[0].split} patients ({over}± deviation over patients)"
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(header_style="bold")
     table.add_column("hospital")
     table.add_column("patients", justify="right")
     for run in runs:
