@@ -103,6 +103,11 @@ def dims(*sizes):
     return np.array([len(sizes), *sizes], "<i2").tobytes()
 
 
+def voxel(content, *size):
+    """A voxel size, and no affine that would overrule it."""
+    return patched(patched(content, 252, b"\0\0\0\0"), 80, np.array(size, "<f4").tobytes())
+
+
 DAMAGE = {
     "empty": (lambda c: b"", "empty or shorter"),
     "only a header": (lambda c: c[:352], "ends early"),
@@ -124,10 +129,9 @@ DAMAGE = {
     "voxels at infinity": (lambda c: patched(c, 108, np.float32(np.inf).tobytes()), "puts the voxels at byte inf"),
     "affine of NaN": (lambda c: patched(c, 280, np.full(4, np.nan, "<f4").tobytes()), "NaN or infinite"),
     "flat affine": (lambda c: patched(c, 280, np.zeros(4, "<f4").tobytes()), "degenerate"),
-    "no affine, negative voxel": (
-        lambda c: patched(patched(c, 252, b"\0\0\0\0"), 80, np.array([-1, 0, 1], "<f4").tobytes()),
-        "degenerate",
-    ),
+    "negative voxel": (lambda c: voxel(c, -1, 1, 1), "its voxel size is negative: [-1.0, 1.0, 1.0]"),
+    "voxel of nothing": (lambda c: voxel(c, 1, 0, 1), "degenerate"),
+    "voxel of NaN": (lambda c: voxel(c, 1, np.nan, 1), "NaN or infinite"),
 }
 
 
@@ -209,10 +213,17 @@ def test_no_damage_takes_a_gibibyte_or_a_traceback(tmp_path):
             content = damage(whole(tmp_path))
             (folder / "t1.nii.gz").write_bytes(gzip.compress(content) if site == "north" else content)
             nifti(folder / "seg.nii.gz", np.ones((12, 12, 12), np.uint8))
+    (tmp_path / "data" / "north" / "case00" / "t1.nii.gz").write_bytes(gzip.compress(whole(tmp_path))[:-300])
+    bad = np.full((12, 12, 12), np.nan, np.float32)
+    for k, image in enumerate((bad, np.arange(11 * 12 * 12, dtype=np.int16).reshape(11, 12, 12)), start=90):
+        folder = tmp_path / "data" / "south" / f"case{k}"
+        folder.mkdir()
+        nifti(folder / "t1.nii.gz", image)
+        nifti(folder / "seg.nii.gz", np.ones((12, 12, 12), np.uint8))
     run = subprocess.run(
         [Path(sys.executable).with_name("polysite"), "check-data", tmp_path / "data"],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert run.returncode == 1 and "Traceback" not in run.stdout + run.stderr, run.stderr
-    assert run.stdout.count("\nerror ") >= 2 * len(DAMAGE)
+    assert len({x.split(":")[0] for x in run.stdout.splitlines() if x.startswith("error ")}) == 2 * len(DAMAGE) + 2
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1 << 20  # KiB

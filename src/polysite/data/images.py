@@ -179,6 +179,8 @@ def _nifti(file: Path) -> Image:
         array = array.astype(np.float32)
         array *= np.float32(slope)
         array += np.float32(shift)
+    if not int(header["sform_code"]) and (header["pixdim"][1 : dims + 1] < 0).any():
+        raise ValueError(f"its voxel size is negative: {header['pixdim'][1 : dims + 1].tolist()}")
     affine = np.asarray(header.get_best_affine(), np.float64)
     if dims == 2:
         affine = np.diag([*np.linalg.norm(affine[:3, :2], axis=0), 1.0])
