@@ -162,6 +162,13 @@ def test_another_configuration_or_content_is_another_entry(cache, files):
     assert not same(get(cache, files), first) and len(entries(cache)) == 13
 
 
+def test_hidden_modalities_are_another_entry(cache, files):
+    (first, *_) = files.patients(0)["A"]
+    seen = Cache(cache).get(first, Prepare(), (8, 8, 8))
+    blind = Cache(cache).get(replace(first, hidden=(0,)), Prepare(), (8, 8, 8))
+    assert seen.image.any() and not blind.image.any() and len(entries(cache)) == 2
+
+
 def test_a_moved_file_is_known_by_its_content(cache, files, tmp_path):
     get(cache, files)
     (tmp_path / "data").rename(tmp_path / "moved")

@@ -82,7 +82,7 @@ def test_five_folds_of_the_fets_federation_test_each_of_1251_cases_once():
     tested = Counter(n for fold in found for parts in fold.values() for n in names(parts["test"]))
     assert len(tested) == 1251 and set(tested.values()) == {1}
     totals = [sum(len(parts["test"]) for parts in fold.values()) for fold in found]
-    assert max(totals) - min(totals) < 20
+    assert max(totals) - min(totals) < 10  # the remainders of the sites do not all go to the first folds
     for fold in found:
         for site, parts in fold.items():
             n = len(sites[site])
