@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from polysite.data.files import Files, agree, channel, cut
+from polysite.data.files import Files, agree, boxed, channel
 from polysite.data.images import Image
 from polysite.data.manifest import Manifest, Row
 from polysite.errors import DataError
@@ -44,7 +44,6 @@ class Finding:
     spacing: tuple[float, ...] = ()
     unit: str = ""
     orientation: str = ""
-    dtypes: tuple[str, ...] = ()
     voxels: Mapping[str, int] = field(default_factory=dict)  # of every label
     hashes: Mapping[str, str] = field(default_factory=dict)  # modality -> digest of its voxels
     files: Mapping[str, str] = field(default_factory=dict)
@@ -136,7 +135,7 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
     for name, cell in [*row.images.items(), *([("label", row.label)] if row.label else [])]:
         if cell:
             try:
-                found[name] = _boxed(channel(listed, cell, opened, bool(row.box)), row)
+                found[name] = boxed(channel(listed, cell, opened, bool(row.box)), row)
             except DataError as problem:
                 say(str(problem))
     for name, image in found.items():
@@ -162,21 +161,12 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
         grid.spacing,
         grid.unit,
         grid.orientation,
-        tuple(str(i.array.dtype) for i in found.values()),
         voxels,
         hashes,
         {m: str(listed.file(row.images[m])[0]) for m in found},
         row.category,
         tuple(problems),
     )
-
-
-def _boxed(image: Image, row: Row) -> Image:
-    """The part of an image that the case is."""
-    if not row.box:
-        return image
-    part, affine = cut(image.array[None], image.affine, row)
-    return Image(part[0], affine, image.unit)
 
 
 Say = Callable[..., None]

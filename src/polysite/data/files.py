@@ -133,7 +133,7 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
             "that all cases have, or set data.allow = ['missing'] to see zeros there"
         )
     opened: dict[Path, Image] = {}
-    found = {m: channel(listed, f, opened, bool(row.box)) for m, f in row.images.items() if f}
+    found = {m: boxed(channel(listed, f, opened, bool(row.box)), row) for m, f in row.images.items() if f}
     first = next(iter(found))
     for other, image in found.items():
         agree(listed, row, first, found[first], other, image)
@@ -148,7 +148,7 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
     if row.category:
         label = np.array([n == row.category for n in names], np.uint8)
     else:
-        truth = channel(listed, row.label, opened)
+        truth = boxed(channel(listed, row.label, opened, bool(row.box)), row, outside=0)
         agree(listed, row, first, grid, "label", truth)
         label = channels(truth.array, list(row.labels.items()), str(listed.file(row.label)[0]))
         if not label.any() and "empty" not in allow:
@@ -156,11 +156,8 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
                 f"{listed.file(row.label)[0]}: nothing is labelled; leave the case out, or set data.allow = ['empty'] "
                 "if there is really nothing to find"
             )
-    volume, affine = np.stack(stack).astype(np.float32), grid.affine
-    if row.box:
-        volume, affine = cut(volume, affine, row)
-        label = label if row.category else cut(label, grid.affine, row)[0]
-    return Case(row.site, row.case, volume, label, grid.spacing, row.group, affine, grid.unit)
+    volume = np.stack(stack).astype(np.float32)
+    return Case(row.site, row.case, volume, label, grid.spacing, row.group, grid.affine, grid.unit)
 
 
 def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool = False) -> Image:
@@ -214,28 +211,29 @@ def apart(one: Image, other: Image) -> float:
     return float(gaps.max() / min(one.spacing))
 
 
-def cut(array: np.ndarray, affine: np.ndarray, row: Row) -> tuple[np.ndarray, np.ndarray]:
-    """The box of a row out of (channel, *space); what lies outside the image is as dark as its darkest voxel."""
-    dims = array.ndim - 1
+def boxed(image: Image, row: Row, outside: float | None = None) -> Image:
+    """The part of an image that a case is; what lies ``outside`` of it is as dark as its darkest voxel."""
+    if not row.box:
+        return image
+    who, dims = f"case {row.case!r} of site {row.site!r}", image.dims
     if len(row.box) != 2 * dims:
-        raise DataError(f"case {row.case!r} of site {row.site!r}: a box of {len(row.box)} numbers in a {dims}D image")
+        raise DataError(f"{who}: a box of {len(row.box)} numbers in a {dims}D image")
     centre, size = np.array(row.box[:dims]), np.array(row.box[dims:])
     corners = np.array([[*(centre + size * c), 1] for c in product((-0.5, 0.5), repeat=dims)])
-    at = (corners @ np.linalg.inv(affine).T)[:, :-1]
+    at = (corners @ np.linalg.inv(image.affine).T)[:, :-1]
     start = np.floor(at.min(0) + 0.5).astype(int)  # np.round would put neighbouring halves on one voxel
     count = np.maximum(1, np.round(np.ptp(at, 0))).astype(int)
-    stop, space = start + count, np.array(array.shape[1:])
+    stop, space = start + count, np.array(image.shape)
     if np.prod(count.astype(float)) > BOX:
-        raise DataError(
-            f"case {row.case!r} of site {row.site!r}: its box is too large, {' x '.join(map(str, count))} voxels"
-        )
+        raise DataError(f"{who}: its box is too large, {' x '.join(map(str, count))} voxels")
     if (stop <= 0).any() or (start >= space).any():
-        raise DataError(f"case {row.case!r} of site {row.site!r}: its box lies outside of the image")
-    inside = array[:, *(slice(max(a, 0), b) for a, b in zip(start, stop, strict=True))]
-    margins = [(0, 0), *zip(np.maximum(-start, 0), np.maximum(stop - space, 0), strict=True)]
-    moved = affine.copy()
-    moved[:-1, -1] += affine[:-1, :-1] @ start
-    return np.stack([np.pad(c, margins[1:], constant_values=c.min()) for c in inside]), moved
+        raise DataError(f"{who}: its box lies outside of the image")
+    inside = image.array[tuple(slice(max(a, 0), b) for a, b in zip(start, stop, strict=True))]
+    margins = list(zip(np.maximum(-start, 0), np.maximum(stop - space, 0), strict=True))
+    affine = image.affine.copy()
+    affine[:-1, -1] += affine[:-1, :-1] @ start
+    dark = inside.min() if outside is None else outside
+    return Image(np.pad(inside, margins, constant_values=dark), affine, image.unit)
 
 
 def volumes(listed: Manifest, row: Row, names: Sequence[str]) -> Mapping[str, float]:

@@ -73,8 +73,7 @@ class Prepare:
             turn = Orientation(self.orientation, labels=None)
             image, label = turn(image), None if label is None else turn(label)
         if self.spacing:
-            scale = [a / b for a, b in zip(case.spacing, self.spacing, strict=True)]
-            if np.prod([max(1.0, s) for s in scale]) * image[0].numel() > 1 << 29:
+            if image[0].numel() * np.prod(case.spacing) / np.prod(self.spacing) > 1 << 29:
                 raise DataError(
                     f"case {case.name!r} of site {case.site!r}: voxels of {case.spacing} mm resampled to "
                     f"{list(self.spacing)} mm would fill gigabytes; check its voxel size"
