@@ -121,9 +121,9 @@ def test_volumes_are_segmented_and_classified_on_the_gpu(exclusive, tmp_path):
             study.simulator(chosen)
         return
     assert study.run(chosen, tmp_path / "run").mean >= 0
-    cases = [
-        Case("s", f"{k}", torch.randn(1, 32, 32, 32).numpy(), np.array([k % 2, 1 - k % 2], np.uint8)) for k in range(6)
-    ]
+    rng = np.random.default_rng(0)
+    shades = [rng.normal(2.0 * (k % 2), 1, (1, 32, 32, 32)).astype(np.float32) for k in range(8)]
+    cases = [Case("s", f"{k}", x, np.array([k % 2 == 0, k % 2 == 1], np.uint8)) for k, x in enumerate(shades)]
     net = Network(MODELS["densenet_small"].build(dims=3, modalities=1, outputs=2, seed=0), chosen.train)
     site = TorchSite("s", net, {"train": cases, "validation": cases}, ["x", "y"], chosen.train, 0, Classify())
     scores = site.score(site.fit(site.start, epochs=20).params, site.cases("validation"))
