@@ -174,8 +174,6 @@ def scan(
         raise RunError(f"--out {out}: a manifest ends in .csv or .jsonl")
     if out.exists() and not force:
         raise RunError(f"{out} exists already; give another --out, or --force to overwrite it")
-    if not folder.is_dir():
-        raise RunError(f"{folder} is not a folder")
     found = layouts.scan(folder, format, table or [], manifest.parse_labels(labels) if labels else None)
     manifest.write(found.manifest, out)
     tables.show_manifest(found.format, found.manifest)

@@ -13,9 +13,9 @@ from polysite import config
 from polysite.algorithms import name_of
 from polysite.config import Study
 from polysite.data.cache import Cache, place
-from polysite.data.case import Case, Patient
+from polysite.data.case import PARTS, Case, Patient
 from polysite.data.files import Files
-from polysite.data.split import PARTS, Parts, table
+from polysite.data.split import Parts, table
 from polysite.engines import rounds
 from polysite.engines.folder import RunFolder
 from polysite.engines.simulator import Simulator
@@ -39,13 +39,13 @@ class Run:
         return rounds.examined(self.result)
 
     def dice(self) -> dict[str, float]:
-        """Mean Dice of every hospital, over its cases and labels."""
+        """Mean Dice of every hospital, over its cases and labels; in a classification, its accuracy."""
         scores = self.result[self.split]
         return {site: rounds.mean_score({site: cases}, "site") for site, cases in scores.items() if cases}
 
     @property
     def mean(self) -> float:
-        """Mean Dice over all cases of all hospitals."""
+        """Mean Dice, or accuracy, over all cases of all hospitals."""
         return rounds.mean_score(self.result[self.split], "case")
 
 
@@ -54,7 +54,7 @@ def federation(study: Study) -> Mapping[str, Parts]:
     study.check()
     patients = study.data.patients(study.seed)
     study.split.check(patients)
-    seed = study.seed if study.split.seed is None else study.split.seed  # who is where is a matter of the split
+    seed = study.split.seed_of(study.seed)
     dealt = study.federation.deal(patients, lambda sites: study.split.apply(sites, seed), seed)
     if not any(parts["train"] for parts in dealt.values()):
         raise DataError("no site has a training case")
@@ -78,7 +78,7 @@ def hospitals(
     network, cache = Network(module, study.train), Cache(place())
     everyone = [(site, part, p) for site, parts in dealt.items() for part in PARTS for p in parts[part]]
     ready: dict[str, dict[str, list[Case]]] = {site: {part: [] for part in PARTS} for site in dealt}
-    _told_apart(cache, [p for _, _, p in everyone])
+    _refuse_twins(cache, [p for _, _, p in everyone])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [pool.submit(cache.get, p, study.prepare, study.train.patch) for _, _, p in everyone]
         try:
@@ -96,7 +96,7 @@ def hospitals(
     }
 
 
-def _told_apart(cache: Cache, patients: Iterable[Patient]) -> None:
+def _refuse_twins(cache: Cache, patients: Iterable[Patient]) -> None:
     """Refuse the same scan in two cases, unless they are known to be of one person."""
     seen: dict[str, Patient] = {}
     for p in patients:

@@ -109,6 +109,11 @@ def test_what_cannot_be_is_refused():
         Prepare(spacing=(0.01, 0.01, 0.01)).apply(case(), (8, 8, 8))
 
 
+def test_a_flat_image_among_volumes_is_named():
+    with pytest.raises(DataError, match="case 'c' of site 's' has 2 dimensions, the patch 3"):
+        Prepare().apply(case((10, 12)), (8, 8, 8))
+
+
 def test_classes_pass_through():
     c = replace(case((10, 12)), label=np.array([0, 1], np.uint8))
     found = Prepare(spacing=(2.0, 2.0)).apply(c, (8, 8))

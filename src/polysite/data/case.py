@@ -8,6 +8,8 @@ import numpy as np
 
 from polysite.errors import DataError
 
+PARTS = ("train", "validation", "test")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
@@ -42,7 +44,7 @@ class Patient:
     name: str
     read: Callable[[], Case]
     volumes: Callable[[], Mapping[str, float]]  # of every label, in millilitres
-    person: str = ""  # who it is, where one has several cases; empty: the case is all there is of him
+    person: str = ""  # who it is, where one has several cases; empty: this is the only one
     group: str = ""  # tumour grade, scanner
     category: str = ""  # the class, in a classification
     split: str = ""  # train, validation or test, where that is fixed

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from polysite.data.case import Patient
-from polysite.data.split import PARTS, Parts
+from polysite.data.case import PARTS, Patient
+from polysite.data.split import Parts
 from polysite.errors import ConfigError, DataError, nearest
 
 Sites = Mapping[str, Sequence[Patient]]

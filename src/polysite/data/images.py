@@ -127,7 +127,7 @@ def _refusals(file: Path) -> Iterator[None]:
         raise DataError(f"{file} cannot be read: {' '.join(why.split())}") from problem
 
 
-def _voxels(stream: Stream, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> np.ndarray:
+def _voxels(stream: Stream, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """As many bytes as the shape needs, taken piece by piece."""
     if any(n < 1 for n in shape):
         raise ValueError(f"its header claims the shape {shape}")
@@ -140,7 +140,7 @@ def _voxels(stream: Stream, shape: tuple[int, ...], dtype: np.dtype[Any], order:
         if not piece:
             raise ValueError(f"it ends early: {len(found)} of {wanted} bytes of voxels are there")
         found += piece
-    return np.frombuffer(found, dtype).reshape(shape, order=order)
+    return np.frombuffer(found, dtype).reshape(shape, order="F")
 
 
 def _nifti(file: Path) -> Image:
@@ -153,8 +153,7 @@ def _nifti(file: Path) -> Image:
         if len(block) < kind.template_dtype.itemsize:
             raise ValueError("it is empty or shorter than a NIfTI header")
         header = kind(block, check=False)
-        magic = bytes(header["magic"].tobytes())[:4]
-        if magic[:3] not in (b"n+1", b"n+2"):
+        if header["magic"].tobytes()[:3] not in (b"n+1", b"n+2"):
             raise ValueError("it does not begin with the header of a NIfTI file")
         count = int(header["dim"][0])
         if not 2 <= count <= 7:
@@ -290,11 +289,11 @@ def _flat(file: Path) -> Image:
         width, height = picture.size
         if width * height * len(picture.getbands()) > LIMIT:
             raise ValueError(f"it has {width} x {height} pixels, more than the {LIMIT:.3g} allowed")
-        if getattr(picture, "n_frames", 1) > 1:
-            raise ValueError(f"it holds {picture.n_frames} pictures; write one file each, or a volume as NIfTI")  # type: ignore[attr-defined]
-        if picture.mode in ("RGBA", "LA", "PA"):
-            picture = picture.convert({"RGBA": "RGB", "LA": "L", "PA": "P"}[picture.mode])  # type: ignore[assignment]
-        if picture.mode not in ("1", "L", "P", "I", "F", "RGB") and not picture.mode.startswith("I;16"):
-            raise ValueError(f"its pixels are of the kind {picture.mode}; write grey, indexed or RGB pixels")
-        array = np.asarray(picture)
+        frames = getattr(picture, "n_frames", 1)
+        if frames > 1:
+            raise ValueError(f"it holds {frames} pictures; write one file each, or a volume as NIfTI")
+        mode = {"RGBA": "RGB", "LA": "L", "PA": "P"}.get(picture.mode, picture.mode)
+        if mode not in ("1", "L", "P", "I", "F", "RGB") and not mode.startswith("I;16"):
+            raise ValueError(f"its pixels are of the kind {mode}; write grey, indexed or RGB pixels")
+        array = np.asarray(picture if mode == picture.mode else picture.convert(mode))
     return Image(array.astype(np.uint8) if array.dtype == bool else _native(array), np.eye(3))

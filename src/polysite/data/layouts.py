@@ -58,7 +58,7 @@ def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: 
     if not all(r.site for r in rows):
         remarks.append("no table of sites (FeTS: partitioning_1.csv) was found, so the cases form one site, 'all'")
         rows = [r if r.site else replace(r, site="all") for r in rows]
-    order = {site: i for i, site in enumerate(natural(sorted({r.site for r in rows})))}
+    order = {site: i for i, site in enumerate(natural({r.site for r in rows}))}
     return Scan(name, Manifest(tuple(sorted(rows, key=lambda r: order[r.site])), root), tuple(remarks))
 
 
@@ -319,7 +319,7 @@ def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
         remark(remarks, lacking, f"have no {what} and were left out")
         rows = [r for r in rows if has(r)]
     orders = {tuple(r.images) for r in rows}
-    names = orders.pop() if len(orders) == 1 else natural(sorted({m for order in orders for m in order}))
+    names = orders.pop() if len(orders) == 1 else natural({m for order in orders for m in order})
     used = [m for m in names if any(r.images.get(m) for r in rows)]
     for modality in used:
         holders = [r.case for r in rows if r.images.get(modality)]
@@ -347,7 +347,7 @@ def _images(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:
         below = {e.name: e.is_dir() and not _leads_up(e) for e in entries if not e.name.startswith(".")}
     found: dict[str, dict[str, str]] = {}
     files: dict[str, str] = {}
-    for name in natural(sorted(below)):  # sorted first, because 1 and 01 are equal to natural
+    for name in natural(below):
         path = f"{at}/{name}".lstrip("/")
         if below[name]:
             found |= _images(root, depth - 1, path) if depth else {}

@@ -32,12 +32,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from polysite.data.case import PARTS
 from polysite.data.images import suffix
 from polysite.errors import DataError
 
 Labels = Mapping[str, tuple[int, ...]]  # name -> the values in the file that mean it
 
-SPLITS = ("train", "validation", "test")
 COLUMNS = ("site", "case", "patient", "label", "labels", "class", "box", "group", "split")
 
 
@@ -98,8 +98,8 @@ class Manifest:
             raise DataError(
                 f"{who} declares the labels {given}; others declare {others}: use the same names in one order"
             )
-        if row.split not in ("", *SPLITS):
-            raise DataError(f"{who} has split = {row.split!r}; it is one of {', '.join(SPLITS)} or empty")
+        if row.split not in ("", *PARTS):
+            raise DataError(f"{who} has split = {row.split!r}; it is one of {', '.join(PARTS)} or empty")
         sound = len(row.box) in (4, 6) and all(map(isfinite, row.box)) and min(row.box[len(row.box) // 2 :]) > 0
         if row.box and not sound:
             raise DataError(
@@ -132,10 +132,10 @@ class Manifest:
         return self.root / path, channel
 
 
-def read(path: Path, text: str | None = None) -> Manifest:
+def read(path: Path) -> Manifest:
     """The manifest in a file."""
     try:
-        text = path.read_text(encoding="utf-8-sig") if text is None else text
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
         raise DataError(f"the manifest {path} cannot be read: {problem}") from problem
     cells = list(_json_lines(text, path) if path.suffix == ".jsonl" else _csv(text, path))

@@ -36,6 +36,12 @@ class Prepare:
         from monai.transforms.croppad.array import SpatialPad  # seconds, which reading a configuration need not wait
         from monai.transforms.intensity.array import NormalizeIntensity
 
+        dims = case.image.ndim - 1
+        if dims != len(patch):
+            raise DataError(
+                f"case {case.name!r} of site {case.site!r} has {dims} dimensions, the patch {len(patch)}: "
+                "leave the case out, or correct its file"
+            )
         case = self._on_grid(case)
         image = np.clip(case.image, self.clip[0], self.clip[1]) if self.clip else case.image
         box = _foreground(image, case.label) if self.crop else (slice(None),) * (image.ndim - 1)

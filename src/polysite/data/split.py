@@ -15,13 +15,12 @@ from zlib import crc32
 
 import numpy as np
 
-from polysite.data.case import Patient
+from polysite.data.case import PARTS, Patient
 from polysite.errors import ConfigError, DataError
 
 Parts = Mapping[str, list[Patient]]  # train, validation, test
 Person = tuple[Patient, ...]  # all cases of one
 
-PARTS = ("train", "validation", "test")
 SUBJECT, PARTITION, PART = "Subject_ID", "Partition_ID", "Split"  # as the FeTS files call them; the last is ours
 OPEN = ("test fold", "rest")  # what a published fold says of a case
 
@@ -51,9 +50,13 @@ class Split:
         if not 0 <= self.fold < max(1, self.folds):
             raise ConfigError(f"split.fold = {self.fold}: with split.folds = {self.folds} it lies below {self.folds}")
 
+    def seed_of(self, study: int) -> int:
+        """What decides who is where: the split's own seed, or the study's."""
+        return study if self.seed is None else self.seed
+
     def apply(self, sites: Mapping[str, Sequence[Patient]], seed: int) -> Mapping[str, Parts]:
         """Every site's cases as ``train``, ``validation`` and ``test``."""
-        seed = seed if self.seed is None else self.seed
+        seed = self.seed_of(seed)
         fixed = _find(_read(Path(self.file)), sites) if self.file else None
         return {site: self._site(site, patients, seed, fixed) for site, patients in sites.items()}
 

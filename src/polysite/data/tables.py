@@ -106,7 +106,7 @@ def keys(case: str) -> tuple[str, ...]:
 
 def remark(remarks: list[str], cases: Iterable[str], what: str) -> None:
     """Add a sentence about some cases, if there are any; ``what`` is worded for many of them."""
-    if names := natural(sorted({*cases})):
+    if names := natural({*cases}):
         one = {"are": "is", "were": "was", "have": "has"}
         what = re.sub(r"\b(are|were|have)\b", lambda m: one[m[0]], what) if len(names) == 1 else what
         shown = ", ".join(names[:5]) + ", …" * (len(names) > 5)

@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polysite import tree
-from polysite.data.case import Case
+from polysite.data.case import PARTS, Case
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.names import canonical
 from polysite.site import Cases, Fit, Scores, Tilt
@@ -23,7 +23,6 @@ from polysite.train.predict import predict
 from polysite.train.settings import Train
 from polysite.tree import Tree
 
-SPLITS = ("train", "validation", "test")
 SMALL = 40**3  # voxels
 _FIXED = 1 << 32  # a round that never comes: the randomness of fixed patches
 
@@ -106,8 +105,8 @@ class TorchSite:
     ):
         self.name, self.network, self.labels, self.train, self.seed = name, network, tuple(labels), train, seed
         self.task, self.round, self._loss_name = task, 0, tasks.check_loss(task, train.loss)
-        self._splits = {s: tuple(c.name for c in cases.get(s, ())) for s in SPLITS}
-        self._volumes = {c.name: self._load(c) for s in SPLITS for c in cases.get(s, ())}
+        self._splits = {s: tuple(c.name for c in cases.get(s, ())) for s in PARTS}
+        self._volumes = {c.name: self._load(c) for s in PARTS for c in cases.get(s, ())}
         self.fits: list[Fit] = []
 
     @classmethod
