@@ -4,12 +4,19 @@ from dataclasses import replace
 
 import pytest
 
+from polysite.algorithms import ALGORITHMS
+from polysite.algorithms.costs import FedPIDAvg
 from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.fednova import FedNova
+from polysite.algorithms.fedprox import FedProx
 from polysite.algorithms.local import Local
+from polysite.algorithms.moon import Moon
+from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.scaffold import Scaffold
-from polysite.algorithms.server import Adam, Sgd
-from polysite.config import Study, dump, parse, presets
-from polysite.data.federation import FEDERATIONS, ByLabelSize
+from polysite.algorithms.server import Adam, Sgd, Yogi
+from polysite.algorithms.weighted import Weighted
+from polysite.config import Study, dump, parse, preset, presets
+from polysite.data.federation import FEDERATIONS, ByLabelSize, Limited, Natural
 from polysite.data.files import Files
 from polysite.data.phantom import Hospital, four_hospitals
 from polysite.data.prepare import Prepare
@@ -35,9 +42,13 @@ STUDIES = {
                 "ü": Hospital(gamma=0.5),
                 "server": Hospital(),
                 "data": Hospital(),
+                "inner": Hospital(),
             }
         )
     ),
+    "inner algorithm": Study(algorithm=Weighted({"a b": 0.3, "inner": 2.0, "server": 0.1}, FedProx(mu=0.1))),
+    "server of an inner algorithm": Study(algorithm=Weighted({"x": 0.3}, FedAvg(steps=3, server=Adam(lr=0.001)))),
+    "inner of an inner algorithm": Study(algorithm=Weighted({}, Weighted({"x": 0.5}, FedAvg(server=Sgd(lr=0.5))))),
     "files": Study(data=Files(path="x", labels={"WT": (1, 2), "TC": (1,)}, exclude=("EZ",), allow=("missing",))),
     "folds": Study(split=Split(folds=5, fold=4, by_group=True, seed=3), federation=ByLabelSize("WT")),
     "prepared": Study(prepare=Prepare(orientation="LPS", spacing=(1.0, 1.5, 2.0), clip=(-200.0, 300.0), crop=False)),
@@ -49,6 +60,7 @@ STUDIES = {
 def test_what_is_written_is_read_back(study):
     assert parse(dump(study)) == study
     assert dump(parse(dump(study))) == dump(study)
+    assert parse(dump(study, notes=True)) == study
 
 
 @pytest.mark.parametrize("name", FEDERATIONS)
@@ -66,6 +78,101 @@ def test_a_preset_is_a_base_that_a_file_varies(name):
     assert study.model == MODELS["unet_small"] and study.prepare == base.prepare
 
 
+TABLE_A4 = {  # of the FeTS 2022 benchmark, challenge setup: (learning rate, decay, algorithm)
+    "local": (0.1, 0.995, Local()),
+    "fedavg": (0.4, 0.995, FedAvg()),
+    "scaffold": (0.4, 0.995, Scaffold(uniform=False)),
+    "fednova": (0.2, 0.995, FedNova()),
+    "fedadam": (0.1, 0.995, FedAvg(server=Adam(lr=0.001, b1=0.9, b2=0.999, tau=1e-8))),
+    "qfedavg": (0.4, 1.0, QFedAvg(q=1.0)),
+    "fedpidavg": (0.4, 0.995, FedPIDAvg(alpha=0.45, beta=0.45, gamma=0.1)),
+    "moon": (0.4, 0.995, Moon()),  # not in the table
+}
+
+
+@pytest.mark.parametrize("name", TABLE_A4)
+def test_a_method_brings_the_values_that_the_paper_chose_for_it(name):
+    lr, gamma, algorithm = TABLE_A4[name]
+    study = parse(f'preset = "fets_benchmark"\n[algorithm]\nname = "{name}"')
+    assert study == replace(
+        parse('preset = "fets_benchmark"'), algorithm=algorithm, train=replace(study.train, lr=lr, gamma=gamma)
+    )
+    assert study == parse("", {"preset": "fets_benchmark", "algorithm.name": name})
+    assert study.train.patch == (128, 128, 128) and study.run.rounds == 300
+
+
+def test_values_of_the_file_come_before_those_of_the_method():
+    text = 'preset = "fets_benchmark"\n[algorithm]\nname = "fedadam"\n'
+    study = parse(text + "server.lr = 0.5\n[train]\nlr = 7", {"algorithm.server.tau": "0.1"})
+    assert study.algorithm == FedAvg(server=Adam(lr=0.5, b2=0.999, tau=0.1)) and study.train.lr == 7
+    assert parse(text + "steps = 10").algorithm.server == parse(text).algorithm.server
+    assert parse(text + 'server.name = "adam"').algorithm == parse(text).algorithm
+    assert parse(text + 'server.name = "yogi"').algorithm == FedAvg(server=Yogi())  # another name starts anew
+
+
+def test_an_algorithm_that_its_keys_name_is_a_method_too():
+    study = parse('preset = "fets_benchmark"\n[algorithm]\nq = 0.1')
+    assert study.algorithm == QFedAvg(q=0.1) and (study.train.lr, study.train.gamma) == (0.4, 1.0)
+
+
+def test_pooled_training_is_a_method():
+    for text in ("", "[algorithm]\nuniform = true"):
+        study = parse(f'preset = "fets_benchmark"\n{text}', {"run.pooled": "true"})
+        assert study.train.lr == 0.1 and isinstance(study.algorithm, FedAvg) and study.run.rounds == 300
+    assert parse('preset = "fets_benchmark"\n[run]\npooled = false').train.lr == 0.4
+
+
+@pytest.mark.parametrize("name", [n for n in presets() if n.startswith("distance_aware")])
+def test_fedprox_of_the_distance_aware_protocol(name):
+    study = parse("", {"preset": name, "algorithm.name": "fedprox"})
+    assert study == replace(parse("", {"preset": name}), algorithm=FedProx(mu=0.1))
+
+
+def test_a_preset_starts_from_another():
+    base, limited = parse('preset = "fets_benchmark"'), parse('preset = "fets_benchmark_limited"')
+    assert limited == replace(base, federation=Limited(35), train=replace(base.train, lr=0.8))
+    for name, lr in {"scaffold": 0.8, "local": 0.1, "fednova": 0.2, "fedprox": 0.8}.items():
+        assert parse("", {"preset": "fets_benchmark_limited", "algorithm.name": name}).train.lr == lr
+    assert parse("", {"preset": "fets_benchmark_limited", "algorithm.name": "scaffold"}).algorithm.uniform is False
+    assert parse("", {"preset": "fets_benchmark_limited", "run.pooled": "true"}).train.lr == 0.1
+    assert parse("", {"preset": "fets_benchmark_limited", "federation.name": "natural"}).federation == Natural()
+    fixed = parse('preset = "fets_benchmark_iterations"')
+    assert fixed == replace(
+        base, train=replace(base.train, lr=0.4, steps=10, gamma=0.998), run=replace(base.run, rounds=720)
+    )
+
+
+@pytest.mark.parametrize("name", presets())
+def test_the_methods_of_a_preset_exist(name):
+    for method in preset(name).get("methods", {}):
+        assert method in ALGORITHMS or method == "pooled"
+        chosen = {"run.pooled": "true"} if method == "pooled" else {"algorithm.name": method}
+        study = parse("", {"preset": name, **chosen})
+        assert parse(dump(study)) == study
+
+
+@pytest.mark.parametrize("text", ["", 'preset = "fets_benchmark"\n'])
+def test_methods_are_for_presets(text):
+    with pytest.raises(ConfigError, match="unknown key 'methods'"):
+        parse(text + "[methods.fedavg.train]\nlr = 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    {
+        "algorithm = 3": "algorithm = 3 must be",
+        "run = true": "run = True must be a section",
+        "algorithm.name = 3": "no algorithm called 3",
+        'algorithm.name = ["fedavg"]': "no algorithm called",
+        'algorithm.name = "pooled"': "no algorithm called 'pooled'",
+        'run.pooled = "yes"': "run.pooled = 'yes' must be bool",
+    }.items(),
+)
+def test_a_preset_hides_no_mistake(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(f'preset = "fets_benchmark"\n{text}')
+
+
 def test_a_section_changes_only_what_it_names():
     assert parse("[train]\nlr = 1") == replace(Study(), train=replace(Train(), lr=1.0))
     assert parse('[model]\nname = "unet"').model == UNet()
@@ -79,12 +186,12 @@ def test_overrides_reach_everything():
         "",
         {
             "algorithm.name": "scaffold",
-            "algorithm.lr": "0.5",
+            "algorithm.server_lr": "0.5",
             "data.sites.x.missing": '["t2"]',
             "train.loss": "dice_ce",
         },
     )
-    assert study.algorithm == Scaffold(lr=0.5)
+    assert study.algorithm == Scaffold(server_lr=0.5)
     assert study.data.sites == {**four_hospitals(), "x": Hospital(missing=("t2",))}
     one = parse("", {"data.sites.island.noise": "0.5"}).data.sites
     assert one == {**four_hospitals(), "island": replace(four_hospitals()["island"], noise=0.5)}

@@ -100,7 +100,7 @@ def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "t
     for key, value in (overrides or {}).items():
         _put(given, key, value, Study())
     if "preset" in given:
-        given = _merge(preset(given.pop("preset")), given)
+        given = _vary(preset(given.pop("preset")), given)
     return _build(Study, given, "")  # type: ignore[no-any-return]
 
 
@@ -141,10 +141,39 @@ def presets() -> list[str]:
 
 
 def preset(name: Any) -> dict[str, Any]:
-    """One of them, as TOML has it."""
+    """One of them, as TOML has it, over the one that it starts from itself.
+
+    Its ``methods`` say what an algorithm, or ``pooled`` training, changes: name -> sections of a study.
+    """
     if name not in presets():
         raise ConfigError(f"there is no preset called {name!r}; {nearest(str(name), presets())}")
-    return tomllib.loads(resources.files("polysite").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
+    found = tomllib.loads(resources.files("polysite").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
+    return _merge(preset(found.pop("preset")), found) if "preset" in found else found
+
+
+def _vary(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The given values over what the preset has for the method that they choose, over the rest of the preset.
+
+    >>> base = {"train": {"lr": 1, "batch": 4}, "methods": {"scaffold": {"train": {"lr": 2}}}}
+    >>> _vary(base, {"algorithm": {"name": "scaffold"}, "train": {"batch": 8}})
+    {'train': {'lr': 2, 'batch': 8}, 'algorithm': {'name': 'scaffold'}}
+    """
+    rest = {key: value for key, value in base.items() if key != "methods"}
+    method = _method(_merge(rest, given))
+    named = {} if method == "pooled" else {"algorithm": {"name": method}}
+    return _merge(_merge(rest, _merge(named, base.get("methods", {}).get(method, {}))), given)
+
+
+def _method(given: Mapping[str, Any]) -> str:
+    """The name of what trains: that of the algorithm, which its keys may tell, or ``pooled``.
+
+    >>> _method({"run": {"pooled": True}}), _method({"algorithm": {"q": 2.0}}), _method({})
+    ('pooled', 'qfedavg', 'fedavg')
+    """
+    run, algorithm = (given[k] if isinstance(given.get(k), dict) else {} for k in ("run", "algorithm"))
+    if run.get("pooled") is True:
+        return "pooled"
+    return str(algorithm.get("name") or _meant(_choices("algorithm") or {}, algorithm, "algorithm", FedAvg()))
 
 
 def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -164,9 +193,9 @@ def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def _choices(at: str) -> Mapping[str, Any] | None:
     """What the ``name`` of the section at this path may be: name -> a class, or an instance that the keys vary."""
-    if at == "algorithm":
+    if at == "algorithm" or (at.startswith("algorithm.") and at.endswith(".inner")):  # that of a combinator
         return {n: find(n, ALGORITHMS, "algorithm") for n in ALGORITHMS}
-    if at == "algorithm.server":
+    if at.startswith("algorithm.") and at.endswith(".server"):
         return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
     found: dict[str, Mapping[str, Any]] = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS}
     return found.get(at)
@@ -174,7 +203,7 @@ def _choices(at: str) -> Mapping[str, Any] | None:
 
 def _name_in(at: str, value: Any) -> str | None:
     """The name that says best which of the choices a value is."""
-    if at in ("algorithm", "algorithm.server"):
+    if at.partition(".")[0] == "algorithm":
         return name_of(value)
     choices = _choices(at) or {}
     same = [n for n, c in choices.items() if (c if isinstance(c, type) else type(c)) is type(value)]

@@ -158,7 +158,13 @@ def _same(x: Any, y: Any) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def mean(replies: Mapping[SiteId, Payload], field: str, weight: str | None = None) -> tree.Tree:
-    """Mean of one field over the replies, in a fixed order so that it does not depend on arrival."""
+def mean(
+    replies: Mapping[SiteId, Payload], field: str, weight: str | Mapping[SiteId, float] | None = None
+) -> tree.Tree:
+    """Mean of one field over the replies, in a fixed order so that it does not depend on arrival.
+
+    ``weight`` is another field of the replies, or the weights themselves; without it all weigh the same.
+    """
     order = sorted(replies)
-    return tree.mean([replies[i][field] for i in order], [replies[i][weight] for i in order] if weight else None)
+    weights = {i: replies[i][weight] for i in order} if isinstance(weight, str) else weight
+    return tree.mean([replies[i][field] for i in order], None if weights is None else [weights[i] for i in order])

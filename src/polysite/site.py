@@ -1,5 +1,6 @@
 """What an algorithm may ask of a hospital."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,12 +16,30 @@ ASIDE = ("loss", "said", "true")  # no measure of quality: the loss, and in a cl
 class Tilt:
     """A linear-quadratic term added to the local objective: F(w) + <linear, w> + weight/2 |w - anchor|^2.
 
-    FedProx, SCAFFOLD, FedDyn, Ditto, pFedMe and FedAMP differ only in what they put here.
+    FedProx, SCAFFOLD, FedDyn, Ditto, pFedMe and FedAMP differ only in what they put here. Its gradient goes through
+    the optimiser like that of F, momentum included; running statistics feel nothing of it.
     """
 
     linear: Tree | None = None
     anchor: Tree | None = None
     weight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """A loss added to the local one: what the network makes of a patch shall look more like what ``near`` makes of it
+    than like what ``far`` does.
+
+    weight * -log( e^(cos(z, z_near)/T) / (e^(cos(z, z_near)/T) + e^(cos(z, z_far)/T)) ), no gradient into near and far
+    """
+
+    near: Tree
+    far: Tree
+    weight: float
+    temperature: float
+
+
+Term = Contrast  # an extra loss, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +50,7 @@ class Fit:
     loss: float  # mean training loss over the steps
     steps: int
     time: float  # sum of the learning rates of the steps taken: K * eta for a constant eta
+    reach: float  # how far a constant gradient of one would have carried: the time, and more with momentum
 
 
 class Site(Protocol):
@@ -62,18 +82,20 @@ class Site(Protocol):
         tilt: Tilt | None = None,
         only: Collection[str] = ("*",),
         keep: Collection[str] | None = None,
+        terms: Sequence[Term] = (),
         lr: float | None = None,
         epochs: int | None = None,
         steps: int | None = None,
     ) -> Fit:
         """Train from ``params``: ``only`` these parameters (patterns), on ``keep`` (names of cases) if given.
 
-        ``lr``, and ``epochs`` or ``steps``, replace the site's own settings for this call.
+        ``terms`` are added to the loss. ``lr``, and ``epochs`` or ``steps``, replace the site's own settings for this
+        call. The optimiser starts anew with every call.
         """
         ...
 
-    def losses(self, params: Tree) -> Mapping[str, float]:
-        """Loss of every training case: no augmentation, fixed patches."""
+    def losses(self, params: Tree, *, augmented: bool = False) -> Mapping[str, float]:
+        """Loss of every training case: no augmentation, fixed patches; or patches drawn as in training."""
         ...
 
     def cases(self, split: str) -> Cases:
@@ -87,3 +109,13 @@ class Site(Protocol):
     def lift(self, params: Tree) -> Tree:
         """The same values where this site computes."""
         ...
+
+
+def quality(scores: Mapping[str, float]) -> float:
+    """The mean over the labels of a case.
+
+    >>> quality({"WT": 0.5, "TC": 0.25, "loss": 9.0})
+    0.375
+    """
+    labels = [v for k, v in scores.items() if k not in ASIDE]
+    return math.fsum(labels) / len(labels)

@@ -20,6 +20,8 @@ import numpy as np
 
 Tree = Mapping[str, Any]
 
+STATISTICS = ("*running_mean", "*running_var")  # of batch normalisation: they travel with a model, nobody trains them
+
 TENSOR_SLICE, ARRAY_SLICE = 1 << 22, 1 << 18  # elements in a slice of a mean; measured in bench/aggregate.py
 
 
@@ -56,7 +58,7 @@ def dot(a: Tree, b: Tree) -> float:
     >>> dot({"w": np.ones((2, 3))}, {"w": np.full((2, 3), 2.0)})
     12.0
     """
-    return float(sum(float(v) for v in map(lambda x, y: x.reshape(-1) @ y.reshape(-1), a, b).values()))
+    return float(sum(map(lambda x, y: x.reshape(-1) @ y.reshape(-1), a, b).values()))  # waits for a GPU once
 
 
 def norm(a: Tree) -> float:
@@ -150,3 +152,29 @@ def drop(a: Tree, patterns: Iterable[str]) -> Tree:
     """The leaves whose name matches none of the patterns."""
     patterns = tuple(patterns)
     return {k: v for k, v in a.items() if not matches(k, patterns)}
+
+
+def trained(a: Tree) -> Tree:
+    """A model without its running statistics."""
+    return drop(a, STATISTICS)
+
+
+def statistics(a: Tree) -> Tree:
+    """The running statistics of a model."""
+    return select(a, STATISTICS)
+
+
+def trimmed_mean(trees: Iterable[Tree], cut: int) -> Tree:
+    """Coordinate by coordinate, the mean without the ``cut`` smallest and the ``cut`` largest values.
+
+    >>> trimmed_mean([{"w": np.array([x])} for x in (0.0, 1.0, 2.0, 900.0)], 1)["w"]
+    array([1.5])
+    """
+
+    def leaf(*leaves: Any) -> Any:
+        library = sys.modules[type(leaves[0]).__module__]  # NumPy or torch, whose sort answers with its indices too
+        ordered = library.sort(library.stack(leaves), 0)
+        ordered = getattr(ordered, "values", ordered)
+        return ordered[cut : len(leaves) - cut].mean(0)
+
+    return map(leaf, *trees)

@@ -6,12 +6,22 @@ import numpy as np
 import pytest
 
 from polysite.algorithms import ALGORITHMS, name_of
+from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
 from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.feddyn import FedDyn
+from polysite.algorithms.fedexp import FedExP
+from polysite.algorithms.fednova import FedNova
+from polysite.algorithms.fedprox import FedProx
 from polysite.algorithms.local import Local
+from polysite.algorithms.moon import Moon
+from polysite.algorithms.qfedavg import QFedAvg
+from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server import Adagrad, Adam, Sgd, Yogi
+from polysite.algorithms.weighted import Weighted
 from polysite.engines import checkpoint
 from polysite.engines.rounds import Plan, Progress, run
+from polysite.engines.screen import screen
 from polysite.engines.simulator import Simulator
 from polysite.payload import Payload
 from quadratic import Quadratic
@@ -24,11 +34,31 @@ CASES = {
     "fedadagrad": FedAvg(server=Adagrad()),
     "fedadam": FedAvg(server=Adam()),
     "fedyogi": FedAvg(server=Yogi()),
+    "fedcostwavg": FedCostWAvg(),
+    "feddyn": FedDyn(alpha=0.7),
+    "fedexp": FedExP(),
+    "fedexp, uniform": FedExP(uniform=True),
+    "fednova": FedNova(),
+    "fedpidavg": FedPIDAvg(),
+    "fedpidavg, no cost before the first": FedPIDAvg(start=None),
+    "fedprox": FedProx(mu=0.5),
+    "geometric median": GeometricMedian(),
+    "krum": Krum(f=0),
+    "multi-krum": Krum(f=0, keep=2),
     "local": Local(),
+    "median": Median(),
+    "moon": Moon(),
+    "q-fedavg": QFedAvg(q=2.0),
     "scaffold": Scaffold(),
-    "scaffold, weighted": Scaffold(uniform=False),
+    "scaffold, by size": Scaffold(uniform=False),
+    "top-k": TopK(keep=2),
+    "trimmed mean": TrimmedMean(),
+    "weighted fedadam": Weighted({"b": 0.3}, FedAvg(server=Adam())),
+    "weighted fednova": Weighted({"b": 0.3}, FedNova()),
+    "weighted q-fedavg": Weighted({"b": 0.3}, QFedAvg()),
+    "weighted scaffold": Weighted({"b": 0.3, "c": 2.0}, Scaffold(uniform=False)),
 }
-START = {"body.w": np.array([3.0]), "head.w": np.array([0.0])}
+START = {"body.w": np.array([3.0]), "head.w": np.array([0.5]), "norm.running_var": np.array([1.0])}
 SITES = (("a", 1, -1, 4), ("b", 2, 0, 8), ("c", 1, 1, 6), ("d", 3, 2, 5))
 
 
@@ -82,6 +112,29 @@ def test_every_algorithm_is_in_the_table():
 def test_hyperparameters_are_frozen(algorithm):
     with pytest.raises(FrozenInstanceError):
         algorithm.lr = 2.0
+
+
+@every
+def test_a_site_replies_what_is_declared_and_nothing_else(algorithm):
+    s = sites()
+    sent = algorithm.send(algorithm.init(START, sorted(s)), sorted(s))
+    reply, _ = algorithm.local(sent["a"], Payload(), s["a"])
+    assert reply.keys() == algorithm.reply.keys()
+    assert screen(algorithm.reply, START, sent, {"a": reply}) == {}
+
+
+@every
+def test_running_statistics_are_averaged_and_never_extrapolated(algorithm):
+    """Every site pulls its variance towards a^2, between 1 and 9: where one starts at 1, a mean never falls below."""
+    state, _ = simulate(algorithm, 1)
+    s, model = sites(), algorithm.send(state, ["a"])["a"].get("model", START)
+    theirs = sorted(0.9 + 0.1 * site.a**2 for site in s.values())
+    if model is not START:
+        assert theirs[0] <= model["norm.running_var"].item() <= theirs[-1]
+    if "weight" in algorithm.reply and name_of(algorithm) not in ("weighted", "top_k"):
+        n = {i: 1.0 if getattr(algorithm, "uniform", name_of(algorithm) == "qfedavg") else x.size for i, x in s.items()}
+        plain = sum(n[i] * (0.9 + 0.1 * s[i].a ** 2) for i in s) / sum(n.values())
+        assert model["norm.running_var"].item() == pytest.approx(plain, abs=1e-12)
 
 
 @every

@@ -11,9 +11,26 @@ from typing import Any
 from polysite.errors import ConfigError, nearest
 
 ALGORITHMS = {
+    "fedadagrad": "fedavg:FEDADAGRAD",
+    "fedadam": "fedavg:FEDADAM",
     "fedavg": "fedavg:FedAvg",
+    "fedcostwavg": "costs:FedCostWAvg",
+    "feddyn": "feddyn:FedDyn",
+    "fedexp": "fedexp:FedExP",
+    "fednova": "fednova:FedNova",
+    "fedpidavg": "costs:FedPIDAvg",
+    "fedprox": "fedprox:FedProx",
+    "fedyogi": "fedavg:FEDYOGI",
+    "geometric_median": "robust:GeometricMedian",
+    "krum": "robust:Krum",
     "local": "local:Local",
+    "median": "robust:Median",
+    "moon": "moon:Moon",
+    "qfedavg": "qfedavg:QFedAvg",
     "scaffold": "scaffold:Scaffold",
+    "top_k": "costs:TopK",
+    "trimmed_mean": "robust:TrimmedMean",
+    "weighted": "weighted:Weighted",
 }
 SERVER_OPTIMISERS = {
     "sgd": "server:Sgd",
@@ -24,7 +41,7 @@ SERVER_OPTIMISERS = {
 
 
 def find(name: str, among: dict[str, str], what: str) -> Any:
-    """The class behind a name; an unknown name suggests the nearest."""
+    """The class behind a name, or an instance whose fields can be varied; an unknown name suggests the nearest."""
     if name not in among:
         raise ConfigError(f"there is no {what} called {name!r}; {nearest(name, among)}")
     module, attribute = among[name].split(":")
@@ -37,15 +54,22 @@ def name_of(value: Any) -> str:
     >>> from polysite.algorithms.fedavg import FedAvg
     >>> name_of(FedAvg())
     'fedavg'
+    >>> from polysite.algorithms.server import Adam
+    >>> name_of(FedAvg(server=Adam(lr=0.1)))
+    'fedadam'
     """
     kind = f"{type(value).__module__.rpartition('.')[2]}:{type(value).__name__}"
-    return next((n for n, k in {**ALGORITHMS, **SERVER_OPTIMISERS}.items() if k == kind), type(value).__name__)
+    name = next((n for n, k in {**ALGORITHMS, **SERVER_OPTIMISERS}.items() if k == kind), type(value).__name__)
+    adaptive = f"fed{name_of(value.server)}" if name == "fedavg" and value.server else ""
+    return adaptive if adaptive in ALGORITHMS else name
 
 
 def describe() -> Iterator[tuple[str, str, str]]:
-    """Every algorithm as (name, paper, one line), read from its module's docstring."""
+    """Every algorithm as (name, paper, one line), read from its docstring: the class's own, or that of its module."""
     for name in sorted(ALGORITHMS):
-        module = import_module(find(name, ALGORITHMS, "algorithm").__module__)
-        first, _, rest = (getdoc(module) or "").partition("\n")
+        found = find(name, ALGORITHMS, "algorithm")
+        kind = found if isinstance(found, type) else type(found.server)
+        own = getdoc(kind) or ""
+        first, _, rest = (own if "Paper: " in own else getdoc(import_module(kind.__module__)) or "").partition("\n")
         paper = next((line.removeprefix("Paper: ") for line in rest.splitlines() if line.startswith("Paper: ")), "")
         yield name, paper, first

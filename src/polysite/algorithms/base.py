@@ -1,22 +1,34 @@
 """The contract that every algorithm keeps. Nothing here is inherited from."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
+from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
 
 S = TypeVar("S")
+INF = float("inf")
+TINY = 1e-12  # the least a hyper-parameter may be that must not be zero
+
+# What a field of a reply is. ``model``: all parameters, close to the field of this name that was sent; ``update``: a
+# value per trained parameter, or per parameter; ``positive`` and ``cost``: a finite number above zero, or not below it.
+Kind = Literal["model", "update", "positive", "cost"]
 
 
 class Algorithm(Protocol[S]):
     """Five functions of values: no file, no socket, no device, no seed, no training loop.
 
+    ``reply`` says what a site answers, field by field: all that ever leaves it, and what the server holds it to.
+    A field called ``weight`` is the site's weight in every mean that the server takes.
     ``needs`` says whether ``merge`` can live with a (secure) sum of the replies or must see each one.
     ``plain_sgd`` says that the mathematics holds for plain SGD alone: no momentum, no Adam.
     ``strangers`` says that a site which never trained is served a model that others trained.
     """
+
+    @property
+    def reply(self) -> Mapping[str, Kind]: ...
 
     @property
     def needs(self) -> Literal["sum", "each"]: ...
@@ -46,3 +58,12 @@ class Algorithm(Protocol[S]):
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         """Which parameters this site uses for which of these patients."""
         ...
+
+
+def within(settings: Any, **bounds: tuple[float, float]) -> None:
+    """Refuse a hyper-parameter outside [low, high]; None, where it may be None, is let pass."""
+    for name, (low, high) in bounds.items():
+        value = getattr(settings, name)
+        if value is not None and not low <= value <= high:
+            limits = f"at least {low:g}" if high == INF else f"between {low:g} and {high:g}"
+            raise ConfigError(f"{type(settings).__name__}: {name} = {value} must be {limits}")

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from polysite import tree
-from polysite.algorithms.server import ServerOptimiser
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.server import Adagrad, Adam, ServerOptimiser, Yogi
 from polysite.errors import ConfigError
-from polysite.payload import Payload, SiteId, mean
+from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
 
@@ -35,14 +37,13 @@ class FedAvg:
     uniform: bool = False  # p_k = 1/K instead of n_k/N
     server: ServerOptimiser | None = None  # None: take the mean itself
 
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("lr", "epochs", "steps"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ConfigError(f"algorithm.{name} must be more than zero, got {getattr(self, name)}")
+        within(self, lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
         if self.epochs is not None and self.steps is not None:
             raise ConfigError(
                 f"fedavg trains a fixed number of epochs or of steps, not both (epochs = {self.epochs}, "
@@ -50,20 +51,25 @@ class FedAvg:
             )
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params, self.server.init(params) if self.server else None)
+        return State(params, self.server.init(tree.trained(params)) if self.server else None)
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         return {i: Payload(model=state.model) for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(got["model"], lr=self.lr, epochs=self.epochs, steps=self.steps)
-        return Payload(model=fit.params, n=site.size), memory
+        return Payload(model=fit.params, weight=1 if self.uniform else site.size), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        target = mean(replies, "model", weight=None if self.uniform else "n")
+        target = average(replies)
         if self.server is None:
             return State(target)
-        return State(*self.server.step(state.model, tree.sub(target, state.model), state.optimiser))
+        start = tree.trained(state.model)
+        model, optimiser = self.server.step(start, tree.sub(tree.trained(target), start), state.optimiser)
+        return State({**target, **model}, optimiser)
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases
+
+
+FEDADAGRAD, FEDADAM, FEDYOGI = FedAvg(server=Adagrad()), FedAvg(server=Adam()), FedAvg(server=Yogi())

@@ -4,7 +4,7 @@ Paper: none; the "local" baseline of every federated benchmark
 
     w_k <- fit_k(w_k)
 
-Nothing is sent in either direction but the number of training cases. A site that never trained is served the
+Nothing is sent in either direction. A site that never trained is served the
 initial model.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from polysite.algorithms.base import Kind
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
@@ -19,6 +20,7 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True)
 class Local:
+    reply: ClassVar[Mapping[str, Kind]] = {}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = False  # it has no model for them but the untrained one
@@ -31,7 +33,7 @@ class Local:
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(memory.get("model", site.start))
-        return Payload(n=site.size), Payload(model=fit.params)
+        return Payload(), Payload(model=fit.params)
 
     def merge(self, state: None, replies: Mapping[SiteId, Payload]) -> None:
         return None

@@ -4,7 +4,7 @@ Paper: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federat
 
     y <- y - eta (g(y) - c_k + c)                      at the site, from y = w
     c_k' = c_k - c + (w - y) / sum of eta              the learning rates really used, not K times a nominal one
-    w <- w + lr sum_k p_k (y_k - w)
+    w <- w + server_lr sum_k p_k (y_k - w)
     c <- c + sum_k p_k (c_k' - c_k)                    so that c stays the mean of all c_k, absent sites included
 
 ``uniform`` takes p_k = 1/K as in the original; otherwise p_k = n_k/N. The control variate equals the mean gradient
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite import tree
+from polysite.algorithms.average import average, towards
+from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Cases, Site, Tilt
 from polysite.tree import Tree
@@ -30,34 +32,37 @@ class State:
 
 @dataclass(frozen=True)
 class Scaffold:
-    lr: float = 1.0  # of the server
-    uniform: bool = True
+    server_lr: float = 1.0  # 1: the mean of the sites' models
+    uniform: bool = True  # p_k = 1/K instead of n_k/N, for the model and the control alike
 
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "control": "update", "weight": "positive"}
     needs: ClassVar[Literal["sum", "each"]] = "each"  # the weights of the sites that have replied are remembered
     plain_sgd: ClassVar[bool] = True
     strangers: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        within(self, server_lr=(TINY, INF))
+
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params, tree.zeros(params), dict.fromkeys(sites, 1.0) if self.uniform else {})
+        return State(params, tree.zeros(tree.trained(params)), dict.fromkeys(sites, 1.0) if self.uniform else {})
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         return {i: Payload(model=state.model, control=state.control) for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w, c = got["model"], got["control"]
-        ck = memory["control"] if "control" in memory else tree.zeros(w)
+        ck = memory["control"] if "control" in memory else tree.zeros(c)
         fit = site.fit(w, tilt=Tilt(linear=tree.sub(c, ck)))
-        new = tree.map(lambda ck, c, w, y: ck - c + (w - y) / fit.time, ck, c, w, fit.params)
-        reply = Payload(
-            update=tree.sub(fit.params, w), control=tree.sub(new, ck), weight=1 if self.uniform else site.size
-        )
-        return reply, Payload(control=new)
+        start, end = tree.trained(w), tree.trained(fit.params)
+        new = tree.map(lambda ck, c, w, y: ck - c + (w - y) / fit.time, ck, c, start, end)
+        weight = 1 if self.uniform else site.size
+        return Payload(model=fit.params, control=tree.sub(new, ck), weight=weight), Payload(control=new)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         weights = {**state.weights, **{i: p["weight"] for i, p in replies.items()}}
         before, after = sum(state.weights.values()), sum(weights.values())
         here = sum(replies[i]["weight"] for i in sorted(replies))
-        model = tree.add(state.model, tree.scale(mean(replies, "update", "weight"), self.lr))
+        model = towards(state.model, average(replies), self.server_lr)
         control = tree.map(
             lambda c, d: c * (before / after) + d * (here / after), state.control, mean(replies, "control", "weight")
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polysite import tree
+from polysite.algorithms.base import INF, TINY, within
 from polysite.tree import Tree
 
 
@@ -40,6 +41,9 @@ class Sgd:
     lr: float = 1.0
     momentum: float = 0.0
 
+    def __post_init__(self) -> None:
+        within(self, lr=(TINY, INF), momentum=(0, 1))
+
     def init(self, model: Tree) -> Tree | None:
         return tree.zeros(model) if self.momentum else None
 
@@ -51,9 +55,17 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Adagrad:
+    """Federated averaging whose server takes steps of Adagrad.
+
+    Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
+    """
+
     lr: float = 0.1
     b1: float = 0.0
     tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        within(self, lr=(TINY, INF), b1=(0, 1), tau=(TINY, INF))
 
     def init(self, model: Tree) -> Moments:
         return _start(model, self.tau)
@@ -65,10 +77,18 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class Adam:
+    """Federated averaging whose server takes steps of Adam.
+
+    Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
+    """
+
     lr: float = 0.01
     b1: float = 0.9
     b2: float = 0.99
     tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        within(self, lr=(TINY, INF), b1=(0, 1), b2=(0, 1), tau=(TINY, INF))
 
     def init(self, model: Tree) -> Moments:
         return _start(model, self.tau)
@@ -80,10 +100,18 @@ class Adam:
 
 @dataclass(frozen=True)
 class Yogi:
+    """Federated averaging whose server takes steps of Yogi.
+
+    Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
+    """
+
     lr: float = 0.01
     b1: float = 0.9
     b2: float = 0.99
     tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        within(self, lr=(TINY, INF), b1=(0, 1), b2=(0, 1), tau=(TINY, INF))
 
     def init(self, model: Tree) -> Moments:
         return _start(model, self.tau)

@@ -15,9 +15,10 @@ from polysite.algorithms.base import Algorithm
 from polysite.engines import checkpoint
 from polysite.engines.folder import RunFolder
 from polysite.engines.sampling import cohort
+from polysite.engines.screen import screen
 from polysite.errors import ConfigError, RunError
 from polysite.payload import Payload, SiteId
-from polysite.site import ASIDE, Fit, Scores
+from polysite.site import ASIDE, Fit, Scores, quality
 from polysite.tree import Tree
 
 log = logging.getLogger("polysite")
@@ -99,6 +100,7 @@ class Round:
     state: Any
     sent: Mapping[SiteId, Payload]
     replies: Mapping[SiteId, Reply]
+    refused: Mapping[SiteId, str]  # who replied and was not heard, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,8 @@ def run(
     watch: Watch = Watch(),
 ) -> Iterator[Round]:
     """The bare rounds, from the start or after a checkpoint."""
-    names = transport.names
-    state = resume.state if resume else algorithm.init(transport.lift(params), names)
+    names, params = transport.names, transport.lift(params)
+    state = resume.state if resume else algorithm.init(params, names)
     if resume:
         transport.remember(resume.memories)
     for index in range(resume.round + 1 if resume else 0, plan.rounds):
@@ -148,9 +150,13 @@ def run(
         for site, reply in transport.train(index, sent):
             replies[site] = reply
             watch.site(index, site, len(replies), len(sent))
-        if replies:
-            state = algorithm.merge(state, {i: r.payload for i, r in replies.items()})
-        yield Round(index, state, sent, replies)
+        refused = screen(algorithm.reply, params, sent, {i: r.payload for i, r in replies.items()})
+        for site, reason in refused.items():
+            log.warning("round %d: the reply of %r is refused: %s", index, site, reason)
+        heard = {i: r.payload for i, r in replies.items() if i not in refused}
+        if heard:
+            state = algorithm.merge(state, heard)
+        yield Round(index, state, sent, replies, refused)
 
 
 def train(
@@ -225,7 +231,7 @@ def mean_score(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) -
     >>> round(mean_score(scores, "case"), 3), round(mean_score(scores, "site"), 3)
     (0.7, 0.6)
     """
-    sites = [[_case_score(c) for c in cases.values()] for cases in scores.values() if cases]
+    sites = [[quality(c) for c in cases.values()] for cases in scores.values() if cases]
     if over == "case":
         sites = [[d for site in sites for d in site]]
     return math.fsum(math.fsum(s) / len(s) for s in sites) / len(sites)
@@ -241,11 +247,6 @@ def examined(result: Mapping[str, Any]) -> str:
     return "test" if any(result["test"].values()) else "validation"
 
 
-def _case_score(score: Mapping[str, float]) -> float:
-    labels = [v for k, v in score.items() if k not in ASIDE]
-    return math.fsum(labels) / len(labels)
-
-
 def _record(r: Round) -> dict[str, Any]:
     def of(site: SiteId, reply: Reply) -> dict[str, Any]:
         steps = sum(f.steps for f in reply.fits)
@@ -259,7 +260,8 @@ def _record(r: Round) -> dict[str, Any]:
         }
 
     sites = {i: of(i, p) for i, p in r.replies.items()}
-    return {"round": r.index, "sites": sites, "absent": sorted(r.sent.keys() - r.replies.keys())}
+    absent = sorted(r.sent.keys() - r.replies.keys())
+    return {"round": r.index, "sites": sites, "absent": absent, "refused": dict(r.refused)}
 
 
 def _validate(

@@ -7,6 +7,10 @@ these keeps its name. Patterns such as ``head.*`` then mean the same thing in ev
 'decoder.3.conv_block.conv1.conv.weight'
 """
 
+from collections.abc import Iterable
+
+from polysite.errors import ConfigError
+
 PREFIXES = {
     "input_block.": "stem.",
     "downsamples.": "encoder.",
@@ -23,3 +27,16 @@ GROUPS = {g: f"{g}.*" for g in ("stem", "encoder", "bottleneck", "decoder", "hea
 def canonical(name: str) -> str:
     """polysite's name for a parameter or buffer of a network."""
     return next((new + name[len(old) :] for old, new in PREFIXES.items() if name.startswith(old)), name)
+
+
+def deepest_of(modules: Iterable[str]) -> str:
+    """The module whose output is the deepest features of a network: the bottleneck, or all before the classifier.
+
+    >>> deepest_of(["", "input_block", "bottleneck", "bottleneck.conv1"])
+    'bottleneck'
+    """
+    known = set(modules)
+    found = next((name for name in ("bottleneck", "features") if name in known), None)
+    if found is None:
+        raise ConfigError("this network has no part called bottleneck or features, whose output could be compared")
+    return found

@@ -5,22 +5,24 @@ All randomness of a round comes from (seed, site, round). Models go in and come 
 
 import copy
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from zlib import crc32
 
 import numpy as np
 import torch
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polysite import tree
 from polysite.data.case import PARTS, Case
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.models.names import canonical
-from polysite.site import Cases, Fit, Scores, Tilt
+from polysite.models.names import canonical, deepest_of
+from polysite.site import Cases, Fit, Scores, Term, Tilt
 from polysite.train import tasks
 from polysite.train.patches import Kind, Pair, Patches
 from polysite.train.predict import predict
 from polysite.train.settings import Train
+from polysite.train.terms import Extra
 from polysite.tree import Tree
 
 SMALL = 40**3  # voxels
@@ -58,6 +60,7 @@ class Network:
         self.parameters = {canonical(n): p for n, p in module.named_parameters()}
         buffers = {canonical(n): b for n, b in module.named_buffers() if b.is_floating_point()}
         self.leaves: dict[str, torch.Tensor] = {**self.parameters, **buffers}
+        self.own_names = {canonical(n): n for n, _ in (*module.named_parameters(), *module.named_buffers())}
         self.start = self.read()
         self.patches = Patches(self.device)
 
@@ -76,10 +79,33 @@ class Network:
             torch._foreach_copy_(list(self.leaves.values()), [params[k] for k in self.leaves])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._answer(self.forward, x)
+
+    def frozen(self, params: Tree) -> dict[str, torch.Tensor]:
+        """Parameters for ``look``, under the network's own names; the given ones will not change."""
+        copied = {**params, **{k: v.clone() for k, v in tree.statistics(params).items()}}
+        return {self.own_names[k]: v for k, v in copied.items()}
+
+    def look(
+        self, x: torch.Tensor, params: Mapping[str, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The answer to a batch, and the deepest features of every patch, pooled over space."""
+        seen: list[torch.Tensor] = []
+        deepest = self.module.get_submodule(deepest_of(name for name, _ in self.module.named_modules()))
+        hook = deepest.register_forward_hook(lambda _module, _given, out: seen.append(out))
+        try:
+            logits = self._answer(
+                self.module if params is None else lambda x: functional_call(self.module, dict(params), (x,)), x
+            )
+        finally:
+            hook.remove()
+        return logits, seen[0][: len(x)].float().flatten(2).mean(2)
+
+    def _answer(self, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         twice = len(x) == 1 and self.doubles and math.prod(x.shape[2:]) <= SMALL
         x = (torch.cat([x, x]) if twice else x).contiguous(memory_format=self.layout)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
-            return self.forward(x)[: 1 if twice else None].float()  # type: ignore[no-any-return]
+            return forward(x)[: 1 if twice else None].float()
 
 
 def _layout(module: torch.nn.Module) -> torch.memory_format:
@@ -148,6 +174,7 @@ class TorchSite:
         tilt: Tilt | None = None,
         only: Collection[str] = ("*",),
         keep: Collection[str] | None = None,
+        terms: Sequence[Term] = (),
         lr: float | None = None,
         epochs: int | None = None,
         steps: int | None = None,
@@ -162,16 +189,21 @@ class TorchSite:
         rate = (self.train.lr if lr is None else lr) * self.train.gamma**self.round
         optimiser, force = self._optimiser(list(trained.values()), rate), _Force(tilt or Tilt(), trained)
         total, count = torch.zeros((), device=self.network.device), 0
+        extra = Extra(self.network, terms) if terms else None
+        speed = reach = 0.0  # of a weight that a gradient of one has pushed since the start
         with torch.random.fork_rng(devices=[]):  # dropout, if the network has any
             torch.manual_seed(int(self._rng().integers(1 << 62)))
             for x, y in self._batches(self._budget(epochs, steps), keep):
                 optimiser.zero_grad(set_to_none=True)
-                loss = self._loss(self.network(x), y).mean()
-                loss.backward()  # type: ignore[no-untyped-call]
+                logits, more = extra(x) if extra else (self.network(x), None)
+                loss = self._loss(logits, y).mean()
+                (loss if more is None else loss + more).backward()  # type: ignore[no-untyped-call]
                 force.apply()
                 optimiser.step()
                 total, count = total + loss.detach(), count + 1
-        fit = Fit(self.network.read(), float(total) / max(count, 1), count, count * rate)
+                speed = self.train.momentum * speed + 1
+                reach += rate * speed
+        fit = Fit(self.network.read(), float(total) / max(count, 1), count, count * rate, reach)
         sound = torch.stack(torch._foreach_norm(list(fit.params.values()))).isfinite().all()
         if not (math.isfinite(fit.loss) and sound):
             raise RunError(
@@ -182,12 +214,13 @@ class TorchSite:
         return fit
 
     @torch.no_grad()
-    def losses(self, params: Tree) -> Mapping[str, float]:
+    def losses(self, params: Tree, *, augmented: bool = False) -> Mapping[str, float]:
         self.network.write(params)
         self.network.module.eval()
-        rng, names, found = self._rng(_FIXED), self.cases("train"), []
+        rng, kind = (self._rng(), self.train.augment) if augmented else (self._rng(_FIXED), "none")
+        names, found = self.cases("train"), []
         for i in range(0, len(names), self.train.batch):
-            x, y = self._batch(names[i : i + self.train.batch], rng, "none")
+            x, y = self._batch(names[i : i + self.train.batch], rng, kind)
             found.append(self._loss(self.network(x), y))
         return dict(zip(names, torch.cat(found).tolist(), strict=True))
 

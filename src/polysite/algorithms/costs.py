@@ -1,0 +1,178 @@
+"""Means whose weights follow how well each site's training went: FedCostWAvg, FedPIDAvg, top-k.
+
+c_k(t) is the cost of site k's model after its training in round t: one minus its mean Dice (or accuracy) on the site's
+validation cases, or on its training cases where it has none for validation. One more number goes up.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import ClassVar, Literal
+
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, Kind, within
+from polysite.payload import Payload, SiteId, mean
+from polysite.site import Cases, Site, quality
+from polysite.tree import Tree
+
+FLOOR = 1e-10  # below a cost, so that it can be divided by
+Costs = Mapping[SiteId, tuple[float, ...]]  # of every site, oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+    costs: Costs = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FedCostWAvg:
+    """Weights by size and by the ratio of a site's last two costs.
+
+    Paper: Mächler et al., FedCostWAvg: A new averaging for better Federated Learning, BrainLes 2021
+
+        p_k = alpha n_k/N + (1 - alpha) r_k/R,    r_k = c_k(t-1) / c_k(t),    N and R the sums over the sites
+
+    The first round of a site, which has no cost before, is weighted by size.
+    """
+
+    alpha: float = 0.5  # share of the size
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "positive", "cost": "cost"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, alpha=(0, 1))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return _answer(got, site), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        costs = _remember(state.costs, replies, 2)
+        ratio = {i: (c[0] + FLOOR) / (c[1] + FLOOR) if len(c) > 1 else 0.0 for i, c in costs.items()}
+        weights = _blend(replies, (self.alpha, _size(replies)), (1 - self.alpha, ratio))
+        return State(mean(replies, "model", weights), costs)
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+
+@dataclass(frozen=True)
+class FedPIDAvg:
+    """Weights by size, by how much a site's cost fell, and by the sum of its last six costs.
+
+    Paper: Mächler et al., FedPIDAvg: A PID controller inspired aggregation method for Federated Learning, BrainLes 2022
+
+        p_k = alpha n_k/N + beta d_k/D + gamma m_k/M
+        d_k = max(0, c_k(t-1) - c_k(t)),    m_k = c_k(t) + ... + c_k(t-5),    N, D and M the sums over the sites
+
+    The weights always sum to one: a term that is zero at all sites (nobody improved) is left out and its share goes to
+    the others. The costs before the first round are taken to be ``start``; without it the first round goes by size.
+    """
+
+    alpha: float = 0.45  # share of the size
+    beta: float = 0.45  # share of the improvement
+    gamma: float = 0.1  # share of the history
+    window: int = 6  # costs that make up the history
+    start: float | None = 1.0  # cost before the first round; methods differ, the FeTS 2022 benchmark has 1
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "positive", "cost": "cost"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, alpha=(1e-6, INF), beta=(0, INF), gamma=(0, INF), window=(2, 1e6), start=(0, INF))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return _answer(got, site), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        before = () if self.start is None else (self.start,) * (self.window - 1)
+        costs = _remember({**dict.fromkeys(replies, before), **state.costs}, replies, self.window)
+        fall = {i: max(0.0, c[-2] - c[-1]) if len(c) > 1 else 0.0 for i, c in costs.items()}
+        history = {i: sum(c) if len(c) > 1 else 0.0 for i, c in costs.items()}
+        weights = _blend(replies, (self.alpha, _size(replies)), (self.beta, fall), (self.gamma, history))
+        return State(mean(replies, "model", weights), costs)
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Federated averaging over the sites whose training went best in the round.
+
+    Paper: none; a rule of several entries to the FeTS challenges
+
+        w <- sum_k p_k w_k over the ``keep`` sites of lowest cost,    p_k = n_k / sum of their n_j
+    """
+
+    keep: int = 3
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive", "cost": "cost"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, keep=(1, 1e6))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return _answer(got, site, "weight"), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        best = sorted(sorted(replies), key=lambda i: replies[i]["cost"])[: self.keep]  # ties: by name
+        return State(average({i: replies[i] for i in best}))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+
+def _answer(got: Payload, site: Site, size: str = "size") -> Payload:
+    """Train, judge the result on the site's own cases, and say how that went."""
+    fit = site.fit(got["model"])
+    scores = site.score(fit.params, site.cases("validation") or site.cases("train"))
+    cost = 1 - fmean(quality(s) for s in scores.values())
+    return Payload(model=fit.params, cost=max(cost, 0.0), **{size: site.size})
+
+
+def _remember(costs: Costs, replies: Mapping[SiteId, Payload], window: int) -> Costs:
+    """The last costs of every site; that of an absent one stays as it was."""
+    new = {**costs, **{i: (*costs.get(i, ()), p["cost"])[-window:] for i, p in replies.items()}}
+    return {i: new[i] for i in sorted(new)}
+
+
+def _size(replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+    return {i: p["size"] for i, p in replies.items()}
+
+
+def _blend(replies: Mapping[SiteId, Payload], *terms: tuple[float, Mapping[SiteId, float]]) -> dict[SiteId, float]:
+    """The sum over the terms of share * value_k / sum_j value_j; terms that are zero everywhere are left out."""
+    weights, order = dict.fromkeys(sorted(replies), 0.0), sorted(replies)
+    sums = [(share, values, sum(values[i] for i in order)) for share, values in terms]
+    total = sum(share for share, _, whole in sums if whole > 0)
+    for share, values, whole in sums:
+        if whole > 0:
+            weights = {i: weights[i] + share / total * values[i] / whole for i in order}
+    return weights

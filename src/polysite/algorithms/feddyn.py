@@ -1,0 +1,69 @@
+"""FedDyn: every site's objective is tilted until all sites agree on the optimum of their sum.
+
+Paper: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021
+
+    w_k ~ argmin_v F_k(v) - <g_k, v> + alpha/2 |v - w|^2,    g_k <- g_k - alpha (w_k - w)       at the site
+    h <- h - alpha/m sum_k (w_k - w),    w <- mean_k w_k - h / alpha                            m: all sites
+
+h stays the mean of all g_k, those of absent sites included; when a new site appears, h shrinks by its share. All sites
+count alike. alpha lies on the scale of the loss: too small a value lets h / alpha throw a U-Net far.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.payload import Payload, SiteId, mean
+from polysite.site import Cases, Site, Tilt
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+    h: Tree
+    sites: tuple[SiteId, ...]
+
+
+@dataclass(frozen=True)
+class FedDyn:
+    alpha: float = 0.01
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, alpha=(TINY, INF))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params, tree.zeros(tree.trained(params)), tuple(sorted(sites)))
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        w = got["model"]
+        g = memory["gradient"] if "gradient" in memory else tree.zeros(tree.trained(w))
+        fit = site.fit(w, tilt=Tilt(linear=tree.scale(g, -1), anchor=w, weight=self.alpha))
+        moved = tree.sub(tree.trained(fit.params), tree.trained(w))
+        return Payload(model=fit.params), Payload(gradient=tree.sub(g, tree.scale(moved, self.alpha)))
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        sites = tuple(sorted({*state.sites, *replies}))
+        old, here = len(state.sites) / len(sites), len(replies) / len(sites)
+        target = mean(replies, "model")
+        h = tree.map(
+            lambda h, w, t: h * old - self.alpha * here * (t - w),
+            state.h,
+            tree.trained(state.model),
+            tree.trained(target),
+        )
+        model = tree.map(lambda t, h: t - h / self.alpha, tree.trained(target), h)
+        return State({**target, **model}, h, sites)
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases

@@ -1,0 +1,56 @@
+"""FedNova: federated averaging in which a site that takes more steps does not count for more.
+
+Paper: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020
+
+    d_k = (w - w_k) / t_k,    w <- w - (sum_k p_k t_k) sum_k p_k d_k
+
+t_k is what the local loop measured: how far a constant gradient of one would have carried, that is the sum of its
+learning rates (eta times the number of steps), with the geometric sums of momentum where there is momentum. Under Adam
+it is the sum of the learning rates too, a normalisation by steps that the theory does not cover. With the same number
+of steps everywhere it is FedAvg; with steps in proportion to n_k it is w + (sum_k p_k^2) sum_k (w_k - w), the form of
+the FeTS 2022 benchmark.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polysite.algorithms.average import average, towards
+from polysite.algorithms.base import Kind
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+
+
+@dataclass(frozen=True)
+class FedNova:
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive", "reach": "positive"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        fit = site.fit(got["model"])
+        return Payload(model=fit.params, weight=site.size, reach=fit.reach), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        """w - (sum p t) sum p (w - w_k)/t_k is a step towards the mean of the w_k by weights p_k/t_k."""
+        order = sorted(replies)
+        total = sum(replies[i]["weight"] for i in order)
+        p, t = {i: replies[i]["weight"] / total for i in order}, {i: replies[i]["reach"] for i in order}
+        length = sum(p[i] * t[i] for i in order) * sum(p[i] / t[i] for i in order)
+        return State(towards(state.model, average(replies, {i: p[i] / t[i] for i in order}), length))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases

@@ -1,0 +1,53 @@
+"""FedProx: federated averaging whose sites are held near the model they received.
+
+Paper: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020
+
+    w_k ~ argmin_v F_k(v) + mu/2 |v - w|^2,    w <- sum_k p_k w_k,    p_k = n_k / sum_j n_j
+
+The distance is squared and its anchor is the received model, which does not move during local training. mu = 0 is
+FedAvg. Dice losses have small gradients: a mu of 0.1 already holds a U-Net back.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, Kind, within
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site, Tilt
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+
+
+@dataclass(frozen=True)
+class FedProx:
+    mu: float = 0.01  # how strongly a site is held
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive"}
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, mu=(0, INF))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        fit = site.fit(got["model"], tilt=Tilt(anchor=got["model"], weight=self.mu))
+        return Payload(model=fit.params, weight=site.size), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(average(replies))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases

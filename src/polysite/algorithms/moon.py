@@ -1,0 +1,56 @@
+"""MOON: the shared model's view of a scan attracts, the site's own last one repels.
+
+Paper: Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021
+
+    loss = F_k + mu * -log( e^(cos(z, z_g)/T) / (e^(cos(z, z_g)/T) + e^(cos(z, z_p)/T)) ),    w <- sum_k p_k w_k
+
+z, z_g and z_p are what the current, the received and the site's previous model make of the same patch: the deepest
+features of the network, pooled over space (the paper adds a projection head, which segmentation networks do not have).
+In a site's first round z_p = z_g: the term is constant and the round is FedAvg's.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Contrast, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+
+
+@dataclass(frozen=True)
+class Moon:
+    mu: float = 1.0  # weight of the contrast
+    temperature: float = 0.5
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive"}
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, mu=(0, INF), temperature=(TINY, INF))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        w = got["model"]
+        fit = site.fit(w, terms=[Contrast(w, memory["model"], self.mu, self.temperature)] if "model" in memory else ())
+        return Payload(model=fit.params, weight=site.size), Payload(model=fit.params)
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(average(replies))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases

@@ -1,0 +1,69 @@
+"""q-FedAvg: hospitals that the model serves badly pull harder, for an even quality across sites.
+
+Paper: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2
+
+    F_k = loss of the received model on the site's training cases,    L = 1 / eta,    D_k = L (w - w_k)
+    h_k = q F_k^(q-1) |D_k|^2 + L F_k^q,    w <- w - sum_k F_k^q D_k / sum_k h_k
+
+The loss takes one more forward pass over the training cases, on fixed patches without augmentation unless ``augmented``
+asks for patches as in training. eta is the learning rate that the local loop really used. All sites count alike; q = 0
+is FedAvg with uniform weights. The norms are large for a U-Net, so a q above one takes small steps.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.average import average, towards
+from polysite.algorithms.base import INF, Kind, within
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+FLOOR = 1e-10  # below the loss, so that its powers can be divided by
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+
+
+@dataclass(frozen=True)
+class QFedAvg:
+    q: float = 1.0  # 0: as uniform FedAvg; larger: fairer and slower
+    augmented: bool = False  # measure the loss on augmented patches
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive", "loss": "cost", "lr": "positive"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = True
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, q=(0, INF))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        loss = fmean(site.losses(got["model"], augmented=self.augmented).values())
+        fit = site.fit(got["model"])
+        return Payload(model=fit.params, weight=1, loss=loss, lr=fit.time / fit.steps), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        """A step towards the mean of the w_k by F_k^q L; powers of F_k / max F, a common factor that cancels."""
+        start, order = tree.trained(state.model), sorted(replies)
+        loss = {i: replies[i]["loss"] + FLOOR for i in order}
+        pull = {i: replies[i]["weight"] * (loss[i] / max(loss.values())) ** self.q for i in order}
+        steep = {i: 1 / replies[i]["lr"] for i in order}
+        moved = {i: tree.norm(tree.sub(tree.trained(replies[i]["model"]), start)) for i in order}
+        above = {i: pull[i] * steep[i] for i in order}
+        below = sum(above[i] * (self.q * steep[i] * moved[i] ** 2 / loss[i] + 1) for i in order)
+        return State(towards(state.model, average(replies, above), sum(above.values()) / below))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases

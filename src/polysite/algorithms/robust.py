@@ -1,0 +1,224 @@
+"""Means that one broken or hostile site cannot move: median, trimmed mean, Krum, geometric median.
+
+All of them train as FedAvg does and differ in how the replies become one model. They protect against a few bad sites
+at a price: honest hospitals that differ from most are treated as bad ones are. Distances are over trained parameters.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.average import average
+from polysite.algorithms.base import TINY, Kind, within
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId, mean
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+
+
+@dataclass(frozen=True)
+class Median:
+    """The median of the sites' models, coordinate by coordinate.
+
+    Paper: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018
+
+        w_j <- median_k w_kj
+
+    With an even number of replies, the mean of the middle two. All sites count alike.
+    """
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return Payload(model=site.fit(got["model"]).params), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(_median(replies))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """The mean of the sites' models without the extremes of every coordinate.
+
+    Paper: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018
+
+        w_j <- mean of the w_kj without the floor(beta K) smallest and the floor(beta K) largest
+
+    ``beta`` is cut from each end; it should be at least the share of bad sites. All sites count alike.
+    """
+
+    beta: float = 0.25  # cut from each end
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 0.5:
+            raise ConfigError(f"the trimmed mean cuts less than half from each end, got beta = {self.beta}")
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        if self.beta and not self._cut(len(sites)):
+            raise ConfigError(
+                f"beta = {self.beta} cuts nothing from {len(sites)} sites; set it to {1 / len(sites):.2g} or more, "
+                "or to 0 for a plain mean"
+            )
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return Payload(model=site.fit(got["model"]).params), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], self._cut(len(replies))))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+    def _cut(self, sites: int) -> int:
+        return floor(self.beta * sites + 1e-9)
+
+
+@dataclass(frozen=True)
+class Krum:
+    """The model in the densest part of the replies, or the mean of the ``keep`` densest (multi-Krum).
+
+    Paper: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017
+
+        score_k = sum of |w_k - w_j|^2 over the K - f - 2 nearest others j;    w <- the w_k of lowest score
+
+    ``f`` bad sites need K >= 2f + 3 sites; in a round with fewer replies the median is taken. All sites count alike;
+    the guarantee of multi-Krum holds for ``keep`` up to K - f - 2.
+    """
+
+    f: int = 1  # bad sites to stand
+    keep: int = 1  # models to take the mean of
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, f=(0, 1e6), keep=(1, 1e6))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        if len(sites) < 2 * self.f + 3:
+            raise ConfigError(
+                f"krum stands f = {self.f} bad sites among {2 * self.f + 3} or more, and there are {len(sites)}; "
+                "lower f, or choose median or geometric_median"
+            )
+        if self.keep > len(sites) - self.f:
+            raise ConfigError(f"krum cannot keep {self.keep} of {len(sites)} sites of which f = {self.f} may be bad")
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return Payload(model=site.fit(got["model"]).params), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        if len(replies) < 2 * self.f + 3:
+            return State(_median(replies))
+        apart, order = _distances(replies), sorted(replies)
+        near = len(order) - self.f - 2
+        score = {i: sum(sorted(apart[i, j] ** 2 for j in order if j != i)[:near]) for i in order}
+        chosen = sorted(order, key=score.__getitem__)[: min(self.keep, len(order) - self.f)]  # ties: by name
+        return State(mean({i: replies[i] for i in chosen}, "model"))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+
+@dataclass(frozen=True)
+class GeometricMedian:
+    """The point with the least sum of distances to the sites' models, by Weiszfeld's iteration.
+
+    Paper: Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE TSP 2022
+
+        z <- sum_k b_k w_k / sum_k b_k,    b_k = p_k / max(smoothing, |z - w_k|),    from z = sum_k p_k w_k
+
+    z is always a mean of the replies, so the iteration runs on their mutual distances and reads the models only once.
+    """
+
+    iterations: int = 100  # at most
+    smoothing: float = 1e-6
+    tolerance: float = 1e-6  # relative change of the sum of distances at which to stop
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, iterations=(1, 1e9), smoothing=(TINY, 1), tolerance=(0, 1))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return Payload(model=site.fit(got["model"]).params, weight=site.size), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(average(replies, self._shares(replies)))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+    def _shares(self, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        """The weights s_k of the replies in z = sum_k s_k w_k.
+
+        |z - w_k|^2 = sum_j s_j d_kj^2 - sum_ij s_i s_j d_ij^2 / 2, with d the distances between replies.
+        """
+        order, apart = sorted(replies), _distances(replies)
+        total = sum(replies[i]["weight"] for i in order)
+        p = {i: replies[i]["weight"] / total for i in order}
+        share, last = p, float("inf")
+        for _ in range(self.iterations):
+            spread = {i: sum(share[j] * apart[i, j] ** 2 for j in order) for i in order}
+            within_z = sum(share[i] * spread[i] for i in order) / 2
+            away = {i: max(spread[i] - within_z, 0.0) ** 0.5 for i in order}
+            objective = sum(p[i] * away[i] for i in order)
+            if abs(last - objective) <= self.tolerance * objective:
+                break
+            pull = {i: p[i] / max(self.smoothing, away[i]) for i in order}
+            share, last = {i: pull[i] / sum(pull.values()) for i in order}, objective
+        return share
+
+
+def _median(replies: Mapping[SiteId, Payload]) -> Tree:
+    """The trimmed mean that leaves the middle one or two."""
+    return tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], (len(replies) - 1) // 2)
+
+
+def _distances(replies: Mapping[SiteId, Payload]) -> dict[tuple[SiteId, SiteId], float]:
+    """Euclidean distances between the sites' models."""
+    models = {i: tree.trained(replies[i]["model"]) for i in sorted(replies)}
+    apart = {(i, j): tree.norm(tree.sub(models[i], models[j])) for i in models for j in models if i < j}
+    return {(i, j): apart.get((i, j), apart.get((j, i), 0.0)) for i in models for j in models}

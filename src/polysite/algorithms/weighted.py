@@ -1,0 +1,73 @@
+"""Any averaging algorithm with a factor per site: an outlier counts for less.
+
+Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, equation 2
+
+    p_k = omega_k n_k / sum_j omega_j n_j,    omega_k = 1 for a site that is not named
+
+The factors multiply the weights with which the inner algorithm averages, and are renormalised with them: around FedAvg
+this is FedAvg_omega, and likewise FedProx_omega, SCAFFOLD_omega. The paper gives the outlier 0.1, 0.3 or 0.5.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from polysite.algorithms.base import INF, Algorithm, Kind
+from polysite.algorithms.fedavg import FedAvg
+from polysite.errors import ConfigError, nearest
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True)
+class Weighted:
+    weights: Mapping[SiteId, float] = field(default_factory=dict)  # a factor for every site that is to differ from 1
+    inner: Algorithm[Any] = field(default_factory=FedAvg)  # the algorithm that averages
+
+    def __post_init__(self) -> None:
+        if "weight" not in self.inner.reply:
+            raise ConfigError(
+                f"{type(self.inner).__name__} does not average by weights of its sites, so it takes no factors; "
+                "weighted goes around fedavg, fedprox, fednova, scaffold and others that do"
+            )
+        for site, factor in self.weights.items():
+            if not 0 < factor < INF:
+                raise ConfigError(
+                    f"the weight of {site!r} must be more than zero, got {factor}; to leave a site out, exclude it"
+                )
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return self.inner.reply
+
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        return self.inner.needs
+
+    @property
+    def plain_sgd(self) -> bool:
+        return self.inner.plain_sgd
+
+    @property
+    def strangers(self) -> bool:
+        return self.inner.strangers
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> Any:
+        for site in self.weights:
+            if site not in sites:
+                raise ConfigError(f"a weight is given to {site!r}, which does not train; {nearest(site, sites)}")
+        return self.inner.init(params, sites)
+
+    def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return self.inner.send(state, cohort)
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return self.inner.local(got, memory, site)
+
+    def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any:
+        scaled = {i: Payload(**{**p, "weight": p["weight"] * self.weights.get(i, 1.0)}) for i, p in replies.items()}
+        return self.inner.merge(state, scaled)
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        return self.inner.serve(got, memory, site, cases)
