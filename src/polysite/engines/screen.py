@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from polysite import tree
 from polysite.algorithms.base import Kind
 from polysite.payload import Payload, SiteId
@@ -26,7 +28,8 @@ def screen(
     for site in sorted(replies):
         problem = _malformed(expected, params, replies[site])
         if problem is None:
-            sizes[site] = _sizes(expected, sent[site], replies[site])
+            with np.errstate(all="ignore"):  # what is beyond all numbers is infinite, and that is looked for
+                sizes[site] = _sizes(expected, sent[site], replies[site])
             problem = next((f"{f!r} is not finite" for f, n in sizes[site].items() if not math.isfinite(n)), None)
         if problem is not None:
             refused[site] = problem

@@ -17,7 +17,7 @@ class Extra:
 
     def __init__(self, network: "Network", terms: Sequence[Term]):
         self.network = network
-        self.terms = [(t, network.frozen(t.near), network.frozen(t.far)) for t in terms]
+        self.terms = [(t, network.twin(t.near), network.twin(t.far)) for t in terms]
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The network's answer to a batch, and the sum of the terms."""
@@ -25,7 +25,7 @@ class Extra:
         total = torch.zeros((), device=logits.device)
         for term, near, far in self.terms:
             with torch.no_grad():
-                (_, near_z), (_, far_z) = self.network.look(x, near), self.network.look(x, far)
+                (_, near_z), (_, far_z) = near.look(x), far.look(x)
             total = total + term.weight * contrast(z, near_z, far_z, term).mean()
         return logits, total
 

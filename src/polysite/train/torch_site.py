@@ -10,7 +10,6 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polysite import tree
@@ -56,11 +55,7 @@ class Network:
         self.half = train.autocast and self.device.type == "cuda"
         # a lone small volume falls to a slow convolution path on a CPU; beside a copy, without gradient, it does not
         self.doubles = self.device.type == "cpu" and not any(isinstance(m, _BatchNorm) for m in module.modules())
-        # not state_dict: DynUNet lists every tensor there twice
-        self.parameters = {canonical(n): p for n, p in module.named_parameters()}
-        buffers = {canonical(n): b for n, b in module.named_buffers() if b.is_floating_point()}
-        self.leaves: dict[str, torch.Tensor] = {**self.parameters, **buffers}
-        self.own_names = {canonical(n): n for n, _ in (*module.named_parameters(), *module.named_buffers())}
+        self.parameters, self.leaves = _leaves(module)
         self.start = self.read()
         self.patches = Patches(self.device)
 
@@ -81,22 +76,21 @@ class Network:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._answer(self.forward, x)
 
-    def frozen(self, params: Tree) -> dict[str, torch.Tensor]:
-        """Parameters for ``look``, under the network's own names; the given ones will not change."""
-        copied = {**params, **{k: v.clone() for k, v in tree.statistics(params).items()}}
-        return {self.own_names[k]: v for k, v in copied.items()}
+    def twin(self, params: Tree) -> "Network":
+        """A second network with these parameters. (functional_call does not give back what DynUNet lists twice.)"""
+        twin = copy.copy(self)
+        twin.module = copy.deepcopy(self.module)
+        twin.parameters, twin.leaves = _leaves(twin.module)
+        twin.write(params)
+        return twin
 
-    def look(
-        self, x: torch.Tensor, params: Mapping[str, torch.Tensor] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def look(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The answer to a batch, and the deepest features of every patch, pooled over space."""
         seen: list[torch.Tensor] = []
         deepest = self.module.get_submodule(deepest_of(name for name, _ in self.module.named_modules()))
         hook = deepest.register_forward_hook(lambda _module, _given, out: seen.append(out))
         try:
-            logits = self._answer(
-                self.module if params is None else lambda x: functional_call(self.module, dict(params), (x,)), x
-            )
+            logits = self._answer(self.module, x)
         finally:
             hook.remove()
         return logits, seen[0][: len(x)].float().flatten(2).mean(2)
@@ -106,6 +100,13 @@ class Network:
         x = (torch.cat([x, x]) if twice else x).contiguous(memory_format=self.layout)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
             return forward(x)[: 1 if twice else None].float()
+
+
+def _leaves(module: torch.nn.Module) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
+    """Its parameters, and these with its running statistics; not state_dict, where DynUNet lists everything twice."""
+    parameters = {canonical(n): p for n, p in module.named_parameters()}
+    statistics = {canonical(n): b for n, b in module.named_buffers() if b.is_floating_point()}
+    return parameters, {**parameters, **statistics}
 
 
 def _layout(module: torch.nn.Module) -> torch.memory_format:

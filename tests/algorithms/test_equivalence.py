@@ -1,0 +1,144 @@
+"""What one algorithm becomes at the edge of its hyper-parameters: another one, round by round."""
+
+import numpy as np
+import pytest
+
+from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
+from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.feddyn import FedDyn
+from polysite.algorithms.fedexp import FedExP
+from polysite.algorithms.fednova import FedNova
+from polysite.algorithms.fedprox import FedProx
+from polysite.algorithms.moon import Moon
+from polysite.algorithms.qfedavg import QFedAvg
+from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean
+from polysite.algorithms.scaffold import Scaffold
+from polysite.algorithms.server import Adam, Sgd
+from polysite.algorithms.weighted import Weighted
+from polysite.engines.rounds import Plan, run
+from polysite.engines.simulator import Simulator
+from polysite.errors import ConfigError
+from polysite.payload import Payload
+from quadratic import Quadratic
+
+START = {"body.w": np.array([3.0, 1.0]), "head.w": np.array([0.5, 2.0]), "norm.running_var": np.array([1.0, 1.0])}
+
+
+class Wide(Quadratic):
+    """Two coordinates, each a quadratic of its own."""
+
+    def losses(self, params, *, augmented=False):
+        out = params["body.w"] + params["head.w"]
+        return {str(i): 0.5 * self.a * float(((out - b) ** 2).sum()) for i, b in enumerate(self.b)}
+
+    def score(self, params, cases):
+        return {n: {"L": 1 / (1 + loss), "loss": loss} for n, loss in self.losses(params).items() if n in cases}
+
+
+def sites(steps=(5, 5, 5, 5)):
+    rng = np.random.default_rng(2)
+    return {
+        i: Wide(a, rng.normal(b, 0.1, n), start=START, steps=k)
+        for (i, a, b, n), k in zip(
+            (("a", 1, -1, 4), ("b", 2, 0, 8), ("c", 1, 1, 6), ("d", 3, 2, 5)), steps, strict=True
+        )
+    }
+
+
+def models(algorithm, rounds=6, share=1.0, **kw):
+    engine = Simulator(algorithm, sites(**kw))
+    return [r.state.model for r in run(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0)]
+
+
+UNIFORM = FedAvg(uniform=True)
+EQUAL = {
+    "fedprox, mu = 0": (FedProx(0.0), FedAvg()),
+    "fednova, equal steps": (FedNova(), FedAvg()),
+    "q-fedavg, q = 0": (QFedAvg(0.0), UNIFORM),
+    "weighted, omega = 1": (Weighted({"a": 1.0, "b": 1.0}), FedAvg()),
+    "weighted, all omegas equal": (Weighted(dict.fromkeys("abcd", 0.3)), FedAvg()),
+    "weighted fedprox, omega = 1": (Weighted({"a": 1.0}, FedProx(0.3)), FedProx(0.3)),
+    "weighted scaffold, omega = 1": (Weighted({}, Scaffold(uniform=False)), Scaffold(uniform=False)),
+    "weighted twice": (Weighted({"a": 0.5}, Weighted({"a": 0.5})), Weighted({"a": 0.25})),
+    "trimmed mean, beta = 0": (TrimmedMean(0.0), UNIFORM),
+    "trimmed mean of all but the middle": (TrimmedMean(0.49), Median()),
+    "multi-krum, f = 0, all kept": (Krum(f=0, keep=4), UNIFORM),
+    "fedexp, large epsilon": (FedExP(1e12), FedAvg()),
+    "moon, mu = 0": (Moon(0.0), FedAvg()),
+    "fedcostwavg, alpha = 1": (FedCostWAvg(1.0), FedAvg()),
+    "fedpidavg, size alone": (FedPIDAvg(1.0, 0.0, 0.0), FedAvg()),
+    "top-k, all": (TopK(4), FedAvg()),
+    "server sgd of rate one": (FedAvg(server=Sgd(1.0)), FedAvg()),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), EQUAL.values(), ids=EQUAL.keys())
+@pytest.mark.parametrize("share", [1.0, 0.75])
+def test_two_names_for_the_same(one, other, share):
+    for x, y in zip(models(one, share=share), models(other, share=share), strict=True):
+        for k in START:
+            assert x[k] == pytest.approx(y[k], abs=1e-9), k
+
+
+def test_fednova_with_unequal_steps_is_not_fedavg():
+    steps = (2, 9, 5, 3)
+    x, y = models(FedNova(), steps=steps)[0], models(FedAvg(), steps=steps)[0]
+    assert abs(x["body.w"] - y["body.w"]).max() > 1e-2
+
+
+def test_feddyn_and_scaffold_agree_on_the_optimum_and_fedavg_does_not():
+    a, b = np.array([s.a for s in sites().values()]), np.array([s.b.mean() for s in sites().values()])
+    optimum = sum(a * b) / sum(a)
+    for algorithm in (FedDyn(0.7), Scaffold()):
+        end = models(algorithm, 2500)[-1]
+        assert end["body.w"] + end["head.w"] == pytest.approx([optimum, optimum], abs=1e-6)
+    end = models(UNIFORM, 2500)[-1]
+    assert abs(end["body.w"] + end["head.w"] - optimum).min() > 0.01
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Krum(f=1), Krum(f=1, keep=3), Median(), TrimmedMean(0.2), GeometricMedian()],
+    ids=lambda r: type(r).__name__,
+)
+def test_one_site_of_noise_a_million_times_too_large_is_ignored(rule):
+    rng = np.random.default_rng(0)
+    honest = {f"s{i}": Payload(model={"w": rng.normal(size=50)}, weight=5) for i in range(6)}
+    loud = {**honest, "loud": Payload(model={"w": 1e6 * rng.normal(size=50)}, weight=5)}
+    state = rule.init({"w": np.zeros(50)}, sorted(loud))
+    merged = rule.merge(state, loud).model["w"]
+    inside = np.array([p["model"]["w"] for p in honest.values()])
+    assert np.all(merged >= inside.min(0) - 0.05) and np.all(merged <= inside.max(0) + 0.05)
+    assert np.abs(FedAvg().merge(state, loud).model["w"]).max() > 1e4  # a mean is carried away
+    if isinstance(rule, Krum) and rule.keep == 1:
+        assert any(np.array_equal(merged, x) for x in inside)
+
+
+def test_krum_takes_the_median_when_too_few_reply():
+    few = {f"s{i}": Payload(model={"w": np.array([x])}) for i, x in enumerate((0.0, 1.0, 50.0, 2.0))}
+    state = Krum(f=1).init({"w": np.zeros(1)}, [f"s{i}" for i in range(5)])
+    assert Krum(f=1).merge(state, few).model["w"] == pytest.approx(1.5)
+
+
+REFUSED = {
+    "negative mu": (lambda: FedProx(-1.0), "mu = -1.0 must be at least 0"),
+    "mu not a number": (lambda: FedProx(float("nan")), "mu = nan"),
+    "alpha of zero": (lambda: FedDyn(0.0), "alpha = 0.0 must be at least"),
+    "negative q": (lambda: QFedAvg(-0.5), "q = -0.5"),
+    "temperature of zero": (lambda: Moon(1.0, 0.0), "temperature = 0.0"),
+    "half trimmed": (lambda: TrimmedMean(0.5), "less than half"),
+    "nothing trimmed": (lambda: TrimmedMean(0.1).init(START, "abcd"), "cuts nothing from 4 sites; set it to 0.25"),
+    "too few for krum": (lambda: Krum(f=1).init(START, "abcd"), "among 5 or more, and there are 4"),
+    "krum keeps too many": (lambda: Krum(f=1, keep=6).init(START, "abcdef"), "cannot keep 6 of 6"),
+    "a factor of zero": (lambda: Weighted({"a": 0.0}), "weight of 'a' must be more than zero"),
+    "a factor for nobody": (lambda: Weighted({"A": 0.3}).init(START, "abcd"), "'A', which does not train"),
+    "factors around a median": (lambda: Weighted({"a": 0.3}, Median()), "Median does not average by weights"),
+    "factors around fedpidavg": (lambda: Weighted({"a": 0.3}, FedPIDAvg()), "FedPIDAvg does not average by weights"),
+    "a server rate of zero": (lambda: FedAvg(server=Adam(lr=0.0)), "lr = 0.0"),
+}
+
+
+@pytest.mark.parametrize(("make", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_makes_no_sense_is_refused(make, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        make()

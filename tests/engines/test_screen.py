@@ -1,0 +1,164 @@
+"""Broken and hostile replies: refused by name and reason, and the round goes on as if the site had not answered."""
+
+import re
+
+import numpy as np
+import pytest
+
+from polysite.algorithms.fedavg import FedAvg
+from polysite.engines.folder import RunFolder
+from polysite.engines.rounds import Plan, Reply, run, train
+from polysite.engines.screen import screen
+from polysite.engines.simulator import Simulator
+from polysite.payload import Payload
+from table import CASES, START, arrays, every, same, sites
+
+
+def tampered(payload, **fields):
+    return Payload(**{**payload, **fields})
+
+
+def trees(payload):
+    return {k: dict(v) for k, v in payload.items() if not isinstance(v, float)}
+
+
+def each_tree(payload, f):
+    """The payload with ``f`` applied to the first array of every tree."""
+    found = trees(payload)
+    for t in found.values():
+        first = next(iter(t))
+        t[first] = f(t[first])
+    return tampered(payload, **found)
+
+
+def without_one(payload):
+    return tampered(payload, **{k: dict(list(v.items())[1:]) for k, v in trees(payload).items()})
+
+
+def with_one_more(payload):
+    return tampered(payload, **{k: {**v, "x": np.ones(1)} for k, v in trees(payload).items()})
+
+
+def number(value):
+    return lambda p: tampered(p, **dict.fromkeys(p.keys() - trees(p), value))
+
+
+TREES = {
+    "nan": (lambda p: each_tree(p, lambda x: x * np.nan), "is not finite"),
+    "inf": (lambda p: each_tree(p, lambda x: x + np.inf), "is not finite"),
+    "wrong shape": (lambda p: each_tree(p, lambda x: np.ones((2, 3))), r"of shape \(2, 3\) instead of \(1,\)"),
+    "more values": (lambda p: each_tree(p, lambda x: np.tile(x, 2)), r"of shape \(2,\) instead of \(1,\)"),
+    "missing tensor": (without_one, "lacks 'body.w'"),
+    "unknown tensor": (with_one_more, "has an unknown 'x'"),
+    "wrong type": (lambda p: each_tree(p, lambda x: x.astype(np.float32)), "of type float32 instead of float64"),
+    "integers": (lambda p: each_tree(p, lambda x: np.ones(1, np.int64)), "of type int64 instead of float64"),
+    "1e8 times too large": (lambda p: each_tree(p, lambda x: 1e8 * (x + 1)), "times as large as is usual"),
+    "largest number there is": (lambda p: each_tree(p, lambda x: x * 0 + 1.7e308), "is not finite"),
+    "a number for a tree": (
+        lambda p: tampered(p, **{k: 1.0 for k, v in p.items() if v is not p.get("weight")}),
+        "is a",
+    ),
+}
+NUMBERS = {
+    "negative count": (number(-3.0), "is -3"),
+    "nan count": (number(np.nan), "is nan"),
+    "inf count": (number(np.inf), "is inf"),
+    "absurd count": (number(1e30), r"is 1e\+30"),
+    "trees for numbers": (
+        lambda p: tampered(p, **{k: START for k, v in p.items() if isinstance(v, float)}),
+        "is a set",
+    ),
+}
+ANY = {
+    "nothing": (lambda p: Payload(), "it holds nothing instead of"),
+    "a field too many": (lambda p: tampered(p, scan=START), "'scan'"),
+}
+
+
+def damages(algorithm):
+    kinds = set(algorithm.reply.values())
+    if not kinds:
+        return {"a field too many": ANY["a field too many"]}
+    return {
+        **ANY,
+        **(TREES if kinds & {"model", "update"} else {}),
+        **(NUMBERS if kinds & {"positive", "cost"} else {}),
+    }
+
+
+class Hostile(Simulator):
+    """One site tells the truth until a certain round, and then something else."""
+
+    def __init__(self, algorithm, everyone, liar, lie, since=0):
+        super().__init__(algorithm, everyone)
+        self.liar, self.lie, self.since = liar, lie, since
+
+    def train(self, round, sent):
+        for site, reply in super().train(round, sent):
+            if site == self.liar and round >= self.since:
+                reply = Reply(self.lie(reply.payload), reply.fits, reply.seconds)
+            yield site, reply
+
+
+class Mute(Simulator):
+    """One site trains and never answers."""
+
+    def train(self, round, sent):
+        yield from ((site, reply) for site, reply in super().train(round, sent) if site != "b")
+
+
+CALLS = [
+    pytest.param(a, *damage, id=f"{name}: {what}") for name, a in CASES.items() for what, damage in damages(a).items()
+]
+
+
+@pytest.mark.parametrize(("algorithm", "lie", "reason"), CALLS)
+def test_a_lie_is_refused_and_changes_nothing(algorithm, lie, reason):
+    *_, heard = run(algorithm, Hostile(algorithm, sites(), "b", lie), START, Plan(rounds=3), seed=0)
+    *_, alone = run(algorithm, Mute(algorithm, sites()), START, Plan(rounds=3), seed=0)
+    assert list(heard.refused) == ["b"]
+    assert re.search(reason, heard.refused["b"]), heard.refused
+    assert same(heard.state, alone.state) and all(np.isfinite(a).all() for a in arrays(heard.state))
+
+
+@every
+def test_honest_sites_are_never_refused(algorithm):
+    """Also when one trains ten times longer than the others, and near the optimum, where updates vanish."""
+    everyone = sites()
+    everyone["c"].steps = 50
+    assert not any(r.refused for r in run(algorithm, Simulator(algorithm, everyone), START, Plan(rounds=150), seed=0))
+
+
+def test_zero_cases_are_refused_and_a_zero_cost_is_not():
+    zero = Payload(model=START, weight=0.0)
+    assert screen(FedAvg.reply, START, {"a": zero}, {"a": zero}) == {"a": "'weight' is 0"}
+    fine = Payload(model=START, size=2.0, cost=0.0)
+    assert screen({"model": "model", "size": "positive", "cost": "cost"}, START, {"a": fine}, {"a": fine}) == {}
+
+
+def test_the_record_lists_who_was_refused_and_why(tmp_path, caplog):
+    folder = RunFolder.create(tmp_path / "run", "", 0)
+    engine = Hostile(FedAvg(), sites(), "b", TREES["nan"][0], since=1)
+    train(FedAvg(), engine, START, Plan(rounds=3), 0, folder)
+    assert [r["refused"] for r in folder.records()] == [{}, *[{"b": "'model' is not finite"}] * 2]
+    assert "the reply of 'b' is refused: 'model' is not finite" in caplog.text
+
+
+def test_a_round_in_which_all_are_refused_leaves_the_state_as_it_was(tmp_path):
+    class AllHostile(Simulator):
+        def train(self, round, sent):
+            for site, reply in super().train(round, sent):
+                yield site, Reply(NUMBERS["negative count"][0](reply.payload), reply.fits, reply.seconds)
+
+    *_, end = run(FedAvg(), AllHostile(FedAvg(), sites()), START, Plan(rounds=2), seed=0)
+    assert len(end.refused) == 4 and same(end.state.model, START)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_small_federations_are_guarded_too(count):
+    few = dict(list(sites().items())[:count])
+    liar = sorted(few)[-1]
+    *_, end = run(
+        FedAvg(), Hostile(FedAvg(), few, liar, TREES["1e8 times too large"][0]), START, Plan(rounds=2), seed=0
+    )
+    assert list(end.refused) == [liar]

@@ -1,0 +1,86 @@
+"""Every algorithm once, on four quadratic sites: the table that the tests of all algorithms go through."""
+
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import pytest
+
+from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
+from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.feddyn import FedDyn
+from polysite.algorithms.fedexp import FedExP
+from polysite.algorithms.fednova import FedNova
+from polysite.algorithms.fedprox import FedProx
+from polysite.algorithms.local import Local
+from polysite.algorithms.moon import Moon
+from polysite.algorithms.qfedavg import QFedAvg
+from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean
+from polysite.algorithms.scaffold import Scaffold
+from polysite.algorithms.server import Adagrad, Adam, Sgd, Yogi
+from polysite.algorithms.weighted import Weighted
+from polysite.engines import checkpoint
+from polysite.payload import Payload
+from quadratic import Quadratic
+
+CASES = {
+    "fedavg, fixed epochs": FedAvg(epochs=2),
+    "fedavg, fixed iterations": FedAvg(steps=3),
+    "fedavg, uniform": FedAvg(uniform=True),
+    "fedavg, server momentum": FedAvg(server=Sgd(0.5, momentum=0.9)),
+    "fedadagrad": FedAvg(server=Adagrad()),
+    "fedadam": FedAvg(server=Adam()),
+    "fedyogi": FedAvg(server=Yogi()),
+    "fedcostwavg": FedCostWAvg(),
+    "feddyn": FedDyn(alpha=0.7),
+    "fedexp": FedExP(),
+    "fedexp, uniform": FedExP(uniform=True),
+    "fednova": FedNova(),
+    "fedpidavg": FedPIDAvg(),
+    "fedpidavg, no cost before the first": FedPIDAvg(start=None),
+    "fedprox": FedProx(mu=0.5),
+    "geometric median": GeometricMedian(),
+    "krum": Krum(f=0),
+    "multi-krum": Krum(f=0, keep=2),
+    "local": Local(),
+    "median": Median(),
+    "moon": Moon(),
+    "q-fedavg": QFedAvg(q=2.0),
+    "scaffold": Scaffold(),
+    "scaffold, by size": Scaffold(uniform=False),
+    "top-k": TopK(keep=2),
+    "trimmed mean": TrimmedMean(),
+    "weighted fedadam": Weighted({"b": 0.3}, FedAvg(server=Adam())),
+    "weighted fednova": Weighted({"b": 0.3}, FedNova()),
+    "weighted q-fedavg": Weighted({"b": 0.3}, QFedAvg()),
+    "weighted scaffold": Weighted({"b": 0.3, "c": 2.0}, Scaffold(uniform=False)),
+}
+START = {"body.w": np.array([3.0]), "head.w": np.array([0.5]), "norm.running_var": np.array([1.0])}
+SITES = (("a", 1, -1, 4), ("b", 2, 0, 8), ("c", 1, 1, 6), ("d", 3, 2, 5))
+
+
+def sites():
+    rng = np.random.default_rng(1)
+    return {i: Quadratic(a, rng.normal(b, 0.1, n), start=START) for i, a, b, n in SITES}
+
+
+def arrays(x):
+    if isinstance(x, np.ndarray):
+        yield x
+    elif is_dataclass(x):
+        for f in fields(x):
+            yield from arrays(getattr(x, f.name))
+    elif hasattr(x, "values"):
+        for v in x.values():
+            yield from arrays(v)
+    elif isinstance(x, tuple | list):
+        for v in x:
+            yield from arrays(v)
+
+
+def same(x, y):
+    """Equal to the last bit, whatever the nesting: compared through the disk codec's own view of a value."""
+    left, right = {}, {}
+    return checkpoint._flatten(x, "", left) == checkpoint._flatten(y, "", right) and Payload(v=left) == Payload(v=right)
+
+
+every = pytest.mark.parametrize("algorithm", CASES.values(), ids=CASES.keys())
