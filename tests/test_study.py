@@ -8,6 +8,8 @@ import pytest
 from PIL import Image as Pillow
 
 import polysite as ps
+from polysite.algorithms import ALGORITHMS
+from polysite.config import dump, parse
 from polysite.data.federation import HideModalities, Iid, LabelRatio, LeaveOut
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.densenet import DenseNet
@@ -28,6 +30,25 @@ def test_an_unseen_hospital_judges_and_does_not_train(tmp_path):
     assert set(first["sites"]) == {"east", "north"} == set(first["validation"]) - {"west"}
     assert len(run.result["test"]["west"]) == 5 and run.result["validation"]["west"] == {}
     assert set(run.dice()) == {"east", "north", "west"}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
+    extra = {
+        "krum": {"algorithm.f": "0"},
+        "trimmed_mean": {"algorithm.beta": "0.34"},
+        "weighted": {"algorithm.weights.west": "0.3"},
+    }.get(name, {})
+    chosen = parse("", {"algorithm.name": name, **extra})
+    study = replace(SMALL, algorithm=chosen.algorithm, run=ps.Plan(rounds=2, wire=True, checkpoint_every=1))
+    run = ps.run(study, tmp_path / name)
+    assert all(0 <= d <= 1 for d in run.dice().values()) and parse(dump(study)) == study
+    assert not any(r["refused"] for r in run.folder.records())
+    before = {p.name: p.read_bytes() for p in (tmp_path / name / "models").iterdir()}
+    (tmp_path / name / "result.json").unlink()
+    (tmp_path / name / "checkpoints" / "round-000001.safetensors").unlink()
+    assert ps.resume(tmp_path / name).dice() == run.dice()
+    assert {p.name: p.read_bytes() for p in (tmp_path / name / "models").iterdir()} == before
 
 
 def test_synthetic_sites_train_and_the_real_ones_judge(tmp_path):

@@ -9,7 +9,10 @@ from monai.inferers import sliding_window_inference
 from monai.metrics import compute_dice
 
 from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.fednova import FedNova
+from polysite.algorithms.moon import Moon
 from polysite.algorithms.scaffold import Scaffold
+from polysite.algorithms.server import Adam
 from polysite.data.case import Case
 from polysite.engines.rounds import Plan, run
 from polysite.engines.simulator import Simulator
@@ -18,9 +21,11 @@ from polysite.models import MODELS
 from polysite.models.densenet import DenseNet
 from polysite.models.names import GROUPS
 from polysite.models.unet import UNet
-from polysite.site import Tilt
+from polysite.payload import Payload
+from polysite.site import Contrast, Tilt
 from polysite.train.settings import Train
 from polysite.train.tasks import Classify, Exclusive, Outline
+from polysite.train.terms import contrast
 from polysite.train.torch_site import Network, TorchSite
 from polysite.tree import matches
 
@@ -101,6 +106,101 @@ def test_the_rate_is_computed_from_the_round():
         )
 
 
+@pytest.mark.parametrize(("momentum", "steps"), [(0.0, 7), (0.9, 9), (0.5, 1)])
+def test_the_reach_of_a_fit_is_what_a_constant_gradient_moves(momentum, steps):
+    """With momentum b it is eta (K - b (1 - b^K)/(1 - b)) / (1 - b), the normaliser of FedNova."""
+
+    class Slope(Square):
+        def loss(self, name, logits, truth):
+            return logits.flatten(1).mean(1)
+
+    s = quadratic_site("a", 1.0, 1.0, replace(PLAIN, momentum=momentum))
+    s.task = Slope(0.0)
+    fit = s.fit(s.start, steps=steps)
+    paper = 0.05 * (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    assert fit.reach == pytest.approx(paper) and 3 - fit.params["w"].item() == pytest.approx(fit.reach, abs=1e-5)
+
+
+def test_fednova_in_torch_forgets_how_often_a_site_stepped():
+    """Small steps, ten times as many at b: FedNova rests at the optimum of the mean, FedAvg is drawn to b."""
+    train = replace(PLAIN, lr=1e-3, momentum=0.9)
+    a, b = quadratic_site("a", 0.0, 1.0, train), quadratic_site("b", 1.0, 2.0, replace(train, epochs=10))
+    ends = {}
+    for algorithm in (FedNova(), FedAvg()):
+        *_, last = run(algorithm, Simulator(algorithm, {"a": a, "b": b}), a.start, Plan(rounds=150), seed=0)
+        ends[type(algorithm)] = last.state.model["w"].item()
+    assert ends[FedNova] == pytest.approx(0.8, abs=0.02) and ends[FedAvg] > 0.95
+
+
+def test_the_contrast_is_the_one_on_paper():
+    torch.manual_seed(0)
+    z, near, far = torch.randn(3, 6, 4, dtype=torch.float64)
+    z.requires_grad_(True)
+    term = Contrast({}, {}, 1.0, 0.5)
+
+    def cos(x, y):
+        return (x * y).sum(1) / x.norm(dim=1) / y.norm(dim=1)
+
+    def slope(x, y):
+        return y / x.norm(dim=1, keepdim=True) / y.norm(dim=1, keepdim=True) - (cos(x, y) / (x * x).sum(1))[:, None] * x
+
+    found = contrast(z, near, far, term)
+    assert torch.allclose(found, torch.log1p(torch.exp((cos(z, far) - cos(z, near)) / 0.5)))
+    assert torch.allclose(contrast(near, near, far, term), torch.log1p(torch.exp((cos(near, far) - 1) / 0.5)))
+    assert torch.allclose(contrast(z, near, near, term), torch.full((6,), np.log(2.0), dtype=torch.float64))
+    found.sum().backward()
+    q = 1 / (1 + torch.exp((cos(z, far) - cos(z, near)) / 0.5))
+    assert torch.allclose(z.grad, -((1 - q) / 0.5)[:, None] * (slope(z, near) - slope(z, far)))
+
+
+@pytest.mark.parametrize("model", [UNet(filters=(4, 8, 8)), DenseNet((2, 2), 4, 4)], ids=["unet", "densenet"])
+def test_a_contrast_moves_the_features_and_nothing_else(model):
+    """Weight zero changes no bit; a large weight brings the features nearer; near and far stay as they were."""
+    outlines = isinstance(model, UNet)
+    train = replace(PLAIN, patch=(16, 16, 16))
+    rng = np.random.default_rng(0)
+    shown = [rng.normal(size=(2, 16, 16, 16)).astype(np.float32) for _ in range(4)]
+    truth = [(x[:1] > 0.5) if outlines else np.eye(2)[i % 2] for i, x in enumerate(shown)]
+    made = [Case("s", str(i), x, y.astype(np.uint8)) for i, (x, y) in enumerate(zip(shown, truth, strict=True))]
+    net = Network(model.build(dims=3, modalities=2, outputs=1 if outlines else 2, seed=1), train)
+    task, labels = (Outline(), ["L"]) if outlines else (Classify(), ["no", "yes"])
+    s = TorchSite("s", net, {"train": made}, labels, train, 0, task)
+    far = s.at(0).fit(s.start, epochs=3).params
+    kept = {k: v.clone() for k, v in far.items()}
+    plain = s.at(1).fit(s.start)
+    none = s.at(1).fit(s.start, terms=[Contrast(s.start, far, 0.0, 0.5)])
+    assert all(torch.equal(plain.params[k], none.params[k]) for k in kept) and plain.loss == none.loss
+    much = s.at(1).fit(s.start, terms=[Contrast(s.start, far, 50.0, 0.5)])
+    assert any(not torch.equal(plain.params[k], much.params[k]) for k in kept)
+    assert all(torch.equal(far[k], kept[k]) for k in kept)
+
+
+def test_moon_in_torch_begins_as_fedavg():
+    def model(algorithm, rounds):
+        sites = {n: site(name=n, seed=k) for k, n in enumerate("ab")}
+        *_, last = run(algorithm, Simulator(algorithm, sites), sites["a"].start, Plan(rounds=rounds), seed=0)
+        return torch.cat([v.flatten() for v in last.state.model.values()])
+
+    assert torch.equal(model(Moon(5.0), 1), model(FedAvg(), 1))
+    assert torch.equal(model(Moon(0.0), 3), model(FedAvg(), 3))
+    assert not torch.equal(model(Moon(5.0), 3), model(FedAvg(), 3))
+
+
+def test_running_statistics_are_never_given_to_an_adaptive_server():
+    net = Network(DenseNet((2, 2), 4, 4).build(dims=3, modalities=2, outputs=2, seed=1), PLAIN)
+    start = net.start
+    stats = [k for k in start if k.endswith("running_var")]
+    assert stats
+    replies = {i: Payload(model={k: v + 1 for k, v in start.items()}, weight=2) for i in "ab"}
+    algorithm = FedAvg(server=Adam(lr=0.5))
+    state = algorithm.merge(algorithm.init(start, ["a", "b"]), replies)
+    for k, v in state.model.items():
+        if k.endswith(("running_mean", "running_var")):
+            assert torch.allclose(v, start[k] + 1), k
+        else:
+            assert not torch.allclose(v, start[k] + 1), k
+
+
 def test_scaffold_in_torch_reaches_the_pooled_optimum():
     train = Train(**{**vars(PLAIN), "epochs": 5})
     a = quadratic_site("a", 0.0, 1.0, train)  # curvature 1, optimum 0
@@ -155,6 +255,13 @@ def test_fit_and_score_leave_their_inputs_alone():
     before = {k: v.clone() for k, v in s.start.items()}
     s.score(s.fit(s.start).params, s.cases("validation"))
     assert all(torch.equal(before[k], s.start[k]) for k in before)
+
+
+def test_losses_on_augmented_patches_differ_by_round():
+    s = site(replace(PLAIN, augment="full"))
+    fixed, drawn = s.at(1).losses(s.start), s.at(1).losses(s.start, augmented=True)
+    assert fixed == s.at(2).losses(s.start) and drawn == s.at(1).losses(s.start, augmented=True)
+    assert fixed != drawn != s.at(2).losses(s.start, augmented=True)
 
 
 def test_losses_are_repeatable_and_per_case():
