@@ -150,7 +150,20 @@ CONFIGS = {
     "a name that is a list": ('[algorithm]\nname = ["fedavg"]', "no algorithm called ['fedavg']"),
     "negative seed": ("seed = -1", "seed = -1 must lie between"),
     "negative momentum": ("[train]\nmomentum = -0.5", "train.momentum must not be negative"),
-    "no epochs": ("[algorithm]\nepochs = 0", "algorithm.epochs must be more than zero"),
+    "no epochs": ("[algorithm]\nepochs = 0", "algorithm: epochs = 0 must be at least 1"),
+    "a negative mu": ('[algorithm]\nname = "fedprox"\nmu = -1', "algorithm: mu = -1.0 must be at least 0"),
+    "a server that stands still": (
+        '[algorithm]\nname = "fedadam"\nserver.lr = 0',
+        "algorithm.server: lr = 0.0 must be",
+    ),
+    "krum among four": ('[algorithm]\nname = "krum"', "among 5 or more, and there are 4"),
+    "a factor for nobody": (
+        '[algorithm]\nname = "weighted"\nweights.isle = 0.3',
+        "algorithm.weights names 'isle', which is no site that trains; did you mean 'island'?",
+    ),
+    "a factor that is a word": ('[algorithm]\nname = "weighted"\nweights.island = "low"', "algorithm.weights.island"),
+    "factors around krum": ('[algorithm]\nname = "weighted"\ninner.name = "krum"', "Krum does not average by weights"),
+    "q-fedavg with momentum": ('[algorithm]\nname = "qfedavg"\n[train]\nmomentum = 0.9', "derived for plain SGD"),
     "no patience": ("[run]\npatience = 0", "run.patience must be at least one"),
     "pooled local training": (
         '[algorithm]\nname = "local"\n[run]\npooled = true',

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from polysite.algorithms import ALGORITHMS
 from polysite.cli import app
 from polysite.config import parse, presets
 from polysite.data.federation import FEDERATIONS
@@ -13,7 +14,7 @@ from polysite.data.layouts import LAYOUTS
 from polysite.data.manifest import read
 
 README = Path(__file__).parents[1] / "README.md"
-DATA = README.parent / "docs" / "data.md"
+DATA, ALGORITHM = README.parent / "docs" / "data.md", README.parent / "docs" / "algorithms.md"
 
 
 def blocks(language, page=README):
@@ -28,7 +29,7 @@ def test_the_python_block_runs(tmp_path, monkeypatch, capsys):
     assert "capital" in capsys.readouterr().out and len(list(Path("runs").iterdir())) == 1
 
 
-@pytest.mark.parametrize("page", [README, DATA], ids=["README", "data"])
+@pytest.mark.parametrize("page", [README, DATA, ALGORITHM], ids=lambda page: page.stem)
 def test_what_the_page_shows_exists(page):
     studies = [parse(text) for text in blocks("toml", page)]
     assert studies
@@ -47,6 +48,12 @@ def test_what_the_page_shows_exists(page):
 def test_the_page_on_data_names_every_layout_federation_and_preset():
     text = DATA.read_text()
     for name in (*LAYOUTS, *FEDERATIONS, *presets()):
+        assert f"`{name}`" in text, name
+
+
+def test_the_page_on_algorithms_names_them_all():
+    text = ALGORITHM.read_text()
+    for name in ALGORITHMS:
         assert f"`{name}`" in text, name
 
 

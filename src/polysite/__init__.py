@@ -3,11 +3,12 @@
 from importlib import import_module
 from typing import Any
 
+from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS
+
+_ALGORITHMS = (place.split(":") for place in (*ALGORITHMS.values(), *SERVER_OPTIMISERS.values()))
 _HOME = {
+    **{name: f"polysite.algorithms.{module}" for module, name in _ALGORITHMS if not name.isupper()},
     "Study": "polysite.config",
-    "FedAvg": "polysite.algorithms.fedavg",
-    "Local": "polysite.algorithms.local",
-    "Scaffold": "polysite.algorithms.scaffold",
     "Phantom": "polysite.data.sources",
     "Files": "polysite.data.files",
     "Prepare": "polysite.data.prepare",

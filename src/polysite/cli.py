@@ -107,10 +107,18 @@ def train(
 
 
 @app.command()
-def algorithms(as_json: Json = False) -> None:
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="One of them, in full: its equation and its keys.")] = None,
+    as_json: Json = False,
+) -> None:
     """List the algorithms: name, paper, one line."""
     from polysite.algorithms import describe
 
+    if name:
+        from polysite import config as configuration
+
+        print(configuration.explain(name))
+        return
     found = list(describe())
     if as_json:
         for name, paper, line in found:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, find, name_of
+from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of
 from polysite.algorithms.base import Algorithm
 from polysite.algorithms.fedavg import FedAvg
 from polysite.data.federation import FEDERATIONS, Federation, Natural
@@ -121,6 +121,18 @@ def dump(study: Study, notes: bool = False) -> str:
         note = known.get(at + line.partition(" = ")[0]) if " = " in line else None
         lines.append(f"{line:32}  # {note}" if note else line)
     return "\n".join(lines) + "\n"
+
+
+def explain(name: str) -> str:
+    """What an algorithm is and which keys it has.
+
+    >>> print(explain("fedprox").splitlines()[-1])
+    mu = 0.01                         # how strongly a site is held
+    """
+    found = find(name, ALGORITHMS, "algorithm")
+    text = dump(parse("", {"algorithm.name": name}), notes=True)
+    keys = [part for part in text.split("\n\n") if part.startswith("[algorithm")]
+    return "\n\n".join([docstring(found), *keys]).strip()
 
 
 def _notes(value: Any, at: str) -> Iterator[tuple[str, str]]:
@@ -275,7 +287,7 @@ def _instance(kind: Any, given: Any, at: str, default: Any) -> Any:
     try:
         return dataclasses.replace(base, **values) if base is not None else kind(**values)
     except ConfigError as problem:
-        if "." not in at:
+        if "." not in at and at != "algorithm":
             raise
         raise ConfigError(f"{at}: {problem}") from problem  # a hospital does not know its own name
 

@@ -129,6 +129,7 @@ def simulator(
 def run(study: Study, out: Path | str | None = None, watch: rounds.Watch = rounds.Watch()) -> Run:
     """Run a study into a new folder."""
     dealt = federation(study)
+    study.algorithm.init({}, [site for site, parts in dealt.items() if parts["train"]])  # it may refuse these sites
     if isinstance(study.data, Files):
         for remark in study.data.remarks:
             logging.getLogger("polysite").warning(remark)

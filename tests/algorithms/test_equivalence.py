@@ -131,7 +131,7 @@ REFUSED = {
     "too few for krum": (lambda: Krum(f=1).init(START, "abcd"), "among 5 or more, and there are 4"),
     "krum keeps too many": (lambda: Krum(f=1, keep=6).init(START, "abcdef"), "cannot keep 6 of 6"),
     "a factor of zero": (lambda: Weighted({"a": 0.0}), "weight of 'a' must be more than zero"),
-    "a factor for nobody": (lambda: Weighted({"A": 0.3}).init(START, "abcd"), "'A', which does not train"),
+    "a factor for nobody": (lambda: Weighted({"A": 0.3}).init(START, "abcd"), "'A', which is no site that trains"),
     "factors around a median": (lambda: Weighted({"a": 0.3}, Median()), "Median does not average by weights"),
     "factors around fedpidavg": (lambda: Weighted({"a": 0.3}, FedPIDAvg()), "FedPIDAvg does not average by weights"),
     "a server rate of zero": (lambda: FedAvg(server=Adam(lr=0.0)), "lr = 0.0"),

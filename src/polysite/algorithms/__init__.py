@@ -64,12 +64,16 @@ def name_of(value: Any) -> str:
     return adaptive if adaptive in ALGORITHMS else name
 
 
+def docstring(algorithm: Any) -> str:
+    """What an algorithm says of itself: the text of its class if that names a paper, or that of its module."""
+    kind = algorithm if isinstance(algorithm, type) else type(algorithm.server)
+    own = getdoc(kind) or ""
+    return own if "Paper: " in own else getdoc(import_module(kind.__module__)) or ""
+
+
 def describe() -> Iterator[tuple[str, str, str]]:
-    """Every algorithm as (name, paper, one line), read from its docstring: the class's own, or that of its module."""
+    """Every algorithm as (name, paper, one line), read from its docstring."""
     for name in sorted(ALGORITHMS):
-        found = find(name, ALGORITHMS, "algorithm")
-        kind = found if isinstance(found, type) else type(found.server)
-        own = getdoc(kind) or ""
-        first, _, rest = (own if "Paper: " in own else getdoc(import_module(kind.__module__)) or "").partition("\n")
+        first, _, rest = docstring(find(name, ALGORITHMS, "algorithm")).partition("\n")
         paper = next((line.removeprefix("Paper: ") for line in rest.splitlines() if line.startswith("Paper: ")), "")
         yield name, paper, first

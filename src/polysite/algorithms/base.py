@@ -66,4 +66,4 @@ def within(settings: Any, **bounds: tuple[float, float]) -> None:
         value = getattr(settings, name)
         if value is not None and not low <= value <= high:
             limits = f"at least {low:g}" if high == INF else f"between {low:g} and {high:g}"
-            raise ConfigError(f"{type(settings).__name__}: {name} = {value} must be {limits}")
+            raise ConfigError(f"{name} = {value} must be {limits}")

@@ -2,14 +2,8 @@
 
 Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
 
-With D the mean of the updates w_k - w, a descent direction already:
-
-    Sgd       m <- momentum m + D                          w <- w + lr m
-    Adagrad   v <- v + D^2
-    Adam      v <- b2 v + (1 - b2) D^2                     m <- b1 m + (1 - b1) D
-    Yogi      v <- v - (1 - b2) D^2 sign(v - D^2)          w <- w + lr m / (sqrt(v) + tau)
-
-v starts at tau^2 and there is no bias correction, as in the paper. Each optimiser is two functions of explicit values.
+D is the mean of the updates w_k - w, a descent direction already. v starts at tau^2 and there is no bias correction, as
+in the paper. Each optimiser is two functions of explicit values.
 """
 
 from dataclasses import dataclass
@@ -38,6 +32,8 @@ class Moments:
 
 @dataclass(frozen=True)
 class Sgd:
+    """m <- momentum m + D,    w <- w + lr m"""
+
     lr: float = 1.0
     momentum: float = 0.0
 
@@ -58,11 +54,13 @@ class Adagrad:
     """Federated averaging whose server takes steps of Adagrad.
 
     Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
+
+        v <- v + D^2,    m <- b1 m + (1 - b1) D,    w <- w + lr m / (sqrt(v) + tau)
     """
 
     lr: float = 0.1
-    b1: float = 0.0
-    tau: float = 1e-3
+    b1: float = 0.0  # of the mean update
+    tau: float = 1e-3  # below the root; larger: less adaptive
 
     def __post_init__(self) -> None:
         within(self, lr=(TINY, INF), b1=(0, 1), tau=(TINY, INF))
@@ -80,12 +78,14 @@ class Adam:
     """Federated averaging whose server takes steps of Adam.
 
     Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
+
+        v <- b2 v + (1 - b2) D^2,    m <- b1 m + (1 - b1) D,    w <- w + lr m / (sqrt(v) + tau)
     """
 
     lr: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.99
-    tau: float = 1e-3
+    b1: float = 0.9  # of the mean update
+    b2: float = 0.99  # of its square
+    tau: float = 1e-3  # below the root; larger: less adaptive
 
     def __post_init__(self) -> None:
         within(self, lr=(TINY, INF), b1=(0, 1), b2=(0, 1), tau=(TINY, INF))
@@ -103,12 +103,14 @@ class Yogi:
     """Federated averaging whose server takes steps of Yogi.
 
     Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
+
+        v <- v - (1 - b2) D^2 sign(v - D^2),    m <- b1 m + (1 - b1) D,    w <- w + lr m / (sqrt(v) + tau)
     """
 
     lr: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.99
-    tau: float = 1e-3
+    b1: float = 0.9  # of the mean update
+    b2: float = 0.99  # of its square
+    tau: float = 1e-3  # below the root; larger: less adaptive
 
     def __post_init__(self) -> None:
         within(self, lr=(TINY, INF), b1=(0, 1), b2=(0, 1), tau=(TINY, INF))

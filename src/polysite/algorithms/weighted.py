@@ -56,7 +56,9 @@ class Weighted:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> Any:
         for site in self.weights:
             if site not in sites:
-                raise ConfigError(f"a weight is given to {site!r}, which does not train; {nearest(site, sites)}")
+                raise ConfigError(
+                    f"algorithm.weights names {site!r}, which is no site that trains; {nearest(site, sites)}"
+                )
         return self.inner.init(params, sites)
 
     def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
