@@ -1,7 +1,10 @@
-"""What one algorithm becomes at the edge of its hyper-parameters: another one, round by round."""
+"""What an algorithm becomes at the edge of its hyper-parameters: another one. And what others compute: the same."""
 
 import numpy as np
 import pytest
+import torch
+from scipy import optimize, stats
+from scipy.spatial import distance
 
 from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
 from polysite.algorithms.fedavg import FedAvg
@@ -142,3 +145,56 @@ REFUSED = {
 def test_what_makes_no_sense_is_refused(make, sentence):
     with pytest.raises(ConfigError, match=sentence):
         make()
+
+
+def replies(seed, sites=7, size=11):
+    rng = np.random.default_rng(seed)
+    trees = [{"a": rng.normal(size=(size, 2)), "b": rng.normal(size=3)} for _ in range(sites)]
+    return {f"s{i}": Payload(model=t, weight=float(rng.integers(1, 9))) for i, t in enumerate(trees)}
+
+
+def flat(model):
+    return np.concatenate([np.ravel(model[k]) for k in sorted(model)])
+
+
+def merged(algorithm, found):
+    start = {k: np.zeros_like(v) for k, v in found["s0"]["model"].items()}
+    return flat(algorithm.merge(algorithm.init(start, sorted(found)), found).model)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("sites", [5, 6, 7])
+def test_robust_means_against_numpy_and_scipy(seed, sites):
+    found = replies(seed, sites)
+    points, weights = np.array([flat(p["model"]) for p in found.values()]), [p["weight"] for p in found.values()]
+    assert merged(Median(), found) == pytest.approx(np.median(points, 0))
+    assert merged(TrimmedMean(0.2), found) == pytest.approx(stats.trim_mean(points, 0.2, axis=0))
+    best = optimize.minimize(lambda z: weights @ np.linalg.norm(points - z, axis=1), points.mean(0), tol=1e-12)
+    rule = GeometricMedian(iterations=5000, tolerance=0.0)
+    mine = merged(rule, found)
+    assert weights @ np.linalg.norm(points - mine, axis=1) <= best.fun * (1 + 1e-6)
+    assert mine == pytest.approx(best.x, abs=1e-3)
+
+
+def test_krum_against_a_matrix_of_distances():
+    for seed in range(20):
+        found = replies(seed, 8)
+        points = np.array([flat(p["model"]) for p in found.values()])
+        apart = distance.cdist(points, points, "sqeuclidean")
+        for f in (0, 1, 2):
+            scores = np.sort(apart, 1)[:, 1 : 8 - f - 1].sum(1)  # the first is the distance to itself
+            assert merged(Krum(f), found) == pytest.approx(points[np.argmin(scores)])
+            assert merged(Krum(f, 3), found) == pytest.approx(points[np.argsort(scores)[:3]].mean(0))
+
+
+def test_server_momentum_against_torch():
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    theirs = torch.optim.SGD([weight], lr=0.3, momentum=0.8)
+    server, model = Sgd(0.3, 0.8), {"w": np.array([1.0, -2.0])}
+    state = server.init(model)
+    for step in range(6):
+        update = np.array([np.sin(step), np.cos(step)])
+        weight.grad = torch.tensor(-update)  # an update points downhill, a gradient uphill
+        theirs.step()
+        model, state = server.step(model, {"w": update}, state)
+    assert model["w"] == pytest.approx(weight.detach().numpy())
