@@ -25,7 +25,7 @@ from polysite.payload import Payload
 from polysite.site import Contrast, Tilt
 from polysite.train.settings import Train
 from polysite.train.tasks import Classify, Exclusive, Outline
-from polysite.train.terms import contrast
+from polysite.train.terms import Extra, contrast
 from polysite.train.torch_site import Network, TorchSite
 from polysite.tree import matches
 
@@ -151,6 +151,48 @@ def test_the_contrast_is_the_one_on_paper():
     found.sum().backward()
     q = 1 / (1 + torch.exp((cos(z, far) - cos(z, near)) / 0.5))
     assert torch.allclose(z.grad, -((1 - q) / 0.5)[:, None] * (slope(z, near) - slope(z, far)))
+
+
+def test_the_extra_loss_is_weight_times_the_mean_contrast_of_pooled_features():
+    def net(seed):
+        return Network(UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=seed), PLAIN)
+
+    mine, near, far = net(1), net(2), net(3)
+    x = torch.randn(3, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def features(network):
+        seen = []
+        hook = network.module.bottleneck.register_forward_hook(lambda m, given, out: seen.append(out))
+        network.module(x)
+        hook.remove()
+        return seen[0].mean((2, 3, 4))
+
+    term = Contrast(near.start, far.start, 3.0, 0.7)
+    logits, more = Extra(mine, [term])(x)
+    z = features(mine)
+    alike = [torch.nn.functional.cosine_similarity(z, features(other)) / 0.7 for other in (near, far)]
+    want = 3.0 * torch.log1p(torch.exp(alike[1] - alike[0])).mean()
+    assert torch.allclose(more, want, atol=1e-6) and torch.equal(logits, mine.module(x))
+    more.backward()
+    assert mine.module.input_block.conv1.conv.weight.grad.abs().max() > 0
+    assert all(torch.equal(v, near.start[k]) for k, v in near.read().items())
+
+
+def test_the_loss_that_is_trained_is_the_sum_and_the_one_that_is_told_is_the_sites_own():
+    """One step against autograd: gradient of loss + term, while Fit.loss is that of the task alone."""
+    s = site(replace(PLAIN, batch=5))
+    far = s.at(0).fit(s.start, epochs=3).params
+    term = Contrast(s.start, far, 20.0, 0.5)
+    plain, fit = s.at(1).fit(far), s.at(1).fit(far, terms=[term])
+    s.network.write(far)
+    s.network.module.train()
+    ((x, y),) = s.at(1)._batches((1, None), None)
+    logits, more = Extra(s.network, [term])(x)
+    s.network.module.zero_grad()
+    (Outline().loss("dice", logits, y).mean() + more).backward()
+    for k, p in s.network.parameters.items():
+        assert torch.allclose(fit.params[k], far[k] - 0.05 * p.grad, atol=1e-6), k
+    assert fit.loss == plain.loss and any(not torch.equal(plain.params[k], fit.params[k]) for k in far)
 
 
 @pytest.mark.parametrize("model", [UNet(filters=(4, 8, 8)), DenseNet((2, 2), 4, 4)], ids=["unet", "densenet"])

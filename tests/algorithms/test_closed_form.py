@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
+from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK, _blend
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddyn import FedDyn
 from polysite.algorithms.fedexp import FedExP
@@ -474,3 +474,134 @@ def test_moon_of_equal_sites_is_fedavg_to_its_limit():
         for k in TWO:
             assert moon.state.model[k] == pytest.approx(plain.state.model[k], abs=1e-9)
     assert sum(moon.state.model.values()) == pytest.approx(1.0)
+
+
+def test_qfedavg_where_rates_differ_and_losses_vanish():
+    """Every site counts with its own L; a loss of zero is no division by zero, and such a site does not pull."""
+    found = {
+        "s0": Payload(model={"w": np.array([1.0])}, weight=1, loss=0.5, lr=0.1),
+        "s1": Payload(model={"w": np.array([3.0])}, weight=1, loss=2.0, lr=0.4),
+    }
+    rule = QFedAvg(1.0)
+    state = rule.init({"w": np.array([0.0])}, ["s0", "s1"])
+    f, steep, moved = np.array([0.5, 2.0]), np.array([10.0, 2.5]), np.array([1.0, 3.0])
+    want = sum(f * steep * moved) / sum((steep * moved) ** 2 + steep * f)
+    assert rule.merge(state, found).model["w"] == pytest.approx(want, abs=1e-8)
+    calm = {**found, "s0": Payload(**{**found["s0"], "loss": 0.0})}
+    alone = 2.0 * 2.5 * 3 / ((2.5 * 3) ** 2 + 2.5 * 2.0 + (10.0 * 1.0) ** 2)  # h keeps the curvature of the other
+    assert rule.merge(state, calm).model["w"] == pytest.approx(alone, abs=1e-6)
+    none = {i: Payload(**{**p, "loss": 0.0}) for i, p in found.items()}
+    for q in (0.5, 1.0, 50.0):
+        assert np.isfinite(QFedAvg(q).merge(state, none).model["w"]).all()
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+def test_qfedavg_measures_the_received_model_as_it_is_told(augmented):
+    class Asked(Quadratic):
+        def losses(self, params, *, augmented=False):
+            asked.append((params["w"].item(), augmented))
+            return {"0": 0.25}
+
+    asked = []
+    reply, _ = QFedAvg(1.0, augmented).local(Payload(model=START), Payload(), Asked(1.0, np.array([0.0])))
+    assert asked[0] == (W0, augmented) and reply["loss"] == 0.25
+
+
+def test_fedexp_remembers_the_model_before_and_stands_still_where_nothing_moves():
+    sites, algorithm = bed(), FedExP(0.0)
+    state = algorithm.init({"w": np.array([Q0])}, sorted(sites))
+    for _ in range(3):
+        sent = algorithm.send(state, sorted(sites))
+        new = algorithm.merge(state, {i: algorithm.local(sent[i], Payload(), s)[0] for i, s in sites.items()})
+        assert new.before["w"] == state.model["w"] != new.model["w"]
+        state = new
+    still = {i: Payload(model=state.model, weight=1) for i in sites}
+    assert algorithm.merge(state, still).model["w"] == state.model["w"]
+
+
+def test_feddyn_keeps_the_mean_of_all_gradients_when_sites_are_absent():
+    engine = Simulator(FedDyn(0.7), bed())
+    for r in run(FedDyn(0.7), engine, {"w": np.array([Q0])}, Plan(rounds=9, share=0.5), seed=0):
+        known = [m["gradient"]["w"].item() for m in engine.memories().values() if m]
+        assert r.state.h["w"] == pytest.approx(sum(known) / 4, abs=1e-12)
+
+
+def costs_of(*rounds):
+    """FedPIDAvg's state after rounds of {site: cost}; every site sends its name's number as its model."""
+    rule = FedPIDAvg(start=None)
+    state = rule.init({"w": np.array([0.0])}, ["1", "2", "3"])
+    for costs in rounds:
+        state = rule.merge(
+            state, {i: Payload(model={"w": np.array([float(i)])}, size=1, cost=c) for i, c in costs.items()}
+        )
+    return state
+
+
+def test_fedpidavg_with_an_absent_site():
+    """Its last cost stays, its terms are left out of the sums, and it goes on from there when it is back."""
+    state = costs_of({"1": 0.9, "2": 0.8, "3": 0.7}, {"1": 0.5, "2": 0.7})
+    assert state.costs == {"1": (0.9, 0.5), "2": (0.8, 0.7), "3": (0.7,)}
+    p1 = 0.45 / 2 + 0.45 * 0.4 / 0.5 + 0.1 * 1.4 / 2.9
+    assert state.model["w"] == pytest.approx(p1 * 1 + (1 - p1) * 2)
+    state = costs_of({"1": 0.9, "2": 0.8, "3": 0.7}, {"1": 0.5, "2": 0.7}, {"2": 0.7, "3": 0.6})
+    p2 = 0.45 / 2 + 0.45 * 0.0 + 0.1 * 2.2 / 3.5
+    assert state.model["w"] == pytest.approx(p2 * 2 + (1 - p2) * 3)
+
+
+def test_fedpidavg_remembers_six_costs():
+    state = costs_of(*({"1": 1.0 - 0.1 * k, "2": 0.5} for k in range(8)))
+    assert state.costs["1"] == pytest.approx((0.8, 0.7, 0.6, 0.5, 0.4, 0.3)) and state.costs["2"] == (0.5,) * 6
+
+
+@pytest.mark.parametrize("fall", [{"1": 0.0, "2": 0.0}, {"1": 0.3, "2": 0.1}])
+@pytest.mark.parametrize("history", [{"1": 0.0, "2": 0.0}, {"1": 2.0, "2": 6.0}])
+def test_cost_weights_sum_to_one_whatever_is_zero(fall, history):
+    replies = {"1": Payload(), "2": Payload()}
+    weights = _blend(replies, (0.45, {"1": 3.0, "2": 1.0}), (0.45, fall), (0.1, history))
+    assert sum(weights.values()) == pytest.approx(1.0, abs=1e-15) and min(weights.values()) > 0
+
+
+def test_a_cost_is_of_validation_cases_and_of_quality_not_loss():
+    class Split(Quadratic):
+        def cases(self, split):
+            return {"train": ("0", "1"), "validation": self.kept, "test": ()}[split]
+
+        def score(self, params, cases):
+            return {n: {"WT": 0.25 if n == "v" else 0.75, "TC": 0.5, "loss": 9.0} for n in cases}
+
+        def losses(self, params, *, augmented=False):
+            return {"0": 1.0, "1": 1.0}
+
+    for kept, cost in ((("v",), 0.625), ((), 0.375)):
+        site = Split(1.0, np.array([0.0, 1.0]))
+        site.kept = kept
+        reply, _ = FedPIDAvg().local(Payload(model=START), Payload(), site)
+        assert reply["cost"] == pytest.approx(cost)
+
+
+def test_geometric_median_starts_from_the_mean_by_size():
+    points, weights = np.array([[0.0], [1.0], [4.0]]), np.array([1.0, 1.0, 2.0])
+    rule = GeometricMedian(iterations=1)
+    centre = weights @ points / 4
+    pull = weights / np.abs(points - centre).ravel()
+    merged = rule.merge(rule.init({"w": np.zeros(1)}, []), of(points, list(weights))).model["w"]
+    assert merged == pytest.approx(pull @ points / pull.sum())
+
+
+def test_a_share_of_the_sites_is_counted_without_rounding_errors():
+    assert [TrimmedMean(0.29)._cut(100), TrimmedMean(0.1)._cut(30), TrimmedMean(0.2)._cut(4)] == [29, 3, 0]
+
+
+@pytest.mark.parametrize(
+    "rule", [QFedAvg(1.0), FedExP(1e-3), Krum(f=1), GeometricMedian()], ids=lambda r: type(r).__name__
+)
+def test_running_statistics_are_no_part_of_a_distance(rule):
+    def merged(statistic):
+        found = {}
+        for i, x in enumerate((0.0, 0.2, 0.3, 0.9, 5.0)):
+            model = {"w": np.array([x]), "norm.running_var": np.array([statistic * (i + 1.0)])}
+            found[f"s{i}"] = Payload(model=model, weight=1, loss=1.0, lr=0.1)
+        start = {"w": np.array([-1.0]), "norm.running_var": np.array([1.0])}
+        return rule.merge(rule.init(start, sorted(found)), found).model["w"]
+
+    assert merged(1.0) == merged(1e4)
