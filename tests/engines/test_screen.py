@@ -162,3 +162,37 @@ def test_small_federations_are_guarded_too(count):
         FedAvg(), Hostile(FedAvg(), few, liar, TREES["1e8 times too large"][0]), START, Plan(rounds=2), seed=0
     )
     assert list(end.refused) == [liar]
+
+
+def sizes(model, *replies, kind="update"):
+    """Who is refused, if the model and the replies have these lengths."""
+    sent = {str(i): Payload(model={"w": np.array([model])}) for i in range(len(replies))}
+    came = {str(i): Payload(x={"w": np.array([float(r)])}) for i, r in enumerate(replies)}
+    return sorted(screen({"x": kind}, {"w": np.array([1.0])}, sent, came))
+
+
+def test_too_large_is_a_thousand_times_the_model_and_what_half_of_the_others_sent():
+    assert sizes(1.0, 0.1, 0.1, 990.0) == [] and sizes(1.0, 0.1, 0.1, 1010.0) == ["2"]
+    assert sizes(1e-9, 2.0, 2.0, 1990.0) == [] and sizes(1e-9, 2.0, 2.0, 2010.0) == ["2"]  # a model near zero
+    assert sizes(1e-9, 2.0, 3.0, 1e9, 1e9) == ["2", "3"]  # half of them lie
+    assert sizes(1.0, 0.0, 0.0, 2.0, 2.0, 2.0) == []  # some sites do not move at all
+    assert sizes(0.0, 5.0) == [] and sizes(0.0, 0.0, 0.0) == []  # nothing to compare with
+    assert sizes(5.0, 1e9) == ["0"]
+
+
+def test_an_update_has_no_running_statistics_and_a_model_has():
+    whole, trained = START, {k: v for k, v in START.items() if "running" not in k}
+    for kind, good, bad in (("model", whole, trained), ("update", trained, whole)):
+        sent = {"a": Payload(model=START)}
+        assert screen({"x": kind}, START, sent, {"a": Payload(x=good)}) == {}
+        assert "norm.running_var" in screen({"x": kind}, START, sent, {"a": Payload(x=bad)})["a"]
+
+
+@pytest.mark.parametrize(("kind", "low"), [("positive", 1e-300), ("cost", 0.0)])
+def test_numbers_have_limits(kind, low):
+    def refused(value):
+        return screen({"x": kind}, START, {"a": Payload()}, {"a": Payload(x=value)})
+
+    assert not refused(low) and not refused(1e9)
+    assert refused(1.1e9) and refused(-1e-9) and refused(np.nan) and refused(np.inf)
+    assert bool(refused(-0.0)) == (kind == "positive")

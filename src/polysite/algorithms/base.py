@@ -12,8 +12,8 @@ S = TypeVar("S")
 INF = float("inf")
 TINY = 1e-12  # the least a hyper-parameter may be that must not be zero
 
-# What a field of a reply is. ``model``: all parameters, close to the field of this name that was sent; ``update``: a
-# value per trained parameter, or per parameter; ``positive`` and ``cost``: a finite number above zero, or not below it.
+# What a field of a reply is. ``model``: all parameters, running statistics included; ``update``: a value per trained
+# parameter; ``positive`` and ``cost``: a finite number above zero, or not below it.
 Kind = Literal["model", "update", "positive", "cost"]
 
 

@@ -15,7 +15,7 @@ from polysite.algorithms.base import Kind
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
-LARGEST = 1e3  # times the model itself and what the other sites sent: no training goes that far in a round
+LARGEST = 1e3  # times the model and what the other sites sent: no training goes that far in a round
 MOST = 1e9  # cases, steps, learning rates: no number that counts something is larger
 
 
@@ -29,7 +29,7 @@ def screen(
         problem = _malformed(expected, params, replies[site])
         if problem is None:
             with np.errstate(all="ignore"):  # what is beyond all numbers is infinite, and that is looked for
-                sizes[site] = _sizes(expected, sent[site], replies[site])
+                sizes[site] = {f: tree.norm(v) for f, v in replies[site].items() if not isinstance(v, float)}
             problem = next((f"{f!r} is not finite" for f, n in sizes[site].items() if not math.isfinite(n)), None)
         if problem is not None:
             refused[site] = problem
@@ -76,17 +76,8 @@ def _type(x: Any) -> str:
     return str(x.dtype).rpartition(".")[2]
 
 
-def _sizes(expected: Mapping[str, Kind], sent: Payload, reply: Payload) -> dict[str, float]:
-    """How far every tree of a reply lies from what was sent under its name, or from zero."""
-    return {
-        field: tree.norm(tree.sub(reply[field], sent[field]) if kind == "model" and field in sent else reply[field])
-        for field, kind in expected.items()
-        if kind in ("model", "update")
-    }
-
-
 def _too_large(sizes: Mapping[SiteId, Mapping[str, float]], model: float) -> dict[SiteId, str]:
-    """Who sent far more than the model is large and than half of the others sent."""
+    """Who sent something far larger than the model and than what half of the others sent."""
     found = {}
     for site, mine in sizes.items():
         for field, size in mine.items():
