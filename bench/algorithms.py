@@ -134,8 +134,9 @@ def score(federation, method, seed, outlier, sets, out):
 
     chosen = {k.replace("OUTLIER", outlier): v for k, v in METHODS[method].items()}
     rates = {"train.lr": RATES[federation][method]} if method in RATES[federation] else {}
-    path = out / f"{method.replace(' ', '_').replace(',', '')}-{seed}"
-    if (path / "result.json").exists():
+    path = out / federation / f"{method.replace(' ', '_').replace(',', '')}-{seed}"
+    path.parent.mkdir(exist_ok=True)
+    if path.exists():
         run = study.resume(path)
     else:
         text = PHANTOM if federation == "phantom" else TCGA

@@ -36,7 +36,7 @@ CASES = {
     "fedexp, uniform": FedExP(uniform=True),
     "fednova": FedNova(),
     "fedpidavg": FedPIDAvg(),
-    "fedpidavg, no cost before the first": FedPIDAvg(start=None),
+    "fedpidavg, no cost before the first": FedPIDAvg(start="size"),
     "fedprox": FedProx(mu=0.5),
     "geometric median": GeometricMedian(),
     "krum": Krum(f=0),
@@ -54,7 +54,7 @@ CASES = {
     "weighted q-fedavg": Weighted({"b": 0.3}, QFedAvg()),
     "weighted scaffold": Weighted({"b": 0.3, "c": 2.0}, Scaffold(uniform=False)),
 }
-START = {"body.w": np.array([3.0]), "head.w": np.array([0.5]), "norm.running_var": np.array([1.0])}
+START = {"body.w": np.array([3.0]), "head.w": np.array([0.5]), "norm.running_var": np.array([16.0])}
 SITES = (("a", 1, -1, 4), ("b", 2, 0, 8), ("c", 1, 1, 6), ("d", 3, 2, 5))
 
 

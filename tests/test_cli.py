@@ -134,7 +134,7 @@ CONFIGS = {
     "unknown section": ("[trian]\nlr = 1", "unknown key 'trian'; did you mean 'train'?"),
     "unknown key": ("[train]\nlearning_rate = 1", "unknown key 'train.learning_rate'"),
     "key of another section": ("[algorithm]\nbatch = 1", "unknown key 'algorithm.batch'; did you mean 'train.batch'?"),
-    "wrong type": ('[train]\nlr = "fast"', "train.lr = 'fast' must be float"),
+    "wrong type": ('[train]\nlr = "fast"', "train.lr = 'fast' must be a number"),
     "wrong choice": ('[train]\noptimiser = "lion"', "train.optimiser = 'lion' must be one of 'sgd', 'adam', 'adamw'"),
     "a section that is a value": ("train = 3", "train = 3 must be a section"),
     "negative rounds": ("[run]\nrounds = -1", "run.rounds must be at least one"),

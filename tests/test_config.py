@@ -165,7 +165,7 @@ def test_methods_are_for_presets(text):
         "algorithm.name = 3": "no algorithm called 3",
         'algorithm.name = ["fedavg"]': "no algorithm called",
         'algorithm.name = "pooled"': "no algorithm called 'pooled'",
-        'run.pooled = "yes"': "run.pooled = 'yes' must be bool",
+        'run.pooled = "yes"': "run.pooled = 'yes' must be true or false",
     }.items(),
 )
 def test_a_preset_hides_no_mistake(text, message):

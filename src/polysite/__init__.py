@@ -31,4 +31,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'polysite' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 __all__ = sorted(_HOME)

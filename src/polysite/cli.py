@@ -41,7 +41,7 @@ Source = Annotated[
     Path, typer.Argument(metavar="DATA", help="A manifest (.csv, .jsonl), a folder of images, or a study in TOML.")
 ]
 Override = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. algorithm.lr=0.2.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. train.lr=0.2.")
 ]
 PHANTOM = "WT=1,2,4; TC=1,4; ET=4"
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
@@ -117,7 +117,8 @@ def algorithms(
     if name:
         from polysite import config as configuration
 
-        print(configuration.explain(name))
+        text = configuration.explain(name)
+        print(json.dumps({"name": name, "text": text}) if as_json else text)
         return
     found = list(describe())
     if as_json:

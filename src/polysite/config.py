@@ -120,7 +120,17 @@ def dump(study: Study, notes: bool = False) -> str:
         at = line.strip("[]") + "." if line.startswith("[") else at
         note = known.get(at + line.partition(" = ")[0]) if " = " in line else None
         lines.append(f"{line:32}  # {note}" if note else line)
+        if line.startswith("["):
+            lines += [f"{f'# {key} =':32}  # {known.get(at + key, '')}" for key in _unset(study, at.strip("."))]
     return "\n".join(lines) + "\n"
+
+
+def _unset(study: Study, at: str) -> list[str]:
+    """The keys of a section that have no value."""
+    value: Any = study
+    for name in at.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+    return [f.name for f in fields(value) if getattr(value, f.name) is None] if is_dataclass(value) else []
 
 
 def explain(name: str) -> str:
@@ -225,6 +235,8 @@ def _name_in(at: str, value: Any) -> str | None:
 def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     """One value of the wanted type from what TOML gave."""
     choices = _choices(at)
+    if choices is not None and isinstance(given, str):
+        given = {"name": given}
     if choices is not None and isinstance(given, Mapping):
         return _chosen(choices, dict(given), at, default)
     if is_dataclass(kind):
@@ -250,7 +262,8 @@ def _scalar(kind: Any, given: Any, at: str) -> Any:
         return float(given)
     if kind in (int, float, str, bool) and type(given) is kind:
         return given
-    wanted = {tuple: "a list", Mapping: "a section"}.get(get_origin(kind)) or getattr(kind, "__name__", "a section")
+    plain = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+    wanted = {tuple: "a list", Mapping: "a section"}.get(get_origin(kind)) or plain.get(kind, "a section")
     return _refuse(at, given, f"must be {wanted}")
 
 
@@ -259,7 +272,8 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
     if name is None:
         raise ConfigError(f"[{at}] needs a name; known: {', '.join(sorted(choices))}")
     if not isinstance(name, str) or name not in choices:
-        raise ConfigError(f"there is no {at.rpartition('.')[2]} called {name!r}; {nearest(str(name), choices)}")
+        what = {"inner": "algorithm", "server": "server optimiser"}.get(at.rpartition(".")[2], at)
+        raise ConfigError(f"there is no {what} called {name!r}; {nearest(str(name), choices)}")
     chosen = choices[name]
     if isinstance(chosen, type):
         return _instance(chosen, given, at, default if type(default) is chosen else None)

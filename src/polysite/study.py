@@ -134,11 +134,17 @@ def run(study: Study, out: Path | str | None = None, watch: rounds.Watch = round
         for remark in study.data.remarks:
             logging.getLogger("polysite").warning(remark)
     engine = simulator(study, dealt, watch)  # before the folder: bad data leaves nothing behind
-    name = POOLED if study.run.pooled else name_of(study.algorithm)
+    name = POOLED if study.run.pooled else _title(study.algorithm)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), name)
     folder = RunFolder.create(path, config.dump(_pinned(study)), study.seed, table(dealt))
     with folder.alone():
         return _train(study, dealt, engine, folder, None, watch)
+
+
+def _title(algorithm: Any) -> str:
+    """Its name, with that of what it goes around: weighted-scaffold."""
+    inner = getattr(algorithm, "inner", None)
+    return f"{name_of(algorithm)}-{_title(inner)}" if inner else name_of(algorithm)
 
 
 def resume(path: Path | str, watch: rounds.Watch = rounds.Watch()) -> Run:
@@ -181,7 +187,7 @@ def _train(
     watch: rounds.Watch,
 ) -> Run:
     with _log(folder) as log:
-        log.info("%s over %s", name_of(study.algorithm), ", ".join(engine.names))
+        log.info("%s over %s", _title(study.algorithm), ", ".join(engine.names))
         for site, parts in dealt.items():
             hidden = {study.data.modality_names[k] for each in parts.values() for p in each for k in p.hidden}
             blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""

@@ -5,7 +5,10 @@ import re
 import numpy as np
 import pytest
 
+from polysite import tree
 from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.feddyn import FedDyn
+from polysite.algorithms.scaffold import Scaffold
 from polysite.engines.folder import RunFolder
 from polysite.engines.rounds import Plan, Reply, run, train
 from polysite.engines.screen import screen
@@ -131,9 +134,9 @@ def test_honest_sites_are_never_refused(algorithm):
 
 def test_zero_cases_are_refused_and_a_zero_cost_is_not():
     zero = Payload(model=START, weight=0.0)
-    assert screen(FedAvg.reply, START, {"a": zero}, {"a": zero}) == {"a": "'weight' is 0"}
+    assert screen(FedAvg().reply, START, {"a": zero}, {"a": zero}) == {"a": "'weight' is 0"}
     fine = Payload(model=START, size=2.0, cost=0.0)
-    assert screen({"model": "model", "size": "positive", "cost": "cost"}, START, {"a": fine}, {"a": fine}) == {}
+    assert screen({"model": "model", "size": "count", "cost": "cost"}, START, {"a": fine}, {"a": fine}) == {}
 
 
 def test_the_record_lists_who_was_refused_and_why(tmp_path, caplog):
@@ -188,11 +191,93 @@ def test_an_update_has_no_running_statistics_and_a_model_has():
         assert "norm.running_var" in screen({"x": kind}, START, sent, {"a": Payload(x=bad)})["a"]
 
 
-@pytest.mark.parametrize(("kind", "low"), [("positive", 1e-300), ("cost", 0.0)])
-def test_numbers_have_limits(kind, low):
+@pytest.mark.parametrize(
+    ("kind", "low", "high"), [("count", 1, 1e9), ("rate", 1e-12, 1e9), ("cost", 0, 1e9), ("one", 1, 1)]
+)
+def test_numbers_have_limits(kind, low, high):
     def refused(value):
         return screen({"x": kind}, START, {"a": Payload()}, {"a": Payload(x=value)})
 
-    assert not refused(low) and not refused(1e9)
-    assert refused(1.1e9) and refused(-1e-9) and refused(np.nan) and refused(np.inf)
-    assert bool(refused(-0.0)) == (kind == "positive")
+    assert not refused(low) and not refused(high)
+    assert all(refused(x) for x in (1.01 * high, 0.99 * low - 1e-300, -1e-9, np.nan, np.inf))
+    assert bool(refused(-0.0)) == (kind != "cost")
+
+
+@pytest.mark.parametrize(
+    ("kind", "lie", "says"),
+    [
+        ("count", 1e6, "as large as is usual"),
+        ("rate", 1e6, "as large as is usual"),
+        ("rate", 1e-6, "as small as is usual"),
+        ("count", 1.0, None),  # a small hospital
+        ("cost", 1e6, None),  # some losses are
+    ],
+)
+def test_numbers_are_seen_beside_those_of_the_others(kind, lie, says):
+    came = {str(i): Payload(x=x) for i, x in enumerate((5.0, 7.0, 90.0, lie))}
+    refused = screen({"x": kind}, START, dict.fromkeys(came, Payload()), came)
+    assert (list(refused) == ["3"] and says in refused["3"]) if says else refused == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(np.nan, "not finite"), (np.inf, "not finite"), (-1.0, "negative variance 'norm.running_var'")]
+)
+def test_running_statistics_alone_are_looked_at(value, says):
+    bad = {**START, "norm.running_var": np.array([value])}
+    sent = {"a": Payload(model=START)}
+    assert says in screen(FedAvg().reply, START, sent, {"a": Payload(model=bad, weight=2)})["a"]
+    large = {**START, "norm.running_var": np.array([1e12])}  # raw intensities have such variances
+    assert screen(FedAvg().reply, START, sent, {"a": Payload(model=large, weight=2)}) == {}
+
+
+@pytest.mark.parametrize("field", ["model", "control", "weight"])
+def test_every_field_is_looked_at_by_itself(field):
+    expected, small = Scaffold(uniform=False).reply, tree.trained(START)
+    good = {"model": START, "control": small, "weight": 3.0}
+    for lie in (lambda x: x * np.nan, lambda x: 1e8 * (x + 1)):
+        bad = {**good, field: {k: lie(v) for k, v in good[field].items()} if field != "weight" else lie(3.0)}
+        came = {"a": Payload(**good), "b": Payload(**bad), "c": Payload(**good)}
+        assert list(screen(expected, START, dict.fromkeys(came, Payload(model=START)), came)) == ["b"]
+
+
+def test_who_was_not_asked_is_not_heard(tmp_path):
+    class Crowd(Simulator):
+        def train(self, round, sent):
+            for site, reply in super().train(round, sent):
+                yield site, reply
+            yield "stranger", reply
+
+    folder = RunFolder.create(tmp_path / "run", "", 0)
+    train(FedAvg(), Crowd(FedAvg(), sites()), START, Plan(rounds=2), 0, folder)
+    assert folder.records()[1]["refused"] == {"stranger": "it was not asked"}
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_a_site_that_is_told_to_count_as_one_counts_as_one(uniform):
+    refused = {
+        site: reason
+        for r in run(
+            FedAvg(uniform=uniform),
+            Hostile(FedAvg(uniform=uniform), sites(), "b", lambda p: tampered(p, weight=500.0)),
+            START,
+            Plan(rounds=1),
+            seed=0,
+        )
+        for site, reason in r.refused.items()
+    }
+    assert refused == ({"b": "'weight' is 500"} if uniform else {})
+
+
+@pytest.mark.parametrize("algorithm", [Scaffold(), Scaffold(uniform=False), FedDyn(0.7)], ids=str)
+def test_who_is_not_heard_forgets_the_round_so_that_sums_stay_right(algorithm):
+    """A lie in two rounds, the truth before and after: the optimum is reached as if nothing had been."""
+
+    class Once(Hostile):
+        def train(self, round, sent):
+            self.since = 0 if round in (2, 5) else 10**9
+            yield from super().train(round, sent)
+
+    *_, end = run(algorithm, Once(algorithm, sites(), "b", TREES["nan"][0]), START, Plan(rounds=1500), seed=0)
+    *_, plain = run(algorithm, Simulator(algorithm, sites()), START, Plan(rounds=1500), seed=0)
+    out, want = (sum(v.item() for v in tree.trained(r.state.model).values()) for r in (end, plain))
+    assert out == pytest.approx(want, abs=1e-6)

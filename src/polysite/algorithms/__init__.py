@@ -68,7 +68,7 @@ def docstring(algorithm: Any) -> str:
     """What an algorithm says of itself: the text of its class if that names a paper, or that of its module."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm.server)
     own = getdoc(kind) or ""
-    return own if "Paper: " in own else getdoc(import_module(kind.__module__)) or ""
+    return (own if "Paper: " in own else getdoc(import_module(kind.__module__)) or "").replace("``", "")
 
 
 def describe() -> Iterator[tuple[str, str, str]]:

@@ -2,8 +2,8 @@
 
     target <- sum_k a_k w_k / sum_k a_k,    w <- w + length (target - w)
 
-Running statistics of batch normalisation are always the plain mean over the sites, weighted as FedAvg weights them:
-a variance that is extrapolated or given to an adaptive optimiser can become negative.
+Running statistics of batch normalisation are a plain mean by the sites' own weights: a variance that is extrapolated or
+given to an adaptive optimiser can become negative.
 """
 
 from collections.abc import Mapping

@@ -13,15 +13,16 @@ INF = float("inf")
 TINY = 1e-12  # the least a hyper-parameter may be that must not be zero
 
 # What a field of a reply is. ``model``: all parameters, running statistics included; ``update``: a value per trained
-# parameter; ``positive`` and ``cost``: a finite number above zero, or not below it.
-Kind = Literal["model", "update", "positive", "cost"]
+# parameter; ``count``: a number of cases; ``one``: 1, where all sites count alike; ``rate``: a learning rate or a sum
+# of them; ``cost``: a loss or the like, not negative.
+Kind = Literal["model", "update", "count", "one", "rate", "cost"]
 
 
 class Algorithm(Protocol[S]):
     """Five functions of values: no file, no socket, no device, no seed, no training loop.
 
     ``reply`` says what a site answers, field by field: all that ever leaves it, and what the server holds it to.
-    A field called ``weight`` is the site's weight in every mean that the server takes.
+    A field called ``weight`` multiplies all that the server takes of a site, so ``weighted`` can scale it.
     ``needs`` says whether ``merge`` can live with a (secure) sum of the replies or must see each one.
     ``plain_sgd`` says that the mathematics holds for plain SGD alone: no momentum, no Adam.
     ``strangers`` says that a site which never trained is served a model that others trained.
@@ -64,6 +65,7 @@ def within(settings: Any, **bounds: tuple[float, float]) -> None:
     """Refuse a hyper-parameter outside [low, high]; None, where it may be None, is let pass."""
     for name, (low, high) in bounds.items():
         value = getattr(settings, name)
-        if value is not None and not low <= value <= high:
-            limits = f"at least {low:g}" if high == INF else f"between {low:g} and {high:g}"
+        if value is not None and not (low <= value <= high and value < INF):
+            least = "more than 0" if low == TINY else f"at least {low:g}"
+            limits = "finite" if value == INF else least if high == INF else f"between {low:g} and {high:g}"
             raise ConfigError(f"{name} = {value} must be {limits}")

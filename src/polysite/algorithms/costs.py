@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import ClassVar, Literal
 
 from polysite.algorithms.average import average
-from polysite.algorithms.base import INF, Kind, within
+from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Cases, Site, quality
 from polysite.tree import Tree
@@ -33,12 +33,14 @@ class FedCostWAvg:
 
         p_k = alpha n_k/N + (1 - alpha) r_k/R,    r_k = c_k(t-1) / c_k(t),    N and R the sums over the sites
 
-    The first round of a site, which has no cost before, is weighted by size.
+    The cost c_k is one minus the Dice of site k's model, after its training, on the site's own validation cases.
+
+    A site in its first round, which has no cost before, is weighted by size.
     """
 
     alpha: float = 0.5  # share of the size
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "positive", "cost": "cost"}
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
@@ -56,9 +58,13 @@ class FedCostWAvg:
         return _answer(got, site), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        costs = _remember(state.costs, replies, 2)
-        ratio = {i: (c[0] + FLOOR) / (c[1] + FLOOR) if len(c) > 1 else 0.0 for i, c in costs.items()}
-        weights = _blend(replies, (self.alpha, _size(replies)), (1 - self.alpha, ratio))
+        costs, order = _remember(state.costs, replies, 2), sorted(replies)
+        total = sum(replies[i]["size"] for i in order)
+        weights = {i: replies[i]["size"] / total for i in order}
+        ratio = {i: (costs[i][0] + FLOOR) / (costs[i][1] + FLOOR) for i in order if len(costs[i]) > 1}
+        known = sum(weights[i] for i in ratio)  # what newcomers, who are weighted by size, leave to the others
+        for i, r in ratio.items():
+            weights[i] = self.alpha * weights[i] + (1 - self.alpha) * known * r / sum(ratio.values())
         return State(mean(replies, "model", weights), costs)
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
@@ -74,23 +80,25 @@ class FedPIDAvg:
         p_k = alpha n_k/N + beta d_k/D + gamma m_k/M
         d_k = max(0, c_k(t-1) - c_k(t)),    m_k = c_k(t) + ... + c_k(t-5),    N, D and M the sums over the sites
 
-    The weights always sum to one: a term that is zero at all sites (nobody improved) is left out and its share goes to
-    the others. The costs before the first round are taken to be ``start``; without it the first round goes by size.
+    The cost c_k is one minus the Dice of site k's model, after its training, on the site's own validation cases. The
+    shares are rescaled to a sum of one: a term that is zero at all sites (nobody improved) is left out and its share
+    goes to the others. The costs before a site's first round are taken to be one, as in the FeTS 2022 benchmark; with
+    start = "size" there are none, and a site's first round goes by size alone.
     """
 
     alpha: float = 0.45  # share of the size
     beta: float = 0.45  # share of the improvement
     gamma: float = 0.1  # share of the history
     window: int = 6  # costs that make up the history
-    start: float | None = 1.0  # cost before the first round; methods differ, the FeTS 2022 benchmark has 1
+    start: Literal["ones", "size"] = "ones"  # costs before the first round, or none
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "positive", "cost": "cost"}
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        within(self, alpha=(1e-6, INF), beta=(0, INF), gamma=(0, INF), window=(2, 1e6), start=(0, INF))
+        within(self, alpha=(TINY, INF), beta=(0, INF), gamma=(0, INF), window=(2, INF))
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
@@ -102,7 +110,7 @@ class FedPIDAvg:
         return _answer(got, site), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        before = () if self.start is None else (self.start,) * (self.window - 1)
+        before = (1.0,) * (self.window - 1) if self.start == "ones" else ()
         costs = _remember({**dict.fromkeys(replies, before), **state.costs}, replies, self.window)
         fall = {i: max(0.0, c[-2] - c[-1]) if len(c) > 1 else 0.0 for i, c in costs.items()}
         history = {i: sum(c) if len(c) > 1 else 0.0 for i, c in costs.items()}
@@ -120,17 +128,19 @@ class TopK:
     Paper: none; a rule of several entries to the FeTS challenges
 
         w <- sum_k p_k w_k over the ``keep`` sites of lowest cost,    p_k = n_k / sum of their n_j
+
+    The cost is one minus the Dice of a site's model, after its training, on the site's own validation cases.
     """
 
-    keep: int = 3
+    keep: int = 3  # sites whose models are averaged
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive", "cost": "cost"}
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count", "cost": "cost"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        within(self, keep=(1, 1e6))
+        within(self, keep=(1, INF))
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)

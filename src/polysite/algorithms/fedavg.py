@@ -37,7 +37,6 @@ class FedAvg:
     uniform: bool = False  # p_k = 1/K instead of n_k/N
     server: ServerOptimiser | None = None  # None: take the mean itself
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
@@ -49,6 +48,10 @@ class FedAvg:
                 f"fedavg trains a fixed number of epochs or of steps, not both (epochs = {self.epochs}, "
                 f"steps = {self.steps}); leave one of them out"
             )
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return {"model": "model", "weight": "one" if self.uniform else "count"}
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params, self.server.init(tree.trained(params)) if self.server else None)

@@ -29,7 +29,7 @@ class State:
 
 @dataclass(frozen=True)
 class FedDyn:
-    alpha: float = 0.01
+    alpha: float = 0.01  # how strongly a site is held and its gradient is remembered
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"

@@ -30,16 +30,19 @@ class State:
 
 @dataclass(frozen=True)
 class FedExP:
-    epsilon: float = 1e-3
+    epsilon: float = 1e-3  # larger: shorter steps; without end, FedAvg
     uniform: bool = False  # p_k = 1/K, as in the paper; otherwise n_k/N, as in its authors' code
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, epsilon=(0, INF))
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return {"model": "model", "weight": "one" if self.uniform else "count"}
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params, params)

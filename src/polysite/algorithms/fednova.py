@@ -29,7 +29,7 @@ class State:
 
 @dataclass(frozen=True)
 class FedNova:
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive", "reach": "positive"}
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count", "reach": "rate"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True

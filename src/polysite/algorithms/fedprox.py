@@ -28,7 +28,7 @@ class State:
 class FedProx:
     mu: float = 0.01  # how strongly a site is held
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive"}
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True

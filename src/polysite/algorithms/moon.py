@@ -28,9 +28,9 @@ class State:
 @dataclass(frozen=True)
 class Moon:
     mu: float = 1.0  # weight of the contrast
-    temperature: float = 0.5
+    temperature: float = 0.5  # smaller: a sharper contrast
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive"}
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True

@@ -35,7 +35,7 @@ class QFedAvg:
     q: float = 1.0  # 0: as uniform FedAvg; larger: fairer and slower
     augmented: bool = False  # measure the loss on augmented patches
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive", "loss": "cost", "lr": "positive"}
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "one", "loss": "cost", "lr": "rate"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = True
     strangers: ClassVar[bool] = True

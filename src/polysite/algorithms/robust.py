@@ -6,12 +6,11 @@ at a price: honest hospitals that differ from most are treated as bad ones are. 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
+from math import ceil, floor
 from typing import ClassVar, Literal
 
 from polysite import tree
-from polysite.algorithms.average import average
-from polysite.algorithms.base import TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Cases, Site
@@ -63,7 +62,8 @@ class TrimmedMean:
 
         w_j <- mean of the w_kj without the floor(beta K) smallest and the floor(beta K) largest
 
-    ``beta`` is cut from each end; it should be at least the share of bad sites. All sites count alike.
+    ``beta`` is cut from each end; it should be at least the share of bad sites. K counts the replies of a round: where
+    few arrive, nothing may be left to cut. All sites count alike.
     """
 
     beta: float = 0.25  # cut from each end
@@ -75,14 +75,14 @@ class TrimmedMean:
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 0.5:
-            raise ConfigError(f"the trimmed mean cuts less than half from each end, got beta = {self.beta}")
+            raise ConfigError(
+                f"the trimmed mean cuts less than half from each end, got beta = {self.beta}; set it below 0.5"
+            )
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         if self.beta and not self._cut(len(sites)):
-            raise ConfigError(
-                f"beta = {self.beta} cuts nothing from {len(sites)} sites; set it to {1 / len(sites):.2g} or more, "
-                "or to 0 for a plain mean"
-            )
+            least = f"set it to {ceil(100 / len(sites)) / 100} or more" if len(sites) > 2 else "it takes three or more"
+            raise ConfigError(f"beta = {self.beta} cuts nothing from {len(sites)} sites; {least}, or to 0 for a mean")
         return State(params)
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
@@ -113,7 +113,7 @@ class Krum:
     the guarantee of multi-Krum holds for ``keep`` up to K - f - 2.
     """
 
-    f: int = 1  # bad sites to stand
+    f: int = 1  # bad sites to tolerate
     keep: int = 1  # models to take the mean of
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
@@ -122,16 +122,18 @@ class Krum:
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        within(self, f=(0, 1e6), keep=(1, 1e6))
+        within(self, f=(0, INF), keep=(1, INF))
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         if len(sites) < 2 * self.f + 3:
             raise ConfigError(
-                f"krum stands f = {self.f} bad sites among {2 * self.f + 3} or more, and there are {len(sites)}; "
+                f"krum tolerates f = {self.f} bad sites among {2 * self.f + 3} or more, and there are {len(sites)}; "
                 "lower f, or choose median or geometric_median"
             )
         if self.keep > len(sites) - self.f:
-            raise ConfigError(f"krum cannot keep {self.keep} of {len(sites)} sites of which f = {self.f} may be bad")
+            raise ConfigError(
+                f"krum cannot keep {self.keep} of {len(sites)} sites of which f = {self.f} may be bad; lower keep"
+            )
         return State(params)
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
@@ -165,16 +167,16 @@ class GeometricMedian:
     """
 
     iterations: int = 100  # at most
-    smoothing: float = 1e-6
+    smoothing: float = 1e-6  # least distance that is divided by
     tolerance: float = 1e-6  # relative change of the sum of distances at which to stop
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "positive"}
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        within(self, iterations=(1, 1e9), smoothing=(TINY, 1), tolerance=(0, 1))
+        within(self, iterations=(1, INF), smoothing=(TINY, 1), tolerance=(0, 1))
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
@@ -186,7 +188,7 @@ class GeometricMedian:
         return Payload(model=site.fit(got["model"]).params, weight=site.size), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(average(replies, self._shares(replies)))
+        return State(mean(replies, "model", self._shares(replies)))  # running statistics too: one site may lie there
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases

@@ -7,8 +7,9 @@ Paper: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federat
     w <- w + server_lr sum_k p_k (y_k - w)
     c <- c + sum_k p_k (c_k' - c_k)                    so that c stays the mean of all c_k, absent sites included
 
-``uniform`` takes p_k = 1/K as in the original; otherwise p_k = n_k/N. The control variate equals the mean gradient
-along the local path only for plain SGD, so momentum and Adam are refused.
+``uniform`` takes p_k = 1/K as in the original; otherwise p_k = n_k/N, for the control as it was when a site was first
+heard: the server does not know c_k, so it could not make good a weight that changes. The control variate equals the
+mean gradient along the local path only for plain SGD, so momentum and Adam are refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,8 @@ from polysite.tree import Tree
 class State:
     model: Tree
     control: Tree
-    weights: Mapping[SiteId, float]  # of every site known so far: the denominator of the mean control
+    weights: Mapping[SiteId, float]  # of every site heard so far, as it was when it was first heard
+    awaited: tuple[SiteId, ...]  # sites that count in the mean control, with one each, and have not been heard yet
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,6 @@ class Scaffold:
     server_lr: float = 1.0  # 1: the mean of the sites' models
     uniform: bool = True  # p_k = 1/K instead of n_k/N, for the model and the control alike
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "control": "update", "weight": "positive"}
     needs: ClassVar[Literal["sum", "each"]] = "each"  # the weights of the sites that have replied are remembered
     plain_sgd: ClassVar[bool] = True
     strangers: ClassVar[bool] = True
@@ -43,8 +44,12 @@ class Scaffold:
     def __post_init__(self) -> None:
         within(self, server_lr=(TINY, INF))
 
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return {"model": "model", "control": "update", "weight": "one" if self.uniform else "count"}
+
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params, tree.zeros(tree.trained(params)), dict.fromkeys(sites, 1.0) if self.uniform else {})
+        return State(params, tree.zeros(tree.trained(params)), {}, tuple(sorted(sites)) if self.uniform else ())
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         return {i: Payload(model=state.model, control=state.control) for i in cohort}
@@ -59,14 +64,15 @@ class Scaffold:
         return Payload(model=fit.params, control=tree.sub(new, ck), weight=weight), Payload(control=new)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        weights = {**state.weights, **{i: p["weight"] for i, p in replies.items()}}
-        before, after = sum(state.weights.values()), sum(weights.values())
-        here = sum(replies[i]["weight"] for i in sorted(replies))
-        model = towards(state.model, average(replies), self.server_lr)
+        weights = {**{i: p["weight"] for i, p in replies.items()}, **state.weights}
+        awaited = tuple(i for i in state.awaited if i not in replies)
+        before = sum(state.weights.values()) + len(state.awaited)
+        after, here = sum(weights.values()) + len(awaited), sum(weights[i] for i in sorted(replies))
         control = tree.map(
-            lambda c, d: c * (before / after) + d * (here / after), state.control, mean(replies, "control", "weight")
+            lambda c, d: c * (before / after) + d * (here / after), state.control, mean(replies, "control", weights)
         )
-        return State(model, control, {i: weights[i] for i in sorted(weights)})
+        model = towards(state.model, average(replies), self.server_lr)
+        return State(model, control, {i: weights[i] for i in sorted(weights)}, awaited)
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases

@@ -34,11 +34,11 @@ class Moments:
 class Sgd:
     """m <- momentum m + D,    w <- w + lr m"""
 
-    lr: float = 1.0
+    lr: float = 1.0  # of the server
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        within(self, lr=(TINY, INF), momentum=(0, 1))
+        within(self, lr=(TINY, INF), momentum=(0, 0.999999))
 
     def init(self, model: Tree) -> Tree | None:
         return tree.zeros(model) if self.momentum else None
@@ -51,19 +51,21 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Adagrad:
-    """Federated averaging whose server takes steps of Adagrad.
+    """Federated averaging whose server takes steps of Adagrad along the mean update.
 
     Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
 
         v <- v + D^2,    m <- b1 m + (1 - b1) D,    w <- w + lr m / (sqrt(v) + tau)
+
+    D is the mean of the updates w_k - w; v starts at tau^2, m at zero, and there is no bias correction.
     """
 
-    lr: float = 0.1
+    lr: float = 0.1  # of the server: tune it
     b1: float = 0.0  # of the mean update
     tau: float = 1e-3  # below the root; larger: less adaptive
 
     def __post_init__(self) -> None:
-        within(self, lr=(TINY, INF), b1=(0, 1), tau=(TINY, INF))
+        within(self, lr=(TINY, INF), b1=(0, 0.999999), tau=(TINY, INF))
 
     def init(self, model: Tree) -> Moments:
         return _start(model, self.tau)
@@ -75,20 +77,22 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class Adam:
-    """Federated averaging whose server takes steps of Adam.
+    """Federated averaging whose server takes steps of Adam along the mean update.
 
     Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
 
         v <- b2 v + (1 - b2) D^2,    m <- b1 m + (1 - b1) D,    w <- w + lr m / (sqrt(v) + tau)
+
+    D is the mean of the updates w_k - w; v starts at tau^2, m at zero, and there is no bias correction.
     """
 
-    lr: float = 0.01
+    lr: float = 0.01  # of the server: tune it
     b1: float = 0.9  # of the mean update
     b2: float = 0.99  # of its square
     tau: float = 1e-3  # below the root; larger: less adaptive
 
     def __post_init__(self) -> None:
-        within(self, lr=(TINY, INF), b1=(0, 1), b2=(0, 1), tau=(TINY, INF))
+        within(self, lr=(TINY, INF), b1=(0, 0.999999), b2=(0, 0.999999), tau=(TINY, INF))
 
     def init(self, model: Tree) -> Moments:
         return _start(model, self.tau)
@@ -100,20 +104,22 @@ class Adam:
 
 @dataclass(frozen=True)
 class Yogi:
-    """Federated averaging whose server takes steps of Yogi.
+    """Federated averaging whose server takes steps of Yogi along the mean update.
 
     Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
 
         v <- v - (1 - b2) D^2 sign(v - D^2),    m <- b1 m + (1 - b1) D,    w <- w + lr m / (sqrt(v) + tau)
+
+    D is the mean of the updates w_k - w; v starts at tau^2, m at zero, and there is no bias correction.
     """
 
-    lr: float = 0.01
+    lr: float = 0.01  # of the server: tune it
     b1: float = 0.9  # of the mean update
     b2: float = 0.99  # of its square
     tau: float = 1e-3  # below the root; larger: less adaptive
 
     def __post_init__(self) -> None:
-        within(self, lr=(TINY, INF), b1=(0, 1), b2=(0, 1), tau=(TINY, INF))
+        within(self, lr=(TINY, INF), b1=(0, 0.999999), b2=(0, 0.999999), tau=(TINY, INF))
 
     def init(self, model: Tree) -> Moments:
         return _start(model, self.tau)

@@ -4,15 +4,16 @@ Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, 
 
     p_k = omega_k n_k / sum_j omega_j n_j,    omega_k = 1 for a site that is not named
 
-The factors multiply the weights with which the inner algorithm averages, and are renormalised with them: around FedAvg
-this is FedAvg_omega, and likewise FedProx_omega, SCAFFOLD_omega. The paper gives the outlier 0.1, 0.3 or 0.5.
+The factors multiply the weights with which the inner algorithm averages (n_k, or 1 where it is uniform, as SCAFFOLD is
+unless told otherwise), and are renormalised with them: around FedAvg this is FedAvg_omega, and likewise FedProx_omega,
+SCAFFOLD_omega. The paper gives the outlier 0.1, 0.3 or 0.5.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from polysite.algorithms.base import INF, Algorithm, Kind
+from polysite.algorithms.base import Algorithm, Kind
 from polysite.algorithms.fedavg import FedAvg
 from polysite.errors import ConfigError, nearest
 from polysite.payload import Payload, SiteId
@@ -32,18 +33,14 @@ class Weighted:
                 "weighted goes around fedavg, fedprox, fednova, scaffold and others that do"
             )
         for site, factor in self.weights.items():
-            if not 0 < factor < INF:
-                raise ConfigError(
-                    f"the weight of {site!r} must be more than zero, got {factor}; to leave a site out, exclude it"
-                )
+            if not 1e-6 <= factor <= 1e6:
+                raise ConfigError(f"the factor of {site!r} must lie between 1e-6 and 1e6, got {factor}")
+
+    needs: ClassVar[Literal["sum", "each"]] = "each"
 
     @property
     def reply(self) -> Mapping[str, Kind]:
         return self.inner.reply
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        return self.inner.needs
 
     @property
     def plain_sgd(self) -> bool:

@@ -7,7 +7,7 @@ back. Everything else is here once: sampling, merging, validation, the best roun
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -69,6 +69,10 @@ class Transport(Protocol):
 
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         """Deliver, and bring back each reply as it arrives."""
+        ...
+
+    def settle(self, heard: Collection[SiteId]) -> None:
+        """These sites keep what they now remember; whoever was not heard goes back to what it remembered before."""
         ...
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
@@ -154,6 +158,7 @@ def run(
         for site, reason in refused.items():
             log.warning("round %d: the reply of %r is refused: %s", index, site, reason)
         heard = {i: r.payload for i, r in replies.items() if i not in refused}
+        transport.settle(heard)
         if heard:
             state = algorithm.merge(state, heard)
         yield Round(index, state, sent, replies, refused)
@@ -255,8 +260,9 @@ def _record(r: Round) -> dict[str, Any]:
             "steps": steps,
             "lr_sum": sum(f.time for f in reply.fits),
             "seconds": round(reply.seconds, 4),
-            "bytes_down": r.sent[site].nbytes,
+            "bytes_down": r.sent[site].nbytes if site in r.sent else 0,
             "bytes_up": reply.payload.nbytes,
+            "said": {k: v for k, v in reply.payload.items() if isinstance(v, float)},  # its weight, its cost, ...
         }
 
     sites = {i: of(i, p) for i, p in r.replies.items()}

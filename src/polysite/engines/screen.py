@@ -15,8 +15,9 @@ from polysite.algorithms.base import Kind
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
-LARGEST = 1e3  # times the model and what the other sites sent: no training goes that far in a round
-MOST = 1e9  # cases, steps, learning rates: no number that counts something is larger
+MOST = 1e3  # times what the other sites sent and, for parameters, times the model too: no training goes that far in a
+# round, no hospital has that many more cases; a site that lies within this is for robust rules to deal with
+LIMITS = {"count": (1.0, 1e9), "one": (1.0, 1.0), "rate": (1e-12, 1e9), "cost": (0.0, 1e9)}
 
 
 def screen(
@@ -26,17 +27,16 @@ def screen(
     refused: dict[SiteId, str] = {}
     sizes: dict[SiteId, dict[str, float]] = {}
     for site in sorted(replies):
-        problem = _malformed(expected, params, replies[site])
+        problem = "it was not asked" if site not in sent else _malformed(expected, params, replies[site])
         if problem is None:
             with np.errstate(all="ignore"):  # what is beyond all numbers is infinite, and that is looked for
-                sizes[site] = {f: tree.norm(v) for f, v in replies[site].items() if not isinstance(v, float)}
-            problem = next((f"{f!r} is not finite" for f, n in sizes[site].items() if not math.isfinite(n)), None)
+                problem, sizes[site] = _sizes(replies[site])
         if problem is not None:
             refused[site] = problem
             sizes.pop(site, None)
     if sizes:
-        model = sent[next(iter(sizes))].get("model", params)
-        refused.update(_too_large(sizes, tree.norm(model)))
+        model = tree.norm(tree.trained(sent[next(iter(sizes))].get("model", params)))
+        refused.update(_unlike_others(expected, sizes, model))
     return refused
 
 
@@ -46,11 +46,11 @@ def _malformed(expected: Mapping[str, Kind], params: Tree, reply: Payload) -> st
         return f"it holds {sorted(reply) or 'nothing'} instead of {sorted(expected)}"
     for field, kind in expected.items():
         value = reply[field]
-        if isinstance(value, float) != (kind in ("positive", "cost")):
+        if isinstance(value, float) != (kind in LIMITS):
             return f"{field!r} is {'a number' if isinstance(value, float) else 'a set of arrays'}"
         if isinstance(value, float):
-            low = value > 0 if kind == "positive" else value >= 0
-            if not (low and value <= MOST):
+            low, high = LIMITS[kind]
+            if not low <= value <= high:
                 return f"{field!r} is {value:g}"
             continue
         problem = _misshapen(value, tree.trained(params) if kind == "update" else params)
@@ -76,13 +76,36 @@ def _type(x: Any) -> str:
     return str(x.dtype).rpartition(".")[2]
 
 
-def _too_large(sizes: Mapping[SiteId, Mapping[str, float]], model: float) -> dict[SiteId, str]:
-    """Who sent something far larger than the model and than what half of the others sent."""
+def _sizes(reply: Payload) -> tuple[str | None, dict[str, float]]:
+    """What is wrong with the values of a reply, and how large they are: its numbers, and the lengths of its trees."""
+    sizes = {}
+    for field, value in reply.items():
+        if isinstance(value, float):
+            sizes[field] = value
+            continue
+        sizes[field], rest = tree.norm(tree.trained(value)), tree.statistics(value)
+        if not math.isfinite(sizes[field] + tree.norm(rest)):
+            return f"{field!r} is not finite", sizes
+        below = next((k for k, x in rest.items() if k.endswith("running_var") and float(x.min()) < 0), None)
+        if below:
+            return f"{field!r} has a negative variance {below!r}", sizes
+    return None, sizes
+
+
+def _unlike_others(
+    expected: Mapping[str, Kind], sizes: Mapping[SiteId, Mapping[str, float]], model: float
+) -> dict[SiteId, str]:
+    """Who sent what no training and no hospital comes to, seen from the model and from what half of the others sent."""
     found = {}
     for site, mine in sizes.items():
         for field, size in mine.items():
             others = sorted(s[field] for i, s in sizes.items() if i != site)
-            usual = max(model, others[(len(others) - 1) // 2] if others else 0.0)
-            if usual and size > LARGEST * usual:
+            usual = others[(len(others) - 1) // 2] if others else 0.0
+            kind = expected[field]
+            if kind in ("model", "update"):
+                usual = max(model, usual)
+            if usual and kind not in ("one", "cost") and size > MOST * usual:
                 found[site] = f"{field!r} is {size / usual:.0e} times as large as is usual"
+            elif usual and kind == "rate" and size * MOST < usual:
+                found[site] = f"{field!r} is {usual / size:.0e} times as small as is usual"
     return found

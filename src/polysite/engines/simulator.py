@@ -1,7 +1,7 @@
 """The default engine: every site in this process, models staying on the device they are computed on."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from polysite.algorithms.base import Algorithm
@@ -24,6 +24,7 @@ class Simulator:
     ):
         self.algorithm, self.sites, self.guests, self.wire = algorithm, dict(sites), guests, wire
         self._memory = {i: Payload() for i in sites}
+        self._new: dict[SiteId, Payload] = {}  # what the sites would remember of this round, if they are heard
 
     @property
     def names(self) -> tuple[SiteId, ...]:
@@ -38,9 +39,13 @@ class Simulator:
             began = time.perf_counter()
             site = self.sites[name].at(round)
             got = self._carry(payload).each(site.lift)
-            reply, self._memory[name] = self.algorithm.local(got, self._memory[name].each(site.lift), site)
+            reply, self._new[name] = self.algorithm.local(got, self._memory[name].each(site.lift), site)
             seconds = time.perf_counter() - began
             yield name, Reply(self._carry(reply).each(self.lift), tuple(site.fits), seconds)
+
+    def settle(self, heard: Collection[SiteId]) -> None:
+        self._memory.update({i: m for i, m in self._new.items() if i in heard})
+        self._new = {}
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
         found: dict[SiteId, Scores] = {}

@@ -79,7 +79,7 @@ class Network:
     def twin(self, params: Tree) -> "Network":
         """A second network with these parameters. (functional_call does not give back what DynUNet lists twice.)"""
         twin = copy.copy(self)
-        twin.module = copy.deepcopy(self.module)
+        twin.module = twin.forward = copy.deepcopy(self.module)
         twin.parameters, twin.leaves = _leaves(twin.module)
         twin.write(params)
         return twin
