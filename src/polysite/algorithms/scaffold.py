@@ -64,7 +64,7 @@ class Scaffold:
         return Payload(model=fit.params, control=tree.sub(new, ck), weight=weight), Payload(control=new)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        weights = {**{i: p["weight"] for i, p in replies.items()}, **state.weights}
+        weights = dict(sorted({**{i: p["weight"] for i, p in replies.items()}, **state.weights}.items()))
         awaited = tuple(i for i in state.awaited if i not in replies)
         before = sum(state.weights.values()) + len(state.awaited)
         after, here = sum(weights.values()) + len(awaited), sum(weights[i] for i in sorted(replies))
@@ -72,7 +72,7 @@ class Scaffold:
             lambda c, d: c * (before / after) + d * (here / after), state.control, mean(replies, "control", weights)
         )
         model = towards(state.model, average(replies), self.server_lr)
-        return State(model, control, {i: weights[i] for i in sorted(weights)}, awaited)
+        return State(model, control, weights, awaited)
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases

@@ -32,7 +32,7 @@ def screen(
             with np.errstate(all="ignore"):  # what is beyond all numbers is infinite, and that is looked for
                 problem, sizes[site] = _sizes(replies[site])
         if problem is not None:
-            refused[site] = problem
+            refused[site] = problem[:200]  # a hostile reply may have names without end
             sizes.pop(site, None)
     if sizes:
         model = tree.norm(tree.trained(sent[next(iter(sizes))].get("model", params)))
