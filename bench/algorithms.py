@@ -48,24 +48,13 @@ RATES = {  # of the sites, where it is not that of the study: chosen on the vali
     "phantom": dict.fromkeys(ADAPTIVE, "0.4"),
     "tcga": dict.fromkeys(("centralised", "local", *ADAPTIVE), "0.1"),
 }
-PHANTOM = """
-[model]
-filters = [8, 16, 32]
-[data]
-shape = [32, 32, 32]
-[split]
-validation = 0.25
-test = 0.5
-[train]
-lr = 1.6
-gamma = 0.98
-epochs = 2
-batch = 2
-[run]
-rounds = 40
-validate_every = 5
-checkpoint_every = 1000
-"""
+PHANTOM = {  # beside the demonstration's study
+    "train.optimiser": "sgd",
+    "train.lr": "1.6",
+    "train.gamma": "0.98",
+    "run.rounds": "40",
+    "run.checkpoint_every": "1000",
+}
 TCGA = """
 [model]
 name = "unet_small"
@@ -130,7 +119,7 @@ def validation_by_name(folder: Path, out: Path, last: int = 3) -> Path:
 
 def score(federation, method, seed, outlier, sets, out):
     """(score of every hospital's cases, best validation score) of one run."""
-    from polysite import config, study
+    from polysite import config, demo, study
 
     chosen = {k.replace("OUTLIER", outlier): v for k, v in METHODS[method].items()}
     rates = {"train.lr": RATES[federation][method]} if method in RATES[federation] else {}
@@ -139,8 +128,8 @@ def score(federation, method, seed, outlier, sets, out):
     if path.exists():
         run = study.resume(path)
     else:
-        text = PHANTOM if federation == "phantom" else TCGA
-        run = study.run(config.parse(text, {**chosen, **rates, **sets, "seed": str(seed)}), path)
+        text, base = (demo.STUDY, PHANTOM) if federation == "phantom" else (TCGA, {})
+        run = study.run(config.parse(text, {**base, **chosen, **rates, **sets, "seed": str(seed)}), path)
     last = run.folder.records()[-1]["validation"]
     best = max(r["mean_score"] for r in run.folder.records() if "mean_score" in r)
     if run.split == "test":
