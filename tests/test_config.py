@@ -69,6 +69,17 @@ def test_every_federation_can_be_configured(name):
     assert study.federation == FEDERATIONS[name]() and parse(dump(study)) == study
 
 
+def test_a_section_can_be_chosen_by_its_name_alone():
+    whole = parse("", {"algorithm.name": "weighted", "algorithm.inner.name": "scaffold", "algorithm.weights.a": "2"})
+    sets = {"algorithm": "weighted", "algorithm.weights.a": "2.0", "algorithm.inner": "scaffold"}
+    assert parse("", sets) == parse("", dict(reversed(sets.items()))) == whole
+    odd = parse("", {"algorithm": "weighted", "algorithm.weights.server": "0.5", "algorithm.weights.inner": "2.0"})
+    assert odd.algorithm.weights == {"server": 0.5, "inner": 2.0}
+    assert parse('algorithm = "fedprox"') == parse("", {"algorithm": "fedprox", "algorithm.mu": "0.01"})
+    with pytest.raises(ConfigError, match="no algorithm called 'scafold'; did you mean 'scaffold'"):
+        parse("", {"algorithm": "weighted", "algorithm.inner": "scafold"})
+
+
 @pytest.mark.parametrize("name", presets())
 def test_a_preset_is_a_base_that_a_file_varies(name):
     study = parse(f'preset = "{name}"\n[train]\nlr = 7\n[model]\nname = "unet_small"', {"run.rounds": "3"})

@@ -215,9 +215,9 @@ def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def _choices(at: str) -> Mapping[str, Any] | None:
     """What the ``name`` of the section at this path may be: name -> a class, or an instance that the keys vary."""
-    if at == "algorithm" or (at.startswith("algorithm.") and at.endswith(".inner")):  # that of a combinator
+    if re.fullmatch(r"algorithm(\.inner)*", at):  # inner: that of a combinator
         return {n: find(n, ALGORITHMS, "algorithm") for n in ALGORITHMS}
-    if at.startswith("algorithm.") and at.endswith(".server"):
+    if re.fullmatch(r"algorithm(\.inner)*\.server", at):
         return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
     found: dict[str, Mapping[str, Any]] = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS}
     return found.get(at)
@@ -323,6 +323,8 @@ def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
 
     A mapping that the file does not give (the phantom hospitals) keeps its other entries.
     """
+    if _choices(key) is not None:
+        key += ".name"  # algorithm=fedprox
     *sections, last = key.split(".")
     for name in sections:
         default = default.get(name) if isinstance(default, Mapping) else getattr(default, name, None)
