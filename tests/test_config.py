@@ -76,6 +76,7 @@ def test_a_section_can_be_chosen_by_its_name_alone():
     odd = parse("", {"algorithm": "weighted", "algorithm.weights.server": "0.5", "algorithm.weights.inner": "2.0"})
     assert odd.algorithm.weights == {"server": 0.5, "inner": 2.0}
     assert parse('algorithm = "fedprox"') == parse("", {"algorithm": "fedprox", "algorithm.mu": "0.01"})
+    assert parse('algorithm = "fedprox"', {"algorithm.mu": "2.0"}).algorithm.mu == 2.0
     with pytest.raises(ConfigError, match="no algorithm called 'scafold'; did you mean 'scaffold'"):
         parse("", {"algorithm": "weighted", "algorithm.inner": "scafold"})
 

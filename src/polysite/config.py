@@ -326,7 +326,9 @@ def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
     if _choices(key) is not None:
         key += ".name"  # algorithm=fedprox
     *sections, last = key.split(".")
-    for name in sections:
+    for k, name in enumerate(sections):
+        if isinstance(given.get(name), str) and _choices(".".join(sections[: k + 1])) is not None:
+            given[name] = {"name": given[name]}
         default = default.get(name) if isinstance(default, Mapping) else getattr(default, name, None)
         given = given.setdefault(name, _plain(default) if isinstance(default, Mapping) else {})
         if not isinstance(given, dict):
