@@ -163,6 +163,10 @@ CONFIGS = {
     ),
     "a factor that is a word": ('[algorithm]\nname = "weighted"\nweights.island = "low"', "algorithm.weights.island"),
     "factors around krum": ('[algorithm]\nname = "weighted"\ninner.name = "krum"', "Krum does not average by weights"),
+    "a weighted scaffold with momentum": (
+        '[algorithm]\nname = "weighted"\ninner.name = "scaffold"\n[train]\nmomentum = 0.9',
+        "derived for plain SGD",
+    ),
     "q-fedavg with momentum": ('[algorithm]\nname = "qfedavg"\n[train]\nmomentum = 0.9', "derived for plain SGD"),
     "no patience": ("[run]\npatience = 0", "run.patience must be at least one"),
     "pooled local training": (

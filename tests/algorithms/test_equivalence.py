@@ -123,6 +123,13 @@ def test_krum_takes_the_median_when_too_few_reply():
     assert Krum(f=1).merge(state, few).model["w"] == pytest.approx(1.5)
 
 
+def test_krum_keeps_no_more_than_can_be_good():
+    """Six sites, five replies, one may be bad: four are kept, though five were asked for."""
+    points = {f"s{i}": Payload(model={"w": np.array([x])}) for i, x in enumerate((0.0, 0.1, 0.2, 0.3, 50.0))}
+    state = Krum(f=1, keep=5).init({"w": np.zeros(1)}, [f"s{i}" for i in range(6)])
+    assert Krum(f=1, keep=5).merge(state, points).model["w"] == pytest.approx(0.15)
+
+
 REFUSED = {
     "negative mu": (lambda: FedProx(-1.0), "mu = -1.0 must be at least 0"),
     "mu not a number": (lambda: FedProx(float("nan")), "mu = nan"),
