@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 import pytest
 
+from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddyn import FedDyn
@@ -23,6 +24,8 @@ from polysite.payload import Payload
 from quadratic import Quadratic
 
 CASES = {
+    "clustered fedavg": Clustered({"north": ("a", "c"), "south": ("b", "d")}),
+    "clustered scaffold": Clustered({"north": ("a", "c", "d"), "south": ("b",)}, Scaffold()),
     "fedavg, fixed epochs": FedAvg(epochs=2),
     "fedavg, fixed iterations": FedAvg(steps=3),
     "fedavg, uniform": FedAvg(uniform=True),
@@ -49,6 +52,7 @@ CASES = {
     "scaffold, by size": Scaffold(uniform=False),
     "top-k": TopK(keep=2),
     "trimmed mean": TrimmedMean(),
+    "weighted clusters": Weighted({"b": 0.3}, Clustered({"north": ("a", "b"), "south": ("c", "d")}, FedProx(mu=0.5))),
     "weighted fedadam": Weighted({"b": 0.3}, FedAvg(server=Adam())),
     "weighted fednova": Weighted({"b": 0.3}, FedNova()),
     "weighted q-fedavg": Weighted({"b": 0.3}, QFedAvg()),

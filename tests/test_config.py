@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from polysite.algorithms import ALGORITHMS
+from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.costs import FedPIDAvg
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.fednova import FedNova
@@ -49,6 +50,8 @@ STUDIES = {
     "inner algorithm": Study(algorithm=Weighted({"a b": 0.3, "inner": 2.0, "server": 0.1}, FedProx(mu=0.1))),
     "server of an inner algorithm": Study(algorithm=Weighted({"x": 0.3}, FedAvg(steps=3, server=Adam(lr=0.001)))),
     "inner of an inner algorithm": Study(algorithm=Weighted({}, Weighted({"x": 0.5}, FedAvg(server=Sgd(lr=0.5))))),
+    "groups of sites": Study(algorithm=Clustered({"a b": ("x  y", "]\n["), "inner": ("ü",)}, FedAvg(server=Yogi()))),
+    "groups and factors": Study(algorithm=Weighted({"y": 0.3}, Clustered({"all": ("x", "y")}, Scaffold()))),
     "files": Study(data=Files(path="x", labels={"WT": (1, 2), "TC": (1,)}, exclude=("EZ",), allow=("missing",))),
     "folds": Study(split=Split(folds=5, fold=4, by_group=True, seed=3), federation=ByLabelSize("WT")),
     "prepared": Study(prepare=Prepare(orientation="LPS", spacing=(1.0, 1.5, 2.0), clip=(-200.0, 300.0), crop=False)),
@@ -215,6 +218,19 @@ def test_a_section_without_a_name_is_what_its_keys_say():
     assert parse('[data]\npath = "x.csv"').data == Files(path="x.csv")
     with pytest.raises(ConfigError, match=r"unknown key 'data\.paht'"):
         parse('[data]\npaht = "x.csv"')
+
+
+def test_groups_of_sites_are_lists_by_name():
+    text = '[algorithm]\nname = "clustered"\n[algorithm.groups]\nnorth = ["a", "b"]\nsouth = "c"'
+    whole = Clustered({"north": ("a", "b"), "south": ("c",)})
+    assert parse(text).algorithm == parse(text.replace('name = "clustered"', "")).algorithm == whole
+    sets = {"algorithm": "clustered", "algorithm.groups.north": "[a, b]", "algorithm.groups.south": "c"}
+    assert parse("", sets).algorithm == whole and list(parse(text).algorithm.groups) == ["north", "south"]
+    assert parse("", {**sets, "algorithm.inner": "scaffold"}).algorithm == replace(whole, inner=Scaffold())
+    with pytest.raises(ConfigError, match="algorithm: the group 'south' has no sites"):
+        parse(text, {"algorithm.groups.south": "[]"})
+    with pytest.raises(ConfigError, match=r"algorithm.groups.south = 3 must be a list|algorithm.groups.south\[0\] = 3"):
+        parse(text, {"algorithm.groups.south": "3"})
 
 
 def test_lists_may_be_one_word_or_words_without_quotes():

@@ -35,6 +35,7 @@ def test_an_unseen_hospital_judges_and_does_not_train(tmp_path):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
     extra = {
+        "clustered": {"algorithm.groups.coast": "[east, west]", "algorithm.groups.inland": "north"},
         "krum": {"algorithm.f": "0"},
         "trimmed_mean": {"algorithm.beta": "0.34"},
         "weighted": {"algorithm.weights.west": "0.3"},
@@ -130,8 +131,10 @@ def test_a_network_that_does_not_fit_the_data_is_refused(pictures):
 
 @pytest.mark.parametrize("chosen", [LeaveOut("west"), Iid(2)], ids=["leave out", "iid"])
 def test_an_algorithm_without_a_model_for_strangers_is_refused_where_they_judge(chosen):
-    with pytest.raises(ConfigError, match=r"local has no model for '(west|east)', which does not train"):
-        simulator(replace(SMALL, algorithm=ps.Local(), federation=chosen))
+    for algorithm in (ps.Local(), ps.Clustered(), ps.Weighted({}, ps.Clustered())):
+        name = type(algorithm).__name__.lower()
+        with pytest.raises(ConfigError, match=rf"{name} has no model for '(west|east)', which does not train"):
+            simulator(replace(SMALL, algorithm=algorithm, federation=chosen))
 
 
 def test_a_site_may_be_called_anything(tmp_path, capsys):

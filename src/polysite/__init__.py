@@ -18,7 +18,12 @@ _HOME = {
     "Plan": "polysite.engines.rounds",
     "UNet": "polysite.models.unet",
     "DenseNet": "polysite.models.densenet",
+    "Assess": "polysite.assess.exchange",
+    "Bundled": "polysite.models.encoders",
+    "DeepBet": "polysite.models.encoders",
+    "MedicalNet": "polysite.models.encoders",
     "Run": "polysite.study",
+    "survey": "polysite.study",
     "run": "polysite.study",
     "resume": "polysite.study",
 }

@@ -107,6 +107,31 @@ def train(
 
 
 @app.command()
+def assess(
+    config: Config = None,
+    override: Override = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder; one below assessments/ by default.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how the hospitals differ, and say which strategy that speaks for."""
+    study = _study(config, override or [])
+    from polysite import study as studies
+
+    with _watching(quiet, False) as watch:
+        done = studies.survey(study, out, watch)
+    if as_json:
+        print((done.folder / "assessment.json").read_text(), end="")
+    elif not quiet:
+        from polysite.report import tables
+
+        tables.show_assessment(done.assessment, done.verdict)
+        print(f"\nThe page with the figures: {done.folder / 'index.html'}")
+        first = next(iter(sorted((done.folder / "strategies").iterdir())))
+        print(f"To train what comes first: polysite train {first}")
+
+
+@app.command()
 def algorithms(
     name: Annotated[str | None, typer.Argument(help="One of them, in full: its equation and its keys.")] = None,
     as_json: Json = False,

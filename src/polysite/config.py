@@ -21,6 +21,7 @@ import tomli_w
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of
 from polysite.algorithms.base import Algorithm
 from polysite.algorithms.fedavg import FedAvg
+from polysite.assess.exchange import Assess
 from polysite.data.federation import FEDERATIONS, Federation, Natural
 from polysite.data.prepare import Prepare
 from polysite.data.sources import SOURCES, Phantom, Source
@@ -28,6 +29,7 @@ from polysite.data.split import Split
 from polysite.engines.rounds import Plan
 from polysite.errors import ConfigError, nearest
 from polysite.models import MODELS, Model
+from polysite.models.encoders import ENCODERS, Bundled, Encoder
 from polysite.train.settings import Train
 
 
@@ -44,6 +46,8 @@ class Study:
     split: Split = Split()
     train: Train = Train()
     run: Plan = Plan()
+    assess: Assess = Assess()
+    encoder: Encoder = Bundled()
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -110,8 +114,10 @@ def dump(study: Study, notes: bool = False) -> str:
     >>> parse(dump(Study(), notes=True)) == Study()
     True
     """
-    text = re.sub(
-        r"\[\n((?:    .+,\n)+)\]", lambda m: f"[{' '.join(m[1].split()).rstrip(',')}]", tomli_w.dumps(_plain(study))
+    text = re.sub(  # a list on one line
+        r"\[\n((?:    .+,\n)+)\]",
+        lambda m: "[" + m[1][4:-2].replace(",\n    ", ", ") + "]",
+        tomli_w.dumps(_plain(study)),
     )
     if not notes:
         return text
@@ -123,6 +129,15 @@ def dump(study: Study, notes: bool = False) -> str:
         if line.startswith("["):
             lines += [f"{f'# {key} =':32}  # {known.get(at + key, '')}" for key in _unset(study, at.strip("."))]
     return "\n".join(lines) + "\n"
+
+
+def vary(study: Study, changes: Mapping[str, Any]) -> Study:
+    """The study with some sections changed, as TOML would have them.
+
+    >>> vary(Study(seed=3), {"algorithm": {"name": "fedprox", "mu": 0.5}}).algorithm.mu
+    0.5
+    """
+    return _build(Study, _merge(_plain(study), dict(changes)), "")  # type: ignore[no-any-return]
 
 
 def _unset(study: Study, at: str) -> list[str]:
@@ -219,7 +234,8 @@ def _choices(at: str) -> Mapping[str, Any] | None:
         return {n: find(n, ALGORITHMS, "algorithm") for n in ALGORITHMS}
     if re.fullmatch(r"algorithm(\.inner)*\.server", at):
         return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
-    found: dict[str, Mapping[str, Any]] = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS}
+    found: dict[str, Mapping[str, Any]]
+    found = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS, "encoder": ENCODERS}
     return found.get(at)
 
 
@@ -245,7 +261,7 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     if origin in (Union, types.UnionType):
         if given is None and type(None) in inside:
             return None
-        return _build(next(k for k in inside if k is not type(None)), given, at, default)
+        return _build(next(k for k in inside if k is not type(None) and _may_be(k, given)), given, at, default)
     if origin is Literal:
         return given if given in inside else _refuse(at, given, f"must be one of {', '.join(map(repr, inside))}")
     if origin is tuple and isinstance(given, (str, int, float)):
@@ -255,6 +271,11 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     if origin is Mapping and isinstance(given, Mapping):
         return {k: _build(inside[1], v, f"{at}.{k}") for k, v in given.items()}
     return _scalar(kind, given, at)
+
+
+def _may_be(kind: Any, given: Any) -> bool:
+    """Whether a value can be of this kind, one of several: words are no whole number."""
+    return not (get_origin(kind) is Literal and type(given) is int)
 
 
 def _scalar(kind: Any, given: Any, at: str) -> Any:

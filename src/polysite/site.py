@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from polysite.tree import Tree
 
@@ -108,6 +108,24 @@ class Site(Protocol):
 
     def lift(self, params: Tree) -> Tree:
         """The same values where this site computes."""
+        ...
+
+
+class Surveyed(Protocol):
+    """A hospital that is asked what its cases are like, before anything is trained."""
+
+    @property
+    def size(self) -> int:
+        """Number of cases that are described."""
+        ...
+
+    def features(self, kind: str) -> Mapping[str, Any]:
+        """Arrays with a row for every case.
+
+        ``metadata``: every quantity by name, and ``metric``, the dimensions of a case whose voxel
+        size is known, or 0. ``embedding``: the
+        ``embedding`` (case, channel, component), and the number of the ``encoder`` that made it.
+        """
         ...
 
 

@@ -1,27 +1,38 @@
 """From a study to a finished run: load the cases, build the sites, train, write everything down."""
 
+import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from secrets import token_hex
+from shutil import rmtree
+from typing import Any, cast
 
 from polysite import config
 from polysite.algorithms import name_of
+from polysite.algorithms.base import Algorithm
+from polysite.assess.assessment import INTENSITY, VOLUME, Assessment, analyse
+from polysite.assess.verdict import Verdict, judge
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import PARTS, Case, Patient
 from polysite.data.files import Files
 from polysite.data.split import Parts, table
 from polysite.engines import rounds
-from polysite.engines.folder import RunFolder
+from polysite.engines.folder import RunFolder, versions
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
+from polysite.models.encoders import Embedder
+from polysite.report import assess_page
+from polysite.site import Site
 from polysite.train import tasks
-from polysite.train.torch_site import Network, TorchSite
+from polysite.train.survey import SurveySite
+from polysite.train.torch_site import Network, TorchSite, device_of
 
 POOLED = "pooled"
 
@@ -124,6 +135,84 @@ def simulator(
     if study.run.pooled:
         train = {POOLED: TorchSite.pool(POOLED, sites)}
     return Simulator(study.algorithm, train, guests=judge, wire=study.run.wire)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A finished assessment."""
+
+    folder: Path
+    assessment: Assessment
+    verdict: Verdict
+
+
+def survey(study: Study, out: Path | str | None = None, watch: rounds.Watch = rounds.Watch()) -> Survey:
+    """Ask every hospital once what its cases are like; write down what that tells, and studies that it speaks for."""
+    path = Path(out) if out else RunFolder.fresh(Path("assessments"), "assess")
+    if path.exists():
+        raise RunError(f"{path} exists already; an assessment never overwrites another: choose another folder")
+    engine = surveyed(study, watch)
+    (only,) = rounds.run(engine.algorithm, engine, {}, rounds.Plan(rounds=1), study.seed, watch=watch)
+    found = analyse(only.state.replies, study.assess, study.encoder.words)
+    found = replace(found, refused={**only.refused, **found.refused})
+    verdict = judge(found, modalities_can_change=isinstance(study.data, Files))
+    base = _allowing(_pinned(study), found)
+    ready = {
+        s.file: f"# {s.title}\n{config.dump(config.vary(base, s.changes), notes=True)}" for s in verdict.strategies
+    }
+    _publish(path, found, verdict, ready, {**versions(), "seed": study.seed})
+    return Survey(path, found, verdict)
+
+
+def _publish(
+    path: Path, found: Assessment, verdict: Verdict, ready: Mapping[str, str], about: Mapping[str, Any]
+) -> None:
+    """The whole folder, or nothing: the page, its figures, all numbers, and a study for every strategy."""
+    draft = path.with_name(f".{path.name}.{token_hex(4)}.partial")
+    numbers = {**found.plain(), "verdict": asdict(verdict), "versions": dict(about)}
+    try:
+        (draft / "strategies").mkdir(parents=True)
+        for name, text in ready.items():
+            (draft / "strategies" / name).write_text(text, encoding="utf-8")
+        (draft / "assessment.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        (draft / "distances.csv").write_text(found.table(), encoding="utf-8")
+        assess_page.write(draft, found, verdict, about)
+        draft.rename(path)
+    except OSError as problem:
+        raise RunError(f"the assessment {path} could not be written: {problem}") from problem
+    finally:
+        rmtree(draft, ignore_errors=True)
+
+
+def surveyed(study: Study, watch: rounds.Watch = rounds.Watch()) -> Simulator:
+    """The hospitals, ready to describe their cases; what is missing there is no mistake but a finding."""
+    if isinstance(study.data, Files):
+        study = replace(study, data=replace(study.data, allow=("missing", "empty")))
+    source, dealt = study.data, federation(study)
+    asked = PARTS if study.assess.cases == "all" else PARTS[:1]
+    chosen = {site: [p for k in asked for p in parts[k]] for site, parts in dealt.items()}
+    embedder = Embedder(study.encoder, device_of(study.train.device)) if study.assess.projections else None
+    everyone, done, cache = sum(map(len, chosen.values())), count(1), Cache(place())
+
+    def step(case: str) -> None:
+        watch.case(next(done), everyone, case)
+
+    names = source.modality_names, source.label_names, source.dims
+    sites = {s: SurveySite(s, p, *names, study.prepare, embedder, cache, step) for s, p in chosen.items() if p}
+    # an exchange like any other; only what may be asked of these sites is less than of those that train
+    algorithm, hosts = cast(Algorithm[Any], study.assess), cast(Mapping[str, Site], sites)
+    return Simulator(algorithm, hosts, wire=study.run.wire)
+
+
+def _allowing(study: Study, found: Assessment) -> Study:
+    """The study, letting in what the assessment met: modalities never acquired, cases without a label."""
+    if not isinstance(study.data, Files):
+        return study
+    missing = any((v == 0).any() for q in found.quantities.values() if q.kind == INTENSITY for v in q.values.values())
+    empty = [{s for s, v in q.values.items() if (v == 0).any()} for q in found.quantities.values() if q.kind == VOLUME]
+    met = {"missing": missing, "empty": bool(empty) and bool(set.intersection(*empty))}
+    allow = tuple(dict.fromkeys([*study.data.allow, *(word for word, true in met.items() if true)]))
+    return replace(study, data=replace(study.data, allow=allow))  # type: ignore[arg-type]
 
 
 def run(study: Study, out: Path | str | None = None, watch: rounds.Watch = rounds.Watch()) -> Run:

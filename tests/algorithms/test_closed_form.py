@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK, _blend
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddyn import FedDyn
@@ -438,6 +439,49 @@ def test_weighted_first_round_and_limit():
     inner = Scaffold(uniform=False)
     assert last(replace(algorithm, inner=inner), bed(), 3000) == pytest.approx(optimum, abs=1e-6)
     assert last(replace(algorithm, inner=inner), bed(), 3000, share=0.5) == pytest.approx(optimum, abs=1e-6)
+
+
+GROUPS = {"south": ("s3", "s1"), "north": ("s0", "s2")}
+MEMBERS = {"south": [1, 3], "north": [0, 2]}
+
+
+def models_of_groups(algorithm, rounds, share=1.0):
+    engine = Simulator(algorithm, bed())
+    *_, end = run(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=rounds, share=share), seed=0)
+    return {name: state.model["w"].item() for name, state in end.state.groups.items()}
+
+
+def test_clustered_first_round_is_the_mean_of_every_group():
+    found = models_of_groups(Clustered(GROUPS), 1)
+    assert found.keys() == MEMBERS.keys()
+    for name, k in MEMBERS.items():
+        p = N[k] / sum(N[k])
+        assert found[name] == pytest.approx(sum(p * (B[k] + R[k] * (Q0 - B[k]))), abs=1e-12)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+def test_clustered_limit_is_the_optimum_of_every_group(share):
+    """With one step for FedAvg, or SCAFFOLD inside, the minimiser of sum_k p_k F_k over the sites of the group."""
+    optimum = {name: sum(N[k] * A[k] * B[k]) / sum(N[k] * A[k]) for name, k in MEMBERS.items()}
+    assert abs(optimum["north"] - optimum["south"]) > 0.5
+    found = models_of_groups(Clustered(GROUPS, Scaffold(uniform=False)), 3000, share)
+    assert found == pytest.approx(optimum, abs=1e-6)
+    if share == 1:
+        assert models_of_groups(Clustered(GROUPS, FedAvg(steps=1)), 800) == pytest.approx(optimum, abs=1e-9)
+        biased = {name: sum(N[k] * C[k] * B[k]) / sum(N[k] * C[k]) for name, k in MEMBERS.items()}
+        assert models_of_groups(Clustered(GROUPS), 400) == pytest.approx(biased, abs=1e-12)
+
+
+def test_factors_hold_inside_a_group():
+    omega = np.array([1.0, 0.3, 1.0, 2.0])
+    for algorithm in (
+        Weighted({"s1": 0.3, "s3": 2.0}, Clustered(GROUPS)),
+        Clustered(GROUPS, Weighted({"s1": 0.3, "s3": 2.0})),
+    ):
+        for name, found in models_of_groups(algorithm, 1).items():
+            k = MEMBERS[name]
+            p = omega[k] * N[k] / sum(omega[k] * N[k])
+            assert found == pytest.approx(sum(p * (B[k] + R[k] * (Q0 - B[k]))), abs=1e-12)
 
 
 TWO = {"body.w": np.array([3.0]), "head.w": np.array([0.5])}

@@ -10,6 +10,7 @@ from polysite.engines import checkpoint
 from polysite.engines.rounds import Plan, Progress, run
 from polysite.engines.screen import screen
 from polysite.engines.simulator import Simulator
+from polysite.errors import ConfigError
 from polysite.payload import Payload
 from table import CASES, START, arrays, every, same, sites
 
@@ -55,7 +56,7 @@ def test_running_statistics_are_averaged_and_never_extrapolated(algorithm):
     theirs = sorted(0.9 * 16 + 0.1 * site.a**2 for site in s.values())
     if model is not START:
         assert theirs[0] <= model["norm.running_var"].item() <= theirs[-1]
-    if "weight" in algorithm.reply and name_of(algorithm) not in ("weighted", "top_k", "geometric_median"):
+    if "weight" in algorithm.reply and name_of(algorithm) not in ("clustered", "weighted", "top_k", "geometric_median"):
         n = {i: 1.0 if getattr(algorithm, "uniform", name_of(algorithm) == "qfedavg") else x.size for i, x in s.items()}
         plain = sum(n[i] * (0.9 * 16 + 0.1 * s[i].a ** 2) for i in s) / sum(n.values())
         assert model["norm.running_var"].item() == pytest.approx(plain, abs=1e-12)
@@ -118,6 +119,11 @@ def test_a_site_may_drop_out(algorithm):
 @every
 def test_a_site_never_seen_can_be_served(algorithm):
     state, _ = simulate(algorithm, 3)
+    if hasattr(state, "groups"):  # no group's model is its own
+        assert not algorithm.strangers
+        with pytest.raises(ConfigError, match="'stranger' is in none of the groups 'north', 'south', so it has no"):
+            algorithm.send(state, ["a", "stranger"])
+        return
     got = algorithm.send(state, ["stranger"])["stranger"]
     stranger = sites()["a"]
     groups = list(algorithm.serve(got, Payload(), stranger, stranger.cases("test")))

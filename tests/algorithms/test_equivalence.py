@@ -6,12 +6,14 @@ import torch
 from scipy import optimize, stats
 from scipy.spatial import distance
 
+from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddyn import FedDyn
 from polysite.algorithms.fedexp import FedExP
 from polysite.algorithms.fednova import FedNova
 from polysite.algorithms.fedprox import FedProx
+from polysite.algorithms.local import Local
 from polysite.algorithms.moon import Moon
 from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean
@@ -23,6 +25,7 @@ from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
 from quadratic import Quadratic
+from table import same
 
 START = {"body.w": np.array([3.0, 1.0]), "head.w": np.array([0.5, 2.0]), "norm.running_var": np.array([1.0, 1.0])}
 
@@ -81,6 +84,92 @@ def test_two_names_for_the_same(one, other, share):
     for x, y in zip(models(one, share=share), models(other, share=share), strict=True):
         for k in START:
             assert x[k] == pytest.approx(y[k], abs=1e-9), k
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        FedAvg(),
+        FedAvg(server=Adam()),
+        Scaffold(),
+        Scaffold(uniform=False),
+        FedExP(),
+        FedPIDAvg(),
+        Median(),
+        Moon(),
+        Local(),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_one_group_of_all_is_the_inner_algorithm_to_the_last_bit(inner, share):
+    def played(algorithm):
+        engine = Simulator(algorithm, sites())
+        rounds = list(run(algorithm, engine, START, Plan(rounds=4, share=share), seed=0))
+        return [r.sent for r in rounds], [r.state for r in rounds], engine.memories()
+
+    sent, states, memories = played(Clustered({"all": ("d", "a", "c", "b")}, inner))
+    assert same((sent, [s.groups["all"] for s in states], memories), played(inner))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_group_for_every_site_is_local_training(share):
+    alone, plan = Simulator(Local(), sites()), Plan(rounds=5, share=share)
+    list(run(Local(), alone, START, plan, seed=0))
+    singles = Clustered({f"only {i}": (i,) for i in "abcd"})
+    *_, end = run(singles, Simulator(singles, sites()), START, plan, seed=0)
+    for i in "abcd":
+        mine = end.state.groups[f"only {i}"].model
+        assert same(dict(alone.memories()[i].get("model", START)), dict(mine))
+
+
+def test_nothing_passes_between_groups():
+    """Whatever the sites of one group do, the other group stays the same, and as it would be without them."""
+    north, south = {"north": ("a", "b")}, {"south": ("c", "d")}
+
+    def ends(groups, changed=()):
+        everyone = {i: s for i, s in sites().items() if any(i in g for g in groups.values())}
+        for i in changed:
+            everyone[i] = Wide(9.0, np.array([50.0] * 3), start=START)
+        algorithm = Clustered(groups, Scaffold())
+        *_, end = run(algorithm, Simulator(algorithm, everyone), START, Plan(rounds=5), seed=0)
+        return end.state.groups
+
+    both = ends({**north, **south})
+    assert same(both["north"], ends(north)["north"]) and same(both["south"], ends(south)["south"])
+    assert same(both["north"], ends({**north, **south}, changed="cd")["north"])
+    assert not same(both["north"], both["south"])
+
+
+def test_a_group_without_replies_stays_as_it_is():
+    algorithm, everyone = Clustered({"north": ("a", "b"), "south": ("c", "d")}), sites()
+    state = algorithm.init(START, "abcd")
+    sent = algorithm.send(state, "dca")
+    assert list(sent) == ["d", "c", "a"]
+    one = algorithm.merge(state, {"a": algorithm.local(sent["a"], Payload(), everyone["a"])[0]})
+    assert one.groups["south"] is state.groups["south"] and not same(one.groups["north"], state.groups["north"])
+    assert same(algorithm.send(one, "abcd")["b"], algorithm.send(one, "a")["a"])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_factors_go_around_groups_or_into_them(share):
+    groups, factors = {"north": ("a", "b", "d"), "south": ("c",)}, {"a": 0.3, "c": 5.0}
+    inner, plan = Scaffold(uniform=False), Plan(rounds=5, share=share)
+    pair = (
+        Weighted(factors, Clustered(groups, inner)),
+        Clustered(groups, Weighted(factors, inner)),
+        Weighted({"c": 5.0}, Clustered(groups, Weighted({}, Weighted({"a": 0.3}, inner)))),
+    )
+    first, *others = ([r.state for r in run(x, Simulator(x, sites()), START, plan, seed=0)] for x in pair)
+    assert all(same(first, other) for other in others)
+    plain = Clustered(groups, inner)
+    assert not same(first, [r.state for r in run(plain, Simulator(plain, sites()), START, plan, seed=0)])
+
+
+def test_what_clusters_ask_of_a_server_is_what_the_inner_algorithm_does():
+    for inner in (FedAvg(), FedAvg(uniform=True), Scaffold(), Median(), QFedAvg(), Weighted({"a": 0.3})):
+        around = Clustered({"all": tuple("abcd")}, inner)
+        assert (around.reply, around.needs, around.plain_sgd) == (inner.reply, inner.needs, inner.plain_sgd)
 
 
 def test_fednova_with_unequal_steps_is_not_fedavg():
@@ -148,6 +237,36 @@ REFUSED = {
     "a factor for nobody": (lambda: Weighted({"A": 0.3}).init(START, "abcd"), "'A', which is no site that trains"),
     "factors around a median": (lambda: Weighted({"a": 0.3}, Median()), "Median does not average by weights"),
     "factors around fedpidavg": (lambda: Weighted({"a": 0.3}, FedPIDAvg()), "FedPIDAvg does not average by weights"),
+    "a group without sites": (lambda: Clustered({"north": ("a",), "south": ()}), "group 'south' has no sites"),
+    "a site in two groups": (
+        lambda: Clustered({"north": ("a", "b"), "south": ("b", "c")}),
+        "'b' is named twice, in the groups 'north' and 'south'",
+    ),
+    "a site twice in a group": (
+        lambda: Clustered({"north": ("a", "a")}),
+        "'a' is named twice, in the groups 'north' a",
+    ),
+    "a site in no group": (
+        lambda: Clustered({"north": ("a", "b"), "south": ("c",)}).init(START, "abcd"),
+        "'d' is in none of the groups 'north', 'south'; every site that trains has one",
+    ),
+    "a group with a stranger": (
+        lambda: Clustered({"all": ("easy", "west")}).init(START, ["east", "west"]),
+        "group 'all' names 'easy', which is no site that trains; did you mean 'east'?",
+    ),
+    "no groups": (lambda: Clustered().init(START, "abcd"), r"takes groups of sites; set them in \[algorithm.groups\]"),
+    "a group too small for krum": (
+        lambda: Clustered({"north": ("a", "b", "c"), "south": ("d",)}, Krum(f=0)).init(START, "abcd"),
+        "in the group 'south', krum tolerates f = 0 bad sites among 3 or more, and there are 1",
+    ),
+    "a factor for nobody in a group": (
+        lambda: Clustered({"all": tuple("abcd")}, Weighted({"e": 0.3})).init(START, "abcd"),
+        "algorithm.weights names 'e', which is no site that trains",
+    ),
+    "factors around groups of medians": (
+        lambda: Weighted({"a": 0.3}, Clustered({"all": ("a",)}, Median())),
+        "does not average by weights",
+    ),
     "a server rate of zero": (lambda: FedAvg(server=Adam(lr=0.0)), "lr = 0.0"),
 }
 

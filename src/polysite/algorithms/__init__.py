@@ -11,6 +11,7 @@ from typing import Any
 from polysite.errors import ConfigError, nearest
 
 ALGORITHMS = {
+    "clustered": "clustered:Clustered",
     "fedadagrad": "fedavg:FEDADAGRAD",
     "fedadam": "fedavg:FEDADAM",
     "fedavg": "fedavg:FedAvg",

@@ -14,8 +14,8 @@ TINY = 1e-12  # the least a hyper-parameter may be that must not be zero
 
 # What a field of a reply is. ``model``: all parameters, running statistics included; ``update``: a value per trained
 # parameter; ``count``: a number of cases; ``one``: 1, where all sites count alike; ``rate``: a learning rate or a sum
-# of them; ``cost``: a loss or the like, not negative.
-Kind = Literal["model", "update", "count", "one", "rate", "cost"]
+# of them; ``cost``: a loss or the like, not negative; ``statistics``: arrays that describe cases; ``number``: another.
+Kind = Literal["model", "update", "count", "one", "rate", "cost", "statistics", "number"]
 
 
 class Algorithm(Protocol[S]):

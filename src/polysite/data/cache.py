@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from polysite.data.case import Case, Patient
@@ -31,6 +32,7 @@ from polysite.errors import ConfigError, DataError
 VERSION = 1  # of what preparing does here; a change makes every entry new, and so does another MONAI
 SUFFIX = ".safetensors"
 OURS = re.compile(r"[0-9a-f]{40}(\.safetensors)?|\.[0-9a-f]{40}(\.safetensors)?\.[0-9a-f]{12}\.partial")
+Arrays = dict[str, np.ndarray]
 TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
 
 
@@ -60,6 +62,22 @@ class Cache:
             found = _open(file) or made  # it may have been cleared in between
         return replace(found, site=patient.site, name=patient.name, group=patient.group)
 
+    def recall(self, patient: Patient, how: Sequence[Any]) -> Arrays | None:
+        """Arrays that were made of a case in this way; None if they were not, or are damaged."""
+        try:
+            return safetensors.numpy.load(self._facts(patient, how).read_bytes()) if patient.files else None
+        except (OSError, safetensors.SafetensorError):
+            return None
+
+    def keep(self, patient: Patient, how: Sequence[Any], made: Arrays) -> None:
+        """Put them there."""
+        if patient.files:
+            _write(self._facts(patient, how), safetensors.numpy.save(made))
+
+    def _facts(self, patient: Patient, how: Sequence[Any]) -> Path:
+        recipe = [VERSION, [self.digest(f) for f in patient.files], patient.recipe, patient.hidden, list(how)]
+        return self.root / f"{_digest(recipe)}{SUFFIX}"
+
     def clear(self) -> int:
         """Remove what was put here and nothing else; returns the bytes that were freed."""
         freed = self.size
@@ -79,7 +97,7 @@ class Cache:
     def _key(self, patient: Patient, prepare: Prepare, patch: Sequence[int]) -> str:
         contents = [self.digest(f) for f in patient.files]
         recipe = [VERSION, version("monai"), contents, patient.recipe, patient.hidden, asdict(prepare), list(patch)]
-        return blake2b(json.dumps(recipe).encode(), digest_size=20).hexdigest()
+        return _digest(recipe)
 
     def digest(self, file: Path) -> str:
         """Of the bytes of a file; remembered as long as the file is the same by name, size, times and inode."""
@@ -101,6 +119,10 @@ class Cache:
             raise DataError(f"{file} cannot be read: {problem.strerror}") from problem
         _write(note, json.dumps({"stamp": stamp, "digest": found.hexdigest()}).encode())
         return found.hexdigest()
+
+
+def _digest(recipe: Sequence[Any]) -> str:
+    return blake2b(json.dumps(recipe).encode(), digest_size=20).hexdigest()
 
 
 def _pack(case: Case) -> bytes:

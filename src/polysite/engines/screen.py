@@ -17,7 +17,7 @@ from polysite.tree import Tree
 
 MOST = 1e3  # times what the other sites sent and, for parameters, times the model too: no training goes that far in a
 # round, no hospital has that many more cases; a site that lies within this is for robust rules to deal with
-LIMITS = {"count": (1.0, 1e9), "one": (1.0, 1.0), "rate": (1e-12, 1e9), "cost": (0.0, 1e9)}
+LIMITS = {"count": (1.0, 1e9), "one": (1.0, 1.0), "rate": (1e-12, 1e9), "cost": (0.0, 1e9), "number": (0.0, 1e12)}
 
 
 def screen(
@@ -53,7 +53,8 @@ def _malformed(expected: Mapping[str, Kind], params: Tree, reply: Payload) -> st
             if not low <= value <= high:
                 return f"{field!r} is {value:g}"
             continue
-        problem = _misshapen(value, tree.trained(params) if kind == "update" else params)
+        like = tree.trained(params) if kind == "update" else params
+        problem = _no_statistics(value) if kind == "statistics" else _misshapen(value, like)
         if problem:
             return f"{field!r} {problem}"
     return None
@@ -70,6 +71,12 @@ def _misshapen(value: Tree, like: Tree) -> str | None:
         if _type(x) != _type(y):
             return f"has {name!r} of type {_type(x)} instead of {_type(y)}"
     return None
+
+
+def _no_statistics(value: Tree) -> str | None:
+    """What the algorithm asked for in particular, it checks itself."""
+    odd = next((name for name, x in value.items() if _type(x) != "float64" or x.ndim > 2), None)
+    return f"has {odd!r} of type {_type(value[odd])} and shape {tuple(value[odd].shape)}" if odd else None
 
 
 def _type(x: Any) -> str:
@@ -104,7 +111,7 @@ def _unlike_others(
             kind = expected[field]
             if kind in ("model", "update"):
                 usual = max(model, usual)
-            if usual and kind not in ("one", "cost") and size > MOST * usual:
+            if usual and kind in ("model", "update", "count", "rate") and size > MOST * usual:
                 found[site] = f"{field!r} is {size / usual:.0e} times as large as is usual"
             elif usual and kind == "rate" and size * MOST < usual:
                 found[site] = f"{field!r} is {usual / size:.0e} times as small as is usual"

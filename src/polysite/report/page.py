@@ -23,12 +23,15 @@ class Shown:
 
 def build(title: str, lead: str, runs: Sequence[Summary], figures: Sequence[Shown]) -> str:
     """The page as text."""
+    return render("page.html", title=title, lead=lead, runs=runs, rows=_rows(runs), figures=figures)
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of this folder, filled in; nothing in a value is taken for HTML."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )
-    return environment.get_template("page.html").render(
-        title=title, lead=lead, runs=runs, rows=_rows(runs), figures=figures
-    )
+    return environment.get_template(template).render(**values)
 
 
 def _rows(runs: Sequence[Summary]) -> list[dict[str, Any]]:

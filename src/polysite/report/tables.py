@@ -4,11 +4,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+from rich import box
+from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
+from polysite.assess.assessment import CLASS, INTENSITY, VOLUME, Assessment, Distance
+from polysite.assess.verdict import LEVEL, Verdict
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
 from polysite.report.runs import Summary, mean_std, read
@@ -78,6 +84,111 @@ def show_check(report: Report) -> None:
     warnings = len(report.problems) - len(report.errors)
     verdict = "fit to train on" if not report.errors else "not fit to train on"
     console.print(f"\n{len(report.findings)} cases, {len(report.errors)} errors, {warnings} warnings: {verdict}")
+
+
+def show_assessment(found: Assessment, verdict: Verdict) -> None:
+    """What was measured, and what to do; the page says it at length."""
+    console = Console(highlight=False)
+    console.print(Text(verdict.summary, "bold"), "", sep="\n")
+    console.print(*_described(found), "", sep="\n")
+    if len(found.sites) > 2:
+        console.print(_compared(found), "", sep="\n")
+    if len(found.sites) <= 8:
+        console.print(
+            _matrices(found), f" * more than chance: p <= {LEVEL:g}, adjusted for the number of pairs", "", sep="\n"
+        )
+    console.print(Text("What to do", "bold"), _advice(verdict), "", sep="\n")
+    if verdict.cautions:
+        cautions = _listed([("–", Text(caution)) for caution in verdict.cautions])
+        console.print(Text("How sure", "bold"), cautions, "", sep="\n")
+    console.print(Text("What left each hospital", "bold"), _listed([("–", Text(words)) for words in _sent(found)]))
+
+
+def _described(found: Assessment) -> tuple[Table, Text]:
+    """Every hospital, with its median of the modality and the label in which the federation differs most."""
+    largest = {"EMD_maxI": found.largest(INTENSITY), "EMD_maxL": found.largest(VOLUME, CLASS)}
+    chosen = {name: quantity for name, quantity in largest.items() if quantity}
+    heads = [f"share of {q.of}" if q.kind == CLASS else f"median {q.of} ({q.unit})" for q in chosen.values()]
+    table = _slim("hospital", "cases", *heads)
+    for site, cases in found.cases.items():
+        known = [q.values.get(site) for q in chosen.values()]
+        middle = [np.mean if q.kind == CLASS else np.median for q in chosen.values()]
+        cells = ["–" if v is None else f"{m(v):.4g}" for m, v in zip(middle, known, strict=True)]
+        table.add_row(escape(site), str(cases), *cells)
+    words = ", ".join(f"{name} {q.mean:.3f} ({q.name})" for name, q in chosen.items())
+    return table, Text(f" {words}: means over all pairs")
+
+
+def _compared(found: Assessment) -> Table:
+    """A line for every distance."""
+    from polysite.report.assess_page import SHORT, groups
+
+    told = groups if len(found.sites) <= 8 else lambda clusters: " and ".join(str(len(c)) for c in clusters)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False)
+    for name in ("distance", "most distant", "resamples", "groups around it", "groups by linkage (silhouette)"):
+        table.add_column(name, overflow="fold")
+    for distance in found.distances.values():
+        apart = f" ({distance.silhouette:.2f})" if len(distance.linked) > 1 else ""
+        share = f"{distance.named[distance.outlier]:.0%}"
+        cells = distance.outlier, share, told(distance.clusters), told(distance.linked) + apart
+        table.add_row(SHORT[distance.name], *map(escape, cells))
+    return table
+
+
+def _matrices(found: Assessment) -> Columns:
+    """The paper's distances pair by pair, side by side where there is room."""
+    titles = {"emd": "Earth Mover's", "euclidean": "Euclidean"}
+    shown = [_matrix(found, found.distances[n], title) for n, title in titles.items() if n in found.distances]
+    return Columns(shown, padding=(0, 1))
+
+
+def _matrix(found: Assessment, distance: Distance, title: str) -> Table:
+    table = _slim(title, *found.sites)
+    for i, site in enumerate(found.sites):
+        stars = ["*" if p <= LEVEL else " " for p in distance.adjusted[i]]
+        cells = [f"{d:#.3g}{star}" for d, star in zip(distance.matrix[i], stars, strict=True)]
+        table.add_row(escape(site), *("" if j == i else cell for j, cell in enumerate(cells)))
+    return table
+
+
+def _advice(verdict: Verdict) -> Table:
+    """The strategies in order; a reason that was given already is not given again."""
+    lines: list[tuple[str, Text]] = []
+    given: set[str] = set()
+    for s in verdict.strategies:
+        about = f": {s.evidence} evidence, {s.goal}, strategies/{s.file}"
+        lines.append((f"{s.rank}.", Text.assemble((s.title, "bold"), about)))
+        lines += [("–", Text(reason)) for reason in s.reasons if reason not in given]
+        given.update(s.reasons)
+    return _listed(lines)
+
+
+def _sent(found: Assessment) -> Iterator[str]:
+    from polysite.report.assess_page import amount
+
+    sizes = ", ".join(f"{site} {amount(size)}" for site, (size, _) in found.left.items())
+    yield f"{sizes}: lists of sorted numbers; no scan, no segmentation, and nothing that says whose a number is"
+    for site, why in found.refused.items():
+        yield f"the reply of {site} was not used: {why}"
+
+
+def _listed(lines: Sequence[tuple[str, Text]]) -> Table:
+    """Marks, and words that are wrapped beside them."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(min_width=2, justify="right")
+    table.add_column()
+    for mark, words in lines:
+        table.add_row(mark, words)
+    return table
+
+
+def _slim(first: str, *others: str) -> Table:
+    """A table of numbers with few lines; long names of hospitals are cut, so that it fits."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
+    table.add_column(escape(first), no_wrap=True, max_width=30)
+    for name in others:
+        table.add_column(escape(name), justify="right", no_wrap=True, max_width=max(8, 75 // len(others)))
+    return table
 
 
 def _table(first: str, *others: str) -> Table:

@@ -1,0 +1,158 @@
+"""How good is an assessment? Planted outliers, and real volumes sorted by size.
+
+    python bench/assess.py planted --jobs 2     how often every distance names the hospital that was made different
+    python bench/assess.py kits                 Fed-KiTS volumes: natural sites against sites sorted by size
+
+``planted`` draws four hospitals that differ a little and a fifth that differs in one thing: its scanner (a rotation of
+the contrasts), the size of its tumours, or modalities that it lacks; mildly, clearly and strongly. Chance names the
+fifth in one of five federations; ``none`` is a fifth like the others.
+"""
+
+import argparse
+import csv
+import os
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from polysite import study as studies
+from polysite.assess.assessment import Assessment, analyse
+from polysite.assess.exchange import Assess
+from polysite.assess.verdict import differ
+from polysite.config import Study
+from polysite.data.phantom import Hospital
+from polysite.data.sources import Phantom
+from polysite.engines import rounds
+from polysite.payload import Payload
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+SETTINGS = Assess(cases="all")
+
+
+def replies(study: Study) -> dict[str, Payload]:
+    """What every hospital of a study answers."""
+    engine = studies.surveyed(study)
+    (only,) = rounds.run(study.assess, engine, {}, rounds.Plan(rounds=1), study.seed)
+    return dict(only.state.replies)
+
+
+def planted(seed: int, cases: int) -> dict[str, Hospital]:
+    """Four usual hospitals, and one of every unusual kind."""
+    rng = np.random.default_rng(seed)
+
+    def usual(**changes: object) -> Hospital:
+        noise, bias = rng.uniform(0.03, 0.05), rng.uniform(0.2, 0.3)
+        plain = {"cases": cases, "scanner": int(rng.integers(1, 10**6)), "contrast": 0.1, "noise": noise, "bias": bias}
+        return Hospital(**{**plain, **changes})  # type: ignore[arg-type]
+
+    lacking = [str(m) for m in rng.permutation(["t1", "t1ce", "t2", "flair"])]
+    return {
+        **{f"usual-{k}": usual() for k in range(1, 5)},
+        "none": usual(),
+        **{f"scanner {x:g}": usual(contrast=x) for x in (0.2, 0.4, 0.8)},
+        **{f"tumour {x:g}": usual(tumour=x) for x in (0.85, 0.7, 0.5)},
+        **{f"missing {k}": usual(missing=tuple(lacking[:k])) for k in (1, 2, 3)},
+    }
+
+
+def one_seed(job: tuple[int, int, int]) -> dict[str, dict[str, bool]]:
+    """For one draw of all hospitals: which distances name the planted one, and whether it is found to differ."""
+    seed, cases, side = job
+    hospitals = planted(seed, cases)
+    heard = replies(Study(seed=seed, data=Phantom((side, side, side), hospitals), assess=SETTINGS))
+    usual = {s: r for s, r in heard.items() if s.startswith("usual")}
+    found = {}
+    for kind in hospitals.keys() - usual.keys():
+        seen = analyse({**usual, "planted": heard[kind]}, SETTINGS)
+        named = {name: d.outlier == "planted" for name, d in seen.distances.items()}
+        significant = differ(seen)
+        others = sum(s.startswith("usual") for s in significant) / 4
+        found[kind] = {**named, "shown to differ": "planted" in significant, "of the usual four": others}
+    print(f"seed {seed} done", flush=True)
+    return found
+
+
+def run_planted(given: argparse.Namespace) -> None:
+    jobs = [(seed, given.cases, given.side) for seed in range(given.seeds)]
+    total: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for found in pool.map(one_seed, jobs):
+            for kind, row in found.items():
+                for name, yes in row.items():
+                    total[kind][name] += yes / given.seeds
+    columns = list(total["none"])
+    print(f"\n{given.seeds} seeds, 5 hospitals of {given.cases} cases; chance: 20 %\n")
+    print("| planted | " + " | ".join(columns) + " |\n|---" * 1 + "|---" * len(columns) + "|")
+    for kind in planted(0, given.cases):
+        if kind in total:
+            print(f"| {kind} | " + " | ".join(f"{total[kind][c]:.0%}" for c in columns) + " |")
+
+
+@dataclass
+class Table:
+    """A hospital of which only a table of quantities is known."""
+
+    quantities: dict[str, np.ndarray]
+
+    @property
+    def size(self) -> int:
+        return len(next(iter(self.quantities.values())))
+
+    def features(self, kind: str) -> dict[str, np.ndarray]:
+        return {**self.quantities, "metric": np.full(self.size, 3.0)}
+
+
+def kits_sites(sort: bool, path: Path = SHARED / "fed_kits" / "volumes.csv") -> dict[str, Table]:
+    """Sites 0 to 4 as clients 1 to 5; or their cases dealt out by kidney and tumour volume, sizes kept."""
+    with path.open() as file:
+        rows = [r for r in csv.DictReader(file) if int(r["site"]) < 5]
+    if sort:
+        owners = sorted(r["site"] for r in rows)
+        rows.sort(key=lambda r: float(r["kidney_ml"]) + float(r["tumour_ml"]))
+        rows = [{**r, "site": s} for r, s in zip(rows, owners, strict=True)]
+    sites = {}
+    for site in sorted({r["site"] for r in rows}):
+        kidney, tumour = (
+            np.array([float(r[k]) for r in rows if r["site"] == site]) for k in ("kidney_ml", "tumour_ml")
+        )
+        sites[f"client-{int(site) + 1}"] = Table({"volume kidney+tumour": kidney + tumour})
+    return sites
+
+
+def kits(sort: bool) -> Assessment:
+    settings = Assess(projections=0)
+    heard = {s: settings.local(Payload(), Payload(), site)[0] for s, site in kits_sites(sort).items()}
+    return analyse(heard, settings)
+
+
+def run_kits(given: argparse.Namespace) -> None:
+    for sort in (False, True):
+        found = kits(sort)
+        (quantity,) = found.quantities.values()
+        distance = found.distances["emd"]
+        size = f"EMD_maxL {quantity.mean:.2f} (in mL {quantity.mean * quantity.scale:.0f})"
+        print(f"\n{'sorted by size' if sort else 'natural'}: {size}")
+        print(f"most distant: {distance.outlier} ({distance.named[distance.outlier]:.0%} of resamples)")
+        print(f"clusters: {distance.clusters}; linked: {distance.linked} (silhouette {distance.silhouette:.2f})")
+        print(distance.matrix.round(2))
+        print("p by Holm:\n", distance.adjusted.round(3))
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("what", choices=["planted", "kits"])
+    options.add_argument("--seeds", type=int, default=20)
+    options.add_argument("--cases", type=int, default=12)
+    options.add_argument("--side", type=int, default=48, help="voxels of a phantom")
+    options.add_argument("--jobs", type=int, default=2)
+    given = options.parse_args()
+    {"planted": run_planted, "kits": run_kits}[given.what](given)
+
+
+if __name__ == "__main__":
+    main()

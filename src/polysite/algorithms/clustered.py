@@ -1,0 +1,123 @@
+"""Any algorithm in groups of sites: every group trains a model of its own, and nothing passes between groups.
+
+Paper: Manthe et al., Federated brain tumor segmentation: an extensive benchmark, 2024; Alekseenko et al., MIDL 2024
+
+    w_c <- the inner algorithm over the sites k in c,    for every group c
+
+The first paper knows its groups beforehand (prior clusters), the second takes them from the distances between sites.
+A group of which nobody replies stays as it is. One group of all sites is the inner algorithm itself; with a group for
+every site, FedAvg is ``local``.
+
+Every site that trains is in one group. A site that does not train is in none, so there is no model for it: a study in
+which such a site judges is refused.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from polysite.algorithms.base import Algorithm, Kind
+from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.weighted import Weighted
+from polysite.errors import ConfigError, nearest
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    groups: Mapping[str, Any]  # the inner algorithm's state, by the name of the group
+
+
+@dataclass(frozen=True)
+class Clustered:
+    groups: Mapping[str, tuple[SiteId, ...]] = field(default_factory=dict)  # the sites of every group, by its name
+    inner: Algorithm[Any] = field(default_factory=FedAvg)  # the algorithm that every group trains by
+
+    strangers: ClassVar[bool] = False  # there is no telling which group's model would be theirs
+
+    def __post_init__(self) -> None:
+        seen: dict[SiteId, str] = {}
+        for name, members in self.groups.items():
+            if not members:
+                raise ConfigError(f"the group {name!r} has no sites; name them, or leave the group out")
+            for site in members:
+                if site in seen:
+                    raise ConfigError(
+                        f"{site!r} is named twice, in the groups {seen[site]!r} and {name!r}; a site has one group"
+                    )
+                seen[site] = name
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return self.inner.reply
+
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        return self.inner.needs  # a sum would be that of a group
+
+    @property
+    def plain_sgd(self) -> bool:
+        return self.inner.plain_sgd
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        self._cover(sites)
+        inner = self.inner
+        while isinstance(inner, Weighted):  # its factors may name the sites of any group
+            inner.init({}, sites)
+            inner = inner.inner
+        return State({name: _begin(inner, params, name, self._of(name, sites)) for name in self.groups})
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        sent: dict[SiteId, Payload] = {}
+        for name in self.groups:
+            asked = self._of(name, cohort)
+            sent.update(self.inner.send(state.groups[name], asked) if asked else {})
+        for site in cohort:
+            if site not in sent:
+                raise ConfigError(f"{site!r} is in none of the groups {_list(self.groups)}, so it has no model")
+        return {i: sent[i] for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return self.inner.local(got, memory, site)
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        heard = {name: {i: replies[i] for i in self._of(name, replies)} for name in self.groups}
+        return State({name: self.inner.merge(s, heard[name]) if heard[name] else s for name, s in state.groups.items()})
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        return self.inner.serve(got, memory, site, cases)
+
+    def _of(self, group: str, sites: Iterable[SiteId]) -> list[SiteId]:
+        """Those of the sites that are in a group, in their own order."""
+        return [i for i in sites if i in self.groups[group]]
+
+    def _cover(self, sites: Sequence[SiteId]) -> None:
+        """Refuse groups that are not those of exactly these sites."""
+        if not self.groups:
+            raise ConfigError(
+                'clustered takes groups of sites; set them in [algorithm.groups], as in north = ["a", "b"]'
+            )
+        home = {site: name for name, members in self.groups.items() for site in members}
+        for site, name in home.items():
+            if site not in sites:
+                raise ConfigError(
+                    f"the group {name!r} names {site!r}, which is no site that trains; {nearest(site, sites)}"
+                )
+        for site in sites:
+            if site not in home:
+                raise ConfigError(
+                    f"{site!r} is in none of the groups {_list(self.groups)}; every site that trains has one"
+                )
+
+
+def _begin(inner: Algorithm[Any], params: Tree, name: str, members: Sequence[SiteId]) -> Any:
+    try:
+        return inner.init(params, members)
+    except ConfigError as problem:  # it may want more sites than the group has
+        raise ConfigError(f"in the group {name!r}, {problem}") from problem
+
+
+def _list(names: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, names))

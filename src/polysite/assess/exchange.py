@@ -1,0 +1,138 @@
+"""One exchange with every hospital: numbers that describe its cases leave, no image and no case does.
+
+Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, section 2 and appendices C to E
+
+    of every quantity (largest intensity of a modality, volume of a label)   at most ``levels`` quantiles
+    of the embedding, the two leading components of an encoder's features   its mean over the cases, and at most
+                                     ``levels`` quantiles along each of ``projections`` fixed random directions
+    of the angles between a case's components and the mean ones             at most ``levels`` quantiles
+
+The paper sends the numbers of every case. Here none of a single case does: the lists are sorted one by one, so what
+belongs together is not seen, and a site with fewer than ``fewest`` cases tells their number and nothing else.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from polysite.assess.distances import Values, angle, slices
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Surveyed
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    replies: Mapping[SiteId, Payload]
+
+
+@dataclass(frozen=True)
+class Assess:
+    """What is asked of the sites, and how the answers are compared."""
+
+    cases: Literal["train", "all"] = "train"  # which cases are described; test cases should not choose a strategy
+    fewest: int = 3  # a site with fewer cases tells their number and nothing else
+    levels: int = 256  # most quantiles of a quantity; more cases than this are averaged in equal slices
+    projections: int = 32  # directions along which embeddings are compared; 0: no embeddings
+    scale: Literal["pooled", "none"] = "pooled"  # divide a quantity by its standard deviation over all sites, or not
+    take: Literal["least", "literal"] | int = "least"  # sites that join the outlier's cluster: see docs/assess.md
+    permutations: int = 9999  # of a test, at most; fewer where a p is plainly not small
+    resamples: int = 300  # of every bootstrap interval
+
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        least = {"fewest": 1, "levels": 2, "projections": 0, "permutations": 99, "resamples": 100}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"assess.{name} = {getattr(self, name)} must be at least {low}")
+        if isinstance(self.take, int) and self.take < 1:
+            raise ConfigError(f"assess.take = {self.take} must be at least 1, or 'least' or 'literal'")
+
+    @property
+    def reply(self) -> Mapping[str, Literal["statistics", "count", "number"]]:
+        plain: dict[str, Literal["statistics", "count", "number"]]
+        plain = {"cases": "count", "metric": "number", "quantiles": "statistics"}
+        if self.projections:
+            plain |= {"encoder": "number", "mean": "statistics", "directions": "statistics", "angles": "statistics"}
+        return plain
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State({})
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload() for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Surveyed) -> tuple[Payload, Payload]:
+        if site.size < self.fewest:
+            nothing: dict[str, Tree | float] = {f: {} if k == "statistics" else 0.0 for f, k in self.reply.items()}
+            return Payload(**{**nothing, "cases": site.size}), memory
+        found = site.features("metadata")
+        metric = float(found["metric"].min())
+        quantities = {name: slices(values, self.levels) for name, values in found.items() if name != "metric"}
+        reply: dict[str, Tree | float] = {"cases": site.size, "metric": metric, "quantiles": quantities}
+        if self.projections:
+            reply |= self._embedding(site)
+        return Payload(**reply), memory
+
+    def _embedding(self, site: Surveyed) -> dict[str, Tree | float]:
+        found = site.features("embedding")
+        cases = found["embedding"].astype(np.float64)  # (case, channel, component)
+        mean, flat = cases.mean(0), cases.reshape(len(cases), -1)
+        along = directions(flat.shape[1], self.projections) @ flat.T
+        turned = {
+            component(k): np.array([angle(case[:, k], mean[:, k]) for case in cases]) for k in range(mean.shape[1])
+        }
+        return {
+            "encoder": float(found["encoder"].item()),
+            "mean": {component(k): mean[:, k].copy() for k in range(mean.shape[1])},
+            "directions": {"embedding": np.stack([slices(row, self.levels) for row in along])},
+            "angles": {name: slices(values, self.levels) for name, values in turned.items()},
+        }
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State({i: replies[i] for i in sorted(replies)})
+
+    def serve(self, got: Payload, memory: Payload, site: Surveyed, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        return iter(())
+
+
+def component(k: int) -> str:
+    return f"component {k + 1}"
+
+
+@lru_cache(maxsize=8)
+def directions(size: int, count: int) -> Values:
+    """Random directions of length sqrt(size), the same everywhere: the mean square along them is a squared length."""
+    drawn = np.random.default_rng(0).standard_normal((count, size))
+    return drawn * (np.sqrt(size) / np.linalg.norm(drawn, axis=1, keepdims=True))  # type: ignore[no-any-return]
+
+
+def left(reply: Payload) -> str:
+    """What a reply holds, in words.
+
+    >>> left(Payload(cases=9, metric=1, quantiles={"intensity t1": np.zeros(9), "volume WT": np.zeros(9)}))
+    'the number of its cases; 9 quantiles of 2 quantities'
+    """
+    said = ["the number of its cases"]
+    if reply.get("quantiles"):
+        lists = reply["quantiles"]
+        said.append(f"{len(next(iter(lists.values())))} quantiles of {_many(len(lists), 'quantity', 'quantities')}")
+    if reply.get("mean"):
+        numbers = sum(v.size for v in reply["mean"].values())
+        along, levels = reply["directions"]["embedding"].shape
+        said.append(
+            f"the mean of an embedding ({numbers} numbers) and {levels} quantiles of it along {along} directions"
+        )
+        said.append(f"{levels} quantiles of {_many(len(reply['angles']), 'angle', 'angles')}")
+    return "; ".join(said)
+
+
+def _many(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

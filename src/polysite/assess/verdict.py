@@ -1,0 +1,350 @@
+"""From what was measured to what to do: findings in plain words, and strategies in order, each ready to run.
+
+The rules, one function each:
+
+    missing     a modality that a site never acquired, or often not
+    labels      a site whose labels are 1.5 times larger or smaller, or missing more often, than elsewhere
+    brightness  a site whose intensities are 1.5 times higher or lower than elsewhere
+    images      a site whose embeddings differ from those of all others together
+    sizes       a site with four times as many cases as another
+    thin        sites and pairs with too few cases to tell
+
+A site is said to differ if a permutation test against all other sites together finds p <= 0.05, by Holm over all sites
+and over both metadata and embeddings. Then:
+
+    nobody differs       federated averaging, then FedProx: nothing measured speaks against one model for all
+    one or more differ   one model with less weight for the site that is shown most surely to differ, then a model for
+                         each cluster, then the plain mean as the yardstick
+    clusters go first    where average linkage finds groups of two or more with a silhouette of at least 0.5, and
+                         where the site that differs holds more than half of all cases
+    two sites            no site is the odd one of two: the plain mean, then each alone
+    uneven sizes         also the mean in which every site counts alike
+    modalities missing   also the mean on the modalities that all sites acquire
+
+The weight is one of the paper's: 0.5, 0.3 or 0.1 for a site that is less than 2, less than 4, or more than 4 times as
+far from the others as these are from one another. Which of two strategies is better on a federation, only training
+tells; the order says what to try first.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from polysite.assess.assessment import CLASS, INTENSITY, VOLUME, Assessment, Distance, Groups, Quantity
+from polysite.assess.distances import Values
+from polysite.metrics.statistics import holm
+from polysite.payload import SiteId
+
+LEVEL = 0.05  # of error, over all tests together
+NOTABLE = 1.5  # times larger or smaller
+FEW = 10  # cases, below which a site's distances say little
+UNEVEN = 4  # times as many cases
+GROUPED = 0.5  # silhouette from which clusters count as such
+WEIGHTS, LEAST = ((2.0, 0.5), (4.0, 0.3)), 0.1  # below so many times as far -> weight; and beyond
+SURE = 0.8  # share of the resamples that name the same outlier
+TESTED = ("emd", "energy")  # by which a site is said to differ: metadata, and the embeddings in every respect
+Strength = Literal["clear", "likely", "thin"]
+Goal = Literal["one model for all", "a model for each group"]
+ONE: Goal = "one model for all"
+GROUP: Goal = "a model for each group"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was seen, for a clinician."""
+
+    site: SiteId | None  # None: of the federation
+    about: str  # the rule that found it
+    text: str
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One thing to do."""
+
+    name: str
+    title: str
+    goal: Goal
+    reasons: tuple[str, ...]
+    evidence: Strength
+    changes: Mapping[str, Any]  # sections of the study that differ
+    rank: int = 0  # 1: to try first
+
+    @property
+    def file(self) -> str:
+        """The study that is ready to run."""
+        return f"{self.rank}-{self.name}.toml"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    summary: str
+    findings: tuple[Finding, ...]
+    strategies: tuple[Strategy, ...]
+    cautions: tuple[str, ...]
+
+
+def judge(found: Assessment, modalities_can_change: bool = True) -> Verdict:
+    """What the assessment speaks for. ``modalities_can_change``: a study may be told to use fewer of them."""
+    differing = differ(found)
+    findings = [f for rule in RULES for f in rule(found)]
+    strategies = list(_strategies(found, differing, findings))
+    if modalities_can_change:
+        strategies += _common_modalities(found, findings)
+    ranked = tuple(replace(s, rank=k) for k, s in enumerate(strategies, start=1))
+    return Verdict(_summary(found, differing), tuple(findings), ranked, tuple(thin(found)))
+
+
+def differ(found: Assessment) -> dict[SiteId, float]:
+    """The sites that differ from all others together, with their p, the smaller of metadata's and embeddings'."""
+    tested = [found.distances[name] for name in TESTED if name in found.distances]
+    p = np.array([[d.alone[site] for site in found.sites] for d in tested])
+    adjusted = holm(p.reshape(-1)).reshape(p.shape).min(0)
+    return {site: float(a) for site, a in zip(found.sites, adjusted, strict=True) if a <= LEVEL}
+
+
+def missing(found: Assessment) -> Iterator[Finding]:
+    for quantity in _of(found, INTENSITY):
+        for site, values in quantity.values.items():
+            share, cases = float(np.mean(values == 0)), found.cases[site]
+            if share == 1:
+                yield Finding(site, "missing", f"{quantity.of} was never acquired at {site}")
+            elif share > 0:
+                text = f"{quantity.of} is missing in {round(share * cases)} of {cases} cases of {site}"
+                yield Finding(site, "missing", text)
+
+
+def labels(found: Assessment) -> Iterator[Finding]:
+    for quantity, site, mine, others in _standing_out(found, VOLUME):
+        here, there = _median(mine[mine > 0]), _median(others[others > 0])
+        if _notable(here, there):
+            way = "larger" if here > there else "smaller"
+            sizes = f"median {here:.3g} {quantity.unit}, elsewhere {there:.3g} {quantity.unit}"
+            yield Finding(site, "labels", f"{quantity.of} is {_times(here, there)} times {way} at {site}: {sizes}")
+        empty, usual = float(np.mean(mine == 0)), float(np.mean(others == 0))
+        if abs(empty - usual) > 0.2:
+            text = f"{empty:.0%} of the cases of {site} have no {quantity.of}, elsewhere {usual:.0%}"
+            yield Finding(site, "labels", text)
+    for quantity, site, mine, others in _standing_out(found, CLASS):
+        text = f"{mine.mean():.0%} of the cases of {site} are {quantity.of}, elsewhere {others.mean():.0%}"
+        yield Finding(site, "labels", text)
+
+
+def images(found: Assessment) -> Iterator[Finding]:
+    distance = found.distances.get("energy")
+    if distance is None:
+        return
+    adjusted = holm(np.array(list(distance.alone.values())))
+    for site, p in zip(distance.alone, adjusted, strict=True):
+        if p <= LEVEL:
+            text = f"to the encoder, scans of {site} look unlike those of the other hospitals (p = {p:.3f})"
+            yield Finding(site, "images", text)
+
+
+def brightness(found: Assessment) -> Iterator[Finding]:
+    for quantity, site, mine, others in _standing_out(found, INTENSITY):
+        here, there = _median(mine[mine != 0]), _median(others[others != 0])
+        if _notable(here, there):
+            way = "higher" if here > there else "lower"
+            text = f"the largest {quantity.of} intensity is {_times(here, there)} times {way} at {site}"
+            yield Finding(site, "brightness", f"{text}; normalising each scan, as training does, may undo this")
+
+
+def sizes(found: Assessment) -> Iterator[Finding]:
+    most, least = (f(found.sites, key=found.cases.__getitem__) for f in (max, min))
+    times = found.cases[most] / found.cases[least]
+    if times >= UNEVEN:
+        text = f"{most} has {times:.0f} times as many cases as {least}, and counts for as much more in a mean by cases"
+        yield Finding(None, "sizes", text)
+
+
+RULES = (missing, labels, images, brightness, sizes)
+
+
+def thin(found: Assessment) -> Iterator[str]:
+    for site in found.silent:
+        count = found.cases[site]
+        yield f"{site} has {count} case{'s' * (count != 1)}: too few to be described without describing a patient"
+    few = [site for site in found.sites if found.cases[site] < FEW]
+    if few:
+        told = ", ".join(f"{site} ({found.cases[site]})" for site in few)
+        yield f"fewer than {FEW} cases at {told}: distances of so few are largely chance, differences go unnoticed"
+    for one, other in found.unable(LEVEL):
+        yield f"no test could tell {one} from {other}, however different they are: they have too few cases"
+    for distance in found.distances.values():
+        share = distance.named[distance.outlier]
+        if share < SURE:
+            text = f"with other cases of the same hospitals, {distance.outlier} might not be the most distant"
+            yield f"{text} by {distance.title}: it is in {share:.0%} of the resamples"
+
+
+def remoteness(distance: Distance, found: Assessment, site: SiteId) -> float:
+    """How many times as far a site is from the others as these are from one another, on average."""
+    i, k = found.index(site), len(found.sites)
+    if k < 3:
+        return 1.0
+    rest = np.delete(np.delete(distance.matrix, i, 0), i, 1)
+    usual = rest.sum() / ((k - 1) * (k - 2))
+    return float(distance.matrix[i].sum() / (k - 1) / usual) if usual else float("inf")
+
+
+def weight(times: float) -> float:
+    """The weight of a site that is so many times as far.
+
+    >>> weight(1.4), weight(3), weight(10)
+    (0.5, 0.3, 0.1)
+    """
+    return next((factor for below, factor in WEIGHTS if times < below), LEAST)
+
+
+def _strategies(
+    found: Assessment, differing: Mapping[SiteId, float], findings: Sequence[Finding]
+) -> Iterator[Strategy]:
+    if not differing:
+        reason = "no hospital was shown to differ, so one model of all cases has the most to learn from"
+        yield _mean(reason, _strength(found, 0.0))
+        reason = "a small pull towards the shared model steadies unequal hospitals, at no cost in traffic"
+        changes = {"algorithm": {"name": "fedprox", "mu": 0.01}}
+        yield Strategy("fedprox", "FedProx: hospitals held near the shared model", ONE, (reason,), "thin", changes)
+    else:
+        by, site = _most_distant(found, differing)
+        groups = _groups(by)
+        clusters = _clustered(found, by, groups, differing, findings)
+        down = _weighted(found, by, site, differing, findings)
+        mean = _mean("the yardstick: what the other strategies have to beat", "clear")
+        if len(found.sites) == 2:
+            yield from [mean, clusters]
+        elif groups or found.cases[site] > sum(found.cases.values()) / 2:
+            yield from [clusters, down, mean]
+        else:
+            yield from [down, clusters, mean]
+    uneven = tuple(f.text for f in findings if f.about == "sizes")
+    if uneven:
+        title = "Federated averaging in which every hospital counts alike"
+        changes = {"algorithm": {"name": "fedavg", "uniform": True}}
+        reason = "this way small hospitals have the same say; large ones may get a little less"
+        yield Strategy("uniform", title, ONE, (*uneven, reason), "likely", changes)
+
+
+def _mean(reason: str, evidence: Strength) -> Strategy:
+    return Strategy("fedavg", "Federated averaging", ONE, (reason,), evidence, {"algorithm": {"name": "fedavg"}})
+
+
+def _weighted(
+    found: Assessment, by: Distance, site: SiteId, differing: Mapping[SiteId, float], findings: Sequence[Finding]
+) -> Strategy:
+    times = remoteness(by, found, site)
+    factor = weight(times)
+    far = f"{site} is {times:.1f} times as far from the others as these are from one another ({by.title})"
+    effect = f"with weight {factor:g} it takes part, but draws the shared model less towards itself"
+    changes = {"algorithm": {"name": "weighted", "weights": {site: factor}, "inner": {"name": "fedavg"}}}
+    reasons = (*_about(findings, site), far, effect)
+    title = f"Federated averaging with weight {factor:g} for {site}"
+    return Strategy("weighted", title, ONE, reasons, _strength(found, differing[site], site), changes)
+
+
+def _clustered(
+    found: Assessment, by: Distance, apart: Groups, differing: Mapping[SiteId, float], findings: Sequence[Finding]
+) -> Strategy:
+    """A model for each group: those that stand apart, or else the most distant site with those nearest to it."""
+    groups = apart or by.clusters
+    told = " and ".join("{" + ", ".join(group) + "}" for group in groups)
+    if apart:
+        how = f"these groups stand apart (silhouette {by.silhouette:.2f}, {by.title})"
+    else:
+        how = f"{by.outlier} goes with those nearest to it ({by.title}); no clear groups were found"
+    rest = [
+        site for site in {**found.cases, **found.refused} if site not in found.sites
+    ]  # they train, but could not be compared
+    if rest:
+        largest = max(groups, key=lambda g: sum(found.cases[s] for s in g))
+        groups = tuple((*g, *rest) if g is largest else g for g in groups)
+        how += f"; {', '.join(rest)} could not be compared and joins the largest group"
+    alone = [f"{g[0]} would train alone, on its {found.cases[g[0]]} cases" for g in groups if len(g) == 1]
+    seen = [text for site in differing for text in _about(findings, site)]
+    reasons = (*seen, how, "each group trains a model of its own, on fewer cases", *alone)
+    changes = {
+        "algorithm": {
+            "name": "clustered",
+            "groups": {f"group-{k}": list(group) for k, group in enumerate(groups, start=1)},
+            "inner": {"name": "fedavg"},
+        }
+    }
+    worst = min(differing, key=differing.__getitem__)
+    evidence = _strength(found, differing[worst], worst) if apart else "thin"
+    return Strategy("clustered", f"A model for each of {told}", GROUP, reasons, evidence, changes)
+
+
+def _common_modalities(found: Assessment, findings: Sequence[Finding]) -> Iterator[Strategy]:
+    gone = {q.of for q in _of(found, INTENSITY) for values in q.values.values() if (values == 0).all()}
+    common = [q.of for q in _of(found, INTENSITY) if q.of not in gone]
+    if gone and common:
+        why = tuple(f.text for f in findings if f.about == "missing")
+        reasons = (*why, "a model can rely everywhere on what every hospital acquires")
+        changes = {"data": {"modalities": common}, "algorithm": {"name": "fedavg"}}
+        title = f"Federated averaging on {', '.join(common)} alone"
+        yield Strategy("common-modalities", title, ONE, reasons, "clear", changes)
+
+
+def _most_distant(found: Assessment, differing: Mapping[SiteId, float]) -> tuple[Distance, SiteId]:
+    """The differing site that is shown most surely to be so, and the distance that shows it; of equals, the farther."""
+    tested = [found.distances[name] for name in TESTED if name in found.distances]
+    seen = [
+        (distance.alone[site], -remoteness(distance, found, site), k, site)
+        for k, distance in enumerate(tested)
+        for site in differing
+    ]
+    _, _, k, site = min(seen)
+    return tested[k], site
+
+
+def _groups(by: Distance) -> Groups:
+    """Clusters that stand apart, none of them a single site; nothing if there are none."""
+    apart = by.silhouette >= GROUPED and len(by.linked) > 1 and min(map(len, by.linked)) > 1
+    return by.linked if apart else ()
+
+
+def _strength(found: Assessment, p: float, site: SiteId | None = None) -> Strength:
+    """How sure: thin with few cases, clear where chance does this less than once in a hundred times."""
+    few = min(found.cases[s] for s in ([site] if site else found.sites)) < FEW
+    return "thin" if few else "clear" if p <= 0.01 else "likely"
+
+
+def _summary(found: Assessment, differing: Mapping[SiteId, float]) -> str:
+    count = sum(found.cases[s] for s in found.sites)
+    start = f"{len(found.sites)} hospitals with {count} cases were compared"
+    if not differing:
+        return f"{start}: none was shown to differ from the others."
+    told = ", ".join(f"{site} (p = {p:.3f})" for site, p in sorted(differing.items(), key=lambda e: e[1]))
+    return f"{start}: {told} differ{'s' * (len(differing) == 1)} from the others by more than chance."
+
+
+def _standing_out(found: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId, Values, Values]]:
+    """Quantities in which a site differs from all others together, with the values of both."""
+    for quantity in _of(found, kind):
+        for site, p in quantity.alone.items():
+            if p * len(found.sites) <= LEVEL:
+                others = np.concatenate([v for s, v in quantity.values.items() if s != site])
+                yield quantity, site, quantity.values[site], others
+
+
+def _about(findings: Sequence[Finding], site: SiteId) -> tuple[str, ...]:
+    return tuple(f.text for f in findings if f.site == site)
+
+
+def _of(found: Assessment, kind: str) -> list[Quantity]:
+    return [q for q in found.quantities.values() if q.kind == kind]
+
+
+def _median(values: Values) -> float:
+    return float(np.median(values)) if len(values) else 0.0
+
+
+def _notable(here: float, there: float) -> bool:
+    return here > 0 and there > 0 and max(here / there, there / here) >= NOTABLE
+
+
+def _times(here: float, there: float) -> str:
+    return f"{max(here / there, there / here):.1f}"

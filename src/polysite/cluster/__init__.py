@@ -1,0 +1,1 @@
+"""Which sites belong together, from how far apart they are."""

@@ -1,0 +1,380 @@
+"""Figures of an assessment: how far apart the hospitals are, which belong together, and what they hold.
+
+Maps by classical scaling: Torgerson, Multidimensional scaling, Psychometrika 1952. Names of hospitals are drawn as they
+are, whatever they hold; letters that no font here has are left to the reader's browser.
+"""
+
+import io
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from itertools import product
+from math import ceil, floor, log10
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from polysite.assess.assessment import CLASS, INTENSITY, VOLUME, Assessment, Distance, Quantity
+from polysite.assess.distances import Values
+from polysite.assess.verdict import LEVEL
+from polysite.cluster import distance as cluster
+from polysite.payload import SiteId
+from polysite.report.figures import COLOURS
+
+USUAL, MARKED, INK, SOFT, BLANK = COLOURS[0], COLOURS[5], "#1c2430", "#5b6675", "#eef1f4"
+STAR = "★"  # more than chance
+FEW, SOME, MANY = 6, 8, 12  # hospitals: side by side at full size, side by side, with numbers in the cells
+HALF, WHOLE = 4.2, 8.4  # inches: the width of half a page, and of a page
+LETTER = 0.078  # inches: the width of a letter of a name
+LONGEST = 26  # letters of a name
+CLOSE = 0.15  # inches between a point and its name, from which a line joins them
+DOTS = 2000  # from which they are drawn as pixels, so that the page stays small
+DPI = 150
+Box = tuple[float, float, float, float]
+
+
+def heatmap(found: Assessment, distance: Distance, small: bool = False) -> Figure:
+    """The distances between all hospitals; a star where they are more than chance, and the outlier in bold."""
+    count = len(found.sites)
+    numbers = count <= (FEW if small else MANY)
+    cell = (0.62 if count <= FEW else 0.5) if numbers else max(0.14, 2.2 / count) if small else 0.24
+    edge = LETTER * _longest(found.sites)
+    size = count * cell + edge + (0.2 if numbers else 0.9), count * cell + 0.75 * edge + 0.2
+    figure = Figure(size, layout="constrained")
+    axes, table = figure.add_subplot(), _blank(distance.matrix)
+    digits = decimals(distance.matrix)
+    told = {
+        (i, j): ((f"{table[i, j]:.{digits}f}" if numbers else "") + STAR * starred, starred)
+        for i, j in np.ndindex(table.shape)
+        if i != j and ((starred := bool(distance.adjusted[i, j] <= LEVEL)) or numbers)
+    }
+    letters = (9 if count <= FEW else 7.5) if numbers else 6
+    mesh = _cells(axes, table, told, "cividis", float(distance.matrix.max()) or 1.0, letters)
+    _names(axes, found.sites, cell, outlier(found, distance))
+    if not numbers:
+        _colours(figure, axes, mesh, shrink=0.6)
+    return figure
+
+
+def outlier(found: Assessment, distance: Distance) -> SiteId | None:
+    """The most distant hospital; of two, neither is."""
+    return distance.outlier if len(found.sites) > 2 else None
+
+
+def decimals(table: Values) -> int:
+    """How many tell the numbers of a table apart.
+
+    >>> [decimals(np.array([0.001, largest])) for largest in (0.02, 0.5, 7.9, 13.9, 250.0)]
+    [3, 2, 2, 1, 0]
+    """
+    largest = float(table.max())
+    if 0 < largest < 0.1:
+        return 1 - floor(log10(largest))
+    return max(0, 2 - floor(log10(max(largest, 1.0))))
+
+
+def places(matrix: Values) -> tuple[Values, float]:
+    """Points of a plane that are as far apart as the matrix says, as well as two axes can; and how well that is.
+
+    B = -1/2 J D^2 J has the coordinates as its leading eigenvectors, times the roots of their eigenvalues; the share is
+    that of the two eigenvalues in the sum of all, regardless of sign.
+
+    >>> at, share = places(np.array([[0, 3, 5], [3, 0, 4], [5, 4, 0.0]]))
+    >>> round(float(np.linalg.norm(at[0] - at[2])), 6), round(share, 6)
+    (5.0, 1.0)
+    """
+    centred = np.eye(len(matrix)) - 1 / len(matrix)
+    values, vectors = np.linalg.eigh(-0.5 * centred @ np.square(matrix) @ centred)
+    leading = np.maximum(values[:-3:-1], 0)
+    at = vectors[:, :-3:-1] * np.sqrt(leading)
+    at = at * np.where(at[np.abs(at).argmax(0), [0, 1]] < 0, -1, 1)  # else it may be mirrored on another machine
+    total = float(np.abs(values).sum())
+    return at, float(leading.sum()) / total if total else 1.0
+
+
+def plane(found: Assessment, distance: Distance) -> Figure:
+    """The hospitals on a map: nearby ones hold similar cases. One unit of its axes is an inch of paper."""
+    width, height = (HALF, 3.7) if len(found.sites) <= SOME else (WHOLE, 5.6)
+    at, _ = places(distance.matrix)
+    reach = at.max(0) - at.min(0)
+    unit = float((reach / (width - 1.7, height - 1.4)).max()) or 1.0  # distance per inch
+    height = max(float(reach[1]) / unit + 1.4, 2.0)  # no taller than it must be
+    at = (at - at.min(0) - reach / 2) / unit
+    figure = Figure((width + 0.04, height + 0.04))  # and room for the frame
+    edge = 0.02 / (width + 0.04), 0.02 / (height + 0.04)
+    axes = figure.add_axes((*edge, 1 - 2 * edge[0], 1 - 2 * edge[1]), xticks=[], yticks=[])
+    axes.set(xlim=(-width / 2, width / 2), ylim=(-height / 2, height / 2))
+    axes.spines[:].set_color("#c9d0d8")
+    _points(axes, found, distance, at, (width, height))
+    _ruler(axes, unit, width, height)
+    return figure
+
+
+def dendrogram(found: Assessment, distance: Distance) -> Figure:
+    """Which hospitals merge first, by average linkage; the groups with the best silhouette in colours."""
+    from scipy.cluster.hierarchy import dendrogram as hang
+
+    count, wide = len(found.sites), len(found.sites) > SOME
+    colour = _shades(found, distance)
+    drawn = hang(cluster.tree(distance.matrix), no_plot=True, link_color_func=colour.__getitem__)
+    row = 0.42 if count <= SOME else 0.24
+    figure = Figure((WHOLE if wide else HALF, row * count + 0.9), layout="constrained")
+    axes = figure.add_subplot()
+    for across, along, shade in zip(drawn["icoord"], drawn["dcoord"], drawn["color_list"], strict=True):
+        axes.plot(along, across, color=shade, lw=2)
+    order, far = [found.sites[i] for i in drawn["leaves"]], outlier(found, distance)
+    _rows(axes, [10 * k + 5 for k in range(count)], order, far, 9)
+    axes.set_ylim(0, 10 * count)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("distance at which they merge", fontsize=9)
+    axes.tick_params(axis="x", labelsize=8)
+    return figure
+
+
+def distributions(found: Assessment) -> Figure:
+    """What every hospital holds, a panel for each quantity."""
+    quantities, count = list(found.quantities.values()), len(found.sites)
+    columns = min(2, len(quantities))
+    lines = ceil(len(quantities) / columns)
+    row = 0.3 if count <= SOME else 0.2
+    figure = Figure((WHOLE, lines * (row * count + 0.95)))
+    figure.set_layout_engine("constrained", h_pad=0.08, wspace=0.03)
+    used = {q.name for q in (found.largest(INTENSITY), found.largest(VOLUME, CLASS)) if q}
+    pixels = sum(len(v) for q in quantities for v in q.values.values()) > DOTS
+    for k, quantity in enumerate(quantities):
+        axes = figure.add_subplot(lines, columns, k + 1)
+        _panel(axes, quantity, found.sites, pixels)
+        _rows(axes, range(count), found.sites if k % columns == 0 else [""] * count, None, 8.5 if count <= SOME else 7)
+        title = f"{quantity.of}: EMD {quantity.mean:.2f}" + ", the largest of its kind" * (quantity.name in used)
+        weight = "bold" if quantity.name in used else "normal"
+        axes.set_title(title, fontsize=9.5, loc="left", parse_math=False, fontweight=weight)
+    return figure
+
+
+def angles(found: Assessment, component: str) -> Figure:
+    """Left, the angles between the hospitals' mean components; right, of their cases to their own mean."""
+    count, table = len(found.sites), found.angles[component]
+    cell = 0.55 if count <= FEW else 0.4 if count <= MANY else 0.19
+    edge = LETTER * _longest(found.sites)
+    width = min(count * cell * 1.15, WHOLE - edge - 2.6)
+    figure = Figure((WHOLE, count * cell + max(0.75 * edge, 0.5) + 0.4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(width, WHOLE - edge - width))
+    numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
+    mesh = _cells(left, _blank(table), numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
+    left.set_aspect("auto")
+    left.set_title("between the means of two hospitals", fontsize=9.5, loc="left")
+    _names(left, found.sites, cell, None)
+    _colours(figure, left, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
+    _turned(right, found, component)
+    return figure
+
+
+def save(figure: Figure, folder: Path, name: str, title: str) -> str:
+    """Write ``NAME.svg`` and ``NAME.png``; returns the former, for a page. The title is for those who cannot see it."""
+    text, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Type", "Format"))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(text, format="svg", metadata=nothing, dpi=DPI)
+        figure.savefig(folder / f"{name}.png", dpi=DPI)
+    drawing = text.getvalue()
+    drawing = drawing[drawing.index("<svg ") :].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+    (folder / f"{name}.svg").write_text(drawing, encoding="utf-8")
+    return drawing
+
+
+def short(name: str) -> str:
+    """A name that fits; what two long ones differ in is mostly at their ends.
+
+    >>> short("Sankt-Marien-Krankenhaus der Barmherzigen Schwestern")
+    'Sankt-Marien-Kr…chwestern'
+    """
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 11]}…{name[-9:]}"
+
+
+def _blank(table: Values) -> Values:
+    """Nothing on the diagonal."""
+    return np.where(np.eye(len(table), dtype=bool), np.nan, table)
+
+
+def _colours(figure: Figure, axes: Axes, mesh: Any, **style: Any) -> None:
+    bar: Any = figure.colorbar(mesh, ax=axes, aspect=25, **style)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8, length=2)
+
+
+def _turned(axes: Axes, found: Assessment, component: str) -> None:
+    """How far the cases of every hospital point away from their mean."""
+    lists = [found.alignment[s][component] for s in found.sites]
+    for k, values in enumerate(lists):
+        _strip(axes, k, values, USUAL, sum(map(len, lists)) > DOTS)
+    _rows(axes, range(len(lists)), [""] * len(lists), None, 8)
+    axes.set_ylim(len(lists) - 0.5, -0.5)
+    axes.set_xlim(0, max(90.0, *(float(values.max()) * 1.03 for values in lists)))
+    axes.xaxis.set_major_formatter("{x:.0f}°")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(axis="y", color="#e4e8ec", lw=0.6)
+    axes.set_title("between the cases and their hospital's mean", fontsize=9.5, loc="left")
+
+
+def _longest(sites: Sequence[SiteId]) -> int:
+    return max(max(len(short(s)) for s in sites), 5)
+
+
+def _cells(
+    axes: Axes, table: Values, told: Mapping[Any, tuple[str, bool]], colours: str, most: float, size: float
+) -> Any:
+    """A coloured square for every pair, and its number; nothing on the diagonal."""
+    mesh = axes.pcolormesh(table, cmap=colours, vmin=0, vmax=most, edgecolors="white", linewidth=1)
+    axes.set_facecolor(BLANK)
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    for (i, j), (text, bold) in told.items():
+        bright = sum(np.array(mesh.cmap(mesh.norm(table[i, j]))[:3]) * (0.3, 0.59, 0.11)) > 0.5
+        style = {"color": "black" if bright else "white", "fontsize": size, "fontweight": "bold" if bold else "normal"}
+        _write(axes, j + 0.5, i + 0.5, text, **style)
+    return mesh
+
+
+def _names(axes: Axes, sites: Sequence[SiteId], cell: float, marked: SiteId | None) -> None:
+    """Of the hospitals, at the rows and below the columns of a table; turned where they would touch."""
+    size = 9 if cell > 0.3 else 7
+    at = [k + 0.5 for k in range(len(sites))]
+    _rows(axes, at, sites, marked, size)
+    flat = LETTER * _longest(sites) < cell
+    steep, slanted = {"rotation": 90}, {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    turn: dict[str, Any] = {} if flat else steep if cell < 0.3 else slanted
+    axes.set_xticks(at, [short(s) for s in sites], fontsize=size, parse_math=False, **turn)
+    axes.tick_params(axis="x", length=0)
+    for site, text in zip(sites, axes.get_xticklabels(), strict=True):
+        text.set_fontweight("bold" if site == marked else "normal")
+
+
+def _rows(axes: Axes, at: Sequence[float], sites: Sequence[SiteId], marked: SiteId | None, size: float) -> None:
+    axes.set_yticks(at, [short(s) for s in sites], fontsize=size, parse_math=False)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    for site, text in zip(sites, axes.get_yticklabels(), strict=True):
+        text.set_fontweight("bold" if site == marked else "normal")
+
+
+def _write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
+    axes.text(x, y, text, **{"ha": "center", "va": "center", "parse_math": False, **style})
+
+
+def _panel(axes: Axes, quantity: Quantity, sites: Sequence[SiteId], pixels: bool) -> None:
+    """One quantity: a strip for every hospital, in another colour and with a star where it differs from all others."""
+    for k, site in enumerate(sites):
+        values, apart = quantity.values[site], quantity.alone[site] * len(sites) <= LEVEL
+        shade = MARKED if apart else USUAL
+        if quantity.kind == CLASS:
+            axes.barh(k, values.mean(), 0.6, color=shade)
+            _write(axes, values.mean(), k, f" {values.mean():.0%}", ha="left", fontsize=8)
+        elif quantity.kind == INTENSITY and not values.any():
+            place = {"transform": axes.get_yaxis_transform(), "ha": "left"}
+            _write(axes, 0.01, k, "never acquired", fontsize=8, style="italic", color=shade, **place)
+        else:
+            _strip(axes, k, values, shade, pixels)
+        if apart:
+            _write(axes, 1.01, k, STAR, transform=axes.get_yaxis_transform(), color=MARKED, fontsize=9, ha="left")
+    axes.set_ylim(len(sites) - 0.5, -0.5)
+    axes.grid(axis="y", color="#e4e8ec", lw=0.6)
+    axes.set_axisbelow(True)
+    words = {INTENSITY: "largest intensity of a scan, ", CLASS: "", VOLUME: "volume, "}[quantity.kind]
+    axes.set_xlabel(f"{words}{'share of the cases' if quantity.kind == CLASS else quantity.unit}", fontsize=8.5)
+    axes.tick_params(axis="x", labelsize=8)
+    if quantity.kind == CLASS:
+        axes.set_xlim(0, 1.12)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}" if x <= 1 else "")
+
+
+def _strip(axes: Axes, row: int, values: Values, colour: str, pixels: bool) -> None:
+    """The values as dots, side by side where they coincide, with the quartiles and the median."""
+    beside = np.random.default_rng(0).uniform(-0.24, 0.24, len(values))
+    axes.plot(values, row + beside, "o", ms=3.2, mew=0, alpha=0.4, color=colour, rasterized=pixels)
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    axes.plot((low, high), (row, row), color=INK, lw=1.6, solid_capstyle="butt")
+    axes.plot((middle, middle), (row - 0.3, row + 0.3), color=INK, lw=2, solid_capstyle="butt")
+
+
+def _points(axes: Axes, found: Assessment, distance: Distance, at: Values, paper: tuple[float, float]) -> None:
+    """A dot for every hospital, as large as its number of cases, and its name."""
+    far, most = outlier(found, distance), max(found.cases[s] for s in found.sites)
+    letters = 8.5 if len(found.sites) <= MANY else 7.0
+    areas = [max(260.0 * found.cases[s] / most, 14.0) for s in found.sites]  # square points
+    radii = [float(np.sqrt(area / np.pi)) / 72 for area in areas]
+    spots = _free(at, radii, [short(s) for s in found.sites], letters, paper)
+    for site, (x, y), area, radius, spot in zip(found.sites, at, areas, radii, spots, strict=True):
+        style: dict[str, Any] = {"color": MARKED, "marker": "D"} if site == far else {"color": USUAL, "marker": "o"}
+        axes.scatter(x, y, s=area, alpha=0.85, linewidths=0.8, edgecolors="white", zorder=2, **style)
+        near = np.clip(x, spot[0], spot[2]), np.clip(y, spot[1], spot[3])
+        if np.hypot(near[0] - x, near[1] - y) >= radius + CLOSE:
+            axes.plot((x, near[0]), (y, near[1]), color="#9aa5b1", lw=0.6, zorder=1)
+        words = {"fontsize": letters, "fontweight": "bold" if site == far else "normal", "zorder": 3}
+        _write(axes, (spot[0] + spot[2]) / 2, (spot[1] + spot[3]) / 2, short(site), **words)
+
+
+def _shades(found: Assessment, distance: Distance) -> dict[int, str]:
+    """A colour for every merger: that of a group as long as only its members merge, then grey."""
+    groups = [{found.index(s) for s in group} for group in distance.linked]
+    below: list[set[int]] = [{i} for i in range(len(found.sites))]
+    shades = {}
+    for one, other in cluster.tree(distance.matrix)[:, :2].astype(int):
+        below.append(below[one] | below[other])
+        inside = [k for k, group in enumerate(groups) if below[-1] <= group]
+        shades[len(below) - 1] = COLOURS[inside[0] % 6] if inside and len(groups) > 1 else COLOURS[6]
+    return shades
+
+
+def _ruler(axes: Axes, unit: float, width: float, height: float) -> None:
+    """How long a round distance is on the map."""
+    length = _round(unit * width / 4)
+    x, y = -width / 2 + 0.2, -height / 2 + 0.2
+    axes.plot((x, x, x + length / unit, x + length / unit), (y + 0.05, y, y, y + 0.05), color=INK, lw=1.2)
+    _write(axes, x, y + 0.15, f"distance {length:g}", ha="left", fontsize=8, color=INK)
+
+
+def _round(value: float) -> float:
+    """The largest of 1, 2 and 5 times a power of ten that is no larger."""
+    tens = 10.0 ** floor(log10(value))
+    return max(step * tens for step in (1, 2, 5) if step * tens <= value * 1.000001)
+
+
+def _free(
+    at: Values, radii: Sequence[float], names: Sequence[str], letters: float, paper: tuple[float, float]
+) -> list[Box]:
+    """A place for every name, near its point and clear of the points, the names before it, the ruler and the edge."""
+    right, top = paper[0] / 2, paper[1] / 2
+    frame, ruler = (0.04 - right, 0.04 - top, right - 0.04, top - 0.04), (-right, -top, -right / 2, 0.45 - top)
+    taken = [ruler, *((x - r, y - r, x + r, y + r) for (x, y), r in zip(at, radii, strict=True))]
+    spots: list[Box] = []
+
+    def cost(choice: tuple[float, Box]) -> float:
+        gap, box = choice
+        inside, area = _overlap(box, frame), (box[2] - box[0]) * (box[3] - box[1])
+        return sum(_overlap(box, other) for other in taken) + 3 * (area - inside) + 0.02 * gap
+
+    for (x, y), radius, name in zip(at, radii, names, strict=True):
+        half = letters / 9 * LETTER * (len(name) + 1) / 2, letters / 9 * 0.085
+        _, best = min(_around(x, y, radius, half), key=cost)
+        spots.append(best)
+        taken.append(best)
+    return spots
+
+
+def _around(x: float, y: float, radius: float, half: tuple[float, float]) -> Iterator[tuple[float, Box]]:
+    """Boxes of half this size around a point, and how far each is from it."""
+    sides = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 1), (-0.7, 1), (0.7, -1), (-0.7, -1))
+    for gap, (right, up) in product((0.03, CLOSE, 0.3, 0.45, 0.6, 0.8), sides):
+        across, along = x + right * (radius + gap + half[0]), y + up * (radius + gap + half[1])
+        yield gap, (across - half[0], along - half[1], across + half[0], along + half[1])
+
+
+def _overlap(one: Box, other: Box) -> float:
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(width, 0.0) * max(height, 0.0)

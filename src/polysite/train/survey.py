@@ -1,0 +1,135 @@
+"""A hospital that describes its cases: each is opened once, measured, embedded, and let go.
+
+Of a case: the largest intensity of every modality as stored, the volume of every label (of a class, whether it is the
+one), and the embedding: every modality that was acquired is prepared as for training, put through the encoder by
+itself, and the results are averaged.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from polysite.assess.assessment import CLASS, INTENSITY, VOLUME
+from polysite.data.cache import Arrays, Cache
+from polysite.data.case import Case, Patient
+from polysite.data.prepare import Prepare
+from polysite.errors import DataError
+from polysite.models.encoders import Embedder
+from polysite.site import Fit
+from polysite.tree import Tree
+
+Opened = tuple[Arrays, list[np.ndarray]]
+TOGETHER = 4  # cases whose volumes go to the encoder in one call
+VERSION = 1  # of what is measured here; a change makes every remembered description new
+
+
+class SurveySite:
+    """Answers an assessment. Nothing is opened before it is asked, and then every case once."""
+
+    def __init__(
+        self,
+        name: str,
+        patients: Sequence[Patient],
+        modalities: Sequence[str],
+        labels: Sequence[str],
+        dims: int,
+        prepare: Prepare,
+        embedder: Embedder | None,
+        cache: Cache,
+        watch: Callable[[str], None] = lambda case: None,
+    ):
+        self.name, self.patients, self.dims = name, tuple(patients), dims
+        self.modalities, self.labels = tuple(modalities), tuple(labels)
+        # the encoder was trained on z-scores, whatever the study trains on
+        self.prepare = replace(prepare, normalise="nonzero") if prepare.normalise == "none" else prepare
+        self.embedder, self.cache, self.watch = embedder, cache, watch
+        self.fits: tuple[Fit, ...] = ()
+        self._found: list[Arrays] = []
+
+    @property
+    def size(self) -> int:
+        return len(self.patients)
+
+    def at(self, round: int) -> "SurveySite":
+        return self
+
+    def lift(self, params: Tree) -> Tree:
+        return params
+
+    def features(self, kind: str) -> Mapping[str, np.ndarray]:
+        if not self._found:
+            self._found = list(self._describe())
+        if kind == "embedding":
+            if self.embedder is None:
+                raise DataError(f"site {self.name!r} was not given an encoder")
+            code = np.array(float(crc32(self.embedder.fingerprint.encode())))
+            return {"embedding": np.stack([f["embedding"] for f in self._found]), "encoder": code}
+        table = {k: np.array([float(f[k]) for f in self._found]) for k in self._found[0] if k != "embedding"}
+        voxel = table.pop("voxel")
+        known = bool(voxel.all())  # one case without a voxel size, and all are counted in voxels
+        metric = np.full(self.size, float(self.dims if known else 0))
+        unit = voxel if known else 0.001
+        return {k: v * unit if k.startswith(VOLUME) else v for k, v in table.items()} | {"metric": metric}
+
+    def _describe(self) -> Iterator[Arrays]:
+        """In order: threads open the next cases while some are embedded together."""
+        ahead: deque[Future[Opened]] = deque()
+        left = iter(self.patients)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            try:
+                for done in range(0, self.size, TOGETHER):
+                    ahead.extend(pool.submit(self._open, p) for p in islice(left, 2 * TOGETHER - len(ahead)))
+                    group = [ahead.popleft().result() for _ in range(min(TOGETHER, len(ahead)))]
+                    yield from self._embed(self.patients[done : done + TOGETHER], group)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _open(self, patient: Patient) -> Opened:
+        """What is known of a case, and the volumes that are still to be embedded."""
+        known = self.cache.recall(patient, self._how)
+        if known is not None:
+            return known, []
+        case = patient.open()
+        return self._measure(case), self._volumes(case) if self.embedder else []
+
+    def _embed(self, patients: Sequence[Patient], group: Sequence[Opened]) -> Iterator[Arrays]:
+        volumes = [v for _, each in group for v in each]
+        embedded = iter(self.embedder(volumes) if self.embedder and volumes else ())
+        for patient, (known, each) in zip(patients, group, strict=True):
+            if each:
+                known = {**known, "embedding": np.mean([next(embedded) for _ in each], axis=0)}
+                self.cache.keep(patient, self._how, known)
+            self.watch(f"{self.name} · {patient.name}")
+            yield known
+
+    @property
+    def _how(self) -> list[Any]:
+        encoder = self.embedder.fingerprint if self.embedder else ""
+        return [VERSION, version("monai"), asdict(self.prepare), encoder, list(self.modalities), list(self.labels)]
+
+    def _measure(self, case: Case) -> Arrays:
+        found = {f"{INTENSITY} {m}": np.array(float(x.max())) for m, x in zip(self.modalities, case.image, strict=True)}
+        if case.label.ndim == 1:
+            found |= {f"{CLASS} {k}": np.array(float(v)) for k, v in zip(self.labels, case.label, strict=True)}
+        else:
+            volumes = case.label.reshape(len(case.label), -1).sum(1, dtype=np.float64)
+            found |= {f"{VOLUME} {k}": np.array(v) for k, v in zip(self.labels, volumes, strict=True)}
+        size = np.prod(case.spacing) / (100 if self.dims == 2 else 1000)  # square centimetres, or millilitres
+        found["voxel"] = np.array(size if case.unit == "mm" else 0.0)
+        return found
+
+    def _volumes(self, case: Case) -> list[np.ndarray]:
+        """The modalities that were acquired, prepared."""
+        prepared = self.prepare.apply(case, [1] * (case.image.ndim - 1))
+        acquired = [m for raw, m in zip(case.image, prepared.image, strict=True) if raw.any()]
+        if not acquired:
+            raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is zero")
+        return acquired

@@ -1,0 +1,284 @@
+"""One exchange, and what it tells: the paper's numbers, what must not change it, and what a site may not send."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hospitals import FAST, Host, ask, assess, host
+from scipy import stats
+
+from polysite.assess.assessment import TITLES, analyse
+from polysite.assess.exchange import Assess, left
+from polysite.engines import checkpoint, rounds
+from polysite.engines.simulator import Simulator
+from polysite.errors import ConfigError, DataError
+from polysite.metrics.statistics import holm
+from polysite.payload import Payload, decode, encode
+
+THREE = {"a": host(9, 1), "b": host(12, 2), "c": host(7, 3, brightness=150, look=2)}
+
+
+def same(one, other, order=None):
+    """Two assessments, number by number; ``order`` renames the sites of the first."""
+    for name, d in one.distances.items():
+        e = other.distances[name]
+        pick = [other.index(order[s] if order else s) for s in one.sites]
+        np.testing.assert_allclose(d.matrix, e.matrix[np.ix_(pick, pick)], rtol=1e-9, atol=1e-9)
+
+
+def test_paper_a_table_6_to_7():
+    """FLAIR and ET, the quantities with the largest distance of their kind, averaged: Table 7, and its outlier."""
+    upper = np.triu_indices(4, 1)
+    flair, et = np.zeros((4, 4)), np.zeros((4, 4))
+    flair[upper], et[upper] = (0.33, 0.32, 0.27, 0.34, 1.45, 0.86), (6.87, 15.42, 27.55, 3.07, 7.40, 5.18)
+    expected = (3.60, 7.87, 13.91, 1.70, 4.43, 3.02)
+    np.testing.assert_allclose(((flair + et) / 2)[upper], expected, atol=0.011)  # the paper cuts 7.87 and 4.425
+    assert flair[upper].mean() == pytest.approx(0.595) and et[upper].mean() == pytest.approx(10.915)
+
+
+def test_the_metadata_distance_is_the_mean_of_the_largest_of_either_kind():
+    found = assess(THREE, replace(FAST, scale="none"))
+    raw = {n: {s: h.quantities[n] for s, h in THREE.items()} for n in THREE["a"].quantities}
+    emd = {n: {p: stats.wasserstein_distance(v[p[0]], v[p[1]]) for p in combinations("abc", 2)} for n, v in raw.items()}
+    mean = {n: np.mean(list(d.values())) for n, d in emd.items()}
+    assert {n: q.mean for n, q in found.quantities.items()} == pytest.approx(mean)
+    brightest, largest = (max((n for n in mean if n.startswith(k)), key=mean.__getitem__) for k in ("int", "vol"))
+    assert (found.largest("intensity").name, found.largest("volume").name) == (brightest, largest)
+    for i, j in combinations(range(3), 2):
+        pair = ("abc"[i], "abc"[j])
+        expected = (emd[brightest][pair] + emd[largest][pair]) / 2
+        assert found.distances["emd"].matrix[i, j] == pytest.approx(expected)
+    assert found.distances["emd"].outlier == "c"
+
+
+def test_scaling_divides_by_the_deviation_over_all_cases():
+    scaled, raw = assess(THREE), assess(THREE, replace(FAST, scale="none"))
+    for name, q in scaled.quantities.items():
+        spread = np.concatenate([h.quantities[name] for h in THREE.values()]).std()
+        assert q.scale == pytest.approx(spread)
+        np.testing.assert_allclose(q.matrix * spread, raw.quantities[name].matrix, rtol=1e-9)
+
+
+def test_the_embedding_distance_is_that_of_the_means():
+    found = assess(THREE)
+    means = [h.embedding.mean(0).reshape(-1) for h in THREE.values()]
+    for i, j in combinations(range(3), 2):
+        assert found.distances["euclidean"].matrix[i, j] == pytest.approx(np.linalg.norm(means[i] - means[j]))
+        k = 1  # the second component
+        u, v = (h.embedding.mean(0)[:, k] for h in (list(THREE.values())[i], list(THREE.values())[j]))
+        expected = np.degrees(np.arccos(u @ v / np.linalg.norm(u) / np.linalg.norm(v)))
+        assert found.angles["component 2"][i, j] == pytest.approx(expected)
+
+
+def test_energy_along_many_directions_is_the_energy_distance_of_vectors():
+    """Up to a constant of the dimension, c_d = sqrt(pi) Gamma((d + 1) / 2) / Gamma(d / 2) / sqrt(d)."""
+    from scipy.spatial.distance import cdist
+    from scipy.special import gammaln
+
+    x, y = (h.embedding.reshape(h.size, -1) for h in (THREE["a"], THREE["c"]))
+    whole = 2 * cdist(x, y).mean() - cdist(x, x).mean() - cdist(y, y).mean()
+    d = x.shape[1]
+    constant = np.exp(0.5 * np.log(np.pi) + gammaln((d + 1) / 2) - gammaln(d / 2)) / np.sqrt(d)
+    found = assess({"a": THREE["a"], "c": THREE["c"]}, replace(FAST, projections=4000, permutations=99))
+    assert found.distances["energy"].matrix[0, 1] ** 2 * constant == pytest.approx(whole, rel=0.05)
+
+
+def test_order_of_cases_and_of_sites_is_irrelevant():
+    rng = np.random.default_rng(0)
+    shuffled = {}
+    for site, h in reversed(THREE.items()):
+        deal = rng.permutation(h.size)
+        shuffled[site] = Host({n: v[deal] for n, v in h.quantities.items()}, h.embedding[deal])
+    one, other = assess(THREE), assess(shuffled)
+    same(one, other)
+    assert {n: d.outlier for n, d in one.distances.items()} == {n: d.outlier for n, d in other.distances.items()}
+    renamed = {"z" + s if s == "a" else s: h for s, h in THREE.items()}
+    same(one, assess(renamed), {"a": "za", "b": "b", "c": "c"})
+
+
+def test_duplicating_all_cases_changes_no_distance():
+    twice = {s: Host({n: np.tile(v, 2) for n, v in h.quantities.items()}, np.tile(h.embedding, (2, 1, 1))) for s, h in THREE.items()}  # fmt: skip
+    same(assess(THREE), assess(twice))
+
+
+def test_equal_sites_are_at_distance_zero_and_never_told_apart():
+    found = assess({"a": host(9, 1), "b": host(9, 1), "c": host(9, 1)})
+    for d in found.distances.values():
+        np.testing.assert_allclose(d.matrix, 0, atol=1e-9)
+        assert (d.p == 1).all() and (d.adjusted == 1).all()
+        assert d.linked == (("a", "b", "c"),)
+    assert all(q.mean == pytest.approx(0, abs=1e-9) for q in found.quantities.values())
+
+
+def test_a_site_with_one_case_is_compared_if_asked_and_no_test_claims_anything():
+    found = assess({**THREE, "d": host(1, 4, brightness=500, look=9)}, replace(FAST, fewest=1))
+    assert {d.outlier for d in found.distances.values()} == {"d"}
+    i = found.index("d")
+    assert all(d.p[i].min() > 0.05 for d in found.distances.values())
+    assert set(found.unable()) == {("a", "d"), ("b", "d"), ("c", "d")}
+
+
+def test_few_cases_stay_at_home():
+    """Below ``fewest`` a site tells a number of cases and nothing else; it is not even opened."""
+    small = host(2, 4)
+    replies = ask({**THREE, "d": small})
+    assert replies["d"] == Payload(cases=2, metric=0, encoder=0, quantiles={}, mean={}, directions={}, angles={})
+    assert small.asked == []
+    found = analyse(replies, FAST)
+    assert found.silent == ("d",) and found.sites == ("a", "b", "c") and found.cases["d"] == 2
+
+
+def test_no_number_of_a_single_case_leaves_with_what_belongs_to_it():
+    """Lists are ascending, each by itself; of an embedding there is a mean; nothing else is in a reply."""
+    for site, reply in ask(THREE).items():
+        size = THREE[site].size
+        assert reply.keys() == FAST.reply.keys()
+        lists = [*reply["quantiles"].values(), *reply["directions"]["embedding"], *reply["angles"].values()]
+        assert all(len(v) == size and (np.diff(v) >= 0).all() for v in lists)
+        assert {v.shape for v in reply["mean"].values()} == {(6,)}
+        assert not any(np.allclose(reply["mean"]["component 1"], case[:, 0]) for case in THREE[site].embedding)
+
+
+def test_more_cases_than_levels_are_averaged():
+    found = ask({"a": host(30, 1), "b": host(9, 2)}, replace(FAST, levels=10))
+    assert {len(v) for v in found["a"]["quantiles"].values()} == {10}
+    assert found["a"]["directions"]["embedding"].shape == (8, 10)
+    assert {len(v) for v in found["b"]["quantiles"].values()} == {9}
+    assert max(found["a"]["quantiles"]["intensity t1"]) < host(30, 1).quantities["intensity t1"].max()
+
+
+def test_what_left_is_told_in_words_and_bytes():
+    found = assess(THREE)
+    size, words = found.left["b"]
+    assert size == ask(THREE)["b"].nbytes == 8 * (3 + 4 * 12 + 12 + 8 * 12 + 2 * 12)
+    assert words == (
+        "the number of its cases; 12 quantiles of 4 quantities; the mean of an embedding (12 numbers) and 12 quantiles "
+        "of it along 8 directions; 12 quantiles of 2 angles"
+    )
+    assert left(Payload(cases=2, quantiles={})) == "the number of its cases"
+
+
+def test_it_is_an_algorithm_like_any_other():
+    """Inputs are not changed, the wire changes nothing, order and absence of replies are fine, the state is kept."""
+    hosts = {s: Host({n: v.copy() for n, v in h.quantities.items()}, h.embedding.copy()) for s, h in THREE.items()}
+    for h in hosts.values():
+        for v in (*h.quantities.values(), h.embedding):
+            v.flags.writeable = False
+    plain, wired = ask(hosts), ask(hosts, wire=True)
+    assert plain == wired == {s: decode(encode(p)) for s, p in plain.items()}
+    backwards = FAST.merge(FAST.init({}, list(THREE)), dict(reversed(plain.items())))
+    assert list(backwards.replies) == ["a", "b", "c"]
+    same(analyse({s: plain[s] for s in "bca"}, FAST), analyse(plain, FAST))
+    assert analyse({s: plain[s] for s in "ab"}, FAST).sites == ("a", "b")
+    assert list(FAST.serve(Payload(), Payload(), hosts["a"], ())) == []
+
+
+def test_the_state_survives_a_checkpoint(tmp_path):
+    state = FAST.merge(FAST.init({}, []), ask(THREE))
+    checkpoint.save(tmp_path / "x", state)
+    assert checkpoint.load(tmp_path / "x") == state
+
+
+def test_without_embeddings():
+    bare = {s: Host(h.quantities) for s, h in THREE.items()}
+    found = assess(bare, replace(FAST, projections=0))
+    assert list(found.distances) == ["emd"] and found.angles == {} and found.encoder == ""
+    assert {k for h in bare.values() for k in h.asked} == {"metadata"}
+
+
+def spoilt(change):
+    """The reply of c, changed."""
+    replies = ask(THREE)
+    fields = {k: dict(v) if not isinstance(v, float) else v for k, v in replies["c"].items()}
+    change(fields)
+    return {**replies, "c": Payload(**fields)}
+
+
+DAMAGE = {
+    "not ascending": (lambda f: f["quantiles"].update({"volume WT": f["quantiles"]["volume WT"][::-1].copy()}), "asc"),
+    "too long": (lambda f: f["quantiles"].update({"volume WT": np.arange(99.0)}), "not 7 ascending"),
+    "negative volume": (lambda f: f["quantiles"].update({"volume WT": f["quantiles"]["volume WT"] - 99}), "negative"),
+    "unknown quantity": (lambda f: f["quantiles"].update({"age": np.arange(7.0)}), "no quantity called 'age'"),
+    "lacking quantity": (lambda f: f["quantiles"].pop("volume ET"), "other quantities"),
+    "too few cases": (lambda f: f.update(cases=2.0), "fewer than assess.fewest"),
+    "another encoder": (lambda f: f.update(encoder=2.0), "other encoder weights"),
+    "another unit": (lambda f: f.update(metric=0.0), "other units"),
+    "another size": (lambda f: f["mean"].update({"component 1": np.zeros(9)}), "other embedding"),
+    "no mean": (lambda f: f.update(mean={}), "mean of the embedding"),
+    "no directions": (lambda f: f.update(directions={}), "8 directions"),
+    "odd directions": (lambda f: f["directions"].update(embedding=np.zeros((3, 7))), "8 directions"),
+    "odd angles": (lambda f: f["angles"].update({"component 1": np.zeros(2)}), "angles"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_reply_that_no_honest_site_sends_is_left_out(kind):
+    change, reason = DAMAGE[kind]
+    found = analyse(spoilt(change), FAST)
+    assert reason in found.refused["c"]
+    assert found.sites == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f: f["quantiles"].update({"volume WT": np.full(7, np.nan)}),
+        lambda f: f["mean"].update({"component 1": np.full(6, np.inf)}),
+        lambda f: f["directions"].update(embedding=np.zeros((8, 7), np.float32)),
+        lambda f: f["directions"].update(embedding=np.zeros((2, 2, 2))),
+        lambda f: f.update(cases=float("nan")),
+        lambda f: f.update(metric=-1.0),
+        lambda f: f.pop("angles"),
+        lambda f: f.update(image={"scan": np.zeros((4, 4))}),
+    ],
+)
+def test_the_engine_refuses_what_is_no_statistic(change):
+    """Not finite, another type or shape, another field: refused before anything is computed with it."""
+    bad = spoilt(change)["c"]
+
+    class Lies(Assess):
+        def local(self, got, memory, site):
+            reply, kept = super().local(got, memory, site)
+            return (bad if site is THREE["c"] else reply), kept
+
+    settings = Lies(permutations=499, resamples=100, projections=8)
+    (only,) = rounds.run(settings, Simulator(settings, THREE), {}, rounds.Plan(rounds=1), 0)
+    assert list(only.refused) == ["c"] and list(only.state.replies) == ["a", "b"]
+
+
+def test_one_hospital_alone_is_refused():
+    with pytest.raises(DataError, match=r"1 of 2 can be described: a site needs 3 cases"):
+        analyse(ask({"a": host(9), "b": host(2)}), FAST)
+
+
+@pytest.mark.parametrize("key", ["fewest", "levels", "projections", "permutations", "resamples", "take"])
+def test_settings_are_checked(key):
+    with pytest.raises(ConfigError, match=rf"assess\.{key} = -1"):
+        Assess(**{key: -1})
+
+
+def test_support_grows_with_the_difference():
+    """A planted outlier is named, tested and kept in the resamples; the others are not told apart."""
+    usual = {s: host(15, k) for k, s in enumerate("abcd")}
+    settings = replace(FAST, permutations=4999)
+    found = assess({**usual, "e": host(15, 9, brightness=160, volume=40, look=2)}, settings)
+    for d in found.distances.values():
+        assert d.outlier == "e" and d.named["e"] > 0.95
+        assert d.alone["e"] < 0.01 < min(p for s, p in d.alone.items() if s != "e")
+        assert (d.adjusted[4, :4] <= 0.05).all() and (d.adjusted[:4, :4] > 0.05).all()
+        assert (d.low <= d.matrix).all() and (d.matrix <= d.high).all() and (d.low >= 0).all()
+        assert d.low[4, :4].min() > d.chance[:4, :4].max() / 2
+        assert d.matrix[:4, :4].max() < 1.8 * d.chance[:4, :4].max()  # about what chance makes of equal sites
+    assert found.differ("a", "e") == tuple(TITLES) and found.differ("a", "b") == ()
+
+
+def test_the_table_holds_every_pair():
+    lines = assess(THREE).table().splitlines()
+    assert lines[0] == "distance,site,other,value,low,high,chance,p,p_holm"
+    assert len(lines) == 1 + 5 * 3 and lines[1].startswith("emd,a,b,")
+
+
+def test_holm_is_statsmodels_by_hand():
+    """Worked example: sorted 0.01 0.02 0.03 0.5, times 4 3 2 1, made rising."""
+    np.testing.assert_allclose(holm(np.array([0.5, 0.01, 0.03, 0.02])), [0.5, 0.04, 0.06, 0.06])

@@ -1,0 +1,65 @@
+"""Hospitals of which only numbers are known, and the exchange with them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polysite.assess.assessment import Assessment, analyse
+from polysite.assess.exchange import Assess
+from polysite.engines import rounds
+from polysite.engines.simulator import Simulator
+
+FAST = Assess(permutations=499, resamples=100, projections=8)
+
+
+@dataclass
+class Host:
+    """A site that answers from arrays."""
+
+    quantities: dict[str, np.ndarray]
+    embedding: np.ndarray | None = None
+    encoder: float = 1.0
+    metric: float = 3.0
+    fits: tuple[Any, ...] = ()
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def size(self):
+        return len(next(iter(self.quantities.values())))
+
+    def at(self, round):
+        return self
+
+    def lift(self, params):
+        return params
+
+    def features(self, kind):
+        self.asked.append(kind)
+        if kind == "embedding":
+            return {"embedding": self.embedding, "encoder": np.array(self.encoder)}
+        return {**self.quantities, "metric": np.full(self.size, self.metric)}
+
+
+def host(cases=12, seed=0, brightness=100.0, volume=10.0, look=0.0, channels=6, empty=0, unseen=0):
+    """A hospital drawn from a few numbers: ``unseen`` cases lack t2, ``empty`` ones have no ET."""
+    rng = np.random.default_rng(seed)
+    quantities = {
+        "intensity t1": rng.normal(brightness, 10, cases),
+        "intensity t2": np.where(np.arange(cases) < unseen, 0.0, rng.normal(200, 20, cases)),
+        "volume WT": rng.lognormal(np.log(volume), 0.3, cases),
+        "volume ET": np.where(np.arange(cases) < empty, 0.0, rng.lognormal(0, 0.3, cases)),
+    }
+    return Host(quantities, rng.normal(look, 1, (cases, channels, 2)))
+
+
+def ask(hosts, settings=FAST, wire=False) -> dict[str, Any]:
+    """The replies of one exchange through the engine."""
+    engine = Simulator(settings, hosts, wire=wire)
+    (only,) = rounds.run(settings, engine, {}, rounds.Plan(rounds=1), 0)
+    assert not only.refused, only.refused
+    return dict(only.state.replies)
+
+
+def assess(hosts, settings=FAST) -> Assessment:
+    return analyse(ask(hosts, settings), settings)

@@ -1,0 +1,327 @@
+"""Encoders against MONAI's networks, their checkpoints against files as people have them, embeddings against PCA."""
+
+import pickle
+import sys
+import warnings
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from monai.networks.nets import resnet18
+from sklearn.decomposition import PCA
+
+from polysite.errors import ConfigError, DataError, RunError
+from polysite.models.deepbet import SIDE, as_trained
+from polysite.models.encoders import ENCODERS, SHIPPED, Bundled, DeepBet, Embedder, MedicalNet, principal, resize
+from polysite.models.resnet3d import ResNet18
+
+
+def noise(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def monai_features(net, x):
+    seen = []
+    net.layer4.register_forward_hook(lambda _module, _given, out: seen.append(out))
+    net(x)
+    return seen[0]
+
+
+def dilate(net):
+    """MONAI's network as MedicalNet has it: the last two stages keep the size and look further."""
+    for stage, dilation in ((net.layer3, 2), (net.layer4, 4)):
+        for block in stage:
+            for convolution in (block.conv1, block.conv2):
+                convolution.stride, convolution.dilation = (1, 1, 1), (dilation,) * 3
+                convolution.padding = convolution.dilation
+            if isinstance(block.downsample, torch.nn.Module):
+                block.downsample[0].stride = (1, 1, 1)
+            elif block.downsample is not None:
+                block.downsample.keywords["stride"] = 1
+
+
+@pytest.mark.parametrize("shortcut", ["A", "B"])
+@torch.no_grad()
+def test_the_resnet_is_the_one_of_monai(shortcut):
+    torch.manual_seed(0)
+    net = resnet18(
+        spatial_dims=3,
+        n_input_channels=1,
+        conv1_t_stride=2,
+        feed_forward=False,
+        shortcut_type=shortcut,
+        bias_downsample=False,
+    ).eval()
+    for name, value in net.state_dict().items():
+        if "running" in name:
+            value.uniform_(0.5, 1.5)
+    x = torch.from_numpy(noise(2, 1, 33, 40, 24))
+    for dilated, sides in ((False, (2, 2, 1)), (True, (5, 5, 3))):
+        if dilated:
+            dilate(net)
+        with torch.device("meta"):
+            ours = ResNet18(shortcut, dilated).eval()
+        ours.load_state_dict(net.state_dict(), assign=True)
+        found = ours(x)
+        assert found.shape == (2, 512, *sides)
+        torch.testing.assert_close(found, monai_features(net, x))
+
+
+def state(shortcut="A", **more):
+    """Parameters by name as MedicalNet names them, each one number everywhere, so that a file stays small."""
+    with torch.device("meta"):
+        shapes = {k: v.shape for k, v in ResNet18(shortcut).state_dict().items()}
+    made = {k: torch.tensor(0.1 + n).expand(shape) for n, (k, shape) in enumerate(shapes.items())}
+    return {k: v for k, v in {**made, **more}.items() if v is not None}
+
+
+def parallel(weights):
+    return {f"module.{k}": v for k, v in weights.items()}
+
+
+SEGMENTATION = {"conv_seg.0.weight": torch.ones(2, 2), "conv_seg.1.num_batches_tracked": torch.tensor(3)}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "shortcut", "zipped"),
+    [
+        ({"state_dict": parallel(state())}, "A", False),
+        ({"state_dict": parallel(state("B")), "epoch": 3}, "B", True),
+        ({"state_dict": state(**SEGMENTATION)}, "A", True),
+        (parallel(state(**SEGMENTATION)), "A", True),
+    ],
+    ids=["published, torch 0.4", "shortcut B", "one GPU", "not wrapped"],
+)
+def test_checkpoints_of_medicalnet(tmp_path, checkpoint, shortcut, zipped):
+    file = tmp_path / "resnet_18.pth"
+    torch.save(checkpoint, file, _use_new_zipfile_serialization=zipped)
+    encoder = MedicalNet(str(file))
+    found = encoder.build().state_dict()
+    for name, value in state(shortcut).items():
+        if not name.endswith("num_batches_tracked"):
+            torch.testing.assert_close(found[name], value)
+    assert encoder.words == "MedicalNet 3D-ResNet-18 from resnet_18.pth"
+    assert len(encoder.fingerprint) == 64
+
+
+class Trap:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+def truncated(file):
+    torch.save(state(), file)
+    file.write_bytes(file.read_bytes()[:-3000])
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (lambda f: torch.save(state(**{"layer3.0.conv1.weight": None}), f), "lacks 'layer3.0.conv1.weight'"),
+        (lambda f: torch.save(state(**{"layer1.2.conv1.weight": torch.ones(1)}), f), "also holds 'layer1.2.conv1.wei"),
+        (lambda f: torch.save(state(conv1=1, **{"conv1.weight": None}), f), "also holds 'conv1'"),
+        (lambda f: torch.save(state(**{"bn1.bias": torch.ones(3)}), f), r"'bn1.bias' is \(3,\), not \(64,\)"),
+        (lambda f: torch.save(state(**{"bn1.bias": "x"}), f), r"'bn1.bias' is str, not \(64,\)"),
+        (lambda f: torch.save(state(**{"bn1.bias": torch.full((64,), torch.nan)}), f), "'bn1.bias' holds NaN"),
+        (lambda f: torch.save([1, 2], f), "holds no parameters by name"),
+        (truncated, "is not a checkpoint of plain tensors"),
+        (lambda f: f.write_bytes(b""), "is not a checkpoint of plain tensors"),
+        (lambda f: f.write_bytes(b"PK\3\4 nonsense"), "is not a checkpoint of plain tensors"),
+        (lambda f: torch.save({"state_dict": Trap(f.with_suffix(".ran"))}, f), "could run code"),
+        (lambda f: f.write_bytes(pickle.dumps(Trap(f.with_suffix(".ran")))), "could run code"),
+        (lambda f: None, "cannot be opened .No such file or directory."),
+    ],
+    ids=[
+        *("missing", "a deeper ResNet", "other names", "shape", "no tensor", "not finite", "a list"),
+        *("truncated", "empty", "no zip", "code in a checkpoint", "code in a pickle", "no file"),
+    ],
+)
+def test_other_files_are_refused_by_name(tmp_path, write, says):
+    file = tmp_path / "resnet_18.pth"
+    write(file)
+    with pytest.raises(ConfigError, match=says) as refused:
+        MedicalNet(str(file)).build()
+    assert "resnet_18.pth" in str(refused.value)
+    assert not file.with_suffix(".ran").exists()
+
+
+def test_a_file_must_be_named_or_installed(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"encoder.path is missing: name MedicalNet's checkpoint"):
+        MedicalNet().build()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"pip install --no-deps deepbet==1.0.2"):
+        DeepBet().build()
+    other = tmp_path / "bbox_model.pt"
+    other.write_bytes(b"a program of somebody else")
+    with pytest.raises(ConfigError, match=r"bbox_model.pt is not the bbox_model.pt of deepbet 1.0.2"):
+        DeepBet(str(other)).build()
+
+
+@torch.no_grad()
+def test_deepbet_is_half_of_the_published_network():
+    try:
+        distribution("deepbet")
+    except PackageNotFoundError:
+        pytest.skip("deepbet is not installed: pip install --no-deps deepbet==1.0.2")
+    encoder = DeepBet()
+    x = torch.from_numpy(noise(2, 1, SIDE, SIDE, SIDE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        published = torch.jit.load(encoder._file, map_location="cpu")
+    relu = getattr(published.conv, "2")  # traced once, and handed to every part
+    expected = published.init(relu, torch.stack([as_trained(v) for v in x]))
+    for level in (published.down0, published.down1, published.down2, published.down3):
+        expected = level(relu, expected)
+    torch.testing.assert_close(encoder.build()(x), expected)
+    assert encoder.fingerprint == DeepBet.digest
+    found = Embedder(encoder)([noise(40, 30, 20), np.zeros((20, 20, 20), np.float32)])
+    assert found.shape == (2, 128, 2) and np.isfinite(found).all() and found[0].any()
+
+
+def test_intensities_as_deepbet_knows_them():
+    x = torch.from_numpy(noise(1, 20, 20, 20))
+    x[:, :8] = 0
+    found = as_trained(x)
+    assert found.mean() == pytest.approx(0.449, abs=1e-4) and found.std() == pytest.approx(0.226, abs=1e-4)
+    assert found[:, :8].unique().tolist() == [found.min()]  # the background is black
+    assert as_trained(torch.zeros(1, 4, 4, 4)).isfinite().all()
+
+
+def fixed(components):
+    """Columns whose largest entry is positive."""
+    largest = np.take_along_axis(components, np.abs(components).argmax(0)[None], 0)
+    return components * np.sign(largest)
+
+
+@pytest.mark.parametrize(("channels", "positions"), [(12, 40), (40, 12), (9, 9), (30, 3)])
+def test_components_are_those_of_sklearn(channels, positions):
+    features = np.stack([noise(channels, positions, seed=s) * np.arange(1, positions + 1) + s for s in range(3)])
+    found = principal(torch.from_numpy(features)).numpy()
+    for one, mine in zip(features.astype(float), found, strict=True):
+        pca = PCA(2, svd_solver="full").fit(one.T)
+        expected = fixed(pca.components_.T * pca.singular_values_ / positions**0.5)
+        np.testing.assert_allclose(mine, expected, atol=1e-9)
+        assert (mine.max(0) >= -mine.min(0)).all()
+    order = np.random.default_rng(1).permutation(positions)
+    again = principal(torch.from_numpy(features[:, :, order])).numpy()
+    np.testing.assert_allclose(again, found, atol=1e-9)
+    twice = principal(torch.from_numpy(np.concatenate([features, features], 2))).numpy()
+    np.testing.assert_allclose(twice, found, atol=1e-9)  # a larger volume with the same contents
+
+
+@pytest.mark.parametrize(
+    ("features", "rank"),
+    [
+        (torch.zeros(2, 5, 7), 0),
+        (torch.full((2, 5, 7), 0.1), 0),
+        (torch.full((2, 7, 5), 0.1), 0),
+        (torch.rand(2, 5, 1), 0),
+        (torch.rand(2, 5, 2), 1),
+        (torch.rand(2, 1, 9), 1),
+        (torch.rand(2, 5, 1) * torch.rand(2, 1, 9) + 3, 1),
+    ],
+    ids=["zero", "constant", "few positions", "one position", "two positions", "one channel", "one direction"],
+)
+def test_components_that_do_not_exist_are_zero(features, rank):
+    found = principal(features)
+    assert found.shape == (2, features.shape[1], 2)
+    assert (found.abs().amax(1) > 0).tolist() == [[rank > 0, rank > 1]] * 2
+
+
+@pytest.fixture(scope="module")
+def embedder():
+    return Embedder(Bundled(), batch=3)
+
+
+def test_an_embedding_does_not_depend_on_its_neighbours(embedder):
+    shapes = [(24, 20, 28)] * 5 + [(20, 24, 28), (30, 22), (24, 20, 28), (30, 22)]
+    volumes = [noise(*shape, seed=s) for s, shape in enumerate(shapes)]
+    together = embedder(volumes)
+    assert together.shape == (9, 128, 2) and together.dtype == np.float32
+    alone = np.concatenate([embedder([v]) for v in volumes])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    np.testing.assert_allclose(embedder(volumes[::-1]), together[::-1], atol=1e-5)
+    assert len({e.tobytes() for e in together}) == len(volumes)
+    assert embedder([]).shape == (0, 128, 2)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (1, 1, 1), (7, 9), (50, 60), (260, 150, 140)], ids=str)
+def test_any_size_has_an_embedding(embedder, shape):
+    found = embedder([noise(*shape)])[0]
+    assert np.isfinite(found).all() and found.any()
+
+
+def test_a_modality_that_was_not_acquired_has_an_embedding_of_zero(embedder):
+    assert not embedder([np.zeros((20, 20, 20), np.float32)]).any()
+
+
+def test_shrinking_takes_means_and_stretching_is_linear():
+    small = torch.from_numpy(noise(1, 1, 128, 128, 128))
+    assert torch.equal(resize(small), small)
+    large = small.repeat_interleave(2, 2).repeat_interleave(2, 3).repeat_interleave(2, 4)
+    torch.testing.assert_close(resize(large), small)
+    flat = torch.from_numpy(noise(1, 1, 30, 40))
+    torch.testing.assert_close(resize(flat), flat[..., None].expand(1, 1, 30, 40, 16))
+    slope = torch.arange(8.0).reshape(1, 1, 8, 1, 1).expand(1, 1, 8, 20, 20)
+    np.testing.assert_allclose(resize(slope)[0, 0, 1:-1, 0, 0].diff(), 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4, 5), (0, 4, 4)], ids=str)
+def test_what_is_no_volume_is_refused(embedder, shape):
+    with pytest.raises(DataError, match="an encoder takes 2D and 3D images"):
+        embedder([np.zeros(shape, np.float32)])
+
+
+class Crowded(torch.nn.Module):
+    """A GPU with room for so many volumes."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room, self.seen = room, []
+
+    def forward(self, x):
+        if len(x) > self.room:
+            raise torch.OutOfMemoryError
+        self.seen.append(len(x))
+        return x.flatten(2)[:, :, :256].reshape(len(x), 128, 2)
+
+
+@pytest.mark.parametrize(("room", "seen"), [(8, [8, 3]), (3, [2] * 5 + [1]), (1, [1] * 11)])
+def test_a_batch_that_does_not_fit_is_halved(room, seen):
+    embedder, volumes = Embedder(Bundled()), [noise(16, 16, 16, seed=s) for s in range(11)]
+    embedder.network = Crowded(16)
+    expected = embedder(volumes)
+    embedder.network = Crowded(room)
+    np.testing.assert_array_equal(embedder(volumes), expected)
+    assert embedder.network.seen == seen
+
+
+def test_a_volume_that_does_not_fit_is_named():
+    embedder = Embedder(Bundled())
+    embedder.network = Crowded(0)
+    with pytest.raises(RunError, match=r"no room for a volume of \(16, 17, 18\)"):
+        embedder([noise(16, 17, 18)])
+
+
+def test_what_ships_is_small_and_complete(monkeypatch, tmp_path):
+    assert SHIPPED.stat().st_size < 5e6
+    assert set(ENCODERS) == {"bundled", "medicalnet", "deepbet"}
+    net = Bundled().build()
+    assert {p.dtype for p in net.parameters()} == {torch.float32}
+    assert sum(p.numel() for p in net.parameters()) == 878_256
+    assert "phantoms" in Bundled().words and len(Bundled().fingerprint) == 64
+    damaged = tmp_path / "encoder.safetensors"
+    damaged.write_bytes(SHIPPED.read_bytes()[:1000])
+    monkeypatch.setattr("polysite.models.encoders.SHIPPED", damaged)
+    with pytest.raises(ConfigError, match=r"encoder.safetensors is damaged .* install polysite again"):
+        Bundled().build()
+    damaged.unlink()
+    with pytest.raises(ConfigError, match=r"encoder.safetensors is missing"):
+        Bundled().build()
