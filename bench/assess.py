@@ -31,7 +31,6 @@ from polysite.engines import rounds
 from polysite.payload import Payload
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-SETTINGS = Assess(cases="all")
 
 
 def replies(study: Study) -> dict[str, Payload]:
@@ -60,15 +59,15 @@ def planted(seed: int, cases: int) -> dict[str, Hospital]:
     }
 
 
-def one_seed(job: tuple[int, int, int]) -> dict[str, dict[str, bool]]:
+def one_seed(job: tuple[int, int, int, Assess]) -> dict[str, dict[str, float]]:
     """For one draw of all hospitals: which distances name the planted one, and whether it is found to differ."""
-    seed, cases, side = job
+    seed, cases, side, settings = job
     hospitals = planted(seed, cases)
-    heard = replies(Study(seed=seed, data=Phantom((side, side, side), hospitals), assess=SETTINGS))
+    heard = replies(Study(seed=seed, data=Phantom((side, side, side), hospitals), assess=settings))
     usual = {s: r for s, r in heard.items() if s.startswith("usual")}
     found = {}
     for kind in hospitals.keys() - usual.keys():
-        seen = analyse({**usual, "planted": heard[kind]}, SETTINGS)
+        seen = analyse({**usual, "planted": heard[kind]}, settings)
         named = {name: d.outlier == "planted" for name, d in seen.distances.items()}
         significant = differ(seen)
         others = sum(s.startswith("usual") for s in significant) / 4
@@ -78,7 +77,8 @@ def one_seed(job: tuple[int, int, int]) -> dict[str, dict[str, bool]]:
 
 
 def run_planted(given: argparse.Namespace) -> None:
-    jobs = [(seed, given.cases, given.side) for seed in range(given.seeds)]
+    settings = Assess(cases="all", modalities=given.modalities)
+    jobs = [(seed, given.cases, given.side, settings) for seed in range(given.seeds)]
     total: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     with ProcessPoolExecutor(given.jobs) as pool:
         for found in pool.map(one_seed, jobs):
@@ -87,7 +87,7 @@ def run_planted(given: argparse.Namespace) -> None:
                     total[kind][name] += yes / given.seeds
     columns = list(total["none"])
     print(f"\n{given.seeds} seeds, 5 hospitals of {given.cases} cases; chance: 20 %\n")
-    print("| planted | " + " | ".join(columns) + " |\n|---" * 1 + "|---" * len(columns) + "|")
+    print(f"| planted | {' | '.join(columns)} |\n|---{'|---' * len(columns)}|")
     for kind in planted(0, given.cases):
         if kind in total:
             print(f"| {kind} | " + " | ".join(f"{total[kind][c]:.0%}" for c in columns) + " |")
@@ -149,6 +149,7 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=20)
     options.add_argument("--cases", type=int, default=12)
     options.add_argument("--side", type=int, default=48, help="voxels of a phantom")
+    options.add_argument("--modalities", default="apart", choices=["apart", "mean"])
     options.add_argument("--jobs", type=int, default=2)
     given = options.parse_args()
     {"planted": run_planted, "kits": run_kits}[given.what](given)

@@ -41,7 +41,7 @@ class Host:
         return {**self.quantities, "metric": np.full(self.size, self.metric)}
 
 
-def host(cases=12, seed=0, brightness=100.0, volume=10.0, look=0.0, channels=6, empty=0, unseen=0):
+def host(cases=12, seed=0, brightness=100.0, volume=10.0, look=0.0, channels=3, empty=0, unseen=0):
     """A hospital drawn from a few numbers: ``unseen`` cases lack t2, ``empty`` ones have no ET."""
     rng = np.random.default_rng(seed)
     quantities = {
@@ -50,7 +50,7 @@ def host(cases=12, seed=0, brightness=100.0, volume=10.0, look=0.0, channels=6, 
         "volume WT": rng.lognormal(np.log(volume), 0.3, cases),
         "volume ET": np.where(np.arange(cases) < empty, 0.0, rng.lognormal(0, 0.3, cases)),
     }
-    return Host(quantities, rng.normal(look, 1, (cases, channels, 2)))
+    return Host(quantities, rng.normal(look, 1, (cases, 2, channels, 2)))
 
 
 def ask(hosts, settings=FAST, wire=False) -> dict[str, Any]:

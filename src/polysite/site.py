@@ -124,7 +124,7 @@ class Surveyed(Protocol):
 
         ``metadata``: every quantity by name, and ``metric``, the dimensions of a case whose voxel
         size is known, or 0. ``embedding``: the
-        ``embedding`` (case, channel, component), and the number of the ``encoder`` that made it.
+        ``embedding`` (case, modality, channel, component), and the number of the ``encoder`` that made it.
         """
         ...
 

@@ -5,9 +5,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hospitals import FAST, Host, ask, assess, host
 from scipy import stats
 
+from hospitals import FAST, Host, ask, assess, host
 from polysite.assess.assessment import TITLES, analyse
 from polysite.assess.exchange import Assess, left
 from polysite.engines import checkpoint, rounds
@@ -63,10 +63,12 @@ def test_scaling_divides_by_the_deviation_over_all_cases():
 def test_the_embedding_distance_is_that_of_the_means():
     found = assess(THREE)
     means = [h.embedding.mean(0).reshape(-1) for h in THREE.values()]
+    averaged = assess(THREE, replace(FAST, modalities="mean")).distances["euclidean"].matrix
     for i, j in combinations(range(3), 2):
         assert found.distances["euclidean"].matrix[i, j] == pytest.approx(np.linalg.norm(means[i] - means[j]))
-        k = 1  # the second component
-        u, v = (h.embedding.mean(0)[:, k] for h in (list(THREE.values())[i], list(THREE.values())[j]))
+        two = [h.embedding.mean((0, 1)).reshape(-1) for h in THREE.values()]
+        assert averaged[i, j] == pytest.approx(np.linalg.norm(two[i] - two[j]))
+        u, v = (means[k].reshape(-1, 2)[:, 1] for k in (i, j))  # the second component
         expected = np.degrees(np.arccos(u @ v / np.linalg.norm(u) / np.linalg.norm(v)))
         assert found.angles["component 2"][i, j] == pytest.approx(expected)
 
@@ -98,8 +100,10 @@ def test_order_of_cases_and_of_sites_is_irrelevant():
 
 
 def test_duplicating_all_cases_changes_no_distance():
-    twice = {s: Host({n: np.tile(v, 2) for n, v in h.quantities.items()}, np.tile(h.embedding, (2, 1, 1))) for s, h in THREE.items()}  # fmt: skip
-    same(assess(THREE), assess(twice))
+    def twice(h):
+        return Host({n: np.tile(v, 2) for n, v in h.quantities.items()}, np.tile(h.embedding, (2, 1, 1, 1)))
+
+    same(assess(THREE), assess({s: twice(h) for s, h in THREE.items()}))
 
 
 def test_equal_sites_are_at_distance_zero_and_never_told_apart():
@@ -137,7 +141,8 @@ def test_no_number_of_a_single_case_leaves_with_what_belongs_to_it():
         lists = [*reply["quantiles"].values(), *reply["directions"]["embedding"], *reply["angles"].values()]
         assert all(len(v) == size and (np.diff(v) >= 0).all() for v in lists)
         assert {v.shape for v in reply["mean"].values()} == {(6,)}
-        assert not any(np.allclose(reply["mean"]["component 1"], case[:, 0]) for case in THREE[site].embedding)
+        cases = THREE[site].embedding.reshape(size, -1, 2)
+        assert not any(np.allclose(reply["mean"]["component 1"], case[:, 0]) for case in cases)
 
 
 def test_more_cases_than_levels_are_averaged():
@@ -178,6 +183,13 @@ def test_the_state_survives_a_checkpoint(tmp_path):
     state = FAST.merge(FAST.init({}, []), ask(THREE))
     checkpoint.save(tmp_path / "x", state)
     assert checkpoint.load(tmp_path / "x") == state
+
+
+def test_an_averaged_embedding_is_of_the_modalities_that_were_acquired():
+    few = host(9, 1)
+    few.embedding[:, 1] = 0
+    sent = ask({"a": few, "b": host(9, 2)}, replace(FAST, modalities="mean"))["a"]["mean"]["component 2"]
+    np.testing.assert_allclose(sent, few.embedding[:, 0, :, 1].mean(0))
 
 
 def test_without_embeddings():

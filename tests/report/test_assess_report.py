@@ -14,7 +14,7 @@ from polysite.assess.assessment import analyse
 from polysite.assess.exchange import Assess
 from polysite.assess.verdict import judge
 from polysite.payload import Payload
-#from polysite.report import assess_figures, assess_page, tables
+from polysite.report import assess_figures, assess_page, tables
 
 ODD = ("<b>&", "$x_1$ [red]", "Sankt-Marien-Krankenhaus der Barmherzigen Schwestern", "東京")
 QUICK = {"permutations": 99, "resamples": 100, "projections": 4}
@@ -35,7 +35,9 @@ class Hospital:
         if kind == "embedding":
             cases = rng.normal(2 + self.shift, 1.0, (self.size, 16, 2))
             return {"embedding": cases, "encoder": np.array(7.0)}
-        values = {f"intensity {m}": rng.lognormal(6.5 + 0.2 * k, 0.25, self.size) for k, m in enumerate(("t1", "flair"))}
+        values = {
+            f"intensity {m}": rng.lognormal(6.5 + 0.2 * k, 0.25, self.size) for k, m in enumerate(("t1", "flair"))
+        }
         if self.classes:
             values["class tumour"] = (rng.random(self.size) < 0.3 + self.shift / 5).astype(float)
         else:
@@ -54,4 +56,175 @@ def federation(count, names=(), **more):
     """So many hospitals, the last of them unlike the others."""
     names = [*names, *(f"hospital {k}" for k in range(count))][:count]
     sizes = [12 + 5 * (k % 4) for k in range(count)]
-    return {n: Hospital(s, k, 1.5 * (k == count - 1), **more) for k, (n, s) in enumerate(zip(names, sizes, strict=True))}
+    return {
+        n: Hospital(s, k, 1.5 * (k == count - 1), **more) for k, (n, s) in enumerate(zip(names, sizes, strict=True))
+    }
+
+
+class Page(HTMLParser):
+    """The tags of a page, and all that it would fetch."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.identities = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        found = dict(attributes)
+        self.identities += [found["id"]] if "id" in found else []
+        places = [found.get(k) for k in ("src", "href", "xlink:href", "action")]
+        self.links += [v for v in places if v and not v.startswith(("#", "data:image/png"))]
+
+
+def written(folder, found, about=None):
+    page = assess_page.write(folder, found, judge(found), about or {"polysite": "0", "seed": 0})
+    assert page == folder / "index.html"
+    return page.read_text(encoding="utf-8")
+
+
+def figures(found):
+    first = [n for n in ("emd", "euclidean") if n in found.distances]
+    turned = [f"angles-{name.replace(' ', '-')}" for name in found.angles]
+    named = [f"distances-{n}" for n in found.distances]
+    return sorted([*named, *(f"{kind}-{n}" for kind in ("map", "tree") for n in first), "distributions", *turned])
+
+
+@pytest.mark.parametrize("projections", [0, 4], ids=["metadata", "embeddings"])
+@pytest.mark.parametrize("count", [2, 4, 13])
+def test_the_page_stands_alone_and_holds_every_figure(tmp_path, count, projections):
+    found = assess(federation(count, ODD), Assess(**{**QUICK, "projections": projections}))
+    text = written(tmp_path / "new" / "folder", found)
+    page, drawn = Page(text), figures(found)
+    assert page.tags.count("svg") == len(drawn) == (11 + 1 if projections else 4)
+    assert page.links == [] and "script" not in page.tags and "link" not in page.tags and "iframe" not in page.tags
+    assert set(re.findall(r'https?://[^"]*', text)) <= set(re.findall(r'xmlns(?::xlink)?="(https?://[^"]*)"', text))
+    assert len(page.identities) == len(set(page.identities))  # the figures do not borrow from one another
+    files = tmp_path / "new" / "folder" / "figures"
+    assert sorted(p.name for p in files.iterdir()) == sorted(f"{n}.{kind}" for n in drawn for kind in ("png", "svg"))
+    for name in drawn:
+        assert (files / f"{name}.svg").read_text(encoding="utf-8") in text
+        with Image.open(files / f"{name}.png") as picture:
+            assert min(picture.size) > 100 and picture.info["dpi"] == pytest.approx((150, 150), abs=0.1)
+
+
+def test_names_are_letters_never_markup(tmp_path):
+    text = written(tmp_path, assess(federation(4, ODD)), {"note": "<script>alert(1)</script>"})
+    assert "<b>&" not in text and "<script" not in text
+    assert all(escape(name) in text for name in ODD)
+    assert "$x_1$ [red]" in re.sub(r"<[^>]+>", "", (tmp_path / "figures" / "distances-emd.svg").read_text("utf-8"))
+
+
+def test_the_page_says_everything_in_order(tmp_path):
+    found = assess({**federation(4), "hamlet": Hospital(2, 9)})
+    (tmp_path / "assessment.json").write_text("{}")
+    text, verdict = written(tmp_path, found), judge(found)
+    heads = re.findall(r"<h2[^>]*>(.*?)</h2>", text)
+    assert heads == ["What to do", "What was found", "How sure", "Distances", "What the hospitals hold",
+                     "Do the distances agree?", "Angles", "What left each hospital", "How it was made"]  # fmt: skip
+    told = [verdict.summary, *verdict.cautions, *(f.text for f in verdict.findings)]
+    told += [words for s in verdict.strategies for words in (s.title, s.goal, f"strategies/{s.file}", *s.reasons)]
+    told += [words for _, words in found.left.values()]
+    assert all(escape(words, quote=False).replace("'", "&#39;") in text for words in told)
+    assert "Too few cases to be described:</b> hamlet" in text and "assessment.json" in text
+    assert "distances.csv" not in text
+    assert text.count("<td>hospital 0 – hospital 3</td>") == 3  # two distances, and the agreement
+
+
+def test_many_hospitals_list_their_most_distant_pairs_alone(tmp_path):
+    text = written(tmp_path, assess(federation(13)))
+    assert text.count("<td>hospital") > 3 * 30 and "the 30 most distant pairs" in text
+    assert len(re.findall(r"<td>hospital \d+ – hospital \d+</td>", text)) == 3 * 30
+
+
+def test_refused_replies_are_named_with_the_reason(tmp_path, capsys):
+    sites, settings = federation(4), Assess(**QUICK)
+    replies = {name: settings.local(Payload(), Payload(), site)[0] for name, site in sites.items()}
+    odd = {**replies["hospital 1"], "quantiles": {"volume <i>": np.arange(17.0)}}
+    found = analyse({**replies, "hospital 1": Payload(**odd)}, settings)
+    text = written(tmp_path, found)
+    assert "hospital 1" in found.refused and "Replies that were not used" in text and "<i>" not in text
+    tables.show_assessment(found, judge(found))
+    assert "the reply of hospital 1 was not used" in capsys.readouterr().out
+
+
+def test_alike_hospitals_and_classes_are_shown(tmp_path, capsys):
+    alike = {name: Hospital(12, 3, classes=True) for name in ("a", "b", "c")}  # not a single number differs
+    found = assess(alike)
+    text = written(tmp_path, found)
+    assert not any(d.matrix.any() for d in found.distances.values())
+    assert "share of the cases" in text and "Bars are shares" in text and "nan" not in text.lower()
+    tables.show_assessment(found, judge(found))
+    assert "share of tumour" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [2, 4, 13])
+@pytest.mark.parametrize("projections", [0, 4])
+def test_the_terminal_shows_it_within_its_width(capsys, monkeypatch, count, projections):
+    monkeypatch.setenv("COLUMNS", "100")
+    found = assess(federation(count, ODD[:1]), Assess(**{**QUICK, "projections": projections}))
+    verdict = judge(found)
+    tables.show_assessment(found, verdict)
+    shown = capsys.readouterr().out
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert max(map(len, lines)) <= 100 and (count != 4 or len(lines) <= 65)
+    assert all(name in shown for name in (*found.sites, "EMD_maxI", "EMD_maxL", "What to do", "What left"))
+    flat = re.sub(r"\s+", " ", shown)
+    assert all(strategy.title in flat and strategy.file in flat for strategy in verdict.strategies)
+    assert ("* more than chance" in shown) == (count <= 8)
+
+
+def test_names_in_the_terminal_are_never_markup(capsys):
+    found = assess(federation(3, ["[red]x[/red]", "[/]", "c"]))
+    tables.show_assessment(found, judge(found))
+    shown = capsys.readouterr().out
+    assert "[red]x[/red]" in shown and "[/]" in shown
+
+
+@pytest.mark.parametrize("count", [2, 3, 30])
+def test_figures_fit_any_number_of_hospitals(tmp_path, count):
+    names = [f"{k} {'Sankt-Marien-Krankenhaus der Barmherzigen Schwestern' * (k % 3 == 0)}" for k in range(count)]
+    found = assess({n: Hospital(5 + k % 4, k, 0.1 * k) for k, n in enumerate(names)})
+    distance = found.distances["emd"]
+    made = [
+        assess_figures.heatmap(found, distance),
+        assess_figures.heatmap(found, distance, small=True),
+        assess_figures.plane(found, distance),
+        assess_figures.dendrogram(found, distance),
+        assess_figures.distributions(found),
+        assess_figures.angles(found, "component 1"),
+    ]
+    for k, figure in enumerate(made):
+        assert isinstance(figure, Figure)
+        assess_figures.save(figure, tmp_path, str(k), "title")
+        figure.draw_without_rendering()
+        box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()  # around all that is drawn
+        assert box.x0 > -0.05 and box.y0 > -0.05 and box.x1 < width + 0.05 and box.y1 < height + 0.05, k
+
+
+def test_the_map_keeps_distances_that_a_plane_can_hold():
+    points = np.random.default_rng(0).normal(size=(7, 2))
+    matrix = np.linalg.norm(points[:, None] - points, axis=-1)
+    at, share = assess_figures.places(matrix)
+    assert np.linalg.norm(at[:, None] - at, axis=-1) == pytest.approx(matrix) and share == pytest.approx(1)
+    assert at[np.abs(at).argmax(0), [0, 1]].min() > 0
+    two, whole = assess_figures.places(np.array([[0, 3.0], [3, 0]]))
+    assert abs(two[0, 0] - two[1, 0]) == pytest.approx(3) and whole == pytest.approx(1)
+    cube = np.ones((8, 8)) - np.eye(8)  # needs seven axes, all alike
+    assert assess_figures.places(cube)[1] == pytest.approx(2 / 7)
+    assert assess_figures.places(np.zeros((3, 3)))[1] == 1
+
+
+def test_a_star_marks_what_is_more_than_chance_and_bold_the_outlier():
+    found = assess(federation(4))
+    distance = found.distances["emd"]
+    axes = assess_figures.heatmap(found, distance).axes[0]
+    starred = {(t.get_position()[1] - 0.5, t.get_position()[0] - 0.5) for t in axes.texts if "★" in t.get_text()}
+    assert starred == {(i, j) for i, j in np.argwhere(distance.adjusted <= 0.05)}
+    bold = [t.get_text() for t in axes.get_yticklabels() if t.get_fontweight() == "bold"]
+    assert bold == [distance.outlier] == ["hospital 3"] and len(axes.texts) == 12
+
+
+def test_the_same_assessment_gives_the_same_page(tmp_path):
+    found = assess(federation(3))
+    assert written(tmp_path / "a", found) == written(tmp_path / "b", found)

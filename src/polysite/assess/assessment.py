@@ -349,7 +349,7 @@ def _odd(replies: Mapping[SiteId, Payload], settings: Assess) -> dict[SiteId, st
 def _form(reply: Payload) -> tuple[Any, ...]:
     """What must be the same at all hospitals."""
     parts = tuple((name, v.shape) for name, v in reply.get("mean", {}).items())
-    return tuple(reply["quantiles"]), reply["metric"], reply.get("encoder", 0.0), parts
+    return tuple(sorted(reply["quantiles"])), reply["metric"], reply.get("encoder", 0.0), parts
 
 
 FORM = ("quantities", "units (3: millimetres, 0: voxels)", "encoder weights", "embedding")

@@ -3,12 +3,14 @@
 Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, section 2 and appendices C to E
 
     of every quantity (largest intensity of a modality, volume of a label)   at most ``levels`` quantiles
-    of the embedding, the two leading components of an encoder's features   its mean over the cases, and at most
-                                     ``levels`` quantiles along each of ``projections`` fixed random directions
+    of the embedding, the two leading components of an encoder's features    its mean over the cases, and at most
+      in every modality (zero where one was not acquired)                    ``levels`` quantiles along each of
+                                                                             ``projections`` fixed random directions
     of the angles between a case's components and the mean ones             at most ``levels`` quantiles
 
-The paper sends the numbers of every case. Here none of a single case does: the lists are sorted one by one, so what
-belongs together is not seen, and a site with fewer than ``fewest`` cases tells their number and nothing else.
+The paper sends the numbers of every case. Here the lists are sorted one by one, so that nobody sees which numbers are
+of one case, and a site with fewer than ``fewest`` cases tells their number and nothing else. The paper averages
+modalities (``modalities = "mean"``); side by side they tell scanners apart more often, as docs/assess.md shows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +39,7 @@ class Assess:
     cases: Literal["train", "all"] = "train"  # which cases are described; test cases should not choose a strategy
     fewest: int = 3  # a site with fewer cases tells their number and nothing else
     levels: int = 256  # most quantiles of a quantity; more cases than this are averaged in equal slices
+    modalities: Literal["apart", "mean"] = "apart"  # embeddings of the modalities side by side, or (paper) averaged
     projections: int = 32  # directions along which embeddings are compared; 0: no embeddings
     scale: Literal["pooled", "none"] = "pooled"  # divide a quantity by its standard deviation over all sites, or not
     take: Literal["least", "literal"] | int = "least"  # sites that join the outlier's cluster: see docs/assess.md
@@ -83,7 +86,11 @@ class Assess:
 
     def _embedding(self, site: Surveyed) -> dict[str, Tree | float]:
         found = site.features("embedding")
-        cases = found["embedding"].astype(np.float64)  # (case, channel, component)
+        cases = found["embedding"].astype(np.float64)  # (case, modality, channel, component)
+        if self.modalities == "mean":
+            acquired = cases.any((2, 3))
+            cases = cases.sum(1) / np.maximum(acquired.sum(1), 1)[:, None, None]
+        cases = cases.reshape(len(cases), -1, cases.shape[-1])
         mean, flat = cases.mean(0), cases.reshape(len(cases), -1)
         along = directions(flat.shape[1], self.projections) @ flat.T
         turned = {

@@ -68,7 +68,7 @@ class Strategy:
     title: str
     goal: Goal
     reasons: tuple[str, ...]
-    evidence: Strength
+    evidence: Strength | None  # None: a yardstick needs none
     changes: Mapping[str, Any]  # sections of the study that differ
     rank: int = 0  # 1: to try first
 
@@ -173,11 +173,10 @@ def thin(found: Assessment) -> Iterator[str]:
         yield f"fewer than {FEW} cases at {told}: distances of so few are largely chance, differences go unnoticed"
     for one, other in found.unable(LEVEL):
         yield f"no test could tell {one} from {other}, however different they are: they have too few cases"
-    for distance in found.distances.values():
-        share = distance.named[distance.outlier]
-        if share < SURE:
-            text = f"with other cases of the same hospitals, {distance.outlier} might not be the most distant"
-            yield f"{text} by {distance.title}: it is in {share:.0%} of the resamples"
+    unsure = [d for d in found.distances.values() if d.named[d.outlier] < SURE]
+    if unsure:
+        told = ", ".join(f"{d.outlier} by {d.title} ({d.named[d.outlier]:.0%} of the resamples)" for d in unsure)
+        yield f"with other cases of the same hospitals another might be the most distant than {told}"
 
 
 def remoteness(distance: Distance, found: Assessment, site: SiteId) -> float:
@@ -213,7 +212,7 @@ def _strategies(
         groups = _groups(by)
         clusters = _clustered(found, by, groups, differing, findings)
         down = _weighted(found, by, site, differing, findings)
-        mean = _mean("the yardstick: what the other strategies have to beat", "clear")
+        mean = _mean("the yardstick: what the other strategies have to beat", None)
         if len(found.sites) == 2:
             yield from [mean, clusters]
         elif groups or found.cases[site] > sum(found.cases.values()) / 2:
@@ -228,7 +227,7 @@ def _strategies(
         yield Strategy("uniform", title, ONE, (*uneven, reason), "likely", changes)
 
 
-def _mean(reason: str, evidence: Strength) -> Strategy:
+def _mean(reason: str, evidence: Strength | None) -> Strategy:
     return Strategy("fedavg", "Federated averaging", ONE, (reason,), evidence, {"algorithm": {"name": "fedavg"}})
 
 

@@ -5,6 +5,7 @@ are, whatever they hold; letters that no font here has are left to the reader's 
 """
 
 import io
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -166,7 +167,7 @@ def angles(found: Assessment, component: str) -> Figure:
     numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
     mesh = _cells(left, _blank(table), numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
     left.set_aspect("auto")
-    left.set_title("between the means of two hospitals", fontsize=9.5, loc="left")
+    left.set_title("between hospitals", fontsize=9.5, loc="left")
     _names(left, found.sites, cell, None)
     _colours(figure, left, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
     _turned(right, found, component)
@@ -180,7 +181,7 @@ def save(figure: Figure, folder: Path, name: str, title: str) -> str:
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(text, format="svg", metadata=nothing, dpi=DPI)
         figure.savefig(folder / f"{name}.png", dpi=DPI)
-    drawing = text.getvalue()
+    drawing = re.sub(r'<g id="[^"]*"', "<g", text.getvalue())  # the same in every figure; one page holds many
     drawing = drawing[drawing.index("<svg ") :].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     (folder / f"{name}.svg").write_text(drawing, encoding="utf-8")
     return drawing
@@ -217,7 +218,7 @@ def _turned(axes: Axes, found: Assessment, component: str) -> None:
     axes.xaxis.set_major_formatter("{x:.0f}°")
     axes.tick_params(axis="x", labelsize=8)
     axes.grid(axis="y", color="#e4e8ec", lw=0.6)
-    axes.set_title("between the cases and their hospital's mean", fontsize=9.5, loc="left")
+    axes.set_title("cases to their mean", fontsize=9.5, loc="left")
 
 
 def _longest(sites: Sequence[SiteId]) -> int:
@@ -228,7 +229,9 @@ def _cells(
     axes: Axes, table: Values, told: Mapping[Any, tuple[str, bool]], colours: str, most: float, size: float
 ) -> Any:
     """A coloured square for every pair, and its number; nothing on the diagonal."""
-    mesh = axes.pcolormesh(table, cmap=colours, vmin=0, vmax=most, edgecolors="white", linewidth=1)
+    mesh = axes.pcolormesh(
+        table, cmap=colours, vmin=0, vmax=most, edgecolors="white", linewidth=1 if len(table) <= MANY else 0.5
+    )
     axes.set_facecolor(BLANK)
     axes.set_aspect("equal")
     axes.invert_yaxis()

@@ -1,8 +1,8 @@
 """A hospital that describes its cases: each is opened once, measured, embedded, and let go.
 
 Of a case: the largest intensity of every modality as stored, the volume of every label (of a class, whether it is the
-one), and the embedding: every modality that was acquired is prepared as for training, put through the encoder by
-itself, and the results are averaged.
+one), and the embedding: every modality is prepared as for training and put through the encoder by itself; of one that
+was not acquired, it is zero.
 """
 
 import os
@@ -22,11 +22,11 @@ from polysite.data.cache import Arrays, Cache
 from polysite.data.case import Case, Patient
 from polysite.data.prepare import Prepare
 from polysite.errors import DataError
-from polysite.models.encoders import Embedder
+from polysite.models.encoders import COMPONENTS, Embedder
 from polysite.site import Fit
 from polysite.tree import Tree
 
-Opened = tuple[Arrays, list[np.ndarray]]
+Opened = tuple[Arrays, list[np.ndarray | None]]
 TOGETHER = 4  # cases whose volumes go to the encoder in one call
 VERSION = 1  # of what is measured here; a change makes every remembered description new
 
@@ -72,8 +72,10 @@ class SurveySite:
                 raise DataError(f"site {self.name!r} was not given an encoder")
             code = np.array(float(crc32(self.embedder.fingerprint.encode())))
             return {"embedding": np.stack([f["embedding"] for f in self._found]), "encoder": code}
-        table = {k: np.array([float(f[k]) for f in self._found]) for k in self._found[0] if k != "embedding"}
-        voxel = table.pop("voxel")
+        label = CLASS if f"{CLASS} {self.labels[0]}" in self._found[0] else VOLUME
+        names = [*(f"{INTENSITY} {m}" for m in self.modalities), *(f"{label} {k}" for k in self.labels)]
+        table = {k: np.array([float(f[k]) for f in self._found]) for k in names}
+        voxel = np.array([float(f["voxel"]) for f in self._found])
         known = bool(voxel.all())  # one case without a voxel size, and all are counted in voxels
         metric = np.full(self.size, float(self.dims if known else 0))
         unit = voxel if known else 0.001
@@ -101,11 +103,13 @@ class SurveySite:
         return self._measure(case), self._volumes(case) if self.embedder else []
 
     def _embed(self, patients: Sequence[Patient], group: Sequence[Opened]) -> Iterator[Arrays]:
-        volumes = [v for _, each in group for v in each]
+        volumes = [v for _, each in group for v in each if v is not None]
         embedded = iter(self.embedder(volumes) if self.embedder and volumes else ())
         for patient, (known, each) in zip(patients, group, strict=True):
-            if each:
-                known = {**known, "embedding": np.mean([next(embedded) for _ in each], axis=0)}
+            if each and self.embedder:
+                nothing = np.zeros((self.embedder.channels, COMPONENTS), np.float32)
+                rows = [nothing if volume is None else next(embedded) for volume in each]
+                known = {**known, "embedding": np.stack(rows)}
                 self.cache.keep(patient, self._how, known)
             self.watch(f"{self.name} · {patient.name}")
             yield known
@@ -126,10 +130,9 @@ class SurveySite:
         found["voxel"] = np.array(size if case.unit == "mm" else 0.0)
         return found
 
-    def _volumes(self, case: Case) -> list[np.ndarray]:
-        """The modalities that were acquired, prepared."""
+    def _volumes(self, case: Case) -> list[np.ndarray | None]:
+        """The modalities, prepared; None for one that was not acquired."""
         prepared = self.prepare.apply(case, [1] * (case.image.ndim - 1))
-        acquired = [m for raw, m in zip(case.image, prepared.image, strict=True) if raw.any()]
-        if not acquired:
+        if not case.image.any():
             raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is zero")
-        return acquired
+        return [m if raw.any() else None for raw, m in zip(case.image, prepared.image, strict=True)]
