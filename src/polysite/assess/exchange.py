@@ -40,7 +40,7 @@ class Assess:
     fewest: int = 3  # a site with fewer cases tells their number and nothing else
     levels: int = 256  # most quantiles of a quantity; more cases than this are averaged in equal slices
     modalities: Literal["apart", "mean"] = "apart"  # embeddings of the modalities side by side, or (paper) averaged
-    projections: int = 32  # directions along which embeddings are compared; 0: no embeddings
+    projections: int = 64  # directions along which embeddings are compared; 0: no embeddings
     scale: Literal["pooled", "none"] = "pooled"  # divide a quantity by its standard deviation over all sites, or not
     take: Literal["least", "literal"] | int = "least"  # sites that join the outlier's cluster: see docs/assess.md
     permutations: int = 9999  # of a test, at most; fewer where a p is plainly not small

@@ -71,7 +71,8 @@ class SurveySite:
             if self.embedder is None:
                 raise DataError(f"site {self.name!r} was not given an encoder")
             code = np.array(float(crc32(self.embedder.fingerprint.encode())))
-            return {"embedding": np.stack([f["embedding"] for f in self._found]), "encoder": code}
+            by_name = np.argsort(self.modalities)  # so that it does not matter in which order a study lists them
+            return {"embedding": np.stack([f["embedding"][by_name] for f in self._found]), "encoder": code}
         label = CLASS if f"{CLASS} {self.labels[0]}" in self._found[0] else VOLUME
         names = [*(f"{INTENSITY} {m}" for m in self.modalities), *(f"{label} {k}" for k in self.labels)]
         table = {k: np.array([float(f[k]) for f in self._found]) for k in names}
