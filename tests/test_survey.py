@@ -127,9 +127,10 @@ def test_what_an_assessment_leaves_behind(tmp_path):
 @pytest.mark.slow
 def test_every_study_that_is_advised_runs(tmp_path):
     """On hospitals of which one is far out: weights, groups and the yardstick train as they are written."""
-    hospitals = {**{s: Hospital(8) for s in ("a", "b", "c")}, "e": Hospital(8, tumour=0.4, missing=("t1", "t2"))}
+    hospitals = {**{s: Hospital(6) for s in ("a", "b", "c")}, "e": Hospital(6, tumour=0.4, missing=("t1", "t2"))}
     base = Study(data=Phantom(SIDE, hospitals), assess=replace(FAST, permutations=9999))
-    base = replace(base, model=ps.UNet(filters=(2, 4, 4)), train=ps.Train(patch=(8, 8, 8), overlap=0.0, device="cpu"))
+    train = ps.Train(patch=(8, 8, 8), window=(24, 24, 24), overlap=0.0, device="cpu")
+    base = replace(base, model=ps.UNet(filters=(2, 4, 4)), train=train)
     done = ps.survey(replace(base, run=ps.Plan(rounds=1)), tmp_path / "found")
     assert [s.name for s in done.verdict.strategies][:2] == ["weighted", "clustered"]
     for strategy in done.verdict.strategies:
@@ -265,6 +266,7 @@ def test_sorted_kidneys(shared):
     assert [after.values[f"client-{k}"].size for k in range(1, 6)] == [12, 14, 12, 12, 16]
 
 
+@pytest.mark.slow
 def test_real_hospitals(shared, tmp_path):
     """TCGA-LGG: CS looks unlike the others to the encoder, by more than chance; no millimetres are made up."""
     base = Study(data=Files(str(shared / "tcga_lgg"), exclude=("EZ",)), assess=replace(FAST, permutations=9999))

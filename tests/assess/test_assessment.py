@@ -272,7 +272,7 @@ def test_settings_are_checked(key):
 
 def test_support_grows_with_the_difference():
     """A planted outlier is named, tested and kept in the resamples; the others are not told apart."""
-    usual = {s: host(15, k) for k, s in enumerate("abcd")}
+    usual = {s: host(15, k + 50) for k, s in enumerate("abcd")}
     settings = replace(FAST, permutations=4999)
     found = assess({**usual, "e": host(15, 9, brightness=160, volume=40, look=2)}, settings)
     for d in found.distances.values():

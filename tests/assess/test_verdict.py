@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hospitals import FAST, Host, assess, host
-from polysite.assess.verdict import differ, judge, remoteness, weight
+from polysite.assess.assessment import remoteness
+from polysite.assess.verdict import differ, judge, weight
 from polysite.config import Study, vary
 
 MANY = replace(FAST, permutations=4999)
@@ -167,8 +168,8 @@ def test_equal_hospitals_are_seldom_said_to_differ():
 
 def test_weights_follow_the_distance():
     found = assess({**USUAL, "e": host(15, 9, volume=40, brightness=200, look=3)})
-    times = remoteness(found.distances["emd"], found, "e")
     matrix = found.distances["emd"].matrix
+    times = remoteness(matrix, 4)
     rest = matrix[:4, :4][np.triu_indices(4, 1)].mean()
     assert times == pytest.approx(matrix[4, :4].mean() / rest)
     assert [weight(t) for t in (0.5, 1.99, 2.0, 3.99, 4.0, float("inf"))] == [0.5, 0.5, 0.3, 0.3, 0.1, 0.1]

@@ -14,7 +14,7 @@ computed on the same embeddings.
 import csv
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import combinations
 from typing import Any
@@ -30,6 +30,9 @@ from polysite.metrics.statistics import holm
 from polysite.payload import Payload, SiteId
 
 Groups = tuple[tuple[SiteId, ...], ...]
+LEVEL = 0.05  # of error, over all tests together
+TESTED = ("emd", "energy")  # by which a site is said to differ: metadata, and the embeddings in every respect
+MOST = 50_000  # deals of a test
 INTENSITY, VOLUME, CLASS = "intensity", "volume", "class"  # how the name of a quantity begins
 TITLES = {
     "emd": "Earth Mover's distance of the metadata",
@@ -52,7 +55,7 @@ class Quantity:
     values: Mapping[SiteId, Values]  # quantiles, as they came
     matrix: Values  # Earth Mover's distances
     p: Values  # of the permutation tests, pair by pair
-    alone: Mapping[SiteId, float]  # p that a site differs from all others together
+    alone: Mapping[SiteId, float]  # p that a site differs from the others together, as under the distance ``emd``
 
     @property
     def mean(self) -> float:
@@ -71,7 +74,7 @@ class Distance:
     p: Values  # of the permutation tests, pair by pair
     adjusted: Values  # the same, by Holm over the pairs
     chance: Values  # what the distance would be on average, if the cases of a pair were dealt out at random
-    alone: Mapping[SiteId, float]  # p that a site differs from all others together
+    alone: Mapping[SiteId, float]  # p that a site differs from the others together: see ``_set_apart``
     outlier: SiteId
     named: Mapping[SiteId, float]  # share of the resamples in which each site is the outlier
     clusters: Groups  # around the outlier, as the paper has it
@@ -107,12 +110,17 @@ class Assessment:
     def index(self, site: SiteId) -> int:
         return self.sites.index(site)
 
-    def differ(self, one: SiteId, other: SiteId, level: float = 0.05) -> tuple[str, ...]:
+    def differ(self, one: SiteId, other: SiteId, level: float = LEVEL) -> tuple[str, ...]:
         """The distances under which two hospitals differ by more than chance."""
         i, j = self.index(one), self.index(other)
         return tuple(name for name, d in self.distances.items() if d.adjusted[i, j] <= level)
 
-    def unable(self, level: float = 0.05) -> tuple[tuple[SiteId, SiteId], ...]:
+    def stands_out(self, quantity: Quantity, site: SiteId) -> bool:
+        """Whether a site differs from the others in a quantity by more than chance, all that is tested considered."""
+        tests = len(self.sites) * len(self.quantities) * sum(name in self.distances for name in TESTED)
+        return quantity.alone[site] * tests <= LEVEL
+
+    def unable(self, level: float = LEVEL) -> tuple[tuple[SiteId, SiteId], ...]:
         """Pairs with too few cases for any test to tell them apart, however different they are."""
         most = self.settings.levels
         return tuple(
@@ -200,39 +208,74 @@ def _metadata(
     matrices = earth_movers(laws)
     found = Found.empty(len(names), sites=len(sites), draws=settings.resamples)
     only, widths = {"emd": earth_movers_of}, np.ones(len(names))
+    # as many deals as it takes for the smallest p to remain one after all corrections
+    draws = max(settings.permutations, min(40 * len(names) * len(sites) ** 2 // 2, MOST))
     for (i, a), (j, b) in combinations(enumerate(sites), 2):
-        p, chance = support.permuted(laws[i], laws[j], only, widths, settings.permutations)["emd"]
+        p, chance = support.permuted(laws[i], laws[j], only, widths, draws)["emd"]
         again = support.resampled(laws[i], laws[j], (drawn[a], drawn[b]), only, widths)["emd"]
         found.put(i, j, matrices[:, i, j], again, p, chance)
-    for i in range(len(sites)):
-        found.alone[:, i] = support.permuted(laws[i], _rest(laws, i), only, widths, settings.permutations)["emd"][0]
+
+    def test(i: int, others: Sequence[int]) -> float:
+        found.alone[:, i] = support.permuted(laws[i], _together(laws, others), only, widths, draws)["emd"][0]
+        return float(support.simes(found.alone[:, i]))
+
+    chosen = [names.index(n) for n in _chosen(names, matrices)]
+    alone = _set_apart(matrices[chosen].mean(0), test)
     metric = next(iter(heard.values()))["metric"]
     quantities = {}
     for k, n in enumerate(names):
         values = {i: r["quantiles"][n] for i, r in heard.items()}
-        alone = dict(zip(sites, found.alone[k].tolist(), strict=True))
-        quantities[n] = _quantity(n, metric, scale[k], values, matrices[k], found.p[k], alone)
-    chosen = [names.index(q.name) for q in _chosen(quantities)]
+        each = dict(zip(sites, found.alone[k].tolist(), strict=True))
+        quantities[n] = _quantity(n, metric, scale[k], values, matrices[k], found.p[k], each)
     return quantities, Found(
         matrices[chosen].mean(0),
         found.samples[chosen].mean(0),
         support.simes(found.p),  # that they differ in any quantity
         found.chance[chosen].mean(0),
-        support.simes(found.alone),
+        alone,
     )
 
 
-def _rest(laws: Sequence[Values], i: int) -> Values:
-    """All hospitals but one, as one; no longer than it must be."""
-    together = np.concatenate([law for k, law in enumerate(laws) if k != i], axis=1)
-    return np.stack([slices(row, 256) for row in together])
+def _set_apart(matrix: Values, test: Callable[[int, Sequence[int]], float]) -> Values:
+    """p that a site differs from the others together, site by site.
+
+    One that is far out makes every other differ from "the others": so the most distant of those that differ is set
+    apart, and the rest is tested again without it, until nobody is found to differ or two are left.
+    """
+    left, p = list(range(len(matrix))), np.ones(len(matrix))
+    while True:
+        for i in left:
+            p[i] = test(i, [j for j in left if j != i])
+        found = [i for i in left if p[i] * 2 * len(matrix) <= LEVEL]  # as strict as what follows from it
+        if not found or len(left) <= 2:
+            return p
+        left.remove(max(found, key=lambda i: (remoteness(matrix[np.ix_(left, left)], left.index(i)), -i)))
 
 
-def _chosen(quantities: Mapping[str, Quantity]) -> list[Quantity]:
+def remoteness(matrix: Values, i: int) -> float:
+    """How many times as far a site is from the others as these are from one another, on average.
+
+    >>> remoteness(np.array([[0.0, 1.0, 3.0], [1.0, 0.0, 3.0], [3.0, 3.0, 0.0]]), 2)
+    3.0
+    """
+    count = len(matrix)
+    if count < 3:
+        return 1.0
+    rest = np.delete(np.delete(matrix, i, 0), i, 1)
+    usual = rest.sum() / ((count - 1) * (count - 2))
+    return float(matrix[i].sum() / (count - 1) / usual) if usual else float("inf")
+
+
+def _together(laws: Sequence[Values], which: Sequence[int]) -> Values:
+    """Several hospitals as one; no longer than it must be."""
+    return np.stack([slices(row, 256) for row in np.concatenate([laws[k] for k in which], axis=1)])
+
+
+def _chosen(names: Sequence[str], matrices: Values) -> list[str]:
     """f_I and f_L, or the one of them that there is."""
-    kinds = ([INTENSITY], [VOLUME, CLASS])
-    found = [[q for q in quantities.values() if q.kind in kind] for kind in kinds]
-    return [max(group, key=lambda q: q.mean) for group in found if group]
+    size = {n: _over_pairs(m) for n, m in zip(names, matrices, strict=True)}
+    kinds = [[n for n in names if n.startswith(INTENSITY)], [n for n in names if not n.startswith(INTENSITY)]]
+    return [max(group, key=size.__getitem__) for group in kinds if group]
 
 
 def _quantity(
@@ -267,10 +310,14 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
             p, chance = tested[name]
             samples = np.sqrt(again[name].mean(0)) * stretch
             each.put(i, j, exact, samples, support.simes(p), np.sqrt(chance.mean()) * stretch)
-    for i in range(len(sites)):
-        tested = support.permuted(laws[i], _rest(laws, i), SQUARES, widths, settings.permutations)
-        for name, each in found.items():
-            each.alone[i] = support.simes(tested[name][0])
+    for name, each in found.items():
+        one = {name: SQUARES[name]}
+
+        def test(i: int, others: Sequence[int], one: Mapping[str, Any] = one) -> float:
+            tested = support.permuted(laws[i], _together(laws, others), one, widths, settings.permutations)
+            return max(float(support.simes(p)) for p, _ in tested.values())
+
+        each.alone[:] = _set_apart(each.matrix, test)
     return found
 
 

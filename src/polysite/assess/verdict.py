@@ -9,12 +9,13 @@ The rules, one function each:
     sizes       a site with four times as many cases as another
     thin        sites and pairs with too few cases to tell
 
-A site is said to differ if a permutation test against all other sites together finds p <= 0.05, by Holm over all sites
-and over both metadata and embeddings. Then:
+A site is said to differ if a permutation test against the other sites together finds p <= 0.05, by Holm over all sites
+and over both metadata and embeddings; of these, the farthest out is set apart before the others are tested again.
+Labels and brightness are told at the same level, by Bonferroni over all sites, quantities and kinds of evidence. Then:
 
     nobody differs       federated averaging, then FedProx: nothing measured speaks against one model for all
-    one or more differ   one model with less weight for the site that is shown most surely to differ, then a model for
-                         each cluster, then the plain mean as the yardstick
+    one or more differ   one model with less weight for the farthest of them, if it is farther from the others than
+                         these are from one another; then a model for each cluster; the plain mean as the yardstick
     clusters go first    where average linkage finds groups of two or more with a silhouette of at least 0.5, and
                          where the site that differs holds more than half of all cases
     two sites            no site is the odd one of two: the plain mean, then each alone
@@ -32,19 +33,28 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polysite.assess.assessment import CLASS, INTENSITY, VOLUME, Assessment, Distance, Groups, Quantity
+from polysite.assess.assessment import (
+    CLASS,
+    INTENSITY,
+    LEVEL,
+    TESTED,
+    VOLUME,
+    Assessment,
+    Distance,
+    Groups,
+    Quantity,
+    remoteness,
+)
 from polysite.assess.distances import Values
 from polysite.metrics.statistics import holm
 from polysite.payload import SiteId
 
-LEVEL = 0.05  # of error, over all tests together
 NOTABLE = 1.5  # times larger or smaller
 FEW = 10  # cases, below which a site's distances say little
 UNEVEN = 4  # times as many cases
 GROUPED = 0.5  # silhouette from which clusters count as such
 WEIGHTS, LEAST = ((2.0, 0.5), (4.0, 0.3)), 0.1  # below so many times as far -> weight; and beyond
 SURE = 0.8  # share of the resamples that name the same outlier
-TESTED = ("emd", "energy")  # by which a site is said to differ: metadata, and the embeddings in every respect
 Strength = Literal["clear", "likely", "thin"]
 Goal = Literal["one model for all", "a model for each group"]
 ONE: Goal = "one model for all"
@@ -98,7 +108,7 @@ def judge(found: Assessment, modalities_can_change: bool = True) -> Verdict:
 
 
 def differ(found: Assessment) -> dict[SiteId, float]:
-    """The sites that differ from all others together, with their p, the smaller of metadata's and embeddings'."""
+    """The sites that differ from the others together, with their p, the smaller of metadata's and embeddings'."""
     tested = [found.distances[name] for name in TESTED if name in found.distances]
     p = np.array([[d.alone[site] for site in found.sites] for d in tested])
     adjusted = holm(p.reshape(-1)).reshape(p.shape).min(0)
@@ -174,19 +184,9 @@ def thin(found: Assessment) -> Iterator[str]:
     for one, other in found.unable(LEVEL):
         yield f"no test could tell {one} from {other}, however different they are: they have too few cases"
     unsure = [d for d in found.distances.values() if d.named[d.outlier] < SURE]
-    if unsure:
+    if unsure and len(found.sites) > 2:
         told = ", ".join(f"{d.outlier} by {d.title} ({d.named[d.outlier]:.0%} of the resamples)" for d in unsure)
         yield f"with other cases of the same hospitals another might be the most distant than {told}"
-
-
-def remoteness(distance: Distance, found: Assessment, site: SiteId) -> float:
-    """How many times as far a site is from the others as these are from one another, on average."""
-    i, k = found.index(site), len(found.sites)
-    if k < 3:
-        return 1.0
-    rest = np.delete(np.delete(distance.matrix, i, 0), i, 1)
-    usual = rest.sum() / ((k - 1) * (k - 2))
-    return float(distance.matrix[i].sum() / (k - 1) / usual) if usual else float("inf")
 
 
 def weight(times: float) -> float:
@@ -203,18 +203,18 @@ def _strategies(
 ) -> Iterator[Strategy]:
     if not differing:
         reason = "no hospital was shown to differ, so one model of all cases has the most to learn from"
-        yield _mean(reason, _strength(found, 0.0))
+        yield _mean(reason, "thin" if min(found.cases[s] for s in found.sites) < FEW else None)
         reason = "a small pull towards the shared model steadies unequal hospitals, at no cost in traffic"
         changes = {"algorithm": {"name": "fedprox", "mu": 0.01}}
         yield Strategy("fedprox", "FedProx: hospitals held near the shared model", ONE, (reason,), "thin", changes)
     else:
-        by, site = _most_distant(found, differing)
+        by, site, times = _most_distant(found, differing)
         groups = _groups(by)
         clusters = _clustered(found, by, groups, differing, findings)
-        down = _weighted(found, by, site, differing, findings)
+        down = _weighted(found, by, site, times, differing, findings)
         mean = _mean("the yardstick: what the other strategies have to beat", None)
-        if len(found.sites) == 2:
-            yield from [mean, clusters]
+        if times <= 1:
+            yield from [clusters, mean] if groups else [mean, clusters]
         elif groups or found.cases[site] > sum(found.cases.values()) / 2:
             yield from [clusters, down, mean]
         else:
@@ -232,9 +232,13 @@ def _mean(reason: str, evidence: Strength | None) -> Strategy:
 
 
 def _weighted(
-    found: Assessment, by: Distance, site: SiteId, differing: Mapping[SiteId, float], findings: Sequence[Finding]
+    found: Assessment,
+    by: Distance,
+    site: SiteId,
+    times: float,
+    differing: Mapping[SiteId, float],
+    findings: Sequence[Finding],
 ) -> Strategy:
-    times = remoteness(by, found, site)
     factor = weight(times)
     far = f"{site} is {times:.1f} times as far from the others as these are from one another ({by.title})"
     effect = f"with weight {factor:g} it takes part, but draws the shared model less towards itself"
@@ -249,7 +253,7 @@ def _clustered(
 ) -> Strategy:
     """A model for each group: those that stand apart, or else the most distant site with those nearest to it."""
     groups = apart or by.clusters
-    told = " and ".join("{" + ", ".join(group) + "}" for group in groups)
+    told = _told(groups)
     if apart:
         how = f"these groups stand apart (silhouette {by.silhouette:.2f}, {by.title})"
     else:
@@ -276,6 +280,17 @@ def _clustered(
     return Strategy("clustered", f"A model for each of {told}", GROUP, reasons, evidence, changes)
 
 
+def _told(groups: Groups) -> str:
+    """In words, not too many of them.
+
+    >>> _told((("a", "b"), ("c",))), _told((("a",), tuple("bcdefghi")))
+    ('{a, b} and {c}', '{a} and {8 others}')
+    """
+    largest = max(groups, key=len)
+    short = [f"{len(g)} others" if g is largest and len(g) > 6 else ", ".join(g) for g in groups]
+    return " and ".join("{" + text + "}" for text in short)
+
+
 def _common_modalities(found: Assessment, findings: Sequence[Finding]) -> Iterator[Strategy]:
     gone = {q.of for q in _of(found, INTENSITY) for values in q.values.values() if (values == 0).all()}
     common = [q.of for q in _of(found, INTENSITY) if q.of not in gone]
@@ -287,16 +302,16 @@ def _common_modalities(found: Assessment, findings: Sequence[Finding]) -> Iterat
         yield Strategy("common-modalities", title, ONE, reasons, "clear", changes)
 
 
-def _most_distant(found: Assessment, differing: Mapping[SiteId, float]) -> tuple[Distance, SiteId]:
-    """The differing site that is shown most surely to be so, and the distance that shows it; of equals, the farther."""
-    tested = [found.distances[name] for name in TESTED if name in found.distances]
+def _most_distant(found: Assessment, differing: Mapping[SiteId, float]) -> tuple[Distance, SiteId, float]:
+    """The differing site that is farthest out, the distance by which it is, and how many times as far."""
     seen = [
-        (distance.alone[site], -remoteness(distance, found, site), k, site)
-        for k, distance in enumerate(tested)
+        (remoteness(found.distances[name].matrix, found.index(site)), name, site)
+        for name in TESTED
         for site in differing
+        if name in found.distances and found.distances[name].alone[site] <= LEVEL
     ]
-    _, _, k, site = min(seen)
-    return tested[k], site
+    times, name, site = max(seen)
+    return found.distances[name], site, times
 
 
 def _groups(by: Distance) -> Groups:
@@ -321,10 +336,10 @@ def _summary(found: Assessment, differing: Mapping[SiteId, float]) -> str:
 
 
 def _standing_out(found: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId, Values, Values]]:
-    """Quantities in which a site differs from all others together, with the values of both."""
+    """Quantities in which a site differs from the others together, with the values of both."""
     for quantity in _of(found, kind):
-        for site, p in quantity.alone.items():
-            if p * len(found.sites) <= LEVEL:
+        for site in found.sites:
+            if found.stands_out(quantity, site):
                 others = np.concatenate([v for s, v in quantity.values.items() if s != site])
                 yield quantity, site, quantity.values[site], others
 

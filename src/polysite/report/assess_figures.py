@@ -19,9 +19,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polysite.assess.assessment import CLASS, INTENSITY, VOLUME, Assessment, Distance, Quantity
+from polysite.assess.assessment import CLASS, INTENSITY, LEVEL, VOLUME, Assessment, Distance, Quantity
 from polysite.assess.distances import Values
-from polysite.assess.verdict import LEVEL
 from polysite.cluster import distance as cluster
 from polysite.payload import SiteId
 from polysite.report.figures import COLOURS
@@ -148,7 +147,7 @@ def distributions(found: Assessment) -> Figure:
     pixels = sum(len(v) for q in quantities for v in q.values.values()) > DOTS
     for k, quantity in enumerate(quantities):
         axes = figure.add_subplot(lines, columns, k + 1)
-        _panel(axes, quantity, found.sites, pixels)
+        _panel(axes, quantity, {s: found.stands_out(quantity, s) for s in found.sites}, pixels)
         _rows(axes, range(count), found.sites if k % columns == 0 else [""] * count, None, 8.5 if count <= SOME else 7)
         title = f"{quantity.of}: EMD {quantity.mean:.2f}" + ", the largest of its kind" * (quantity.name in used)
         weight = "bold" if quantity.name in used else "normal"
@@ -269,10 +268,10 @@ def _write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
     axes.text(x, y, text, **{"ha": "center", "va": "center", "parse_math": False, **style})
 
 
-def _panel(axes: Axes, quantity: Quantity, sites: Sequence[SiteId], pixels: bool) -> None:
-    """One quantity: a strip for every hospital, in another colour and with a star where it differs from all others."""
-    for k, site in enumerate(sites):
-        values, apart = quantity.values[site], quantity.alone[site] * len(sites) <= LEVEL
+def _panel(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool], pixels: bool) -> None:
+    """One quantity: a strip for every hospital, in another colour and with a star where it differs from the others."""
+    for k, (site, apart) in enumerate(sites.items()):
+        values = quantity.values[site]
         shade = MARKED if apart else USUAL
         if quantity.kind == CLASS:
             axes.barh(k, values.mean(), 0.6, color=shade)

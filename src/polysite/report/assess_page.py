@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from polysite.assess.assessment import CLASS, INTENSITY, VOLUME, Assessment, Distance, Groups, Quantity
+from polysite.assess.assessment import CLASS, INTENSITY, LEVEL, VOLUME, Assessment, Distance, Groups, Quantity
 from polysite.assess.distances import Values
-from polysite.assess.verdict import LEVEL, Finding, Verdict
+from polysite.assess.verdict import Finding, Verdict
 from polysite.payload import SiteId
 from polysite.report import assess_figures as draw
 from polysite.report.page import Shown, render
@@ -198,7 +198,7 @@ def _quantities(found: Assessment) -> Iterator[dict[str, Any]]:
 
 def _apart(found: Assessment, quantity: Quantity) -> list[SiteId]:
     """Hospitals that differ from all others together in this quantity."""
-    return [site for site in found.sites if quantity.alone[site] * len(found.sites) <= LEVEL]
+    return [site for site in found.sites if found.stands_out(quantity, site)]
 
 
 def _couples(found: Assessment, matrix: Values) -> list[tuple[int, int]]:

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from polysite.assess.assessment import CLASS, INTENSITY, VOLUME, Assessment, Distance
-from polysite.assess.verdict import LEVEL, Verdict
+from polysite.assess.assessment import CLASS, INTENSITY, LEVEL, VOLUME, Assessment, Distance
+from polysite.assess.verdict import Verdict
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
 from polysite.report.runs import Summary, mean_std, read
@@ -97,6 +97,9 @@ def show_assessment(found: Assessment, verdict: Verdict) -> None:
         console.print(
             _matrices(found), f" * more than chance: p <= {LEVEL:g}, adjusted for the number of pairs", "", sep="\n"
         )
+    if verdict.findings:
+        seen = _listed([("–", Text(finding.text)) for finding in verdict.findings])
+        console.print(Text("What was found", "bold"), seen, "", sep="\n")
     console.print(Text("What to do", "bold"), _advice(verdict), "", sep="\n")
     if verdict.cautions:
         cautions = _listed([("–", Text(caution)) for caution in verdict.cautions])
@@ -152,11 +155,12 @@ def _matrix(found: Assessment, distance: Distance, title: str) -> Table:
 
 
 def _advice(verdict: Verdict) -> Table:
-    """The strategies in order; a reason that was given already is not given again."""
+    """The strategies in order; what was said already is not said again."""
     lines: list[tuple[str, Text]] = []
-    given: set[str] = set()
+    given = {finding.text for finding in verdict.findings}
     for s in verdict.strategies:
-        about = f": {s.evidence} evidence, {s.goal}, strategies/{s.file}"
+        evidence = f"{s.evidence} evidence, " if s.evidence else ""
+        about = f": {evidence}{s.goal}, strategies/{s.file}"
         lines.append((f"{s.rank}.", Text.assemble((s.title, "bold"), about)))
         lines += [("–", Text(reason)) for reason in s.reasons if reason not in given]
         given.update(s.reasons)
@@ -187,7 +191,7 @@ def _slim(first: str, *others: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
     table.add_column(escape(first), no_wrap=True, max_width=30)
     for name in others:
-        table.add_column(escape(name), justify="right", no_wrap=True, max_width=max(8, 75 // len(others)))
+        table.add_column(escape(name), justify="right", no_wrap=True, max_width=max(9, 90 // len(others)))
     return table
 
 
