@@ -15,6 +15,8 @@ from polysite.data.case import Case
 from polysite.engines.rounds import run
 from polysite.errors import DataError
 from polysite.models import MODELS
+from polysite.models.encoders import Bundled, Embedder, MedicalNet
+from polysite.models.resnet3d import ResNet18
 from polysite.payload import Payload
 from polysite.train.patches import Patches, blur, contrast
 from polysite.train.tasks import Classify
@@ -128,3 +130,27 @@ def test_volumes_are_segmented_and_classified_on_the_gpu(exclusive, tmp_path):
     site = TorchSite("s", net, {"train": cases, "validation": cases}, ["x", "y"], chosen.train, 0, Classify())
     scores = site.score(site.fit(site.start, epochs=20).params, site.cases("validation"))
     assert np.mean([c["accuracy"] for c in scores.values()]) > 0.8
+
+
+@pytest.mark.parametrize("name", ["bundled", "medicalnet"])
+def test_embeddings_are_those_of_the_cpu(name, tmp_path):
+    """In batches and one by one, of equal and of different sizes."""
+    encoder = Bundled()
+    if name == "medicalnet":
+        torch.manual_seed(0)
+        torch.save({"state_dict": {f"module.{k}": v for k, v in ResNet18().state_dict().items()}}, tmp_path / "r.pth")
+        encoder = MedicalNet(str(tmp_path / "r.pth"))
+    rng = np.random.default_rng(0)
+    volumes = [rng.normal(size=s).astype(np.float32) for s in [(40, 40, 40)] * 5 + [(24, 50, 30), (3, 4, 5), (60, 60)]]
+    there, here = Embedder(encoder, "cuda", 4), Embedder(encoder, "cpu")
+    together = there(volumes)
+    scale = np.abs(together).max()
+    np.testing.assert_allclose(together, here(volumes), atol=2e-3 * scale)
+    np.testing.assert_allclose(together, np.concatenate([there([v]) for v in volumes]), atol=2e-3 * scale)
+
+
+def test_an_assessment_runs(tmp_path):
+    found = study.survey(parse(STUDY, {"assess.cases": "all"}), tmp_path / "gpu").assessment
+    beside = study.survey(parse(STUDY, {"assess.cases": "all", "train.device": "cpu"}), tmp_path / "cpu").assessment
+    for kind, d in found.distances.items():
+        np.testing.assert_allclose(d.matrix, beside.distances[kind].matrix, rtol=0.01)

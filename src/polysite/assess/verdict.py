@@ -185,8 +185,8 @@ def thin(found: Assessment) -> Iterator[str]:
         yield f"no test could tell {one} from {other}, however different they are: they have too few cases"
     unsure = [d for d in found.distances.values() if d.named[d.outlier] < SURE]
     if unsure and len(found.sites) > 2:
-        told = ", ".join(f"{d.outlier} by {d.title} ({d.named[d.outlier]:.0%} of the resamples)" for d in unsure)
-        yield f"with other cases of the same hospitals another might be the most distant than {told}"
+        told = "; ".join(f"{d.outlier} in {d.named[d.outlier]:.0%} of the resamples by {d.title}" for d in unsure)
+        yield f"which hospital is the most distant hangs on who happened to be a patient: {told}"
 
 
 def weight(times: float) -> float:
