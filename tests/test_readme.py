@@ -14,7 +14,7 @@ from polysite.data.layouts import LAYOUTS
 from polysite.data.manifest import read
 
 README = Path(__file__).parents[1] / "README.md"
-DATA, ALGORITHM = README.parent / "docs" / "data.md", README.parent / "docs" / "algorithms.md"
+DATA, ALGORITHM, ASSESS = (README.parent / "docs" / f"{page}.md" for page in ("data", "algorithms", "assess"))
 
 
 def blocks(language, page=README):
@@ -22,14 +22,15 @@ def blocks(language, page=README):
 
 
 @pytest.mark.slow
-def test_the_python_block_runs(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("page", "folder"), [(README, "runs"), (ASSESS, "assessments")], ids=["readme", "assess"])
+def test_the_python_block_runs(page, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("python")
-    exec(compile(code, str(README), "exec"), {})
-    assert "capital" in capsys.readouterr().out and len(list(Path("runs").iterdir())) == 1
+    (code,) = blocks("python", page)
+    exec(compile(code, str(page), "exec"), {})
+    assert "capital" in capsys.readouterr().out and len(list(Path(folder).iterdir())) == 1
 
 
-@pytest.mark.parametrize("page", [README, DATA, ALGORITHM], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [README, DATA, ALGORITHM, ASSESS], ids=lambda page: page.stem)
 def test_what_the_page_shows_exists(page):
     studies = [parse(text) for text in blocks("toml", page)]
     assert studies
