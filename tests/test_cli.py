@@ -316,3 +316,41 @@ def test_a_full_disk_ends_in_a_sentence_and_loses_nothing(polysite, tiny):
     assert polysite("train", "--resume", full, "--quiet")[0] == 0  # once there is room again
     last = "models/last.safetensors"
     assert (full / last).read_bytes() == (Path("runs/whole") / last).read_bytes()
+
+
+ASSESSED = TINY.replace("cases = 4", "cases = 8").replace("cases = 3", "cases = 7")
+
+
+def test_assess_tells_and_writes(polysite, tmp_path):
+    """A table, advice and where to read on; or everything as JSON; or nothing."""
+    (tmp_path / "study.toml").write_text(ASSESSED)
+    code, out, _ = polysite("assess", "study.toml", "--out", "found")
+    assert code == 0
+    for words in ("2 hospitals with 9 cases", "What to do", "1. Federated averaging", "What left each hospital"):
+        assert words in out
+    assert "found/index.html" in out and "polysite train found/strategies/1-fedavg.toml" in out
+    code, out, _ = polysite("assess", "study.toml", "--out", "again", "--json")
+    assert code == 0 and json.loads(out)["cases"] == {"north": 5, "south": 4}
+    assert polysite("assess", "study.toml", "--out", "quiet", "--quiet") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--out", "."], "exists already"),
+        (["--set", "assess.take=0"], "assess.take = 0 must be at least 1"),
+        (["--set", "assess.take=often"], "assess.take = 'often' must be one of"),
+        (["--set", "assess.take=1"], "assess.take = 1, but of 2 sites"),
+        (["--set", "assess.fewest=99"], "0 of 2 can be described"),
+        (["--set", "encoder=medicalnet"], "encoder.path is missing"),
+        (["--set", "encoder.name=medicalnet", "--set", "encoder.path=none.pth"], "none.pth"),
+        (["--set", "encoder=resnet"], "there is no encoder called 'resnet'"),
+        (["--set", "assess.level=3"], "did you mean 'levels'?"),
+        (["--out", "study.toml/x"], "study.toml is no folder"),
+    ],
+)
+def test_assess_refuses_in_a_sentence(polysite, tmp_path, words, reason):
+    (tmp_path / "study.toml").write_text(ASSESSED)
+    code, out, err = polysite("assess", "study.toml", *words)
+    assert code == 2 and reason in err and err.startswith("polysite: ") and err.count("\n") == 1 and not out
+    assert [p.name for p in tmp_path.iterdir()] == ["study.toml"]

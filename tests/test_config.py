@@ -16,6 +16,7 @@ from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server import Adam, Sgd, Yogi
 from polysite.algorithms.weighted import Weighted
+from polysite.assess.exchange import Assess
 from polysite.config import Study, dump, parse, preset, presets
 from polysite.data.federation import FEDERATIONS, ByLabelSize, Limited, Natural
 from polysite.data.files import Files
@@ -27,6 +28,7 @@ from polysite.engines.rounds import Plan
 from polysite.errors import ConfigError
 from polysite.models import MODELS
 from polysite.models.densenet import DenseNet
+from polysite.models.encoders import DeepBet, MedicalNet
 from polysite.models.unet import UNet
 from polysite.train.settings import Train
 
@@ -55,6 +57,8 @@ STUDIES = {
     "files": Study(data=Files(path="x", labels={"WT": (1, 2), "TC": (1,)}, exclude=("EZ",), allow=("missing",))),
     "folds": Study(split=Split(folds=5, fold=4, by_group=True, seed=3), federation=ByLabelSize("WT")),
     "prepared": Study(prepare=Prepare(orientation="LPS", spacing=(1.0, 1.5, 2.0), clip=(-200.0, 300.0), crop=False)),
+    "assessment": Study(assess=Assess(take=2, levels=16, modalities="mean"), encoder=MedicalNet("weights.pth")),
+    "literal": Study(assess=Assess(take="literal"), encoder=DeepBet()),
     "classes": Study(model=DenseNet(blocks=(2, 2), growth=4)),
 }
 

@@ -27,7 +27,7 @@ def test_the_python_block_runs(page, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("python", page)
     exec(compile(code, str(page), "exec"), {})
-    assert "capital" in capsys.readouterr().out and len(list(Path(folder).iterdir())) == 1
+    assert folder in capsys.readouterr().out and len(list(Path(folder).iterdir())) == 1
 
 
 @pytest.mark.parametrize("page", [README, DATA, ALGORITHM, ASSESS], ids=lambda page: page.stem)

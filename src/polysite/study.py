@@ -151,7 +151,12 @@ def survey(study: Study, out: Path | str | None = None, watch: rounds.Watch = ro
     path = Path(out) if out else RunFolder.fresh(Path("assessments"), "assess")
     if path.exists():
         raise RunError(f"{path} exists already; an assessment never overwrites another: choose another folder")
+    above = next(p for p in path.absolute().parents if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise RunError(f"the assessment {path} could not be written: {above} is no folder that can be written to")
     engine = surveyed(study, watch)
+    if isinstance(study.assess.take, int) and study.assess.take > len(engine.names) - 2:
+        raise ConfigError(f"assess.take = {study.assess.take}, but of {len(engine.names)} sites one must stay outside")
     (only,) = rounds.run(engine.algorithm, engine, {}, rounds.Plan(rounds=1), study.seed, watch=watch)
     found = analyse(only.state.replies, study.assess, study.encoder.words)
     found = replace(found, refused={**only.refused, **found.refused})
