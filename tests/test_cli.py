@@ -330,7 +330,7 @@ def test_assess_tells_and_writes(polysite, tmp_path):
         assert words in out
     assert "found/index.html" in out and "polysite train found/strategies/1-fedavg.toml" in out
     code, out, _ = polysite("assess", "study.toml", "--out", "again", "--json")
-    assert code == 0 and json.loads(out)["cases"] == {"north": 5, "south": 4}
+    assert code == 0 and json.loads(out)["cases"] == {"north": 4, "south": 5}
     assert polysite("assess", "study.toml", "--out", "quiet", "--quiet") == (0, "", "")
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import linalg, stats
-from sklearn.metrics.pairwise import rbf_kernel
+from sklearn.metrics.pairwise import laplacian_kernel
 
 from polysite.assess import support
 from polysite.assess.distances import (
@@ -26,8 +26,8 @@ lists = arrays(np.float64, st.integers(1, 30), elements=numbers)
 
 
 def one_pair(statistic, a, b, width=1.0):
-    z, weights, _ = merged(np.sort(a), np.sort(b))
-    return float(statistic(z, weights, width))
+    z, weights, _ = merged(np.sort(a)[None], np.sort(b)[None])
+    return statistic(z, weights[:, None], np.array([width])).item()
 
 
 @given(lists, lists)
@@ -70,12 +70,12 @@ def test_shift_is_the_difference_of_the_means(a, b):
     assert one_pair(shift, a, b) ** 0.5 == pytest.approx(abs(a.mean() - b.mean()), rel=1e-6, abs=1e-4)
 
 
-def test_discrepancy_is_that_of_a_gaussian_kernel():
-    rng = np.random.default_rng(0)
-    a, b, width = rng.normal(size=9), rng.normal(1, 2, size=14), 0.7
-    x, y, gamma = a[:, None], b[:, None], 1 / (2 * width**2)
-    expected = rbf_kernel(x, x, gamma).mean() + rbf_kernel(y, y, gamma).mean() - 2 * rbf_kernel(x, y, gamma).mean()
-    assert one_pair(discrepancy, a, b, width) == pytest.approx(expected)
+@given(lists, lists)
+def test_discrepancy_is_that_of_scikit_learns_kernel(a, b):
+    width = 0.7e5
+    k = [[laplacian_kernel(x[:, None], y[:, None], 1 / width).mean() for y in (a, b)] for x in (a, b)]
+    expected = k[0][0] + k[1][1] - 2 * k[0][1]
+    assert one_pair(discrepancy, a, b, width) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def test_frechet_is_that_of_two_normal_laws():
@@ -114,6 +114,17 @@ def test_lists_of_any_lengths_in_one_matrix():
         for i, a in enumerate(lists):
             for j, b in enumerate(lists):
                 assert found[q, i, j] == pytest.approx(stats.wasserstein_distance(a[q], b[q]), abs=1e-12)
+
+
+def test_draws_that_differ_by_quantity_and_shared_ones_agree():
+    rng = np.random.default_rng(7)
+    one, other = np.sort(rng.normal(size=(3, 6))), np.sort(rng.normal(1, 1, (3, 9)))
+    z, _, _ = merged(one, other)
+    deals = np.where(np.argsort(rng.random((5, 15))) < 6, 1 / 6, -1 / 9)
+    for statistic in (*SQUARES.values(), earth_movers_of):
+        shared = statistic(z, deals, np.ones(3))
+        assert shared.shape == (3, 5)
+        np.testing.assert_allclose(shared, statistic(z, np.stack([deals] * 3), np.ones(3)), atol=1e-12)
 
 
 def test_permutation_p_is_scipys():

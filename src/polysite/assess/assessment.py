@@ -74,7 +74,7 @@ class Distance:
     p: Values  # of the permutation tests, pair by pair
     adjusted: Values  # the same, by Holm over the pairs
     chance: Values  # what the distance would be on average, if the cases of a pair were dealt out at random
-    alone: Mapping[SiteId, float]  # p that a site differs from the others together: see ``_set_apart``
+    alone: Mapping[SiteId, float]  # p that a site differs from the others together, of the distances that are TESTED
     outlier: SiteId
     named: Mapping[SiteId, float]  # share of the resamples in which each site is the outlier
     clusters: Groups  # around the outlier, as the paper has it
@@ -310,14 +310,13 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
             p, chance = tested[name]
             samples = np.sqrt(again[name].mean(0)) * stretch
             each.put(i, j, exact, samples, support.simes(p), np.sqrt(chance.mean()) * stretch)
-    for name, each in found.items():
-        one = {name: SQUARES[name]}
 
-        def test(i: int, others: Sequence[int], one: Mapping[str, Any] = one) -> float:
-            tested = support.permuted(laws[i], _together(laws, others), one, widths, settings.permutations)
-            return max(float(support.simes(p)) for p, _ in tested.values())
+    def test(i: int, others: Sequence[int]) -> float:
+        only = {"energy": SQUARES["energy"]}
+        p, _ = support.permuted(laws[i], _together(laws, others), only, widths, settings.permutations)["energy"]
+        return float(support.simes(p))
 
-        each.alone[:] = _set_apart(each.matrix, test)
+    found["energy"].alone[:] = _set_apart(found["energy"].matrix, test)
     return found
 
 
@@ -339,7 +338,7 @@ def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Found
         p=p,
         adjusted=adjusted,
         chance=found.chance,
-        alone=dict(zip(sites, found.alone.tolist(), strict=True)),
+        alone=dict(zip(sites, found.alone.tolist(), strict=True)) if name in TESTED else {},
         outlier=sites[cluster.outlier(matrix)],
         named=dict(zip(sites, named.tolist(), strict=True)),
         clusters=_names(sites, cluster.around_outlier(matrix, settings.take)),

@@ -6,8 +6,10 @@ hospitals, with weights w = 1/n at the values of the one and -1/m at those of th
     Earth Mover's   W1 = sum |c| dz          (SciPy: wasserstein_distance)
     energy          E^2 = 2 sum c^2 dz       (SciPy: energy_distance)
     shift           d = sum w z              (difference of the means)
-    MMD             M^2 = w' K w,  K = exp(-(z - z')^2 / 2 s^2)
+    MMD             M^2 = w' K w,  K = exp(-|z - z'| / s)   (scikit-learn: laplacian_kernel)
     Frechet         F^2 = d^2 + (difference of the standard deviations)^2
+
+On a sorted list the kernel needs no matrix: a_r = a_{r-1} exp(-dz_r / s) + w_r gives w' K w = sum_r w_r (2 a_r - w_r).
 
 All are zero between equal lists, symmetric, and blind to the order and to the duplication of the values. Other weights
 on the same z are a permutation or a bootstrap resample of the same pair.
@@ -66,43 +68,57 @@ def _common(n: int, m: int) -> tuple[NDArray[np.intp], NDArray[np.intp], Values]
 
 
 def merged(one: Values, other: Values) -> tuple[Values, Values, NDArray[np.intp]]:
-    """The merged list, its weights, and where each of its values stood in the two lists put one after the other."""
-    both = np.concatenate([one, other])
-    order = np.argsort(both, kind="stable")
-    weights = np.concatenate([np.full(len(one), 1 / len(one)), np.full(len(other), -1 / len(other))])
-    return both[order], weights[order], order
+    """Of every quantity (row): the merged list, its weights, and where each value stood in both lists put in a row."""
+    both, n, m = np.concatenate([one, other], axis=1), one.shape[1], other.shape[1]
+    order = np.argsort(both, axis=1, kind="stable")
+    return np.take_along_axis(both, order, 1), np.where(order < n, 1 / n, -1 / m), order
 
 
-def earth_movers_of(z: Values, weights: Values, width: float) -> Values:
-    return np.abs(np.cumsum(weights, -1)[..., :-1]) @ np.diff(z)
+# Of z (quantity, value), weights (draw, value), or (quantity, draw, value) where they differ by quantity, and the
+# width s of every quantity, to (quantity, draw).
+Statistic = Callable[[Values, Values, Values], Values]
 
 
-def energy(z: Values, weights: Values, width: float) -> Values:
-    return 2 * np.square(np.cumsum(weights, -1)[..., :-1]) @ np.diff(z)
+def earth_movers_of(z: Values, weights: Values, width: Values) -> Values:
+    return _along(np.abs(np.cumsum(weights, -1)[..., :-1]), np.diff(z))
 
 
-def shift(z: Values, weights: Values, width: float) -> Values:
-    return np.square(np.cumsum(weights, -1)[..., :-1] @ np.diff(z))
+def energy(z: Values, weights: Values, width: Values) -> Values:
+    return 2 * _along(np.square(np.cumsum(weights, -1)[..., :-1]), np.diff(z))
 
 
-def discrepancy(z: Values, weights: Values, width: float) -> Values:
-    kernel = np.exp(-np.square(z[:, None] - z) / (2 * width**2)) if width else np.ones((len(z), len(z)))
-    square = ((weights @ kernel) * weights).sum(-1)
+def shift(z: Values, weights: Values, width: Values) -> Values:
+    return np.square(_along(np.cumsum(weights, -1)[..., :-1], np.diff(z)))
+
+
+def discrepancy(z: Values, weights: Values, width: Values) -> Values:
+    fade = np.exp(-np.diff(z, prepend=z[:, :1]) / np.where(width > 0, width, 1.0)[:, None])
+    sums = np.zeros((len(z), weights.shape[-2]))
+    square = np.zeros_like(sums)
+    for r in range(z.shape[1]):
+        here = weights[..., r]
+        sums = sums * fade[:, r, None] + here
+        square += here * (2 * sums - here)
     return np.where(square > 1e-12, square, 0.0)  # what is less is rounding: it lies between 0 and 2
 
 
-def frechet(z: Values, weights: Values, width: float) -> Values:
-    centred = z - z.mean()
-    one, other = np.maximum(weights, 0), np.maximum(-weights, 0)
+def frechet(z: Values, weights: Values, width: Values) -> Values:
+    centred = z - z.mean(1, keepdims=True)
     first, second = (
-        np.sqrt(np.maximum(half @ np.square(centred) - np.square(half @ centred), 0.0)) for half in (one, other)
+        np.sqrt(np.maximum(_along(half, np.square(centred)) - np.square(_along(half, centred)), 0.0))
+        for half in (np.maximum(weights, 0), np.maximum(-weights, 0))
     )
     square: Values = shift(z, weights, width) + np.square(first - second)
     return square
 
 
+def _along(weights: Values, values: Values) -> Values:
+    """The weighted sums of every quantity, in every draw."""
+    return values @ weights.T if weights.ndim == 2 else np.matmul(weights, values[:, :, None])[:, :, 0]
+
+
 # what is averaged over the directions of an embedding; all are squares
-SQUARES: Mapping[str, Callable[[Values, Values, float], Values]] = {
+SQUARES: Mapping[str, Statistic] = {
     "euclidean": shift,
     "energy": energy,
     "mmd": discrepancy,

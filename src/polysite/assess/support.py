@@ -14,28 +14,25 @@ q, with q their 97.5 % quantile, and never below zero. The percentile interval (
 the basic one (2D - q to 2D - the 2.5 % quantile) is too short for few cases.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from math import comb
 from zlib import crc32
 
 import numpy as np
 
-from polysite.assess.distances import Values, merged
-
-Statistic = Callable[[Values, Values, float], Values]
-
+from polysite.assess.distances import Statistic, Values, merged
 
 FIRST = 1000  # deals; only where they leave it open whether p is very small are there more
 OPEN = 0.01
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=16)
 def _dealt(n: int, m: int, part: int) -> Values:
     """Weights of the merged list after dealing its values out anew, so many times."""
     rng = np.random.default_rng([n, m, part])
-    first = np.argsort(rng.random((FIRST, n + m)), -1) < n
-    return np.where(first, 1 / n, -1 / m)
+    drawn = rng.random((FIRST, n + m))
+    return np.where(drawn <= np.partition(drawn, n - 1, -1)[:, n - 1 : n], 1 / n, -1 / m)  # the n smallest of a row
 
 
 def permuted(
@@ -43,18 +40,22 @@ def permuted(
 ) -> dict[str, tuple[Values, Values]]:
     """Of every quantity (row) under every statistic: p, which is (1 + deals at least as extreme) / (1 + deals), and
     what chance makes of the statistic, the mean over the deals."""
-    found = {name: (np.ones(len(one)), np.zeros(len(one))) for name in statistics}
-    sizes = one.shape[1], other.shape[1]
-    for q in range(len(one)):
-        z, weights, _ = merged(one[q], other[q])
-        for name, statistic in statistics.items():
-            least, extreme, done = statistic(z, weights, widths[q]) * (1 - 1e-9), 0, 0
-            while done < draws and (not done or (1 + extreme) / (1 + done) <= OPEN):
-                deals = statistic(z, _dealt(*sizes, done // FIRST)[: draws - done], widths[q])
-                if not done:
-                    found[name][1][q] = deals.mean()
-                extreme, done = extreme + int(np.count_nonzero(deals >= least)), done + len(deals)
-            found[name][0][q] = (1 + extreme) / (1 + done)
+    z, weights, _ = merged(one, other)
+    sizes, found = (one.shape[1], other.shape[1]), {}
+    for name, statistic in statistics.items():
+        least = statistic(z, weights[:, None], widths) * (1 - 1e-9)
+        extreme, done = np.zeros(len(z)), np.zeros(len(z))
+        chance, still = np.zeros(len(z)), np.arange(len(z))
+        for part in range(-(-draws // FIRST)):
+            deals = statistic(z[still], _dealt(*sizes, part)[: draws - part * FIRST], widths[still])
+            extreme[still] += np.count_nonzero(deals >= least[still], axis=1)
+            done[still] += deals.shape[1]
+            if not part:
+                chance = deals.mean(1)
+            still = still[(1 + extreme[still]) / (1 + done[still]) <= OPEN]
+            if not len(still):
+                break
+        found[name] = (1 + extreme) / (1 + done), chance
     return found
 
 
@@ -72,14 +73,9 @@ def resampled(
     widths: Values,
 ) -> dict[str, Values]:
     """Every statistic of every quantity in every resample: (quantity, resample)."""
-    weights = np.concatenate([drawn[0] / one.shape[1], -drawn[1] / other.shape[1]], -1)
-    found: dict[str, list[Values]] = {name: [] for name in statistics}
-    for q in range(len(one)):
-        z, _, order = merged(one[q], other[q])
-        shuffled = weights[:, order]
-        for name, statistic in statistics.items():
-            found[name].append(statistic(z, shuffled, widths[q]))
-    return {name: np.array(rows) for name, rows in found.items()}
+    z, _, order = merged(one, other)
+    weights = np.concatenate([drawn[0] / one.shape[1], -drawn[1] / other.shape[1]], -1)[:, order].transpose(1, 0, 2)
+    return {name: statistic(z, weights, widths) for name, statistic in statistics.items()}
 
 
 def simes(p: Values) -> Values:
