@@ -109,10 +109,14 @@ def judge(found: Assessment, modalities_can_change: bool = True) -> Verdict:
 
 def differ(found: Assessment) -> dict[SiteId, float]:
     """The sites that differ from the others together, with their p, the smaller of metadata's and embeddings'."""
-    tested = [found.distances[name] for name in TESTED if name in found.distances]
-    p = np.array([[d.alone[site] for site in found.sites] for d in tested])
-    adjusted = holm(p.reshape(-1)).reshape(p.shape).min(0)
-    return {site: float(a) for site, a in zip(found.sites, adjusted, strict=True) if a <= LEVEL}
+    least = {site: min(p for (_, s), p in _tests(found).items() if s == site) for site in found.sites}
+    return {site: p for site, p in least.items() if p <= LEVEL}
+
+
+def _tests(found: Assessment) -> dict[tuple[str, SiteId], float]:
+    """p that a site differs from the others, by distance and site, adjusted for there being so many."""
+    p = {(name, s): found.distances[name].alone[s] for name in TESTED if name in found.distances for s in found.sites}
+    return dict(zip(p, holm(np.array(list(p.values()))).tolist(), strict=True))
 
 
 def missing(found: Assessment) -> Iterator[Finding]:
@@ -143,12 +147,8 @@ def labels(found: Assessment) -> Iterator[Finding]:
 
 
 def images(found: Assessment) -> Iterator[Finding]:
-    distance = found.distances.get("energy")
-    if distance is None:
-        return
-    adjusted = holm(np.array(list(distance.alone.values())))
-    for site, p in zip(distance.alone, adjusted, strict=True):
-        if p <= LEVEL:
+    for (name, site), p in _tests(found).items():
+        if name == "energy" and p <= LEVEL:
             text = f"to the encoder, scans of {site} look unlike those of the other hospitals (p = {p:.3f})"
             yield Finding(site, "images", text)
 
@@ -306,9 +306,8 @@ def _most_distant(found: Assessment, differing: Mapping[SiteId, float]) -> tuple
     """The differing site that is farthest out, the distance by which it is, and how many times as far."""
     seen = [
         (remoteness(found.distances[name].matrix, found.index(site)), name, site)
-        for name in TESTED
-        for site in differing
-        if name in found.distances and found.distances[name].alone[site] <= LEVEL
+        for (name, site), p in _tests(found).items()
+        if site in differing and p <= LEVEL
     ]
     times, name, site = max(seen)
     return found.distances[name], site, times
