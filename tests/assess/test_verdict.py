@@ -33,6 +33,17 @@ def test_nobody_differs():
     assert not verdict.findings
 
 
+def test_nobody_is_shown_to_differ_but_all_point_at_one():
+    """One case proves nothing, whatever it is; the hint is passed on as one."""
+    few = {**{s: host(6, k) for k, s in enumerate("abc")}, "e": host(1, 9, volume=40, brightness=200, look=3)}
+    verdict = judge(assess(few, replace(MANY, fewest=1)))
+    assert "none was shown to differ" in verdict.summary
+    assert names(verdict) == ["fedavg", "weighted", "fedprox"]
+    hint = verdict.strategies[1]
+    assert hint.evidence == "thin" and "e" in hint.changes["algorithm"]["weights"]
+    assert "no test shows it, but every distance names e" in hint.reasons[0]
+
+
 def test_one_differs():
     """Its tumours are four times larger: less weight for it, then its cluster, then the yardstick."""
     verdict = advised({**USUAL, "e": host(15, 9, volume=40)})

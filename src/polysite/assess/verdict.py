@@ -13,7 +13,8 @@ A site is said to differ if a permutation test against the other sites together 
 and over both metadata and embeddings; of these, the farthest out is set apart before the others are tested again.
 Labels and brightness are told at the same level, by Bonferroni over all sites, quantities and kinds of evidence. Then:
 
-    nobody differs       federated averaging, then FedProx: nothing measured speaks against one model for all
+    nobody differs       federated averaging, then FedProx: nothing measured speaks against one model for all; between
+                         them less weight for a site that every distance names in 80 % of the resamples or more
     one or more differ   one model with less weight for the farthest of them, if it is farther from the others than
                          these are from one another; then a model for each cluster; the plain mean as the yardstick
     clusters go first    where average linkage finds groups of two or more with a silhouette of at least 0.5, and
@@ -204,6 +205,7 @@ def _strategies(
     if not differing:
         reason = "no hospital was shown to differ, so one model of all cases has the most to learn from"
         yield _mean(reason, "thin" if min(found.cases[s] for s in found.sites) < FEW else None)
+        yield from _suspect(found)
         reason = "a small pull towards the shared model steadies unequal hospitals, at no cost in traffic"
         changes = {"algorithm": {"name": "fedprox", "mu": 0.01}}
         yield Strategy("fedprox", "FedProx: hospitals held near the shared model", ONE, (reason,), "thin", changes)
@@ -211,7 +213,8 @@ def _strategies(
         by, site, times = _most_distant(found, differing)
         groups = _groups(by)
         clusters = _clustered(found, by, groups, differing, findings)
-        down = _weighted(found, by, site, times, differing, findings)
+        reasons = _about(findings, site)
+        down = _weighted(by, site, times, reasons, _strength(found, differing[site], site))
         mean = _mean("the yardstick: what the other strategies have to beat", None)
         if times <= 1:
             yield from [clusters, mean] if groups else [mean, clusters]
@@ -231,21 +234,23 @@ def _mean(reason: str, evidence: Strength | None) -> Strategy:
     return Strategy("fedavg", "Federated averaging", ONE, (reason,), evidence, {"algorithm": {"name": "fedavg"}})
 
 
-def _weighted(
-    found: Assessment,
-    by: Distance,
-    site: SiteId,
-    times: float,
-    differing: Mapping[SiteId, float],
-    findings: Sequence[Finding],
-) -> Strategy:
+def _suspect(found: Assessment) -> Iterator[Strategy]:
+    """Less weight for a site that no test shows to differ, but that all distances name, whoever is drawn."""
+    by = next(iter(found.distances.values()))
+    site, times = by.outlier, remoteness(by.matrix, found.index(by.outlier))
+    least = min(d.named[site] for d in found.distances.values())
+    if len(found.distances) > 1 and least >= SURE and times > 1:
+        reason = f"no test shows it, but every distance names {site}, in at least {least:.0%} of the resamples"
+        yield _weighted(by, site, times, (reason,), "thin")
+
+
+def _weighted(by: Distance, site: SiteId, times: float, seen: tuple[str, ...], evidence: Strength) -> Strategy:
     factor = weight(times)
     far = f"{site} is {times:.1f} times as far from the others as these are from one another ({by.title})"
     effect = f"with weight {factor:g} it takes part, but draws the shared model less towards itself"
     changes = {"algorithm": {"name": "weighted", "weights": {site: factor}, "inner": {"name": "fedavg"}}}
-    reasons = (*_about(findings, site), far, effect)
     title = f"Federated averaging with weight {factor:g} for {site}"
-    return Strategy("weighted", title, ONE, reasons, _strength(found, differing[site], site), changes)
+    return Strategy("weighted", title, ONE, (*seen, far, effect), evidence, changes)
 
 
 def _clustered(
