@@ -38,7 +38,7 @@ def test_nobody_is_shown_to_differ_but_all_point_at_one():
     few = {**{s: host(6, k) for k, s in enumerate("abc")}, "e": host(1, 9, volume=40, brightness=200, look=3)}
     verdict = judge(assess(few, replace(MANY, fewest=1)))
     assert "none was shown to differ" in verdict.summary
-    assert names(verdict) == ["fedavg", "weighted", "fedprox"]
+    assert names(verdict)[:3] == ["fedavg", "weighted", "fedprox"]
     hint = verdict.strategies[1]
     assert hint.evidence == "thin" and "e" in hint.changes["algorithm"]["weights"]
     assert "no test shows it, but every distance names e" in hint.reasons[0]
