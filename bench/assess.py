@@ -104,6 +104,8 @@ class Table:
         return len(next(iter(self.quantities.values())))
 
     def features(self, kind: str) -> dict[str, np.ndarray]:
+        if kind == "absent":
+            return {name: values == 0 for name, values in self.quantities.items()}
         return {**self.quantities, "metric": np.full(self.size, 3.0)}
 
 

@@ -38,10 +38,12 @@ class Host:
         self.asked.append(kind)
         if kind == "embedding":
             return {"embedding": self.embedding, "encoder": np.array(self.encoder)}
+        if kind == "absent":
+            return {name: values == 0 for name, values in self.quantities.items()}
         return {**self.quantities, "metric": np.full(self.size, self.metric)}
 
 
-def host(cases=12, seed=0, brightness=100.0, volume=10.0, look=0.0, channels=3, empty=0, unseen=0):
+def host(cases=12, seed=0, brightness=100.0, volume=10.0, look=0.0, channels=8, empty=0, unseen=0):
     """A hospital drawn from a few numbers: ``unseen`` cases lack t2, ``empty`` ones have no ET."""
     rng = np.random.default_rng(seed)
     quantities = {

@@ -338,7 +338,7 @@ def test_assess_tells_and_writes(polysite, tmp_path):
     ("words", "reason"),
     [
         (["--out", "."], "exists already"),
-        (["--set", "assess.take=0"], "assess.take = 0 must be at least 1"),
+        (["--set", "assess.take=-1"], "assess.take = -1 must be at least 0"),
         (["--set", "assess.take=often"], "assess.take = 'often' must be one of"),
         (["--set", "assess.take=1"], "assess.take = 1, but of 2 sites"),
         (["--set", "assess.fewest=99"], "0 of 2 can be described"),

@@ -49,7 +49,7 @@ def site(*cases, embedder=None, labels=("WT",), dims=3, cache=None):
     """A hospital that holds these cases."""
     patients = [Patient(c.site, c.name, lambda c=c: c, dict) for c in cases]
     names = tuple(f"m{k}" for k in range(len(cases[0].image)))
-    return SurveySite("a", patients, names, labels, dims, Prepare(), embedder, cache)
+    return SurveySite("a", patients, names, labels, dims, False, Prepare(), embedder, cache)
 
 
 class NoCache:

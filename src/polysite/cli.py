@@ -121,7 +121,7 @@ def assess(
     with _watching(quiet, False) as watch:
         done = studies.survey(study, out, watch)
     if as_json:
-        print((done.folder / "assessment.json").read_text(), end="")
+        print(json.dumps(json.loads((done.folder / "assessment.json").read_text())))
     elif not quiet:
         from polysite.report import tables
 

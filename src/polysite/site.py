@@ -122,7 +122,8 @@ class Surveyed(Protocol):
     def features(self, kind: str) -> Mapping[str, Any]:
         """Arrays with a row for every case.
 
-        ``metadata``: every quantity by name, and ``metric``, the dimensions of a case whose voxel
+        ``absent``: for every quantity whether it is absent, a modality not acquired or nothing labelled. ``metadata``:
+        every quantity by name, and ``metric``, the dimensions of a case whose voxel
         size is known, or 0. ``embedding``: the
         ``embedding`` (case, modality, channel, component), and the number of the ``encoder`` that made it.
         """

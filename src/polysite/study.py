@@ -16,7 +16,8 @@ from typing import Any, cast
 from polysite import config
 from polysite.algorithms import name_of
 from polysite.algorithms.base import Algorithm
-from polysite.assess.assessment import INTENSITY, VOLUME, Assessment, analyse
+from polysite.assess.assessment import Assessment, analyse
+from polysite.assess.exchange import INTENSITY
 from polysite.assess.verdict import Verdict, judge
 from polysite.config import Study
 from polysite.data.cache import Cache, place
@@ -155,12 +156,17 @@ def survey(study: Study, out: Path | str | None = None, watch: rounds.Watch = ro
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise RunError(f"the assessment {path} could not be written: {above} is no folder that can be written to")
     engine = surveyed(study, watch)
-    if isinstance(study.assess.take, int) and study.assess.take > len(engine.names) - 2:
-        raise ConfigError(f"assess.take = {study.assess.take}, but of {len(engine.names)} sites one must stay outside")
+    large = sum(site.size >= study.assess.fewest for site in engine.sites.values())
+    if isinstance(study.assess.take, int) and study.assess.take > max(large - 2, 0):
+        raise ConfigError(
+            f"assess.take = {study.assess.take}, but of {large} sites that are compared one stays outside"
+        )
     (only,) = rounds.run(engine.algorithm, engine, {}, rounds.Plan(rounds=1), study.seed, watch=watch)
     found = analyse(only.state.replies, study.assess, study.encoder.words)
-    found = replace(found, refused={**only.refused, **found.refused})
-    verdict = judge(found, modalities_can_change=isinstance(study.data, Files))
+    sent = {site: (only.replies[site].payload.nbytes, "what was refused") for site in only.refused}
+    found = replace(found, refused={**only.refused, **found.refused}, left={**found.left, **sent})
+    unseen = any(not parts["train"] and any(parts.values()) for parts in federation(study).values())
+    verdict = judge(found, modalities_can_change=isinstance(study.data, Files), unseen=unseen)
     base = _allowing(_pinned(study), found)
     ready = {
         s.file: f"# {s.title}\n{config.dump(config.vary(base, s.changes), notes=True)}" for s in verdict.strategies
@@ -202,8 +208,8 @@ def surveyed(study: Study, watch: rounds.Watch = rounds.Watch()) -> Simulator:
     def step(case: str) -> None:
         watch.case(next(done), everyone, case)
 
-    names = source.modality_names, source.label_names, source.dims
-    sites = {s: SurveySite(s, p, *names, study.prepare, embedder, cache, step) for s, p in chosen.items() if p}
+    about = source.modality_names, source.label_names, source.dims, source.task == "classification"
+    sites = {s: SurveySite(s, p, *about, study.prepare, embedder, cache, step) for s, p in chosen.items() if p}
     # an exchange like any other; only what may be asked of these sites is less than of those that train
     algorithm, hosts = cast(Algorithm[Any], study.assess), cast(Mapping[str, Site], sites)
     return Simulator(algorithm, hosts, wire=study.run.wire)
@@ -213,9 +219,8 @@ def _allowing(study: Study, found: Assessment) -> Study:
     """The study, letting in what the assessment met: modalities never acquired, cases without a label."""
     if not isinstance(study.data, Files):
         return study
-    missing = any((v == 0).any() for q in found.quantities.values() if q.kind == INTENSITY for v in q.values.values())
-    empty = [{s for s, v in q.values.items() if (v == 0).any()} for q in found.quantities.values() if q.kind == VOLUME]
-    met = {"missing": missing, "empty": bool(empty) and bool(set.intersection(*empty))}
+    missing = any(any(q.absent.values()) for q in found.quantities.values() if q.kind == INTENSITY)
+    met = {"missing": missing, "empty": any(found.unlabelled.values())}
     allow = tuple(dict.fromkeys([*study.data.allow, *(word for word, true in met.items() if true)]))
     return replace(study, data=replace(study.data, allow=allow))  # type: ignore[arg-type]
 

@@ -164,10 +164,16 @@ def test_intervals_hold_the_true_distance():
         one, other = (np.sort(rng.normal(mean, 1, (1, 20)), -1) for mean in (0, 1))
         drawn = support.counts(f"a{k}", 20, 200), support.counts(f"b{k}", 20, 200)
         again = support.resampled(one, other, drawn, {"emd": earth_movers_of}, np.ones(1))["emd"][0]
-        low, high = support.interval(earth_movers([one, other])[0, 0, 1], again)
+        low, high = support.interval(earth_movers([one, other])[0, 0, 1], again, np.array(0.01))
         assert 0 <= low <= high
         held += low <= 1 <= high
     assert held >= 88
+
+
+def test_an_interval_reaches_zero_where_chance_would_do():
+    again = np.linspace(0.9, 1.3, 100)
+    assert support.interval(np.array(1.0), again, np.array(0.06))[0] == 0
+    assert support.interval(np.array(1.0), again, np.array(0.04))[0] == pytest.approx(0.71)
 
 
 def test_the_least_p_is_reached():

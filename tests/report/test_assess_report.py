@@ -34,7 +34,9 @@ class Hospital:
         rng = np.random.default_rng(self.seed)
         if kind == "embedding":
             cases = rng.normal(2 + self.shift, 1.0, (self.size, 16, 2))
-            return {"embedding": cases, "encoder": np.array(7.0)}
+            return {"embedding": cases[:, None], "encoder": np.array(7.0)}
+        if kind == "absent":
+            return {k: v == 0 for k, v in self.features("metadata").items() if k != "metric"}
         values = {
             f"intensity {m}": rng.lognormal(6.5 + 0.2 * k, 0.25, self.size) for k, m in enumerate(("t1", "flair"))
         }

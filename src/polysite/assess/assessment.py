@@ -23,7 +23,7 @@ import numpy as np
 
 from polysite.assess import support
 from polysite.assess.distances import SQUARES, Values, angle, earth_movers, earth_movers_of, slices
-from polysite.assess.exchange import Assess, left
+from polysite.assess.exchange import CLASS, INTENSITY, VOLUME, Assess, left
 from polysite.cluster import distance as cluster
 from polysite.errors import DataError
 from polysite.metrics.statistics import holm
@@ -33,7 +33,9 @@ Groups = tuple[tuple[SiteId, ...], ...]
 LEVEL = 0.05  # of error, over all tests together
 TESTED = ("emd", "energy")  # by which a site is said to differ: metadata, and the embeddings in every respect
 MOST = 50_000  # deals of a test
-INTENSITY, VOLUME, CLASS = "intensity", "volume", "class"  # how the name of a quantity begins
+LONGEST = 256  # of the list that stands for several sites
+OTHERS = {name: statistic for name, statistic in SQUARES.items() if name not in TESTED}
+UNITS = {3: "mL", 2: "cm²"}
 TITLES = {
     "emd": "Earth Mover's distance of the metadata",
     "euclidean": "Euclidean distance of the mean embeddings",
@@ -53,6 +55,7 @@ class Quantity:
     unit: str
     scale: float  # what distances are divided by
     values: Mapping[SiteId, Values]  # quantiles, as they came
+    absent: Mapping[SiteId, int]  # cases in which the modality was not acquired, or nothing is labelled
     matrix: Values  # Earth Mover's distances
     p: Values  # of the permutation tests, pair by pair
     alone: Mapping[SiteId, float]  # p that a site differs from the others together, as under the distance ``emd``
@@ -97,6 +100,8 @@ class Assessment:
     angles: Mapping[str, Values]  # component -> degrees between the mean components of two sites
     alignment: Mapping[SiteId, Mapping[str, Values]]  # degrees between a case's components and the site's mean ones
     left: Mapping[SiteId, tuple[int, str]]  # bytes and words
+    unlabelled: Mapping[SiteId, int]  # cases without any label
+    against: Mapping[SiteId, tuple[SiteId, ...]]  # with which others together the metadata of a site were compared
     silent: tuple[SiteId, ...]  # sites with too few cases to be described
     refused: Mapping[SiteId, str]  # whose reply was not used, and why
     settings: Assess
@@ -122,12 +127,9 @@ class Assessment:
 
     def unable(self, level: float = LEVEL) -> tuple[tuple[SiteId, SiteId], ...]:
         """Pairs with too few cases for any test to tell them apart, however different they are."""
-        most = self.settings.levels
-        return tuple(
-            (a, b)
-            for a, b in combinations(self.sites, 2)
-            if support.least_p(min(self.cases[a], most), min(self.cases[b], most)) * len(self.quantities) > level
-        )
+        pairs, most = list(combinations(self.sites, 2)), self.settings.levels
+        size = {s: min(self.cases[s], most) for s in self.sites}
+        return tuple((a, b) for a, b in pairs if support.least_p(size[a], size[b]) * len(pairs) > level)
 
     def table(self) -> str:
         """A line for every distance and pair, as CSV."""
@@ -150,14 +152,16 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
     replies = {i: replies[i] for i in sorted(replies)}
     refused = _odd(replies, settings)
     heard = {i: r for i, r in replies.items() if r["quantiles"] and i not in refused}
+    if len(replies) < 2:
+        raise DataError("an assessment compares hospitals, and there is only one")
     if len(heard) < 2:
         raise DataError(
             f"an assessment compares hospitals, and {len(heard)} of {len(replies)} can be described: "
-            + "; ".join(refused.values() or [f"a site needs {settings.fewest} cases (assess.fewest)"])
+            + (next(iter(refused.values())) if refused else f"a site needs {settings.fewest} cases (assess.fewest)")
         )
     sites = tuple(heard)
     drawn = {i: support.counts(i, _length(heard[i]), settings.resamples) for i in sites}
-    quantities, metadata = _metadata(heard, settings, drawn)
+    quantities, metadata, against = _metadata(heard, settings, drawn)
     embeddings = _embeddings(heard, settings, drawn) if settings.projections else {}
     return Assessment(
         sites=sites,
@@ -167,7 +171,9 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
         angles=_angles(heard) if settings.projections else {},
         alignment={i: dict(r["angles"]) for i, r in heard.items()} if settings.projections else {},
         left={i: (r.nbytes, "what was refused" if i in refused else left(r)) for i, r in replies.items()},
-        silent=tuple(i for i, r in replies.items() if not r["quantiles"] and i not in refused),
+        unlabelled={i: int(r["unlabelled"]) for i, r in heard.items()},
+        against=against,
+        silent=tuple(i for i, r in replies.items() if not r["quantiles"]),
         refused=refused,
         settings=settings,
         encoder=encoder if settings.projections else "",
@@ -199,11 +205,12 @@ class Found:
 
 def _metadata(
     heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]
-) -> tuple[dict[str, Quantity], Found]:
+) -> tuple[dict[str, Quantity], Found, dict[SiteId, tuple[SiteId, ...]]]:
     names, sites = list(next(iter(heard.values()))["quantiles"]), list(heard)
     laws = [np.stack([r["quantiles"][n] for n in names]) for r in heard.values()]
-    spread = _pooled(laws, [r["cases"] for r in heard.values()])
-    scale = np.where(spread > 0, spread, 1.0) if settings.scale == "pooled" else np.ones(len(names))
+    cases = [r["cases"] for r in heard.values()]
+    spread, size = _pooled(laws, cases), np.max([np.abs(law).max(1) for law in laws], 0)
+    scale = np.where(spread > 1e-9 * size, spread, 1.0) if settings.scale == "pooled" else np.ones(len(names))
     laws = [law / scale[:, None] for law in laws]
     matrices = earth_movers(laws)
     found = Found.empty(len(names), sites=len(sites), draws=settings.resamples)
@@ -216,39 +223,56 @@ def _metadata(
         found.put(i, j, matrices[:, i, j], again, p, chance)
 
     def test(i: int, others: Sequence[int]) -> float:
-        found.alone[:, i] = support.permuted(laws[i], _together(laws, others), only, widths, draws)["emd"][0]
+        rest = _together(laws, cases, others)
+        found.alone[:, i] = support.permuted(laws[i], rest, only, widths, draws)["emd"][0]
         return float(support.simes(found.alone[:, i]))
 
-    chosen = [names.index(n) for n in _chosen(names, matrices)]
-    alone = _set_apart(matrices[chosen].mean(0), test)
+    by_name = dict(zip(names, matrices, strict=True))
+    chosen, distance = combined(by_name)
+    picked = [names.index(n) for n in chosen]
+    alone, others = _set_apart(distance, test)
     metric = next(iter(heard.values()))["metric"]
     quantities = {}
     for k, n in enumerate(names):
         values = {i: r["quantiles"][n] for i, r in heard.items()}
         each = dict(zip(sites, found.alone[k].tolist(), strict=True))
-        quantities[n] = _quantity(n, metric, scale[k], values, matrices[k], found.p[k], each)
-    return quantities, Found(
-        matrices[chosen].mean(0),
-        found.samples[chosen].mean(0),
+        absent = {i: int(r["absent"][n].item()) for i, r in heard.items()}
+        kind, _, of = n.partition(" ")
+        unit = {INTENSITY: "as stored", VOLUME: UNITS.get(int(metric), "1000 voxels"), CLASS: "share"}[kind]
+        quantities[n] = Quantity(n, kind, of, unit, float(scale[k]), values, absent, matrices[k], found.p[k], each)
+    against = {site: tuple(sites[j] for j in which) for site, which in zip(sites, others, strict=True)}
+    together = Found(
+        distance,
+        found.samples[picked].mean(0),
         support.simes(found.p),  # that they differ in any quantity
-        found.chance[chosen].mean(0),
+        found.chance[picked].mean(0),
         alone,
     )
+    return quantities, together, against
 
 
-def _set_apart(matrix: Values, test: Callable[[int, Sequence[int]], float]) -> Values:
-    """p that a site differs from the others together, site by site.
+def combined(matrices: Mapping[str, Values]) -> tuple[list[str], Values]:
+    """f_I and f_L, or the one of them that there is, and the mean of their distances."""
+    kinds = [[n for n in matrices if n.startswith(INTENSITY)], [n for n in matrices if not n.startswith(INTENSITY)]]
+    chosen = [max(group, key=lambda n: _over_pairs(matrices[n])) for group in kinds if group]
+    return chosen, np.mean([matrices[n] for n in chosen], axis=0)
+
+
+def _set_apart(matrix: Values, test: Callable[[int, Sequence[int]], float]) -> tuple[Values, list[list[int]]]:
+    """p that a site differs from the others together, site by site, and who these others were.
 
     One that is far out makes every other differ from "the others": so the most distant of those that differ is set
     apart, and the rest is tested again without it, until nobody is found to differ or two are left.
     """
     left, p = list(range(len(matrix))), np.ones(len(matrix))
+    others: list[list[int]] = [[] for _ in left]
     while True:
         for i in left:
-            p[i] = test(i, [j for j in left if j != i])
+            others[i] = [j for j in left if j != i]
+            p[i] = test(i, others[i])
         found = [i for i in left if p[i] * 2 * len(matrix) <= LEVEL]  # as strict as what follows from it
         if not found or len(left) <= 2:
-            return p
+            return p, others
         left.remove(max(found, key=lambda i: (remoteness(matrix[np.ix_(left, left)], left.index(i)), -i)))
 
 
@@ -266,39 +290,23 @@ def remoteness(matrix: Values, i: int) -> float:
     return float(matrix[i].sum() / (count - 1) / usual) if usual else float("inf")
 
 
-def _together(laws: Sequence[Values], which: Sequence[int]) -> Values:
-    """Several hospitals as one; no longer than it must be."""
-    return np.stack([slices(row, 256) for row in np.concatenate([laws[k] for k in which], axis=1)])
-
-
-def _chosen(names: Sequence[str], matrices: Values) -> list[str]:
-    """f_I and f_L, or the one of them that there is."""
-    size = {n: _over_pairs(m) for n, m in zip(names, matrices, strict=True)}
-    kinds = [[n for n in names if n.startswith(INTENSITY)], [n for n in names if not n.startswith(INTENSITY)]]
-    return [max(group, key=size.__getitem__) for group in kinds if group]
-
-
-def _quantity(
-    name: str,
-    metric: float,
-    scale: float,
-    values: Mapping[SiteId, Values],
-    matrix: Values,
-    p: Values,
-    alone: Mapping[SiteId, float],
-) -> Quantity:
-    kind, _, of = name.partition(" ")
-    unit = {INTENSITY: "as stored", VOLUME: {3: "mL", 2: "cm²"}.get(int(metric), "1000 voxels"), CLASS: "share"}[kind]
-    return Quantity(name, kind, of, unit, float(scale), values, matrix, p, alone)
+def _together(laws: Sequence[Values], cases: Sequence[float], which: Sequence[int]) -> Values:
+    """Several hospitals as one, every case counting alike; no longer than it must be."""
+    heavy = np.concatenate([np.full(laws[k].shape[1], cases[k] / laws[k].shape[1]) for k in which])
+    rows = np.concatenate([laws[k] for k in which], axis=1)
+    weights = None if (heavy == 1).all() else heavy
+    return np.stack([slices(row, LONGEST, weights) for row in rows])
 
 
 def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]) -> dict[str, Found]:
     sites = list(heard)
-    laws = [r["directions"]["embedding"] for r in heard.values()]
-    widths = _pooled(laws, [r["cases"] for r in heard.values()])
+    laws, cases = [r["directions"]["embedding"] for r in heard.values()], [r["cases"] for r in heard.values()]
+    widths = _pooled(laws, cases)
+    draws = max(settings.permutations, min(20 * len(sites) ** 2, MOST))
     found = {n: Found.empty(sites=len(sites), draws=settings.resamples) for n in SQUARES}
     for (i, a), (j, b) in combinations(enumerate(sites), 2):
-        tested = support.permuted(laws[i], laws[j], SQUARES, widths, settings.permutations)
+        tested = support.permuted(laws[i], laws[j], {"energy": SQUARES["energy"]}, widths, draws)
+        tested |= support.permuted(laws[i], laws[j], OTHERS, widths, support.FIRST - 1)
         again = support.resampled(laws[i], laws[j], (drawn[a], drawn[b]), SQUARES, widths)
         once = np.ones((1, laws[i].shape[1])), np.ones((1, laws[j].shape[1]))
         seen = support.resampled(laws[i], laws[j], once, SQUARES, widths)
@@ -313,16 +321,16 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
 
     def test(i: int, others: Sequence[int]) -> float:
         only = {"energy": SQUARES["energy"]}
-        p, _ = support.permuted(laws[i], _together(laws, others), only, widths, settings.permutations)["energy"]
+        p, _ = support.permuted(laws[i], _together(laws, cases, others), only, widths, draws)["energy"]
         return float(support.simes(p))
 
-    found["energy"].alone[:] = _set_apart(found["energy"].matrix, test)
+    found["energy"].alone[:], _ = _set_apart(found["energy"].matrix, test)
     return found
 
 
 def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Found) -> Distance:
     matrix, p = found.matrix, found.p
-    low, high = support.interval(matrix, found.samples)
+    low, high = support.interval(matrix, found.samples, p)
     upper = np.triu_indices(len(sites), 1)
     adjusted = np.ones_like(p)
     adjusted[upper] = holm(p[upper])
@@ -403,9 +411,11 @@ FORM = ("quantities", "units (3: millimetres, 0: voxels)", "encoder weights", "e
 
 def _malformed(reply: Payload, settings: Assess) -> str | None:
     """What no honest site can have sent."""
-    length = min(int(reply["cases"]), settings.levels)
-    if reply["cases"] < settings.fewest:
-        return f"it describes {int(reply['cases'])} cases, fewer than assess.fewest = {settings.fewest}"
+    cases = reply["cases"]
+    if cases < settings.fewest or cases != int(cases) or reply["unlabelled"] > cases:
+        told = f"{cases:g} cases, {reply['unlabelled']:g} of them unlabelled"
+        return f"it describes {told}; at least assess.fewest = {settings.fewest} are asked for"
+    length = min(int(cases), settings.levels)
     for name, values in reply["quantiles"].items():
         if name.partition(" ")[0] not in (INTENSITY, VOLUME, CLASS):
             return f"there is no quantity called {name!r}"
@@ -413,6 +423,10 @@ def _malformed(reply: Payload, settings: Assess) -> str | None:
             return f"the quantiles of {name!r} are not {length} ascending numbers"
         if not name.startswith(INTENSITY) and values[0] < 0:
             return f"the quantiles of {name!r} are negative"
+    if reply["absent"].keys() != reply["quantiles"].keys():
+        return "it does not say of every quantity how often it is absent"
+    if any(v.shape != (1,) or not 0 <= v[0] <= cases for v in reply["absent"].values()):
+        return "a quantity is absent in more cases than there are"
     if not settings.projections:
         return None
     along = reply["directions"].get("embedding")

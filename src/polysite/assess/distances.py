@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 
 
-def slices(values: Values, levels: int) -> Values:
+def slices(values: Values, levels: int, weights: Values | None = None) -> Values:
     """At most so many quantiles of a list: its values in order or, of a longer one, the means of equal slices of it.
+
+    ``weights``: how many cases a value stands for, where it is the mean of several; equal slices then of the cases.
 
     The Earth Mover's distance of two lists changes by no more than (range + range) / (2 levels), where a range counts
     only if its list was cut; what is not cut is exact.
@@ -33,12 +35,14 @@ def slices(values: Values, levels: int) -> Values:
     >>> slices(np.array([3.0, 1.0, 2.0]), 8).tolist(), slices(np.array([4.0, 1.0, 2.0, 3.0]), 2).tolist()
     ([1.0, 2.0, 3.0], [1.5, 3.5])
     """
-    ordered = np.sort(np.asarray(values, np.float64))
-    if len(ordered) <= levels:
+    order = np.argsort(values, kind="stable")
+    ordered = np.asarray(values, np.float64)[order]
+    if len(ordered) <= levels and weights is None:
         return ordered
-    sums = np.concatenate([[0.0], np.cumsum(ordered)])
-    ends = np.interp(np.linspace(0, len(ordered), levels + 1), np.arange(len(sums)), sums)
-    return np.maximum.accumulate(np.diff(ends) * (levels / len(ordered)))
+    heavy = np.ones(len(ordered)) if weights is None else weights[order]
+    places, sums = (np.concatenate([[0.0], np.cumsum(x)]) for x in (heavy, heavy * ordered))
+    means = np.diff(np.interp(np.linspace(0, places[-1], levels + 1), places, sums)) * (levels / places[-1])
+    return np.clip(np.maximum.accumulate(means), ordered[0], ordered[-1])  # rounding moves no constant
 
 
 def earth_movers(laws: Sequence[Values]) -> Values:

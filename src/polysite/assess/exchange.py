@@ -26,6 +26,9 @@ from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Surveyed
 from polysite.tree import Tree
 
+INTENSITY, VOLUME, CLASS = "intensity", "volume", "class"  # how the name of a quantity begins
+MOST = 128  # directions
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -51,17 +54,19 @@ class Assess:
     strangers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        least = {"fewest": 1, "levels": 2, "projections": 0, "permutations": 99, "resamples": 100}
+        least = {"fewest": 1, "levels": 2, "projections": 0, "permutations": 99, "resamples": 100, "take": 0}
         for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"assess.{name} = {getattr(self, name)} must be at least {low}")
-        if isinstance(self.take, int) and self.take < 1:
-            raise ConfigError(f"assess.take = {self.take} must be at least 1, or 'least' or 'literal'")
+            value = getattr(self, name)
+            if isinstance(value, int) and value < low:
+                raise ConfigError(f"assess.{name} = {value} must be at least {low}")
+        if self.projections > MOST:
+            raise ConfigError(f"assess.projections = {self.projections}: from more than {MOST}, cases could be rebuilt")
 
     @property
-    def reply(self) -> Mapping[str, Literal["statistics", "count", "number"]]:
-        plain: dict[str, Literal["statistics", "count", "number"]]
-        plain = {"cases": "count", "metric": "number", "quantiles": "statistics"}
+    def reply(self) -> Mapping[str, Literal["statistics", "number"]]:
+        plain: dict[str, Literal["statistics", "number"]]
+        plain = {"cases": "number", "metric": "number", "unlabelled": "number"}
+        plain |= {"quantiles": "statistics", "absent": "statistics"}
         if self.projections:
             plain |= {"encoder": "number", "mean": "statistics", "directions": "statistics", "angles": "statistics"}
         return plain
@@ -76,10 +81,16 @@ class Assess:
         if site.size < self.fewest:
             nothing: dict[str, Tree | float] = {f: {} if k == "statistics" else 0.0 for f, k in self.reply.items()}
             return Payload(**{**nothing, "cases": site.size}), memory
-        found = site.features("metadata")
-        metric = float(found["metric"].min())
-        quantities = {name: slices(values, self.levels) for name, values in found.items() if name != "metric"}
-        reply: dict[str, Tree | float] = {"cases": site.size, "metric": metric, "quantiles": quantities}
+        found, absent = dict(site.features("metadata")), site.features("absent")
+        metric = float(found.pop("metric").min())
+        labels = [absent[name] for name in found if not name.startswith(INTENSITY)]
+        reply: dict[str, Tree | float] = {
+            "cases": site.size,
+            "metric": metric,
+            "unlabelled": float(np.logical_and.reduce(labels).sum()) if labels else 0.0,
+            "quantiles": {name: slices(values, self.levels) for name, values in found.items()},
+            "absent": {name: np.array([float(absent[name].sum())]) for name in found},
+        }
         if self.projections:
             reply |= self._embedding(site)
         return Payload(**reply), memory
@@ -91,6 +102,9 @@ class Assess:
             acquired = cases.any((2, 3))
             cases = cases.sum(1) / np.maximum(acquired.sum(1), 1)[:, None, None]
         cases = cases.reshape(len(cases), -1, cases.shape[-1])
+        most = cases[0].size // 2
+        if self.projections > most:
+            raise ConfigError(f"assess.projections = {self.projections}: from more than {most}, cases could be rebuilt")
         mean, flat = cases.mean(0), cases.reshape(len(cases), -1)
         along = directions(flat.shape[1], self.projections) @ flat.T
         turned = {
@@ -125,19 +139,22 @@ def left(reply: Payload) -> str:
     """What a reply holds, in words.
 
     >>> left(Payload(cases=9, metric=1, quantiles={"intensity t1": np.zeros(9), "volume WT": np.zeros(9)}))
-    'the number of its cases; 9 quantiles of 2 quantities'
+    'the number of its cases; 9 quantiles of 2 quantities, in how many cases each is absent; if voxel sizes are known'
     """
     said = ["the number of its cases"]
     if reply.get("quantiles"):
         lists = reply["quantiles"]
-        said.append(f"{len(next(iter(lists.values())))} quantiles of {_many(len(lists), 'quantity', 'quantities')}")
+        many = f"{len(next(iter(lists.values())))} quantiles of {_many(len(lists), 'quantity', 'quantities')}"
+        said += [f"{many}, in how many cases each is absent", "if voxel sizes are known"]
     if reply.get("mean"):
         numbers = sum(v.size for v in reply["mean"].values())
         along, levels = reply["directions"]["embedding"].shape
         said.append(
             f"the mean of an embedding ({numbers} numbers) and {levels} quantiles of it along {along} directions"
         )
-        said.append(f"{levels} quantiles of {_many(len(reply['angles']), 'angle', 'angles')}")
+        said.append(
+            f"{levels} quantiles of {_many(len(reply['angles']), 'angle', 'angles')}; a checksum of the encoder"
+        )
     return "; ".join(said)
 
 

@@ -8,10 +8,11 @@ list is tested by itself, and the p of all m of them become one:
 
 That is exact for independent lists, and holds for lists that go together, as these do. A bootstrap resample draws every
 hospital's cases again with replacement, the same ranks in every list: as if a case that is extreme in one list were so
-in all, which makes intervals rather too wide than too narrow. Chance makes a distance too large, and a resample makes
-it too large once more, so the interval reaches as far below the distance as the resamples do above it: D - (q - D) to
-q, with q their 97.5 % quantile, and never below zero. The percentile interval (2.5 % to q) misses distances near zero,
-the basic one (2D - q to 2D - the 2.5 % quantile) is too short for few cases.
+in all, which makes intervals of embeddings rather too wide than too narrow. Chance makes a distance too large, and a
+resample makes it too large once more, so the interval reaches as far below the distance as the resamples do above it:
+D - (q - D) to q, with q their 97.5 % quantile; and down to zero where p > 0.05, so that chance alone would do. The
+percentile interval (2.5 % to q) misses distances near zero, the basic one (2D - q to 2D - the 2.5 % quantile) is too
+short for few cases.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ import numpy as np
 
 from polysite.assess.distances import Statistic, Values, merged
 
-FIRST = 1000  # deals; only where they leave it open whether p is very small are there more
+FIRST = 1000  # deals; only where they leave it open whether p is very small are there more, if more are allowed
 OPEN = 0.01
 
 
@@ -90,16 +91,16 @@ def simes(p: Values) -> Values:
     return combined
 
 
-def interval(distance: Values, resamples: Values) -> tuple[Values, Values]:
+def interval(distance: Values, resamples: Values, p: Values) -> tuple[Values, Values]:
     """A 95 % bootstrap interval; resamples along the first axis."""
     high = np.maximum(np.quantile(resamples, 0.975, axis=0), distance)
-    return np.maximum(2 * distance - high, 0.0), high
+    return np.where(p > 0.05, 0.0, np.maximum(2 * distance - high, 0.0)), high
 
 
 def least_p(n: int, m: int) -> float:
     """The smallest p that a permutation test of so many cases can reach, whatever they are.
 
-    >>> round(least_p(1, 10), 3)
-    0.091
+    >>> round(least_p(1, 10), 3), least_p(2, 2)  # of equal numbers, the deal that swaps all is as extreme
+    (0.091, 0.3333333333333333)
     """
-    return 1 / comb(n + m, n)
+    return (1 + (n == m)) / comb(n + m, n)

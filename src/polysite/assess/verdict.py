@@ -13,10 +13,10 @@ A site is said to differ if a permutation test against the other sites together 
 and over both metadata and embeddings; of these, the farthest out is set apart before the others are tested again.
 Labels and brightness are told at the same level, by Bonferroni over all sites, quantities and kinds of evidence. Then:
 
-    nobody differs       federated averaging, then FedProx: nothing measured speaks against one model for all; between
-                         them less weight for a site that every distance names in 80 % of the resamples or more
+    nobody differs       federated averaging, then FedProx: nothing measured speaks against one model for all
     one or more differ   one model with less weight for the farthest of them, if it is farther from the others than
                          these are from one another; then a model for each cluster; the plain mean as the yardstick
+    brightness alone     the plain mean first: training normalises every scan, and the encoder sees no difference
     clusters go first    where average linkage finds groups of two or more with a silhouette of at least 0.5, and
                          where the site that differs holds more than half of all cases
     two sites            no site is the odd one of two: the plain mean, then each alone
@@ -34,19 +34,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polysite.assess.assessment import (
-    CLASS,
-    INTENSITY,
-    LEVEL,
-    TESTED,
-    VOLUME,
-    Assessment,
-    Distance,
-    Groups,
-    Quantity,
-    remoteness,
-)
-from polysite.assess.distances import Values
+from polysite.assess.assessment import LEVEL, TESTED, Assessment, Distance, Groups, Quantity, remoteness
+from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.metrics.statistics import holm
 from polysite.payload import SiteId
 
@@ -97,11 +86,14 @@ class Verdict:
     cautions: tuple[str, ...]
 
 
-def judge(found: Assessment, modalities_can_change: bool = True) -> Verdict:
-    """What the assessment speaks for. ``modalities_can_change``: a study may be told to use fewer of them."""
+def judge(found: Assessment, modalities_can_change: bool = True, unseen: bool = False) -> Verdict:
+    """What the assessment speaks for. ``modalities_can_change``: a study may be told to use fewer of them; ``unseen``:
+    there are hospitals that do not train, for which groups have no model."""
     differing = differ(found)
     findings = [f for rule in RULES for f in rule(found)]
-    strategies = list(_strategies(found, differing, findings))
+    if len(found.sites) == 2:  # what is told of the one is told of the other
+        findings = [f for f in findings if f.about in ("missing", "sizes") or f.site == found.sites[0]]
+    strategies = [s for s in _strategies(found, differing, findings) if not (unseen and s.goal == GROUP)]
     if modalities_can_change:
         strategies += _common_modalities(found, findings)
     ranked = tuple(replace(s, rank=k) for k, s in enumerate(strategies, start=1))
@@ -122,28 +114,28 @@ def _tests(found: Assessment) -> dict[tuple[str, SiteId], float]:
 
 def missing(found: Assessment) -> Iterator[Finding]:
     for quantity in _of(found, INTENSITY):
-        for site, values in quantity.values.items():
-            share, cases = float(np.mean(values == 0)), found.cases[site]
-            if share == 1:
+        for site, absent in quantity.absent.items():
+            if absent == found.cases[site]:
                 yield Finding(site, "missing", f"{quantity.of} was never acquired at {site}")
-            elif share > 0:
-                text = f"{quantity.of} is missing in {round(share * cases)} of {cases} cases of {site}"
+            elif absent:
+                text = f"{quantity.of} is missing in {absent} of {found.cases[site]} cases of {site}"
                 yield Finding(site, "missing", text)
 
 
 def labels(found: Assessment) -> Iterator[Finding]:
-    for quantity, site, mine, others in _standing_out(found, VOLUME):
-        here, there = _median(mine[mine > 0]), _median(others[others > 0])
+    for quantity, site in _standing_out(found, VOLUME):
+        here, there = _median(found, quantity, [site]), _median(found, quantity, found.against[site])
         if _notable(here, there):
             way = "larger" if here > there else "smaller"
             sizes = f"median {here:.3g} {quantity.unit}, elsewhere {there:.3g} {quantity.unit}"
             yield Finding(site, "labels", f"{quantity.of} is {_times(here, there)} times {way} at {site}: {sizes}")
-        empty, usual = float(np.mean(mine == 0)), float(np.mean(others == 0))
+        empty, usual = _absent(found, quantity, [site]), _absent(found, quantity, found.against[site])
         if abs(empty - usual) > 0.2:
             text = f"{empty:.0%} of the cases of {site} have no {quantity.of}, elsewhere {usual:.0%}"
             yield Finding(site, "labels", text)
-    for quantity, site, mine, others in _standing_out(found, CLASS):
-        text = f"{mine.mean():.0%} of the cases of {site} are {quantity.of}, elsewhere {others.mean():.0%}"
+    for quantity, site in _standing_out(found, CLASS):
+        here, there = (1 - _absent(found, quantity, which) for which in ([site], found.against[site]))
+        text = f"{here:.0%} of the cases of {site} are {quantity.of}, elsewhere {there:.0%}"
         yield Finding(site, "labels", text)
 
 
@@ -155,8 +147,8 @@ def images(found: Assessment) -> Iterator[Finding]:
 
 
 def brightness(found: Assessment) -> Iterator[Finding]:
-    for quantity, site, mine, others in _standing_out(found, INTENSITY):
-        here, there = _median(mine[mine != 0]), _median(others[others != 0])
+    for quantity, site in _standing_out(found, INTENSITY):
+        here, there = _median(found, quantity, [site]), _median(found, quantity, found.against[site])
         if _notable(here, there):
             way = "higher" if here > there else "lower"
             text = f"the largest {quantity.of} intensity is {_times(here, there)} times {way} at {site}"
@@ -182,8 +174,17 @@ def thin(found: Assessment) -> Iterator[str]:
     if few:
         told = ", ".join(f"{site} ({found.cases[site]})" for site in few)
         yield f"fewer than {FEW} cases at {told}: distances of so few are largely chance, differences go unnoticed"
-    for one, other in found.unable(LEVEL):
-        yield f"no test could tell {one} from {other}, however different they are: they have too few cases"
+    unable = found.unable()
+    if 0 < len(unable) <= 6:
+        told = ", ".join(f"{one} from {other}" for one, other in unable)
+        yield f"no test could tell {told}, however different they are: they have too few cases"
+    elif unable:
+        yield f"{len(unable)} pairs have too few cases for any test to tell them apart, however different they are"
+    if len(found.sites) ** 2 > 100 and len(found.distances) > 1:
+        yield "with so many pairs, only Earth Mover's and energy distances are tested finely enough to be starred"
+    smallest = min(found.sites, key=found.cases.__getitem__)
+    if any(d.outlier == smallest for d in found.distances.values()) and smallest not in differ(found):
+        yield f"{smallest} has the fewest cases, and few cases look distant by chance alone"
     unsure = [d for d in found.distances.values() if d.named[d.outlier] < SURE]
     if unsure and len(found.sites) > 2:
         told = "; ".join(f"{d.outlier} in {d.named[d.outlier]:.0%} of the resamples by {d.title}" for d in unsure)
@@ -205,7 +206,6 @@ def _strategies(
     if not differing:
         reason = "no hospital was shown to differ, so one model of all cases has the most to learn from"
         yield _mean(reason, "thin" if min(found.cases[s] for s in found.sites) < FEW else None)
-        yield from _suspect(found)
         reason = "a small pull towards the shared model steadies unequal hospitals, at no cost in traffic"
         changes = {"algorithm": {"name": "fedprox", "mu": 0.01}}
         yield Strategy("fedprox", "FedProx: hospitals held near the shared model", ONE, (reason,), "thin", changes)
@@ -216,8 +216,11 @@ def _strategies(
         reasons = _about(findings, site)
         down = _weighted(by, site, times, reasons, _strength(found, differing[site], site))
         mean = _mean("the yardstick: what the other strategies have to beat", None)
-        if times <= 1:
-            yield from [clusters, mean] if groups else [mean, clusters]
+        dull = {f.about for f in findings if f.site in differing} == {"brightness"}  # and the encoder sees nothing
+        if dull:
+            mean = _mean("only the brightness of scans differs, which normalising them may undo", None)
+        if times <= 1 or dull:
+            yield from [clusters, mean] if groups and not dull else [mean, clusters]
         elif groups or found.cases[site] > sum(found.cases.values()) / 2:
             yield from [clusters, down, mean]
         else:
@@ -234,16 +237,6 @@ def _mean(reason: str, evidence: Strength | None) -> Strategy:
     return Strategy("fedavg", "Federated averaging", ONE, (reason,), evidence, {"algorithm": {"name": "fedavg"}})
 
 
-def _suspect(found: Assessment) -> Iterator[Strategy]:
-    """Less weight for a site that no test shows to differ, but that all distances name, whoever is drawn."""
-    by = next(iter(found.distances.values()))
-    site, times = by.outlier, remoteness(by.matrix, found.index(by.outlier))
-    least = min(d.named[site] for d in found.distances.values())
-    if len(found.distances) > 1 and least >= SURE and times > 1:
-        reason = f"no test shows it, but every distance names {site}, in at least {least:.0%} of the resamples"
-        yield _weighted(by, site, times, (reason,), "thin")
-
-
 def _weighted(by: Distance, site: SiteId, times: float, seen: tuple[str, ...], evidence: Strength) -> Strategy:
     factor = weight(times)
     far = f"{site} is {times:.1f} times as far from the others as these are from one another ({by.title})"
@@ -257,9 +250,9 @@ def _clustered(
     found: Assessment, by: Distance, apart: Groups, differing: Mapping[SiteId, float], findings: Sequence[Finding]
 ) -> Strategy:
     """A model for each group: those that stand apart, or else the most distant site with those nearest to it."""
-    groups = apart or by.clusters
+    groups = apart or (by.linked if by.silhouette >= GROUPED else by.clusters)
     told = _told(groups)
-    if apart:
+    if groups is by.linked:
         how = f"these groups stand apart (silhouette {by.silhouette:.2f}, {by.title})"
     else:
         how = f"{by.outlier} goes with those nearest to it ({by.title}); no clear groups were found"
@@ -297,11 +290,12 @@ def _told(groups: Groups) -> str:
 
 
 def _common_modalities(found: Assessment, findings: Sequence[Finding]) -> Iterator[Strategy]:
-    gone = {q.of for q in _of(found, INTENSITY) for values in q.values.values() if (values == 0).all()}
+    gone = {q.of for q in _of(found, INTENSITY) for site, absent in q.absent.items() if absent == found.cases[site]}
     common = [q.of for q in _of(found, INTENSITY) if q.of not in gone]
     if gone and common:
         why = tuple(f.text for f in findings if f.about == "missing")
-        reasons = (*why, "a model can rely everywhere on what every hospital acquires")
+        price = "a model can rely everywhere on what every hospital acquires; the others lose what only they acquire"
+        reasons = (*why, price)
         changes = {"data": {"modalities": common}, "algorithm": {"name": "fedavg"}}
         title = f"Federated averaging on {', '.join(common)} alone"
         yield Strategy("common-modalities", title, ONE, reasons, "clear", changes)
@@ -324,28 +318,26 @@ def _groups(by: Distance) -> Groups:
     return by.linked if apart else ()
 
 
-def _strength(found: Assessment, p: float, site: SiteId | None = None) -> Strength:
+def _strength(found: Assessment, p: float, site: SiteId) -> Strength:
     """How sure: thin with few cases, clear where chance does this less than once in a hundred times."""
-    few = min(found.cases[s] for s in ([site] if site else found.sites)) < FEW
-    return "thin" if few else "clear" if p <= 0.01 else "likely"
+    return "thin" if found.cases[site] < FEW else "clear" if p <= 0.01 else "likely"
 
 
 def _summary(found: Assessment, differing: Mapping[SiteId, float]) -> str:
     count = sum(found.cases[s] for s in found.sites)
     start = f"{len(found.sites)} hospitals with {count} cases were compared"
+    if len(found.sites) == 2 and differing:
+        return f"{start}: they differ by more than chance (p = {min(differing.values()):.3f})."
     if not differing:
         return f"{start}: none was shown to differ from the others."
     told = ", ".join(f"{site} (p = {p:.3f})" for site, p in sorted(differing.items(), key=lambda e: e[1]))
     return f"{start}: {told} differ{'s' * (len(differing) == 1)} from the others by more than chance."
 
 
-def _standing_out(found: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId, Values, Values]]:
-    """Quantities in which a site differs from the others together, with the values of both."""
+def _standing_out(found: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId]]:
+    """Quantities in which a site differs from the others together."""
     for quantity in _of(found, kind):
-        for site in found.sites:
-            if found.stands_out(quantity, site):
-                others = np.concatenate([v for s, v in quantity.values.items() if s != site])
-                yield quantity, site, quantity.values[site], others
+        yield from ((quantity, site) for site in found.sites if found.stands_out(quantity, site))
 
 
 def _about(findings: Sequence[Finding], site: SiteId) -> tuple[str, ...]:
@@ -356,8 +348,21 @@ def _of(found: Assessment, kind: str) -> list[Quantity]:
     return [q for q in found.quantities.values() if q.kind == kind]
 
 
-def _median(values: Values) -> float:
-    return float(np.median(values)) if len(values) else 0.0
+def _median(found: Assessment, quantity: Quantity, sites: Sequence[SiteId]) -> float:
+    """Over the cases of these sites in which it is not absent; 0 if there are none."""
+    kept = [(v[v != 0], found.cases[s] / len(v)) for s, v in quantity.values.items() if s in sites]
+    values = np.concatenate([v for v, _ in kept])
+    if not len(values):
+        return 0.0
+    order = np.argsort(values)
+    places = np.cumsum(np.concatenate([np.full(len(v), heavy) for v, heavy in kept])[order])
+    at = np.searchsorted(places, [places[-1] / 2, places[-1] / 2 + 1e-9 * places[-1]])
+    return float(values[order][np.minimum(at, len(values) - 1)].mean())
+
+
+def _absent(found: Assessment, quantity: Quantity, sites: Sequence[SiteId]) -> float:
+    """The share of the cases of these sites in which it is absent."""
+    return sum(quantity.absent[s] for s in sites) / sum(found.cases[s] for s in sites)
 
 
 def _notable(here: float, there: float) -> bool:

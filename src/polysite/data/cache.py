@@ -65,18 +65,23 @@ class Cache:
     def recall(self, patient: Patient, how: Sequence[Any]) -> Arrays | None:
         """Arrays that were made of a case in this way; None if they were not, or are damaged."""
         try:
-            return safetensors.numpy.load(self._facts(patient, how).read_bytes()) if patient.files else None
+            if not patient.files:
+                return None
+            stored = self._facts(patient, how).read_bytes()
+            sound = zlib.crc32(stored[4:]) == int.from_bytes(stored[:4], "little")
+            return safetensors.numpy.load(stored[4:]) if sound else None
         except (OSError, safetensors.SafetensorError):
             return None
 
     def keep(self, patient: Patient, how: Sequence[Any], made: Arrays) -> None:
         """Put them there."""
         if patient.files:
-            _write(self._facts(patient, how), safetensors.numpy.save(made))
+            content = safetensors.numpy.save(made)
+            _write(self._facts(patient, how), zlib.crc32(content).to_bytes(4, "little") + content)
 
     def _facts(self, patient: Patient, how: Sequence[Any]) -> Path:
         recipe = [VERSION, [self.digest(f) for f in patient.files], patient.recipe, patient.hidden, list(how)]
-        return self.root / f"{_digest(recipe)}{SUFFIX}"
+        return self.root / _digest(recipe)
 
     def clear(self) -> int:
         """Remove what was put here and nothing else; returns the bytes that were freed."""

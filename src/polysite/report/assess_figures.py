@@ -19,8 +19,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polysite.assess.assessment import CLASS, INTENSITY, LEVEL, VOLUME, Assessment, Distance, Quantity
+from polysite.assess.assessment import LEVEL, Assessment, Distance, Quantity
 from polysite.assess.distances import Values
+from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.cluster import distance as cluster
 from polysite.payload import SiteId
 from polysite.report.figures import COLOURS

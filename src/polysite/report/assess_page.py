@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from polysite.assess.assessment import CLASS, INTENSITY, LEVEL, VOLUME, Assessment, Distance, Groups, Quantity
+from polysite.assess.assessment import LEVEL, Assessment, Distance, Groups, Quantity
 from polysite.assess.distances import Values
+from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.assess.verdict import Finding, Verdict
 from polysite.payload import SiteId
 from polysite.report import assess_figures as draw

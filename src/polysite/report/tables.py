@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from polysite.assess.assessment import CLASS, INTENSITY, LEVEL, VOLUME, Assessment, Distance
+from polysite.assess.assessment import LEVEL, Assessment, Distance
+from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.assess.verdict import Verdict
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels

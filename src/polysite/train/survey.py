@@ -17,7 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
-from polysite.assess.assessment import CLASS, INTENSITY, VOLUME
+from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.data.cache import Arrays, Cache
 from polysite.data.case import Case, Patient
 from polysite.data.prepare import Prepare
@@ -26,7 +26,7 @@ from polysite.models.encoders import COMPONENTS, Embedder
 from polysite.site import Fit
 from polysite.tree import Tree
 
-Opened = tuple[Arrays, list[np.ndarray | None]]
+Opened = tuple[Arrays, list[np.ndarray | None]]  # no volumes: everything is known
 TOGETHER = 4  # cases whose volumes go to the encoder in one call
 VERSION = 1  # of what is measured here; a change makes every remembered description new
 
@@ -41,12 +41,13 @@ class SurveySite:
         modalities: Sequence[str],
         labels: Sequence[str],
         dims: int,
+        classes: bool,
         prepare: Prepare,
         embedder: Embedder | None,
         cache: Cache,
         watch: Callable[[str], None] = lambda case: None,
     ):
-        self.name, self.patients, self.dims = name, tuple(patients), dims
+        self.name, self.patients, self.dims, self.classes = name, tuple(patients), dims, classes
         self.modalities, self.labels = tuple(modalities), tuple(labels)
         # the encoder was trained on z-scores, whatever the study trains on
         self.prepare = replace(prepare, normalise="nonzero") if prepare.normalise == "none" else prepare
@@ -72,15 +73,26 @@ class SurveySite:
                 raise DataError(f"site {self.name!r} was not given an encoder")
             code = np.array(float(crc32(self.embedder.fingerprint.encode())))
             by_name = np.argsort(self.modalities)  # so that it does not matter in which order a study lists them
-            return {"embedding": np.stack([f["embedding"][by_name] for f in self._found]), "encoder": code}
-        label = CLASS if f"{CLASS} {self.labels[0]}" in self._found[0] else VOLUME
-        names = [*(f"{INTENSITY} {m}" for m in self.modalities), *(f"{label} {k}" for k in self.labels)]
-        table = {k: np.array([float(f[k]) for f in self._found]) for k in names}
-        voxel = np.array([float(f["voxel"]) for f in self._found])
+            return {"embedding": self._all("embedding")[:, by_name], "encoder": code}
+        labels = self._all("label")
+        if kind == "absent":
+            return self._named(self._all("acquired") == 0, labels == 0)
+        voxel = self._all("voxel")
         known = bool(voxel.all())  # one case without a voxel size, and all are counted in voxels
-        metric = np.full(self.size, float(self.dims if known else 0))
-        unit = voxel if known else 0.001
-        return {k: v * unit if k.startswith(VOLUME) else v for k, v in table.items()} | {"metric": metric}
+        unit = 1.0 if self.classes else voxel[:, None] if known else 0.001
+        return {
+            **self._named(self._all("intensity"), labels * unit),
+            "metric": np.full(self.size, float(self.dims if known else 0)),
+        }
+
+    def _all(self, what: str) -> np.ndarray:
+        return np.stack([found[what] for found in self._found])
+
+    def _named(self, modalities: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+        """Columns by the name of their quantity."""
+        named = [f"{INTENSITY} {m}" for m in self.modalities]
+        named += [f"{CLASS if self.classes else VOLUME} {k}" for k in self.labels]
+        return dict(zip(named, np.hstack([modalities, labels]).T, strict=True))
 
     def _describe(self) -> Iterator[Arrays]:
         """In order: threads open the next cases while some are embedded together."""
@@ -101,16 +113,19 @@ class SurveySite:
         if known is not None:
             return known, []
         case = patient.open()
-        return self._measure(case), self._volumes(case) if self.embedder else []
+        if not case.image.any():
+            raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is zero")
+        return self._measure(case), self._volumes(case) if self.embedder else [None]
 
     def _embed(self, patients: Sequence[Patient], group: Sequence[Opened]) -> Iterator[Arrays]:
         volumes = [v for _, each in group for v in each if v is not None]
         embedded = iter(self.embedder(volumes) if self.embedder and volumes else ())
         for patient, (known, each) in zip(patients, group, strict=True):
-            if each and self.embedder:
+            if self.embedder and each:
                 nothing = np.zeros((self.embedder.channels, COMPONENTS), np.float32)
                 rows = [nothing if volume is None else next(embedded) for volume in each]
                 known = {**known, "embedding": np.stack(rows)}
+            if each:
                 self.cache.keep(patient, self._how, known)
             self.watch(f"{self.name} · {patient.name}")
             yield known
@@ -118,22 +133,19 @@ class SurveySite:
     @property
     def _how(self) -> list[Any]:
         encoder = self.embedder.fingerprint if self.embedder else ""
-        return [VERSION, version("monai"), asdict(self.prepare), encoder, list(self.modalities), list(self.labels)]
+        return [VERSION, version("monai"), asdict(self.prepare), encoder]
 
     def _measure(self, case: Case) -> Arrays:
-        found = {f"{INTENSITY} {m}": np.array(float(x.max())) for m, x in zip(self.modalities, case.image, strict=True)}
-        if case.label.ndim == 1:
-            found |= {f"{CLASS} {k}": np.array(float(v)) for k, v in zip(self.labels, case.label, strict=True)}
-        else:
-            volumes = case.label.reshape(len(case.label), -1).sum(1, dtype=np.float64)
-            found |= {f"{VOLUME} {k}": np.array(v) for k, v in zip(self.labels, volumes, strict=True)}
+        label = case.label if self.classes else case.label.reshape(len(case.label), -1).sum(1, dtype=np.float64)
         size = np.prod(case.spacing) / (100 if self.dims == 2 else 1000)  # square centimetres, or millilitres
-        found["voxel"] = np.array(size if case.unit == "mm" else 0.0)
-        return found
+        return {
+            "intensity": np.array([x.max() for x in case.image], np.float64),
+            "acquired": np.array([x.any() for x in case.image], np.float64),
+            "label": label.astype(np.float64),
+            "voxel": np.array(size if case.unit == "mm" else 0.0),
+        }
 
     def _volumes(self, case: Case) -> list[np.ndarray | None]:
         """The modalities, prepared; None for one that was not acquired."""
         prepared = self.prepare.apply(case, [1] * (case.image.ndim - 1))
-        if not case.image.any():
-            raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is zero")
         return [m if raw.any() else None for raw, m in zip(case.image, prepared.image, strict=True)]
