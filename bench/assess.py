@@ -2,6 +2,8 @@
 
     python bench/assess.py planted --jobs 2     how often every distance names the hospital that was made different
     python bench/assess.py kits                 Fed-KiTS volumes: natural sites against sites sorted by size
+    python bench/assess.py chance               equal hospitals, with and without an outlier: how often are tests wrong,
+                                                how often do intervals hold the true distance?
 
 ``planted`` draws four hospitals that differ a little and a fifth that differs in one thing: its scanner (a rotation of
 the contrasts), the size of its tumours, or modalities that it lacks; mildly, clearly and strongly. Chance names the
@@ -14,6 +16,7 @@ import os
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,13 +24,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from polysite import study as studies
+from polysite.assess import support
 from polysite.assess.assessment import Assessment, analyse
+from polysite.assess.distances import earth_movers, earth_movers_of
 from polysite.assess.exchange import Assess
 from polysite.assess.verdict import differ
 from polysite.config import Study
 from polysite.data.phantom import Hospital
 from polysite.data.sources import Phantom
 from polysite.engines import rounds
+from polysite.models.encoders import ENCODERS, Encoder
 from polysite.payload import Payload
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -59,11 +65,11 @@ def planted(seed: int, cases: int) -> dict[str, Hospital]:
     }
 
 
-def one_seed(job: tuple[int, int, int, Assess]) -> dict[str, dict[str, float]]:
+def one_seed(job: tuple[int, int, int, Assess, Encoder]) -> dict[str, dict[str, float]]:
     """For one draw of all hospitals: which distances name the planted one, and whether it is found to differ."""
-    seed, cases, side, settings = job
+    seed, cases, side, settings, encoder = job
     hospitals = planted(seed, cases)
-    heard = replies(Study(seed=seed, data=Phantom((side, side, side), hospitals), assess=settings))
+    heard = replies(Study(seed=seed, data=Phantom((side, side, side), hospitals), assess=settings, encoder=encoder))
     usual = {s: r for s, r in heard.items() if s.startswith("usual")}
     found = {}
     for kind in hospitals.keys() - usual.keys():
@@ -78,15 +84,18 @@ def one_seed(job: tuple[int, int, int, Assess]) -> dict[str, dict[str, float]]:
 
 def run_planted(given: argparse.Namespace) -> None:
     settings = Assess(cases="all", modalities=given.modalities)
-    jobs = [(seed, given.cases, given.side, settings) for seed in range(given.seeds)]
+    encoder = ENCODERS[given.encoder](*([given.path] if given.path else []))
+    jobs = [(seed, given.cases, given.side, settings, encoder) for seed in range(given.seeds)]
     total: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    with ProcessPoolExecutor(given.jobs) as pool:
+    with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
         for found in pool.map(one_seed, jobs):
             for kind, row in found.items():
                 for name, yes in row.items():
                     total[kind][name] += yes / given.seeds
     columns = list(total["none"])
-    print(f"\n{given.seeds} seeds, 5 hospitals of {given.cases} cases; chance: 20 %\n")
+    print(
+        f"\n{given.encoder}, modalities {given.modalities}: {given.seeds} seeds, 5 hospitals of {given.cases} cases; chance: 20 %\n"
+    )
     print(f"| planted | {' | '.join(columns)} |\n|---{'|---' * len(columns)}|")
     for kind in planted(0, given.cases):
         if kind in total:
@@ -98,6 +107,7 @@ class Table:
     """A hospital of which only a table of quantities is known."""
 
     quantities: dict[str, np.ndarray]
+    embedding: np.ndarray | None = None
 
     @property
     def size(self) -> int:
@@ -106,6 +116,8 @@ class Table:
     def features(self, kind: str) -> dict[str, np.ndarray]:
         if kind == "absent":
             return {name: values == 0 for name, values in self.quantities.items()}
+        if kind == "embedding":
+            return {"embedding": self.embedding, "encoder": np.array(1.0)}
         return {**self.quantities, "metric": np.full(self.size, 3.0)}
 
 
@@ -145,16 +157,60 @@ def run_kits(given: argparse.Namespace) -> None:
         print("p by Holm:\n", distance.adjusted.round(3))
 
 
+def drawn(rng: np.random.Generator, cases: int, apart: float) -> Table:
+    """A hospital of numbers alone, some deviations away from the usual one."""
+    quantities = {f"intensity {m}": rng.normal(100 + 10 * apart, 10, cases) for m in ("t1", "t2")}
+    quantities |= {f"volume {k}": rng.lognormal(apart / 2, 0.5, cases) for k in ("WT", "ET")}
+    mixed = rng.normal(apart / 2, 1, (cases, 6)) @ np.random.default_rng(0).normal(size=(6, 128))
+    return Table(quantities, mixed.reshape(cases, 1, 64, 2))
+
+
+def run_chance(given: argparse.Namespace) -> None:
+    settings = Assess(projections=32)
+    for apart in (0.0, 3.0):
+        found = {"outlier": 0.0, "an equal site": 0.0}
+        for seed in range(given.draws):
+            rng = np.random.default_rng(seed)
+            sites = {s: drawn(rng, given.cases, apart if s == "e" else 0.0) for s in "abcde"}
+            heard = {s: settings.local(Payload(), Payload(), site)[0] for s, site in sites.items()}
+            named = differ(analyse(heard, settings))
+            found["outlier"] += ("e" in named) / given.draws
+            found["an equal site"] += any(s in named for s in "abcd") / given.draws
+        told = f"e {apart:g} deviations away" if apart else "all five alike"
+        print(f"{told}: said to differ: e {found['outlier']:.1%}, one of the other four {found['an equal site']:.1%}")
+    for n, m in ((10, 10), (20, 20), (50, 50), (5, 300)):
+        print(f"95 % intervals, {n} and {m} cases:", end="")
+        for apart in (0.0, 1.0):
+            print(f"  {apart:g} apart: {_held(n, m, apart, 2 * given.draws):.1%}", end="", flush=True)
+        print()
+
+
+def _held(n: int, m: int, apart: float, draws: int) -> float:
+    """How often the interval of an Earth Mover's distance holds the true one."""
+    rng, only, one = np.random.default_rng(1), {"emd": earth_movers_of}, np.ones(1)
+    held = 0
+    for k in range(draws):
+        a, b = np.sort(rng.normal(0, 1, (1, n))), np.sort(rng.normal(apart, 1, (1, m)))
+        again = support.resampled(a, b, (support.counts(f"a{k}", n, 300), support.counts(f"b{k}", m, 300)), only, one)
+        p = support.permuted(a, b, only, one, 999)["emd"][0]
+        low, high = support.interval(earth_movers([a, b])[0, 0, 1], again["emd"][0], p[0])
+        held += bool(low <= apart <= high)
+    return held / draws
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=["planted", "kits"])
+    options.add_argument("what", choices=["planted", "kits", "chance"])
     options.add_argument("--seeds", type=int, default=20)
+    options.add_argument("--draws", type=int, default=100, help="of chance")
     options.add_argument("--cases", type=int, default=12)
     options.add_argument("--side", type=int, default=48, help="voxels of a phantom")
     options.add_argument("--modalities", default="apart", choices=["apart", "mean"])
+    options.add_argument("--encoder", default="bundled", choices=sorted(ENCODERS))
+    options.add_argument("--path", default="", help="of the encoder's weights")
     options.add_argument("--jobs", type=int, default=2)
     given = options.parse_args()
-    {"planted": run_planted, "kits": run_kits}[given.what](given)
+    {"planted": run_planted, "kits": run_kits, "chance": run_chance}[given.what](given)
 
 
 if __name__ == "__main__":

@@ -172,7 +172,8 @@ def _sent(found: Assessment) -> Iterator[str]:
     from polysite.report.assess_page import amount
 
     sizes = ", ".join(f"{site} {amount(size)}" for site, (size, _) in found.left.items())
-    yield f"{sizes}: lists of sorted numbers; no scan, no segmentation, and nothing that says whose a number is"
+    mean = ", a mean embedding" if found.settings.projections else ""
+    yield f"{sizes}: counts, sorted lists of numbers{mean}; no scan, no segmentation, no record of a patient"
     for site, why in found.refused.items():
         yield f"the reply of {site} was not used: {why}"
 
