@@ -35,12 +35,16 @@ def slices(values: Values, levels: int, weights: Values | None = None) -> Values
     >>> slices(np.array([3.0, 1.0, 2.0]), 8).tolist(), slices(np.array([4.0, 1.0, 2.0, 3.0]), 2).tolist()
     ([1.0, 2.0, 3.0], [1.5, 3.5])
     """
-    order = np.argsort(values, kind="stable")
-    ordered = np.asarray(values, np.float64)[order]
-    if len(ordered) <= levels and weights is None:
-        return ordered
-    heavy = np.ones(len(ordered)) if weights is None else weights[order]
-    places, sums = (np.concatenate([[0.0], np.cumsum(x)]) for x in (heavy, heavy * ordered))
+    values = np.asarray(values, np.float64)
+    if weights is None:
+        ordered, places = np.sort(values), np.arange(len(values) + 1.0)
+        if len(ordered) <= levels:
+            return ordered
+        sums = np.concatenate([[0.0], np.cumsum(ordered)])
+    else:
+        order = np.argsort(values)
+        ordered, heavy = values[order], weights[order]
+        places, sums = (np.concatenate([[0.0], np.cumsum(x)]) for x in (heavy, heavy * ordered))
     means = np.diff(np.interp(np.linspace(0, places[-1], levels + 1), places, sums)) * (levels / places[-1])
     return np.clip(np.maximum.accumulate(means), ordered[0], ordered[-1])  # rounding moves no constant
 
