@@ -93,9 +93,8 @@ def run_planted(given: argparse.Namespace) -> None:
                 for name, yes in row.items():
                     total[kind][name] += yes / given.seeds
     columns = list(total["none"])
-    print(
-        f"\n{given.encoder}, modalities {given.modalities}: {given.seeds} seeds, 5 hospitals of {given.cases} cases; chance: 20 %\n"
-    )
+    print(f"\n{given.encoder}, modalities {given.modalities}; chance: 20 %")
+    print(f"{given.seeds} seeds, 5 hospitals of {given.cases} cases\n")
     print(f"| planted | {' | '.join(columns)} |\n|---{'|---' * len(columns)}|")
     for kind in planted(0, given.cases):
         if kind in total:

@@ -33,6 +33,7 @@ Groups = tuple[tuple[SiteId, ...], ...]
 LEVEL = 0.05  # of error, over all tests together
 TESTED = ("emd", "energy")  # by which a site is said to differ: metadata, and the embeddings in every respect
 MOST = 50_000  # deals of a test
+MANY = 10  # sites, beyond which only the distances that are TESTED are tested finely
 LONGEST = 256  # of the list that stands for several sites
 OTHERS = {name: statistic for name, statistic in SQUARES.items() if name not in TESTED}
 UNITS = {3: "mL", 2: "cm²"}
@@ -303,10 +304,13 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
     laws, cases = [r["directions"]["embedding"] for r in heard.values()], [r["cases"] for r in heard.values()]
     widths = _pooled(laws, cases)
     draws = max(settings.permutations, min(20 * len(sites) ** 2, MOST))
+    fewer = (
+        settings.permutations if len(sites) <= MANY else support.FIRST - 1
+    )  # they take longer, and say much the same
     found = {n: Found.empty(sites=len(sites), draws=settings.resamples) for n in SQUARES}
     for (i, a), (j, b) in combinations(enumerate(sites), 2):
         tested = support.permuted(laws[i], laws[j], {"energy": SQUARES["energy"]}, widths, draws)
-        tested |= support.permuted(laws[i], laws[j], OTHERS, widths, support.FIRST - 1)
+        tested |= support.permuted(laws[i], laws[j], OTHERS, widths, fewer)
         again = support.resampled(laws[i], laws[j], (drawn[a], drawn[b]), SQUARES, widths)
         once = np.ones((1, laws[i].shape[1])), np.ones((1, laws[j].shape[1]))
         seen = support.resampled(laws[i], laws[j], once, SQUARES, widths)

@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polysite.assess.assessment import LEVEL, TESTED, Assessment, Distance, Groups, Quantity, remoteness
+from polysite.assess.assessment import LEVEL, MANY, TESTED, Assessment, Distance, Groups, Quantity, remoteness
 from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.metrics.statistics import holm
 from polysite.payload import SiteId
@@ -180,7 +180,7 @@ def thin(found: Assessment) -> Iterator[str]:
         yield f"no test could tell {told}, however different they are: they have too few cases"
     elif unable:
         yield f"{len(unable)} pairs have too few cases for any test to tell them apart, however different they are"
-    if len(found.sites) ** 2 > 100 and len(found.distances) > 1:
+    if len(found.sites) > MANY and len(found.distances) > 1:
         yield "with so many pairs, only Earth Mover's and energy distances are tested finely enough to be starred"
     smallest = min(found.sites, key=found.cases.__getitem__)
     if any(d.outlier == smallest for d in found.distances.values()) and smallest not in differ(found):
