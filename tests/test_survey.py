@@ -139,17 +139,48 @@ def test_every_study_that_is_advised_runs(tmp_path):
 
 
 def test_files_are_described_once(scans, tmp_path, monkeypatch):
-    """A second assessment opens no scan and embeds nothing; a damaged entry is made again; so is a changed case."""
+    """A second assessment opens no scan and embeds nothing."""
     first = study.survey(of(scans), tmp_path / "1").assessment
     with monkeypatch.context() as patched:
         patched.setattr(Embedder, "__call__", lambda self, volumes: pytest.fail("embedded again"))
         patched.setattr("polysite.data.files.open_case", lambda *a, **k: pytest.fail("opened again"))
         again = study.survey(of(scans), tmp_path / "2").assessment
     assert (again.distances["energy"].matrix == first.distances["energy"].matrix).all()
-    for entry in Cache(study.place()).root.glob("*.safetensors"):
-        entry.write_bytes(b"rubbish")
-    mended = study.survey(of(scans), tmp_path / "3").assessment
-    np.testing.assert_allclose(mended.distances["emd"].matrix, first.distances["emd"].matrix)
+
+
+def test_another_preparation_or_encoder_is_described_anew(scans, monkeypatch):
+    def embedded(given):
+        return study.surveyed(given).sites["north"].features("embedding")["embedding"]
+
+    first = embedded(of(scans))
+    assert not np.allclose(first, embedded(of(scans, prepare=Prepare(normalise="all"))))
+    np.testing.assert_array_equal(first, embedded(of(scans)))
+    monkeypatch.setattr(Bundled, "fingerprint", "another")
+    monkeypatch.setattr(Embedder, "__call__", lambda self, volumes: np.ones((len(volumes), self.channels, 2)))
+    assert (embedded(of(scans)) == 1).all()
+
+
+def test_a_damaged_description_is_made_again(scans):
+    first = study.surveyed(of(scans)).sites["north"].features("metadata")
+    (entries,) = [[p for p in Cache(study.place()).root.iterdir() if p.is_file()]]
+    for entry in entries:
+        content = bytearray(entry.read_bytes())
+        content[-9] ^= 0xFF
+        entry.write_bytes(content)
+    again = study.surveyed(of(scans)).sites["north"].features("metadata")
+    assert all((first[k] == again[k]).all() for k in first) and len(entries) == 5
+
+
+def test_flat_cases_dark_ones_and_what_is_not_acquired():
+    flat = Case("a", "1", np.full((2, 8, 9), -3.0, np.float32), np.ones((1, 8, 9), np.uint8), (1.0, 2.0))
+    flat.image[0, 0, 0], flat.image[1] = -1, 0
+    host = site(flat, dims=2, cache=NoCache())
+    found, absent = host.features("metadata"), host.features("absent")
+    assert found["volume WT"] == pytest.approx(72 * 2 / 100)  # square centimetres
+    assert found["intensity m0"] == -1 and found["intensity m1"] == 0
+    assert [bool(absent[k]) for k in ("intensity m0", "intensity m1", "volume WT")] == [False, True, False]
+    raw = SurveySite("a", host.patients, host.modalities, ("WT",), 2, False, Prepare(normalise="none"), None, NoCache())
+    assert raw.prepare.normalise == "nonzero"  # the encoder knows nothing else
 
 
 def test_files_and_drawn_cases_give_the_same_answer(scans, tmp_path):

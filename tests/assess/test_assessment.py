@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 
 from hospitals import FAST, Host, ask, assess, host
-from polysite.assess.assessment import TESTED, TITLES, _together, analyse, combined
+from polysite.assess import support
+from polysite.assess.assessment import TESTED, TITLES, _set_apart, _together, analyse, combined, remoteness
 from polysite.assess.distances import energy, merged, slices
 from polysite.assess.exchange import Assess, directions, left
 from polysite.cluster import distance as cluster
@@ -341,3 +342,73 @@ def test_the_table_holds_every_pair():
 def test_holm_is_statsmodels_by_hand():
     """Worked example: sorted 0.01 0.02 0.03 0.5, times 4 3 2 1, made rising."""
     np.testing.assert_allclose(holm(np.array([0.5, 0.01, 0.03, 0.02])), [0.5, 0.04, 0.06, 0.06])
+
+
+def test_pairs_are_judged_by_all_quantities():
+    found = assess(THREE)
+    p = np.stack([q.p for q in found.quantities.values()])
+    np.testing.assert_allclose(found.distances["emd"].p, support.simes(p))
+    chosen = [found.largest("intensity"), found.largest("volume")]
+    np.testing.assert_allclose(found.distances["emd"].matrix, np.mean([q.matrix for q in chosen], 0))
+
+
+def test_directions_are_the_same_everywhere_and_keep_lengths():
+    along = directions(40, 6)
+    np.testing.assert_allclose(np.linalg.norm(along, axis=1), np.sqrt(40))
+    directions.cache_clear()
+    np.testing.assert_array_equal(directions(40, 6), along)
+
+
+def test_a_site_is_set_apart_at_the_level_of_all_tests():
+    """At 0.05 over two kinds of tests of four sites; the farthest first, and then the others without it."""
+    apart = np.array([[0.0, 1, 1, 5], [1, 0, 1, 4], [1, 1, 0, 4], [5, 4, 4, 0]])
+
+    def asked(p_of):
+        seen = []
+
+        def test(i, others):
+            seen.append((i, tuple(others)))
+            return p_of[i]
+
+        return *_set_apart(apart, test), seen
+
+    p, others, seen = asked({0: 0.05 / 8, 1: 1, 2: 1, 3: 0.05 / 8})
+    assert p.tolist() == [0.05 / 8, 1, 1, 0.05 / 8]
+    assert others[3] == [0, 1, 2] and others[0] == [1, 2] and seen[4] == (0, (1, 2))
+    assert len(asked({0: 0.007, 1: 1, 2: 1, 3: 0.007})[2]) == 4  # 0.007 * 8 > 0.05: nobody
+
+
+def test_what_stands_out_does_so_over_all_tests():
+    found = assess(THREE)
+    (name, quantity), *_ = found.quantities.items()
+    level = 0.05 / (3 * 4 * 2)
+    for p, out in ((level * 0.99, True), (level * 1.01, False)):
+        assert found.stands_out(replace(quantity, alone={"a": p}), "a") is out
+    alone = replace(found, distances={"emd": found.distances["emd"]})
+    assert alone.stands_out(replace(quantity, alone={"a": 1.9 * level}), "a"), name
+
+
+def test_deals_suffice_for_the_number_of_pairs(monkeypatch):
+    asked = {}
+
+    def permuted(one, other, statistics, widths, draws):
+        asked.update(dict.fromkeys(statistics, draws))
+        return {name: (np.ones(len(one)), np.ones(len(one))) for name in statistics}
+
+    monkeypatch.setattr(support, "permuted", permuted)
+    assess({f"s{k:02}": host(4, k) for k in range(12)})
+    assert asked == {"emd": 40 * 4 * 72, "energy": 20 * 144, "euclidean": 999, "mmd": 999, "frechet": 999}
+    assess(THREE)
+    assert set(asked.values()) == {499, 40 * 4 * 9 // 2}
+
+
+def test_how_far_out_a_site_is():
+    assert remoteness(np.array([[0.0, 0, 3], [0, 0, 3], [3, 3, 0]]), 2) == float("inf")
+    assert remoteness(np.array([[0.0, 2], [2, 0]]), 0) == 1
+
+
+def test_pairs_that_no_test_can_tell():
+    """By the numbers of cases and of pairs: 3 against 3 can reach 0.1 at best, 5 against 5 in three pairs 0.024."""
+    sizes = {"a": 5, "b": 5, "c": 5}
+    assert assess({s: host(n, k) for k, (s, n) in enumerate(sizes.items())}).unable() == ()
+    assert len(assess({s: host(4, k) for k, s in enumerate(sizes)}).unable()) == 3

@@ -182,3 +182,17 @@ def test_the_least_p_is_reached():
     p, _ = support.permuted(a, b, {"emd": earth_movers_of}, np.ones(1), 9999)["emd"]
     assert support.least_p(2, 7) == pytest.approx(1 / 36)
     assert p[0] == pytest.approx(1 / 36, rel=0.2)
+
+
+def test_deals_differ_from_part_to_part():
+    first, second = (support._dealt(4, 5, part) for part in (0, 1))
+    assert (first != second).any()
+    for deals in (first, second):
+        assert ((deals > 0).sum(1) == 4).all() and np.allclose(deals.sum(1), 0)
+
+
+def test_weighted_slices():
+    """A value that stands for three cases counts thrice."""
+    values, weights = np.array([5.0, 1.0, 9.0]), np.array([1.0, 3.0, 2.0])
+    np.testing.assert_allclose(slices(values, 6, weights), [1, 1, 1, 5, 9, 9])
+    np.testing.assert_allclose(slices(values, 3, weights), [1, 3, 9])

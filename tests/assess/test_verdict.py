@@ -7,7 +7,7 @@ import pytest
 
 from hospitals import FAST, Host, assess, host
 from polysite.assess.assessment import remoteness
-from polysite.assess.verdict import differ, judge, weight
+from polysite.assess.verdict import _median, _strength, differ, judge, sizes, weight
 from polysite.config import Study, vary
 
 MANY = replace(FAST, permutations=4999)
@@ -182,3 +182,57 @@ def test_weights_follow_the_distance():
     rest = matrix[:4, :4][np.triu_indices(4, 1)].mean()
     assert times == pytest.approx(matrix[4, :4].mean() / rest)
     assert [weight(t) for t in (0.5, 1.99, 2.0, 3.99, 4.0, float("inf"))] == [0.5, 0.5, 0.3, 0.3, 0.1, 0.1]
+
+
+@pytest.mark.parametrize(("cases", "told"), [(47, 0), (48, 1)])
+def test_four_times_as_many_cases_are_uneven(cases, told):
+    found = assess({**{s: host(12, k) for k, s in enumerate("abc")}, "e": host(cases, 9)})
+    assert len(list(sizes(found))) == told
+
+
+@pytest.mark.parametrize(("silhouette", "first"), [(0.49, "weighted"), (0.5, "clustered")])
+def test_groups_count_from_a_silhouette_of_a_half(silhouette, first):
+    found = assess({**USUAL, "e": host(15, 9, volume=60, look=2)}, MANY)
+    groups = (("a", "b", "c"), ("d", "e"))
+    clear = {n: replace(d, linked=groups, silhouette=silhouette) for n, d in found.distances.items()}
+    verdict = judge(replace(found, distances=clear))
+    assert names(verdict)[0] == first
+    single = {n: replace(d, linked=(("a", "b", "c", "d"), ("e",)), silhouette=0.9) for n, d in clear.items()}
+    verdict = judge(replace(found, distances=single))
+    assert names(verdict)[0] == "weighted"  # one alone is no group, but it may train alone
+    assert verdict.strategies[1].changes["algorithm"]["groups"]["group-2"] == ["e"]
+
+
+def test_evidence_is_graded():
+    found = assess({**USUAL, "f": host(9, 7)})
+    assert [_strength(found, p, "a") for p in (0.01, 0.011)] == ["clear", "likely"]
+    assert _strength(found, 0.001, "f") == "thin"
+
+
+def test_only_brightness_differs():
+    """A scanner that is four times as bright: the plain mean comes first, and no weights are advised."""
+    verdict = advised({**USUAL, "e": host(15, 9, brightness=400)})
+    assert names(verdict)[:2] == ["fedavg", "clustered"] and "weighted" not in names(verdict)
+    assert "only the brightness of scans differs" in verdict.strategies[0].reasons[0]
+
+
+def test_hospitals_that_do_not_train_are_not_left_without_a_model():
+    hosts = {**USUAL, "e": host(15, 9, volume=40)}
+    assert "clustered" in names(advised(hosts)) and "clustered" not in names(advised(hosts, unseen=True))
+
+
+def test_medians_count_cases_and_leave_out_what_is_absent():
+    hosts = {**USUAL, "e": host(16, 9, volume=60)}
+    hosts["e"].quantities["volume WT"][:6] = 0
+    found = assess(hosts, replace(MANY, levels=8))
+    volume = found.quantities["volume WT"]
+    mine = hosts["e"].quantities["volume WT"]
+    assert _median(found, volume, ["e"]) == pytest.approx(np.median(mine[mine > 0]), rel=0.25)
+    rest = np.concatenate([h.quantities["volume WT"] for s, h in hosts.items() if s != "e"])
+    assert _median(found, volume, list("abcd")) == pytest.approx(np.median(rest), rel=0.05)
+    assert _median(found, replace(volume, values={"e": np.zeros(8)}), ["e"]) == 0
+
+
+def test_equal_hospitals_are_said_to_be_equal():
+    same = {s: host(12, 1) for s in "abc"}
+    assert "the hospitals are the same in everything that was measured" in advised(same).cautions

@@ -182,6 +182,8 @@ def thin(found: Assessment) -> Iterator[str]:
         yield f"{len(unable)} pairs have too few cases for any test to tell them apart, however different they are"
     if len(found.sites) > MANY and len(found.distances) > 1:
         yield "with so many pairs, only Earth Mover's and energy distances are tested finely enough to be starred"
+    if not any(d.matrix.any() for d in found.distances.values()):
+        yield "the hospitals are the same in everything that was measured"
     smallest = min(found.sites, key=found.cases.__getitem__)
     if any(d.outlier == smallest for d in found.distances.values()) and smallest not in differ(found):
         yield f"{smallest} has the fewest cases, and few cases look distant by chance alone"
