@@ -210,9 +210,9 @@ def test_evidence_is_graded():
 
 
 def test_only_brightness_differs():
-    """A scanner that is four times as bright: the plain mean comes first, and no weights are advised."""
+    """A scanner that is four times as bright: the plain mean comes first, and what follows is thin."""
     verdict = advised({**USUAL, "e": host(15, 9, brightness=400)})
-    assert names(verdict)[:2] == ["fedavg", "clustered"] and "weighted" not in names(verdict)
+    assert names(verdict) == ["fedavg", "weighted", "clustered"] and verdict.strategies[1].evidence == "thin"
     assert "only the brightness of scans differs" in verdict.strategies[0].reasons[0]
 
 

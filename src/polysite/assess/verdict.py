@@ -221,8 +221,10 @@ def _strategies(
         dull = {f.about for f in findings if f.site in differing} == {"brightness"}  # and the encoder sees nothing
         if dull:
             mean = _mean("only the brightness of scans differs, which normalising them may undo", None)
-        if times <= 1 or dull:
-            yield from [clusters, mean] if groups and not dull else [mean, clusters]
+        if times <= 1:
+            yield from [clusters, mean] if groups else [mean, clusters]
+        elif dull:
+            yield from [mean, replace(down, evidence="thin"), clusters]
         elif groups or found.cases[site] > sum(found.cases.values()) / 2:
             yield from [clusters, down, mean]
         else:
