@@ -35,7 +35,7 @@ def screen(
             refused[site] = problem[:200]  # a hostile reply may have names without end
             sizes.pop(site, None)
     if sizes:
-        model = tree.norm(tree.trained(sent[next(iter(sizes))].get("model", params)))
+        model = _length(tree.trained(sent[next(iter(sizes))].get("model", params)))
         refused.update(_unlike_others(expected, sizes, model))
     return refused
 
@@ -90,13 +90,19 @@ def _sizes(reply: Payload) -> tuple[str | None, dict[str, float]]:
         if isinstance(value, float):
             sizes[field] = value
             continue
-        sizes[field], rest = tree.norm(tree.trained(value)), tree.statistics(value)
-        if not math.isfinite(sizes[field] + tree.norm(rest)):
+        sizes[field], rest = _length(tree.trained(value)), tree.statistics(value)
+        if not math.isfinite(sizes[field] + _length(rest)):
             return f"{field!r} is not finite", sizes
         below = next((k for k, x in rest.items() if k.endswith("running_var") and float(x.min()) < 0), None)
         if below:
             return f"{field!r} has a negative variance {below!r}", sizes
     return None, sizes
+
+
+def _length(value: Tree) -> float:
+    """As ``tree.norm``; a tensor's own norm is five times faster on a GPU than its product with itself."""
+    squares = (x.norm() ** 2 if hasattr(x, "norm") else x.reshape(-1) @ x.reshape(-1) for x in value.values())
+    return float(sum(squares)) ** 0.5
 
 
 def _unlike_others(
