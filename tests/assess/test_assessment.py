@@ -175,9 +175,9 @@ def test_what_left_is_told_in_words_and_bytes():
     size, words = found.left["b"]
     assert size == ask(THREE)["b"].nbytes == 8 * (4 + 4 * 12 + 4 + 32 + 8 * 12 + 2 * 12)
     assert words == (
-        "the number of its cases; 12 quantiles of 4 quantities, in how many cases each is absent; if voxel sizes are "
-        "known; the mean of an embedding (32 numbers) and 12 quantiles of it along 8 directions; 12 quantiles of 2 "
-        "angles; a checksum of the encoder"
+        "the number of its cases; 12 sorted values, one for each case, of 4 quantities; counts of what is absent; if "
+        "voxel sizes are known; the mean of an embedding (32 numbers), and 12 sorted values, one for each case, along "
+        "8 directions; 12 sorted values, one for each case, of 2 angles; a checksum of the encoder"
     )
     assert left(Payload(cases=2, quantiles={})) == "the number of its cases"
 

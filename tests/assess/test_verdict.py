@@ -54,8 +54,29 @@ def test_one_differs():
     factor = first.changes["algorithm"]["weights"]["e"]
     assert f"with weight {factor:g} for e" in first.title and first.evidence == "clear"
     assert (first.goal, second.goal) == ("one model for all", "a model for each group")
-    assert third.evidence is None and second.evidence == "thin"  # no groups were found
+    assert third.evidence is None and second.evidence == "clear"
+    assert second.changes["algorithm"]["groups"] == {"group-1": ["a", "b", "c", "d"], "group-2": ["e"]}
+    assert "e would train alone, on its 15 cases" in second.reasons
+    after = factor * 15 / (factor * 15 + 60)
+    assert first.reasons[-1] == f"with weight {factor:g} its share of the mean falls from 20% to {after:.0%}"
     assert "e (p = 0.0" in verdict.summary and "differs from the others" in verdict.summary
+
+
+def test_those_that_differ_are_grouped_by_kind():
+    """Never with one from which they were shown to differ."""
+    small = {s: host(15, k + 30, volume=2) for k, s in enumerate("ef")}
+    verdict = advised({**USUAL, **small, "g": host(15, 40, look=3, brightness=300)})
+    groups = next(s for s in verdict.strategies if s.name == "clustered").changes["algorithm"]["groups"]
+    assert sorted(groups.values()) == [["a", "b", "c", "d"], ["e", "f"], ["g"]]
+
+
+def test_a_pair_may_differ_though_no_site_does():
+    found = assess(USUAL)
+    p = found.distances["energy"].adjusted.copy()
+    p[0, 1] = p[1, 0] = 0.01
+    energy = replace(found.distances["energy"], adjusted=p)
+    summary = judge(replace(found, distances={**found.distances, "energy": energy})).summary
+    assert summary.endswith("none was shown to differ from the others, although these do from one another: a and b.")
 
 
 def test_smaller_and_absent_labels():
@@ -213,7 +234,7 @@ def test_only_brightness_differs():
     """A scanner that is four times as bright: the plain mean comes first, and what follows is thin."""
     verdict = advised({**USUAL, "e": host(15, 9, brightness=400)})
     assert names(verdict) == ["fedavg", "weighted", "clustered"] and verdict.strategies[1].evidence == "thin"
-    assert "only the brightness of scans differs" in verdict.strategies[0].reasons[0]
+    assert "only the brightness of scans was shown to differ" in verdict.strategies[0].reasons[0]
 
 
 def test_hospitals_that_do_not_train_are_not_left_without_a_model():

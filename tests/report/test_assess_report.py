@@ -173,7 +173,7 @@ def test_the_terminal_shows_it_within_its_width(capsys, monkeypatch, count, proj
     assert all(name in shown for name in (*found.sites, "EMD_maxI", "EMD_maxL", "What to do", "What left"))
     flat = re.sub(r"\s+", " ", shown)
     assert all(strategy.title in flat and strategy.file in flat for strategy in verdict.strategies)
-    assert ("* more than chance" in shown) == (count <= 8)
+    assert ("* differ by more than chance" in shown) == (count <= 8)
 
 
 def test_names_in_the_terminal_are_never_markup(capsys):

@@ -45,8 +45,8 @@ class Assess:
     modalities: Literal["apart", "mean"] = "apart"  # embeddings of the modalities side by side, or (paper) averaged
     projections: int = 64  # directions along which embeddings are compared; 0: no embeddings
     scale: Literal["pooled", "none"] = "pooled"  # divide a quantity by its standard deviation over all sites, or not
-    take: Literal["least", "literal"] | int = "least"  # sites that join the outlier's cluster: see docs/assess.md
-    permutations: int = 9999  # of a test, at most; fewer where a p is plainly not small
+    take: Literal["least", "literal"] | int = "least"  # sites that join the most distant one; literal: all but two
+    permutations: int = 9999  # of a test whose p is small; up to 50 000 where many pairs are compared, else 1000
     resamples: int = 300  # of every bootstrap interval
 
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -138,23 +138,21 @@ def directions(size: int, count: int) -> Values:
 def left(reply: Payload) -> str:
     """What a reply holds, in words.
 
-    >>> left(Payload(cases=9, metric=1, quantiles={"intensity t1": np.zeros(9), "volume WT": np.zeros(9)}))
-    'the number of its cases; 9 quantiles of 2 quantities, in how many cases each is absent; if voxel sizes are known'
+    >>> left(Payload(cases=900, metric=1, quantiles={"intensity t1": np.zeros(256), "volume WT": np.zeros(256)}))
+    'the number of its cases; 256 quantiles of 2 quantities; counts of what is absent; if voxel sizes are known'
     """
     said = ["the number of its cases"]
     if reply.get("quantiles"):
         lists = reply["quantiles"]
-        many = f"{len(next(iter(lists.values())))} quantiles of {_many(len(lists), 'quantity', 'quantities')}"
-        said += [f"{many}, in how many cases each is absent", "if voxel sizes are known"]
+        count = len(next(iter(lists.values())))
+        one = "sorted values, one for each case," if count == reply["cases"] else "quantiles"
+        said.append(f"{count} {one} of {_many(len(lists), 'quantity', 'quantities')}")
+        said += ["counts of what is absent", "if voxel sizes are known"]
     if reply.get("mean"):
-        numbers = sum(v.size for v in reply["mean"].values())
-        along, levels = reply["directions"]["embedding"].shape
-        said.append(
-            f"the mean of an embedding ({numbers} numbers) and {levels} quantiles of it along {along} directions"
-        )
-        said.append(
-            f"{levels} quantiles of {_many(len(reply['angles']), 'angle', 'angles')}; a checksum of the encoder"
-        )
+        numbers, (along, _) = sum(v.size for v in reply["mean"].values()), reply["directions"]["embedding"].shape
+        said.append(f"the mean of an embedding ({numbers} numbers), and {count} {one} along {along} directions")
+        said.append(f"{count} {one} of {_many(len(reply['angles']), 'angle', 'angles')}")
+        said.append("a checksum of the encoder")
     return "; ".join(said)
 
 

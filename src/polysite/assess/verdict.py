@@ -30,6 +30,7 @@ tells; the order says what to try first.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -68,7 +69,7 @@ class Strategy:
     title: str
     goal: Goal
     reasons: tuple[str, ...]
-    evidence: Strength | None  # None: a yardstick needs none
+    evidence: Strength | None  # that the hospitals differ as the reasons say; None: nothing was tested for this
     changes: Mapping[str, Any]  # sections of the study that differ
     rank: int = 0  # 1: to try first
 
@@ -102,11 +103,11 @@ def judge(found: Assessment, modalities_can_change: bool = True, unseen: bool = 
 
 def differ(found: Assessment) -> dict[SiteId, float]:
     """The sites that differ from the others together, with their p, the smaller of metadata's and embeddings'."""
-    least = {site: min(p for (_, s), p in _tests(found).items() if s == site) for site in found.sites}
+    least = {site: min(p for (_, s), p in tests(found).items() if s == site) for site in found.sites}
     return {site: p for site, p in least.items() if p <= LEVEL}
 
 
-def _tests(found: Assessment) -> dict[tuple[str, SiteId], float]:
+def tests(found: Assessment) -> dict[tuple[str, SiteId], float]:
     """p that a site differs from the others, by distance and site, adjusted for there being so many."""
     p = {(name, s): found.distances[name].alone[s] for name in TESTED if name in found.distances for s in found.sites}
     return dict(zip(p, holm(np.array(list(p.values()))).tolist(), strict=True))
@@ -140,7 +141,7 @@ def labels(found: Assessment) -> Iterator[Finding]:
 
 
 def images(found: Assessment) -> Iterator[Finding]:
-    for (name, site), p in _tests(found).items():
+    for (name, site), p in tests(found).items():
         if name == "energy" and p <= LEVEL:
             text = f"to the encoder, scans of {site} look unlike those of the other hospitals (p = {p:.3f})"
             yield Finding(site, "images", text)
@@ -173,7 +174,7 @@ def thin(found: Assessment) -> Iterator[str]:
     few = [site for site in found.sites if found.cases[site] < FEW]
     if few:
         told = ", ".join(f"{site} ({found.cases[site]})" for site in few)
-        yield f"fewer than {FEW} cases at {told}: distances of so few are largely chance, differences go unnoticed"
+        yield f"fewer than {FEW} cases at {told}: distances are uncertain, and a difference may go unnoticed"
     unable = found.unable()
     if 0 < len(unable) <= 6:
         told = ", ".join(f"{one} from {other}" for one, other in unable)
@@ -186,11 +187,11 @@ def thin(found: Assessment) -> Iterator[str]:
         yield "the hospitals are the same in everything that was measured"
     smallest = min(found.sites, key=found.cases.__getitem__)
     if any(d.outlier == smallest for d in found.distances.values()) and smallest not in differ(found):
-        yield f"{smallest} has the fewest cases, and few cases look distant by chance alone"
+        yield f"of those compared, {smallest} has the fewest cases, and few cases look distant by chance alone"
     unsure = [d for d in found.distances.values() if d.named[d.outlier] < SURE]
     if unsure and len(found.sites) > 2:
-        told = "; ".join(f"{d.outlier} in {d.named[d.outlier]:.0%} of the resamples by {d.title}" for d in unsure)
-        yield f"which hospital is the most distant hangs on who happened to be a patient: {told}"
+        told = "; ".join(f"{d.outlier} in {d.named[d.outlier]:.0%} by {d.title}" for d in unsure)
+        yield f"the most distant hospital is not always the same when cases are drawn again: {told}"
 
 
 def weight(times: float) -> float:
@@ -208,7 +209,7 @@ def _strategies(
     if not differing:
         reason = "no hospital was shown to differ, so one model of all cases has the most to learn from"
         yield _mean(reason, "thin" if min(found.cases[s] for s in found.sites) < FEW else None)
-        reason = "a small pull towards the shared model steadies unequal hospitals, at no cost in traffic"
+        reason = "a cheap safeguard, in case a difference went unnoticed"
         changes = {"algorithm": {"name": "fedprox", "mu": 0.01}}
         yield Strategy("fedprox", "FedProx: hospitals held near the shared model", ONE, (reason,), "thin", changes)
     else:
@@ -216,11 +217,11 @@ def _strategies(
         groups = _groups(by)
         clusters = _clustered(found, by, groups, differing, findings)
         reasons = _about(findings, site)
-        down = _weighted(by, site, times, reasons, _strength(found, differing[site], site))
+        down = _weighted(found, by, site, times, reasons, _strength(found, differing[site], site))
         mean = _mean("the yardstick: what the other strategies have to beat", None)
         dull = {f.about for f in findings if f.site in differing} == {"brightness"}  # and the encoder sees nothing
         if dull:
-            mean = _mean("only the brightness of scans differs, which normalising them may undo", None)
+            mean = _mean("only the brightness of scans was shown to differ, which normalising them may undo", None)
         if times <= 1:
             yield from [clusters, mean] if groups else [mean, clusters]
         elif dull:
@@ -234,17 +235,21 @@ def _strategies(
         title = "Federated averaging in which every hospital counts alike"
         changes = {"algorithm": {"name": "fedavg", "uniform": True}}
         reason = "this way small hospitals have the same say; large ones may get a little less"
-        yield Strategy("uniform", title, ONE, (*uneven, reason), "likely", changes)
+        yield Strategy("uniform", title, ONE, (*uneven, reason), None, changes)
 
 
 def _mean(reason: str, evidence: Strength | None) -> Strategy:
     return Strategy("fedavg", "Federated averaging", ONE, (reason,), evidence, {"algorithm": {"name": "fedavg"}})
 
 
-def _weighted(by: Distance, site: SiteId, times: float, seen: tuple[str, ...], evidence: Strength) -> Strategy:
+def _weighted(
+    found: Assessment, by: Distance, site: SiteId, times: float, seen: tuple[str, ...], evidence: Strength
+) -> Strategy:
     factor = weight(times)
     far = f"{site} is {times:.1f} times as far from the others as these are from one another ({by.title})"
-    effect = f"with weight {factor:g} it takes part, but draws the shared model less towards itself"
+    rest = sum(found.cases.values()) - found.cases[site]
+    before, after = (w * found.cases[site] / (w * found.cases[site] + rest) for w in (1.0, factor))
+    effect = f"with weight {factor:g} its share of the mean falls from {before:.0%} to {after:.0%}"
     changes = {"algorithm": {"name": "weighted", "weights": {site: factor}, "inner": {"name": "fedavg"}}}
     title = f"Federated averaging with weight {factor:g} for {site}"
     return Strategy("weighted", title, ONE, (*seen, far, effect), evidence, changes)
@@ -253,13 +258,13 @@ def _weighted(by: Distance, site: SiteId, times: float, seen: tuple[str, ...], e
 def _clustered(
     found: Assessment, by: Distance, apart: Groups, differing: Mapping[SiteId, float], findings: Sequence[Finding]
 ) -> Strategy:
-    """A model for each group: those that stand apart, or else the most distant site with those nearest to it."""
-    groups = apart or (by.linked if by.silhouette >= GROUPED else by.clusters)
+    """A model for each group: those that stand apart, or else the sites that do not differ, and the others by kind."""
+    groups = apart or _alike(found, differing)
     told = _told(groups)
-    if groups is by.linked:
+    if apart:
         how = f"these groups stand apart (silhouette {by.silhouette:.2f}, {by.title})"
     else:
-        how = f"{by.outlier} goes with those nearest to it ({by.title}); no clear groups were found"
+        how = "within a group, no hospital was shown to differ"
     rest = [
         site for site in {**found.cases, **found.refused} if site not in found.sites
     ]  # they train, but could not be compared
@@ -278,8 +283,21 @@ def _clustered(
         }
     }
     worst = min(differing, key=differing.__getitem__)
-    evidence = _strength(found, differing[worst], worst) if apart else "thin"
+    evidence = _strength(found, differing[worst], worst)
     return Strategy("clustered", f"A model for each of {told}", GROUP, reasons, evidence, changes)
+
+
+def _alike(found: Assessment, differing: Mapping[SiteId, float]) -> Groups:
+    """The sites that were not shown to differ, together; of the others, those that do not differ from one another."""
+    groups = [[site for site in found.sites if site not in differing]]
+    for site in differing:
+        near = (g for g in groups[1:] if not any(set(found.differ(site, other)) & set(TESTED) for other in g))
+        place = next(near, None)
+        if place is None:
+            groups.append([site])
+        else:
+            place.append(site)
+    return tuple(tuple(g) for g in groups if g)
 
 
 def _told(groups: Groups) -> str:
@@ -302,14 +320,14 @@ def _common_modalities(found: Assessment, findings: Sequence[Finding]) -> Iterat
         reasons = (*why, price)
         changes = {"data": {"modalities": common}, "algorithm": {"name": "fedavg"}}
         title = f"Federated averaging on {', '.join(common)} alone"
-        yield Strategy("common-modalities", title, ONE, reasons, "clear", changes)
+        yield Strategy("common-modalities", title, ONE, reasons, None, changes)
 
 
 def _most_distant(found: Assessment, differing: Mapping[SiteId, float]) -> tuple[Distance, SiteId, float]:
     """The differing site that is farthest out, the distance by which it is, and how many times as far."""
     seen = [
         (remoteness(found.distances[name].matrix, found.index(site)), name, site)
-        for (name, site), p in _tests(found).items()
+        for (name, site), p in tests(found).items()
         if site in differing and p <= LEVEL
     ]
     times, name, site = max(seen)
@@ -333,7 +351,10 @@ def _summary(found: Assessment, differing: Mapping[SiteId, float]) -> str:
     if len(found.sites) == 2 and differing:
         return f"{start}: they differ by more than chance (p = {min(differing.values()):.3f})."
     if not differing:
-        return f"{start}: none was shown to differ from the others."
+        apart = [p for p in combinations(found.sites, 2) if set(found.differ(*p)) & set(TESTED)]
+        told = ", ".join(f"{a} and {b}" for a, b in apart[:6])
+        pairs = f", although these do from one another: {told}{' and more' * (len(apart) > 6)}" if apart else ""
+        return f"{start}: none was shown to differ from the others{pairs}."
     told = ", ".join(f"{site} (p = {p:.3f})" for site, p in sorted(differing.items(), key=lambda e: e[1]))
     return f"{start}: {told} differ{'s' * (len(differing) == 1)} from the others by more than chance."
 

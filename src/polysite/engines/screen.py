@@ -102,7 +102,7 @@ def _sizes(reply: Payload) -> tuple[str | None, dict[str, float]]:
 def _length(value: Tree) -> float:
     """As ``tree.norm``; a tensor's own norm is five times faster on a GPU than its product with itself."""
     squares = (x.norm() ** 2 if hasattr(x, "norm") else x.reshape(-1) @ x.reshape(-1) for x in value.values())
-    return float(sum(squares)) ** 0.5
+    return math.sqrt(float(sum(squares)))
 
 
 def _unlike_others(

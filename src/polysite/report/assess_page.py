@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from polysite.assess.assessment import LEVEL, Assessment, Distance, Groups, Quantity
+from polysite.assess.assessment import LEVEL, TESTED, Assessment, Distance, Groups, Quantity
 from polysite.assess.distances import Values
 from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
-from polysite.assess.verdict import Finding, Verdict
+from polysite.assess.verdict import Finding, Verdict, tests
 from polysite.payload import SiteId
 from polysite.report import assess_figures as draw
 from polysite.report.page import Shown, render
@@ -52,6 +52,7 @@ def write(folder: Path, found: Assessment, verdict: Verdict, about: Mapping[str,
         found=found,
         findings=_by_site(verdict.findings),
         evidence=EVIDENCE,
+        site_tests=_site_tests(found),
         heatmaps=_heatmaps(found, pictures),
         maps=_maps(found, pictures),
         held=_held(found, pictures),
@@ -104,6 +105,22 @@ def amount(count: int) -> str:
     ('24 bytes', '16.1 kB', '2.4 MB')
     """
     return f"{count} bytes" if count < 1000 else f"{count / 1000:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
+
+
+def _site_tests(found: Assessment) -> dict[str, Any]:
+    """What decides whether a hospital differs: its adjusted p by metadata and by embeddings."""
+    p, kinds = tests(found), [name for name in TESTED if name in found.distances]
+    columns = [f"p, {'metadata' if name == 'emd' else 'embeddings'}" for name in kinds]
+    rows = [
+        {
+            "site": site,
+            "cases": found.cases[site],
+            "p": [probability(p[name, site]) for name in kinds],
+            "differs": min(p[name, site] for name in kinds) <= LEVEL,
+        }
+        for site in found.sites
+    ]
+    return {"columns": columns, "rows": rows}
 
 
 def _by_site(findings: tuple[Finding, ...]) -> dict[str, list[str]]:

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from polysite.assess.assessment import LEVEL, Assessment, Distance
+from polysite.assess.assessment import LEVEL, TESTED, Assessment, Distance
 from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
-from polysite.assess.verdict import Verdict
+from polysite.assess.verdict import Verdict, tests
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
 from polysite.report.runs import Summary, mean_std, read
@@ -96,7 +96,10 @@ def show_assessment(found: Assessment, verdict: Verdict) -> None:
         console.print(_compared(found), "", sep="\n")
     if len(found.sites) <= 8:
         console.print(
-            _matrices(found), f" * more than chance: p <= {LEVEL:g}, adjusted for the number of pairs", "", sep="\n"
+            _matrices(found),
+            f" * differ by more than chance, metadata in any quantity: p <= {LEVEL:g} by Holm",
+            "",
+            sep="\n",
         )
     if verdict.findings:
         seen = _listed([("–", Text(finding.text)) for finding in verdict.findings])
@@ -113,14 +116,17 @@ def _described(found: Assessment) -> tuple[Table, Text]:
     largest = {"EMD_maxI": found.largest(INTENSITY), "EMD_maxL": found.largest(VOLUME, CLASS)}
     chosen = {name: quantity for name, quantity in largest.items() if quantity}
     heads = [f"share of {q.of}" if q.kind == CLASS else f"median {q.of} ({q.unit})" for q in chosen.values()]
-    table = _slim("hospital", "cases", *heads)
+    p, kinds = tests(found), [name for name in TESTED if name in found.distances]
+    table = _slim("hospital", "cases", *heads, *("p metadata", "p embeddings")[: len(kinds)])
     for site, cases in found.cases.items():
         known = [q.values.get(site) for q in chosen.values()]
         middle = [np.mean if q.kind == CLASS else np.median for q in chosen.values()]
         cells = ["–" if v is None else f"{m(v):.4g}" for m, v in zip(middle, known, strict=True)]
-        table.add_row(escape(site), str(cases), *cells)
+        cells = ["absent" if v is not None and not v.any() else c for v, c in zip(known, cells, strict=True)]
+        chances = [f"{p[name, site]:.3f}" if (name, site) in p else "–" for name in kinds]
+        table.add_row(escape(site), str(cases), *cells, *chances)
     words = ", ".join(f"{name} {q.mean:.3f} ({q.name})" for name, q in chosen.items())
-    return table, Text(f" {words}: means over all pairs")
+    return table, Text(f" {words}: means over all pairs; p: that a hospital differs from the others, adjusted")
 
 
 def _compared(found: Assessment) -> Table:
@@ -160,10 +166,10 @@ def _advice(verdict: Verdict) -> Table:
     lines: list[tuple[str, Text]] = []
     given = {finding.text for finding in verdict.findings}
     for s in verdict.strategies:
-        evidence = f"{s.evidence} evidence, " if s.evidence else ""
-        about = f": {evidence}{s.goal}, strategies/{s.file}"
-        lines.append((f"{s.rank}.", Text.assemble((s.title, "bold"), about)))
+        sure = f"; that they differ: {s.evidence}" if s.evidence else ""
+        lines.append((f"{s.rank}.", Text(s.title, "bold")))
         lines += [("–", Text(reason)) for reason in s.reasons if reason not in given]
+        lines.append(("→", Text(f"strategies/{s.file} ({s.goal}{sure})")))
         given.update(s.reasons)
     return _listed(lines)
 
