@@ -115,7 +115,8 @@ def _described(found: Assessment) -> tuple[Table, Text]:
     """Every hospital, with its median of the modality and the label in which the federation differs most."""
     largest = {"EMD_maxI": found.largest(INTENSITY), "EMD_maxL": found.largest(VOLUME, CLASS)}
     chosen = {name: quantity for name, quantity in largest.items() if quantity}
-    heads = [f"share of {q.of}" if q.kind == CLASS else f"median {q.of} ({q.unit})" for q in chosen.values()]
+    units = {q.name: f" ({q.unit})" if q.kind == VOLUME else "" for q in chosen.values()}
+    heads = [f"{'share of' if q.kind == CLASS else 'median'} {q.of}{units[q.name]}" for q in chosen.values()]
     p, kinds = tests(found), [name for name in TESTED if name in found.distances]
     table = _slim("hospital", "cases", *heads, *("p metadata", "p embeddings")[: len(kinds)])
     for site, cases in found.cases.items():
