@@ -304,9 +304,7 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
     laws, cases = [r["directions"]["embedding"] for r in heard.values()], [r["cases"] for r in heard.values()]
     widths = _pooled(laws, cases)
     draws = max(settings.permutations, min(20 * len(sites) ** 2, MOST))
-    fewer = (
-        settings.permutations if len(sites) <= MANY else support.FIRST - 1
-    )  # they take longer, and say much the same
+    fewer = settings.permutations if len(sites) <= MANY else support.FIRST - 1  # of those that take longer
     found = {n: Found.empty(sites=len(sites), draws=settings.resamples) for n in SQUARES}
     for (i, a), (j, b) in combinations(enumerate(sites), 2):
         tested = support.permuted(laws[i], laws[j], {"energy": SQUARES["energy"]}, widths, draws)

@@ -15,9 +15,10 @@ Labels and brightness are told at the same level, by Bonferroni over all sites, 
 
     nobody differs       federated averaging, then FedProx: nothing measured speaks against one model for all
     one or more differ   one model with less weight for the farthest of them, if it is farther from the others than
-                         these are from one another; then a model for each cluster; the plain mean as the yardstick
+                         these are from one another; then a model for each group, those that do not differ together
+                         and the others by kind; the plain mean as the yardstick
     brightness alone     the plain mean first: training normalises every scan, and the encoder sees no difference
-    clusters go first    where average linkage finds groups of two or more with a silhouette of at least 0.5, and
+    groups go first      where average linkage finds groups of two or more with a silhouette of at least 0.5, and
                          where the site that differs holds more than half of all cases
     two sites            no site is the odd one of two: the plain mean, then each alone
     uneven sizes         also the mean in which every site counts alike
@@ -208,20 +209,20 @@ def _strategies(
 ) -> Iterator[Strategy]:
     if not differing:
         reason = "no hospital was shown to differ, so one model of all cases has the most to learn from"
-        yield _mean(reason, "thin" if min(found.cases[s] for s in found.sites) < FEW else None)
+        yield _mean(reason)
         reason = "a cheap safeguard, in case a difference went unnoticed"
         changes = {"algorithm": {"name": "fedprox", "mu": 0.01}}
-        yield Strategy("fedprox", "FedProx: hospitals held near the shared model", ONE, (reason,), "thin", changes)
+        yield Strategy("fedprox", "FedProx: hospitals held near the shared model", ONE, (reason,), None, changes)
     else:
         by, site, times = _most_distant(found, differing)
         groups = _groups(by)
         clusters = _clustered(found, by, groups, differing, findings)
         reasons = _about(findings, site)
         down = _weighted(found, by, site, times, reasons, _strength(found, differing[site], site))
-        mean = _mean("the yardstick: what the other strategies have to beat", None)
+        mean = _mean("the yardstick: what the other strategies have to beat")
         dull = {f.about for f in findings if f.site in differing} == {"brightness"}  # and the encoder sees nothing
         if dull:
-            mean = _mean("only the brightness of scans was shown to differ, which normalising them may undo", None)
+            mean = _mean("only the brightness of scans was shown to differ, which normalising them may undo")
         if times <= 1:
             yield from [clusters, mean] if groups else [mean, clusters]
         elif dull:
@@ -238,8 +239,8 @@ def _strategies(
         yield Strategy("uniform", title, ONE, (*uneven, reason), None, changes)
 
 
-def _mean(reason: str, evidence: Strength | None) -> Strategy:
-    return Strategy("fedavg", "Federated averaging", ONE, (reason,), evidence, {"algorithm": {"name": "fedavg"}})
+def _mean(reason: str) -> Strategy:
+    return Strategy("fedavg", "Federated averaging", ONE, (reason,), None, {"algorithm": {"name": "fedavg"}})
 
 
 def _weighted(
