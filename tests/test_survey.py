@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import nibabel
 import numpy as np
@@ -287,7 +288,7 @@ def test_sorted_kidneys(shared):
     """Fed-KiTS: dealt out by size, client 5 is the most distant and goes with client 4; the distance has risen."""
     from runpy import run_path
 
-    bench = run_path(str(shared.parents[1] / "main" / "bench" / "assess.py"))
+    bench = run_path(str(Path(__file__).parents[1] / "bench" / "assess.py"))
     natural, by_size = bench["kits"](False), bench["kits"](True)
     distance = by_size.distances["emd"]
     assert distance.outlier == "client-5" and distance.named["client-5"] == 1
