@@ -108,7 +108,7 @@ def test_without_an_encoder_no_embedding():
 
 def test_what_an_assessment_leaves_behind(tmp_path):
     data = Phantom(SIDE, HOSPITALS)
-    done = ps.survey(Study(data=data, assess=FAST), tmp_path / "found")
+    done = ps.survey(Study(data=data, assess=FAST, run=ps.Plan(pooled=True)), tmp_path / "found")
     inside = {p.name for p in done.folder.iterdir()}
     assert inside == {"index.html", "figures", "strategies", "assessment.json", "distances.csv"}
     assert [p.name for p in tmp_path.iterdir()] == ["found"]
@@ -120,7 +120,7 @@ def test_what_an_assessment_leaves_behind(tmp_path):
     assert numbers["verdict"]["summary"] == done.verdict.summary
     for strategy in done.verdict.strategies:
         ready = config.load(done.folder / "strategies" / strategy.file)
-        assert ready.data == data and ready.seed == 0
+        assert ready.data == data and ready.seed == 0 and not ready.run.pooled
     with pytest.raises(RunError, match="never overwrites another"):
         ps.survey(Study(data=data, assess=FAST), tmp_path / "found")
 

@@ -167,10 +167,8 @@ def survey(study: Study, out: Path | str | None = None, watch: rounds.Watch = ro
     found = replace(found, refused={**only.refused, **found.refused}, left={**found.left, **sent})
     unseen = any(not parts["train"] and any(parts.values()) for parts in federation(study).values())
     verdict = judge(found, modalities_can_change=isinstance(study.data, Files), unseen=unseen)
-    base = _allowing(_pinned(study), found)
-    ready = {
-        s.file: f"# {s.title}\n{config.dump(config.vary(base, s.changes), notes=True)}" for s in verdict.strategies
-    }
+    base = _allowing(_pinned(replace(study, run=replace(study.run, pooled=False))), found)
+    ready = {s.file: config.dump(config.vary(base, s.changes), notes=True) for s in verdict.strategies}
     _publish(path, found, verdict, ready, {**versions(), "seed": study.seed})
     return Survey(path, found, verdict)
 
