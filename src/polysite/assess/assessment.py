@@ -13,7 +13,6 @@ computed on the same embeddings.
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import combinations
@@ -23,7 +22,7 @@ import numpy as np
 
 from polysite.assess import support
 from polysite.assess.distances import SQUARES, Values, angle, earth_movers, earth_movers_of, slices
-from polysite.assess.exchange import CLASS, INTENSITY, VOLUME, Assess, left
+from polysite.assess.exchange import CLASS, INTENSITY, VOLUME, Assess, left, odd
 from polysite.cluster import distance as cluster
 from polysite.errors import DataError
 from polysite.metrics.statistics import holm
@@ -151,7 +150,7 @@ class Assessment:
 def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = "") -> Assessment:
     """Compare the hospitals that replied."""
     replies = {i: replies[i] for i in sorted(replies)}
-    refused = _odd(replies, settings)
+    refused = odd(replies, settings)
     heard = {i: r for i, r in replies.items() if r["quantiles"] and i not in refused}
     if len(replies) < 2:
         raise DataError("an assessment compares hospitals, and there is only one")
@@ -386,59 +385,6 @@ def _angles(heard: Mapping[SiteId, Payload]) -> dict[str, Values]:
 
 def _over_pairs(matrix: Values) -> float:
     return float(matrix[np.triu_indices(len(matrix), 1)].mean())
-
-
-def _odd(replies: Mapping[SiteId, Payload], settings: Assess) -> dict[SiteId, str]:
-    """Replies that cannot be compared with the others, and why."""
-    found = {i: problem for i, r in replies.items() if r["quantiles"] and (problem := _malformed(r, settings))}
-    described = {i: r for i, r in replies.items() if r["quantiles"] and i not in found}
-    if not described:
-        return found
-    usual = Counter(_form(r) for r in described.values()).most_common(1)[0][0]
-    for i, r in described.items():
-        for what, mine, theirs in zip(FORM, _form(r), usual, strict=True):
-            if mine != theirs:
-                found.setdefault(i, f"it has other {what} than most sites: {mine} instead of {theirs}"[:200])
-    return found
-
-
-def _form(reply: Payload) -> tuple[Any, ...]:
-    """What must be the same at all hospitals."""
-    parts = tuple((name, v.shape) for name, v in reply.get("mean", {}).items())
-    return tuple(sorted(reply["quantiles"])), reply["metric"], reply.get("encoder", 0.0), parts
-
-
-FORM = ("quantities", "units (3: millimetres, 0: voxels)", "encoder weights", "embedding")
-
-
-def _malformed(reply: Payload, settings: Assess) -> str | None:
-    """What no honest site can have sent."""
-    cases = reply["cases"]
-    if cases < settings.fewest or cases != int(cases) or reply["unlabelled"] > cases:
-        told = f"{cases:g} cases, {reply['unlabelled']:g} of them unlabelled"
-        return f"it describes {told}; at least assess.fewest = {settings.fewest} are asked for"
-    length = min(int(cases), settings.levels)
-    for name, values in reply["quantiles"].items():
-        if name.partition(" ")[0] not in (INTENSITY, VOLUME, CLASS):
-            return f"there is no quantity called {name!r}"
-        if values.shape != (length,) or (np.diff(values) < 0).any():
-            return f"the quantiles of {name!r} are not {length} ascending numbers"
-        if not name.startswith(INTENSITY) and values[0] < 0:
-            return f"the quantiles of {name!r} are negative"
-    if reply["absent"].keys() != reply["quantiles"].keys():
-        return "it does not say of every quantity how often it is absent"
-    if any(v.shape != (1,) or not 0 <= v[0] <= cases for v in reply["absent"].values()):
-        return "a quantity is absent in more cases than there are"
-    if not settings.projections:
-        return None
-    along = reply["directions"].get("embedding")
-    if along is None or along.shape != (settings.projections, length) or (np.diff(along) < 0).any():
-        return f"the embedding is not {length} ascending numbers along each of {settings.projections} directions"
-    if not reply["mean"] or any(v.ndim != 1 for v in reply["mean"].values()):
-        return "the mean of the embedding is not a list of numbers"
-    if reply["angles"].keys() != reply["mean"].keys() or any(v.shape != (length,) for v in reply["angles"].values()):
-        return f"the angles are not {length} numbers for every component"
-    return None
 
 
 def _plain(value: Any) -> Any:

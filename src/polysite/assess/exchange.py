@@ -13,10 +13,11 @@ of one case, and a site with fewer than ``fewest`` cases tells their number and 
 modalities (``modalities = "mean"``); side by side they tell scanners apart more often, as docs/assess.md shows.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -133,6 +134,59 @@ def directions(size: int, count: int) -> Values:
     """Random directions of length sqrt(size), the same everywhere: the mean square along them is a squared length."""
     drawn = np.random.default_rng(0).standard_normal((count, size))
     return drawn * (np.sqrt(size) / np.linalg.norm(drawn, axis=1, keepdims=True))  # type: ignore[no-any-return]
+
+
+def odd(replies: Mapping[SiteId, Payload], settings: Assess) -> dict[SiteId, str]:
+    """Replies that cannot be compared with the others, and why."""
+    found = {i: problem for i, r in replies.items() if r["quantiles"] and (problem := _malformed(r, settings))}
+    described = {i: r for i, r in replies.items() if r["quantiles"] and i not in found}
+    if not described:
+        return found
+    usual = Counter(_form(r) for r in described.values()).most_common(1)[0][0]
+    for i, r in described.items():
+        for what, mine, theirs in zip(FORM, _form(r), usual, strict=True):
+            if mine != theirs:
+                found.setdefault(i, f"it has other {what} than most sites: {mine} instead of {theirs}"[:200])
+    return found
+
+
+def _form(reply: Payload) -> tuple[Any, ...]:
+    """What must be the same at all hospitals."""
+    parts = tuple((name, v.shape) for name, v in reply.get("mean", {}).items())
+    return tuple(sorted(reply["quantiles"])), reply["metric"], reply.get("encoder", 0.0), parts
+
+
+FORM = ("quantities", "units (3: millimetres, 0: voxels)", "encoder weights", "embedding")
+
+
+def _malformed(reply: Payload, settings: Assess) -> str | None:
+    """What no honest site can have sent."""
+    cases = reply["cases"]
+    if cases < settings.fewest or cases != int(cases) or reply["unlabelled"] > cases:
+        told = f"{cases:g} cases, {reply['unlabelled']:g} of them unlabelled"
+        return f"it describes {told}; at least assess.fewest = {settings.fewest} are asked for"
+    length = min(int(cases), settings.levels)
+    for name, values in reply["quantiles"].items():
+        if name.partition(" ")[0] not in (INTENSITY, VOLUME, CLASS):
+            return f"there is no quantity called {name!r}"
+        if values.shape != (length,) or (np.diff(values) < 0).any():
+            return f"the quantiles of {name!r} are not {length} ascending numbers"
+        if not name.startswith(INTENSITY) and values[0] < 0:
+            return f"the quantiles of {name!r} are negative"
+    if reply["absent"].keys() != reply["quantiles"].keys():
+        return "it does not say of every quantity how often it is absent"
+    if any(v.shape != (1,) or not 0 <= v[0] <= cases for v in reply["absent"].values()):
+        return "a quantity is absent in more cases than there are"
+    if not settings.projections:
+        return None
+    along = reply["directions"].get("embedding")
+    if along is None or along.shape != (settings.projections, length) or (np.diff(along) < 0).any():
+        return f"the embedding is not {length} ascending numbers along each of {settings.projections} directions"
+    if not reply["mean"] or any(v.ndim != 1 for v in reply["mean"].values()):
+        return "the mean of the embedding is not a list of numbers"
+    if reply["angles"].keys() != reply["mean"].keys() or any(v.shape != (length,) for v in reply["angles"].values()):
+        return f"the angles are not {length} numbers for every component"
+    return None
 
 
 def left(reply: Payload) -> str:

@@ -125,12 +125,11 @@ def missing(found: Assessment) -> Iterator[Finding]:
 
 
 def labels(found: Assessment) -> Iterator[Finding]:
+    for quantity, site, here, there in _out_of_size(found, VOLUME):
+        way = f"{_times(here, there):.1f} times {'larger' if here > there else 'smaller'}"
+        sizes = f"median {here:.3g} {quantity.unit}, elsewhere {there:.3g} {quantity.unit}"
+        yield Finding(site, "labels", f"{quantity.of} is {way} at {site}: {sizes}")
     for quantity, site in _standing_out(found, VOLUME):
-        here, there = _median(found, quantity, [site]), _median(found, quantity, found.against[site])
-        if _notable(here, there):
-            way = "larger" if here > there else "smaller"
-            sizes = f"median {here:.3g} {quantity.unit}, elsewhere {there:.3g} {quantity.unit}"
-            yield Finding(site, "labels", f"{quantity.of} is {_times(here, there)} times {way} at {site}: {sizes}")
         empty, usual = _absent(found, quantity, [site]), _absent(found, quantity, found.against[site])
         if abs(empty - usual) > 0.2:
             text = f"{empty:.0%} of the cases of {site} have no {quantity.of}, elsewhere {usual:.0%}"
@@ -149,12 +148,10 @@ def images(found: Assessment) -> Iterator[Finding]:
 
 
 def brightness(found: Assessment) -> Iterator[Finding]:
-    for quantity, site in _standing_out(found, INTENSITY):
-        here, there = _median(found, quantity, [site]), _median(found, quantity, found.against[site])
-        if _notable(here, there):
-            way = "higher" if here > there else "lower"
-            text = f"the largest {quantity.of} intensity is {_times(here, there)} times {way} at {site}"
-            yield Finding(site, "brightness", f"{text}; normalising each scan, as training does, may undo this")
+    for quantity, site, here, there in _out_of_size(found, INTENSITY):
+        way = f"{_times(here, there):.1f} times {'higher' if here > there else 'lower'}"
+        text = f"the largest {quantity.of} intensity is {way} at {site}"
+        yield Finding(site, "brightness", f"{text}; normalising each scan, as training does, may undo this")
 
 
 def sizes(found: Assessment) -> Iterator[Finding]:
@@ -366,6 +363,14 @@ def _standing_out(found: Assessment, kind: str) -> Iterator[tuple[Quantity, Site
         yield from ((quantity, site) for site in found.sites if found.stands_out(quantity, site))
 
 
+def _out_of_size(found: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId, float, float]]:
+    """Those of them whose medians are notably far apart: at the site, and elsewhere."""
+    for quantity, site in _standing_out(found, kind):
+        here, there = _median(found, quantity, [site]), _median(found, quantity, found.against[site])
+        if here > 0 and there > 0 and _times(here, there) >= NOTABLE:
+            yield quantity, site, here, there
+
+
 def _about(findings: Sequence[Finding], site: SiteId) -> tuple[str, ...]:
     return tuple(f.text for f in findings if f.site == site)
 
@@ -391,9 +396,5 @@ def _absent(found: Assessment, quantity: Quantity, sites: Sequence[SiteId]) -> f
     return sum(quantity.absent[s] for s in sites) / sum(found.cases[s] for s in sites)
 
 
-def _notable(here: float, there: float) -> bool:
-    return here > 0 and there > 0 and max(here / there, there / here) >= NOTABLE
-
-
-def _times(here: float, there: float) -> str:
-    return f"{max(here / there, there / here):.1f}"
+def _times(here: float, there: float) -> float:
+    return max(here / there, there / here)
