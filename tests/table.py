@@ -5,12 +5,15 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 import pytest
 
+from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
+from polysite.algorithms.ditto import Ditto
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddyn import FedDyn
 from polysite.algorithms.fedexp import FedExP
 from polysite.algorithms.fednova import FedNova
+from polysite.algorithms.fedper import FedPer, LGFedAvg
 from polysite.algorithms.fedprox import FedProx
 from polysite.algorithms.local import Local
 from polysite.algorithms.moon import Moon
@@ -24,8 +27,13 @@ from polysite.payload import Payload
 from quadratic import Quadratic
 
 CASES = {
+    "cfl": Cfl(eps1=0.4, eps2=0.3, after=1),
+    "cfl, at fixed rounds": Cfl(split_at=(2, 4), least=2, linkage="complete"),
+    "cfl, half suffices": Cfl(relative=True, eps1=0.9, eps2=0.01, after=0, quorum=0.5, least=2),
     "clustered fedavg": Clustered({"north": ("a", "c"), "south": ("b", "d")}),
     "clustered scaffold": Clustered({"north": ("a", "c", "d"), "south": ("b",)}, Scaffold()),
+    "ditto": Ditto(lam=0.5),
+    "ditto, longer for its own": Ditto(lam=0.5, steps=3, own_steps=7, own_lr=0.02),
     "fedavg, fixed epochs": FedAvg(epochs=2),
     "fedavg, fixed iterations": FedAvg(steps=3),
     "fedavg, uniform": FedAvg(uniform=True),
@@ -38,12 +46,14 @@ CASES = {
     "fedexp": FedExP(),
     "fedexp, uniform": FedExP(uniform=True),
     "fednova": FedNova(),
+    "fedper": FedPer(),
     "fedpidavg": FedPIDAvg(),
     "fedpidavg, no cost before the first": FedPIDAvg(start="size"),
     "fedprox": FedProx(mu=0.5),
     "geometric median": GeometricMedian(),
     "krum": Krum(f=0),
     "multi-krum": Krum(f=0, keep=2),
+    "lg-fedavg": LGFedAvg(private=("head.*", "norm.*")),
     "local": Local(),
     "median": Median(),
     "moon": Moon(),
@@ -52,8 +62,10 @@ CASES = {
     "scaffold, by size": Scaffold(uniform=False),
     "top-k": TopK(keep=2),
     "trimmed mean": TrimmedMean(),
+    "weighted cfl": Weighted({"b": 0.3}, Cfl(split_at=(1, 3), quorum=0.5, least=2)),
     "weighted clusters": Weighted({"b": 0.3}, Clustered({"north": ("a", "b"), "south": ("c", "d")}, FedProx(mu=0.5))),
     "weighted fedadam": Weighted({"b": 0.3}, FedAvg(server=Adam())),
+    "weighted fedper": Weighted({"b": 0.3}, FedPer()),
     "weighted fednova": Weighted({"b": 0.3}, FedNova()),
     "weighted q-fedavg": Weighted({"b": 0.3}, QFedAvg()),
     "weighted scaffold": Weighted({"b": 0.3, "c": 2.0}, Scaffold(uniform=False)),

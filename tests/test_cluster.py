@@ -11,6 +11,7 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import silhouette_samples
 
+from polysite.cluster.bipartition import bipartition
 from polysite.cluster.distance import around_outlier, check, linked, outlier, tree
 from polysite.errors import ConfigError, DataError
 
@@ -253,3 +254,67 @@ def test_a_rounding_error_is_forgiven_and_nothing_is_changed():
     found = check(bent)
     assert np.array_equal(found, found.T) and around_outlier(bent) == around_outlier(apart)
     assert linked(bent)[0] == linked(apart)[0]
+
+
+def parted(sites):
+    """Every way to part sites in two: 2^(K-1) - 1 of them, the first site always in the first group."""
+    for size in range(sites - 1):
+        for others in combinations(range(1, sites), size):
+            first = (0, *others)
+            yield first, tuple(i for i in range(sites) if i not in first)
+
+
+def across(alike, halves):
+    return max(alike[i, j] for i in halves[0] for j in halves[1])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(2, 7), st.integers(0, 10**6), st.sampled_from([1, 2, 3, 8]), st.booleans())
+def test_single_linkage_parts_sites_as_well_as_any_of_all_bipartitions(sites, seed, dims, ties):
+    updates = np.random.default_rng(seed).normal(size=(sites, dims))
+    updates /= np.linalg.norm(updates, axis=1, keepdims=True)
+    alike = updates @ updates.T
+    alike = np.round(alike, 1) if ties else alike
+    every = list(parted(sites))
+    assert len(every) == 2 ** (sites - 1) - 1
+    halves, largest = bipartition(alike)
+    assert halves in every and largest == across(alike, halves)
+    assert largest == pytest.approx(min(across(alike, h) for h in every), abs=1e-12)
+    complete, at_most = bipartition(alike, "complete")
+    assert complete in every and at_most == across(alike, complete) >= largest - 1e-12
+
+
+def test_complete_linkage_misses_the_least_similarity_across():
+    """Five directions in a plane: the widest gap, 67 degrees, is at the edge; complete linkage wants even groups."""
+    angles = np.radians([0, 67, 88, 119, 160])
+    alike = np.cos(angles[:, None] - angles)
+    single, complete = bipartition(alike), bipartition(alike, "complete")
+    assert single[0] == ((0,), (1, 2, 3, 4)) and single[1] == pytest.approx(np.cos(np.radians(67)))
+    assert complete[0] == ((0, 1, 2), (3, 4)) and complete[1] == pytest.approx(np.cos(np.radians(31)))
+    rng, worse = np.random.default_rng(0), 0
+    for _ in range(300):
+        updates = rng.normal(size=(6, 3))
+        updates /= np.linalg.norm(updates, axis=1, keepdims=True)
+        alike = updates @ updates.T
+        worse += bipartition(alike, "complete")[1] > bipartition(alike)[1] + 1e-12
+    assert 100 < worse < 160
+
+
+def test_two_populations_are_parted_by_either_linkage():
+    signs = np.array([1, -1, 1, 1, -1])
+    for linkage_of in ("single", "complete"):
+        assert bipartition(np.outer(signs, signs), linkage_of) == (((0, 2, 3), (1, 4)), -1.0)
+
+
+@pytest.mark.parametrize(
+    ("alike", "sentence"),
+    [
+        ([[1.0]], "two or more sites"),
+        ([[1.0, 0.5, 0.2], [0.5, 1.0, 0.1]], "square table"),
+        ([[1.0, np.nan], [np.nan, 1.0]], "are finite"),
+        ([[1.0, 0.5], [0.4, 1.0]], "the same both ways"),
+    ],
+)
+def test_what_is_no_similarity_is_refused(alike, sentence):
+    with pytest.raises(DataError, match=sentence):
+        bipartition(alike)

@@ -14,11 +14,14 @@ from polysite.config import parse
 from polysite.data.case import Case
 from polysite.engines.rounds import run
 from polysite.errors import DataError
+from polysite.metrics.measures import measure
+from polysite.metrics.surface import surfaces
 from polysite.models import MODELS
 from polysite.models.encoders import Bundled, Embedder, MedicalNet
 from polysite.models.resnet3d import ResNet18
 from polysite.payload import Payload
 from polysite.train.patches import Patches, blur, contrast
+from polysite.train.surface import surfaces as tensor_surfaces
 from polysite.train.tasks import Classify
 from polysite.train.torch_site import Network, TorchSite
 
@@ -154,3 +157,25 @@ def test_an_assessment_runs(tmp_path):
     beside = study.survey(parse(STUDY, {"assess.cases": "all", "train.device": "cpu"}), tmp_path / "cpu").assessment
     for kind, d in found.distances.items():
         np.testing.assert_allclose(d.matrix, beside.distances[kind].matrix, rtol=0.01)
+
+
+@pytest.mark.parametrize("shape", [(40,), (30, 50), (40, 36, 33)], ids=len)
+def test_surface_distances_are_those_of_the_cpu(shape):
+    rng = np.random.default_rng(0)
+    spacing = (0.9, 1.0, 2.5)[: len(shape)]
+    for share in (0.0, 0.001, 0.02, 0.5, 1.0):
+        predicted, truth = rng.random(shape) < share, rng.random(shape) < max(share, 0.05)
+        there = tensor_surfaces(torch.from_numpy(predicted).cuda(), torch.from_numpy(truth).cuda(), spacing)
+        here = surfaces(predicted, truth, spacing)
+        for a, b in ((there.to_truth, here.to_truth), (there.to_predicted, here.to_predicted)):
+            np.testing.assert_allclose(np.sort(a), np.sort(b), rtol=0, atol=1e-9)
+
+
+def test_measures_are_those_of_the_cpu():
+    corners = np.indices((60, 64, 50)).sum(0)
+    masks = {"small": corners < 40, "large": corners < 90, "far": corners > 150, "none": corners < 0}
+    for predicted in masks.values():
+        for truth in masks.values():
+            tensors = torch.from_numpy(predicted).cuda(), torch.from_numpy(truth).cuda()
+            there = measure(*tensors, (1.0, 0.8, 3.0), surfaces=tensor_surfaces)
+            assert there == pytest.approx(measure(predicted, truth, (1.0, 0.8, 3.0)), abs=1e-9, nan_ok=True)

@@ -13,6 +13,9 @@ from polysite.config import dump, parse
 from polysite.data.federation import HideModalities, Iid, LabelRatio, LeaveOut
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.densenet import DenseNet
+from polysite.report import tables
+from polysite.report.page import build
+from polysite.report.runs import methods, read
 from polysite.study import federation, hospitals, simulator
 
 SITES = {name: ps.Hospital(cases=5, scanner=k) for k, name in enumerate(("east", "north", "west"))}
@@ -36,6 +39,7 @@ def test_an_unseen_hospital_judges_and_does_not_train(tmp_path):
 def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
     extra = {
         "clustered": {"algorithm.groups.coast": "[east, west]", "algorithm.groups.inland": "north"},
+        "cfl": {"algorithm.split_at": "[1]", "algorithm.least": "2"},
         "krum": {"algorithm.f": "0"},
         "trimmed_mean": {"algorithm.beta": "0.34"},
         "weighted": {"algorithm.weights.west": "0.3"},
@@ -110,10 +114,10 @@ def test_a_folder_of_pictures_is_classified_from_end_to_end(tmp_path, pictures, 
     assert set(case) == {"accuracy", "said", "true", "loss"}
     last = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
     assert last["measure"] == "accuracy" and set(last["validation"]["A"]["score"]) == {"accuracy"}
-    from polysite.report import tables
-
-    tables.show([tmp_path / "run"])
-    assert "accuracy on test patients" in capsys.readouterr().out
+    ps.evaluate(tmp_path / "run")
+    tables.show(methods([read(tmp_path / "run")]))
+    shown = capsys.readouterr().out
+    assert "balanced accuracy" in shown and f"{run.mean:.3f}" in shown
 
 
 def test_classes_can_be_dealt_out_unequally(pictures):
@@ -138,13 +142,14 @@ def test_an_algorithm_without_a_model_for_strangers_is_refused_where_they_judge(
 
 
 def test_a_site_may_be_called_anything(tmp_path, capsys):
-    from polysite.report import tables
-
     sites = {"../[/b]": ps.Hospital(cases=3), "Zürich (a/b)": ps.Hospital(cases=3, scanner=1)}
     run = ps.run(replace(SMALL, algorithm=ps.Local(), data=replace(SMALL.data, sites=sites)), tmp_path / "run")
     assert len(list((tmp_path / "run" / "models").iterdir())) == 4 and set(run.dice()) == set(sites)
-    tables.show([tmp_path / "run"])
+    ps.evaluate(tmp_path / "run")
+    found = methods([read(tmp_path / "run")])
+    tables.show(found)
     assert "../[/b]" in capsys.readouterr().out
+    assert "Zürich (a/b)" in build("any", found) and set(found[0].matrix()) == set(sites)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
 
 

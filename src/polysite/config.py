@@ -5,6 +5,7 @@ A section with a ``name`` chooses which dataclass: ``[algorithm] name = "scaffol
 refused with the nearest that exists.
 """
 
+import copy
 import dataclasses
 import inspect
 import re
@@ -22,6 +23,7 @@ from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, 
 from polysite.algorithms.base import Algorithm
 from polysite.algorithms.fedavg import FedAvg
 from polysite.assess.exchange import Assess
+from polysite.cost.speeds import SPEEDS, Speeds
 from polysite.data.federation import FEDERATIONS, Federation, Natural
 from polysite.data.prepare import Prepare
 from polysite.data.sources import SOURCES, Phantom, Source
@@ -48,6 +50,7 @@ class Study:
     run: Plan = Plan()
     assess: Assess = Assess()
     encoder: Encoder = Bundled()
+    cost: Speeds = SPEEDS["paper_b"]
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -101,11 +104,21 @@ def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "t
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"{where} is not valid TOML: {problem}") from problem
+    return build(given, overrides)
+
+
+def build(given: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Study:
+    """A study from what TOML text holds.
+
+    >>> build({"seed": 3, "algorithm": "fedprox"}).algorithm.mu
+    0.01
+    """
+    wanted = copy.deepcopy(dict(given))
     for key, value in (overrides or {}).items():
-        _put(given, key, value, Study())
-    if "preset" in given:
-        given = _vary(preset(given.pop("preset")), given)
-    return _build(Study, given, "")  # type: ignore[no-any-return]
+        _put(wanted, key, value, Study())
+    if "preset" in wanted:
+        wanted = _vary(preset(wanted.pop("preset")), wanted)
+    return _build(Study, wanted, "")  # type: ignore[no-any-return]
 
 
 def dump(study: Study, notes: bool = False) -> str:
@@ -137,7 +150,7 @@ def vary(study: Study, changes: Mapping[str, Any]) -> Study:
     >>> vary(Study(seed=3), {"algorithm": {"name": "fedprox", "mu": 0.5}}).algorithm.mu
     0.5
     """
-    return _build(Study, _merge(_plain(study), dict(changes)), "")  # type: ignore[no-any-return]
+    return _build(Study, merge(_plain(study), dict(changes)), "")  # type: ignore[no-any-return]
 
 
 def _unset(study: Study, at: str) -> list[str]:
@@ -185,7 +198,7 @@ def preset(name: Any) -> dict[str, Any]:
     if name not in presets():
         raise ConfigError(f"there is no preset called {name!r}; {nearest(str(name), presets())}")
     found = tomllib.loads(resources.files("polysite").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
-    return _merge(preset(found.pop("preset")), found) if "preset" in found else found
+    return merge(preset(found.pop("preset")), found) if "preset" in found else found
 
 
 def _vary(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -196,9 +209,9 @@ def _vary(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     {'train': {'lr': 2, 'batch': 8}, 'algorithm': {'name': 'scaffold'}}
     """
     rest = {key: value for key, value in base.items() if key != "methods"}
-    method = _method(_merge(rest, given))
+    method = _method(merge(rest, given))
     named = {} if method == "pooled" else {"algorithm": {"name": method}}
-    return _merge(_merge(rest, _merge(named, base.get("methods", {}).get(method, {}))), given)
+    return merge(merge(rest, merge(named, base.get("methods", {}).get(method, {}))), given)
 
 
 def _method(given: Mapping[str, Any]) -> str:
@@ -213,17 +226,17 @@ def _method(given: Mapping[str, Any]) -> str:
     return str(algorithm.get("name") or _meant(_choices("algorithm") or {}, algorithm, "algorithm", FedAvg()))
 
 
-def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The given values over the base; a section that chooses another name starts anew.
 
-    >>> _merge({"model": {"name": "a", "x": 1}, "train": {"lr": 1}}, {"model": {"name": "b"}, "train": {"batch": 4}})
+    >>> merge({"model": {"name": "a", "x": 1}, "train": {"lr": 1}}, {"model": {"name": "b"}, "train": {"batch": 4}})
     {'model': {'name': 'b'}, 'train': {'lr': 1, 'batch': 4}}
     """
     merged = dict(base)
     for key, value in given.items():
         below = merged.get(key)
         if isinstance(value, dict) and isinstance(below, dict) and value.get("name") in (None, below.get("name")):
-            value = _merge(below, value)
+            value = merge(below, value)
         merged[key] = value
     return merged
 
@@ -235,7 +248,7 @@ def _choices(at: str) -> Mapping[str, Any] | None:
     if re.fullmatch(r"algorithm(\.inner)*\.server", at):
         return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
     found: dict[str, Mapping[str, Any]]
-    found = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS, "encoder": ENCODERS}
+    found = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS, "encoder": ENCODERS, "cost": SPEEDS}
     return found.get(at)
 
 
@@ -245,7 +258,14 @@ def _name_in(at: str, value: Any) -> str | None:
         return name_of(value)
     choices = _choices(at) or {}
     same = [n for n, c in choices.items() if (c if isinstance(c, type) else type(c)) is type(value)]
-    return next((n for n in same if choices[n] == value), same[0] if same else None)
+    return max(same, key=lambda n: _likeness(choices[n], value), default=None)
+
+
+def _likeness(choice: Any, value: Any) -> int:
+    """In how many fields an instance to choose is as this value is; of equals, the first is meant."""
+    if isinstance(choice, type):
+        return 0
+    return sum(getattr(choice, f.name) == getattr(value, f.name) for f in fields(value))
 
 
 def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:

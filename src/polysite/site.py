@@ -1,7 +1,7 @@
 """What an algorithm may ask of a hospital."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,6 +51,15 @@ class Fit:
     steps: int
     time: float  # sum of the learning rates of the steps taken: K * eta for a constant eta
     reach: float  # how far a constant gradient of one would have carried: the time, and more with momentum
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """All that is measured of one case, and the answer itself, which does not leave the hospital."""
+
+    case: str
+    measures: Mapping[str, Mapping[str, float]]  # label -> measure -> value; in a classification, of the true class
+    answer: Any = None  # an array of whole numbers in which bit k is label k; none in a classification
 
 
 class Site(Protocol):
@@ -104,6 +113,10 @@ class Site(Protocol):
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
         """Segment these cases and compare with the truth."""
+        ...
+
+    def examine(self, params: Tree, cases: Collection[str], tolerance: float) -> Iterator[Examined]:
+        """Segment these cases and measure everything: overlap, and surfaces, which may lie ``tolerance`` apart."""
         ...
 
     def lift(self, params: Tree) -> Tree:

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -20,12 +20,15 @@ from polysite.assess.assessment import Assessment, analyse
 from polysite.assess.exchange import INTENSITY
 from polysite.assess.verdict import Verdict, judge
 from polysite.config import Study
+from polysite.cost.model import Cost, planned
+from polysite.cost.rehearsal import Effort, rehearse
 from polysite.data.cache import Cache, place
 from polysite.data.case import PARTS, Case, Patient
 from polysite.data.files import Files
 from polysite.data.split import Parts, table
 from polysite.engines import rounds
 from polysite.engines.folder import RunFolder, versions
+from polysite.engines.sampling import cohort
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.encoders import Embedder
@@ -167,7 +170,7 @@ def survey(study: Study, out: Path | str | None = None, watch: rounds.Watch = ro
     found = replace(found, refused={**only.refused, **found.refused}, left={**found.left, **sent})
     unseen = any(not parts["train"] and any(parts.values()) for parts in federation(study).values())
     verdict = judge(found, modalities_can_change=isinstance(study.data, Files), unseen=unseen)
-    base = _allowing(_pinned(replace(study, run=replace(study.run, pooled=False))), found)
+    base = _allowing(pinned(replace(study, run=replace(study.run, pooled=False))), found)
     ready = {s.file: config.dump(config.vary(base, s.changes), notes=True) for s in verdict.strategies}
     _publish(path, found, verdict, ready, {**versions(), "seed": study.seed})
     return Survey(path, found, verdict)
@@ -223,8 +226,33 @@ def _allowing(study: Study, found: Assessment) -> Study:
     return replace(study, data=replace(study.data, allow=allow))  # type: ignore[arg-type]
 
 
-def run(study: Study, out: Path | str | None = None, watch: rounds.Watch = rounds.Watch()) -> Run:
-    """Run a study into a new folder."""
+def forecast(study: Study) -> Cost:
+    """What a study would cost: its rounds are rehearsed with the sizes of its hospitals, and nothing is trained."""
+    dealt, source = federation(study), study.data
+    outputs = tasks.find(source.task, study.train.exclusive).outputs(source.label_names)
+    module = study.model.build(
+        dims=source.dims, modalities=len(source.modality_names), outputs=outputs, seed=study.seed
+    )
+    params = Network(module, replace(study.train, device="cpu", compile=False)).start
+    train = {site: len(parts["train"]) for site, parts in dealt.items() if parts["train"]}
+    judged = {site: len(parts["validation"]) for site, parts in dealt.items() if parts["validation"]}
+    if study.run.pooled:
+        train, judged = {POOLED: sum(train.values())}, {POOLED: sum(judged.values())}
+    effort = Effort(study.train.batch, study.train.epochs, study.train.patches, study.train.steps)
+
+    def asked(index: int) -> Sequence[str]:
+        return cohort(tuple(sorted(train)), study.run.share, study.seed, index)
+
+    loads = list(rehearse(study.algorithm, params, train, effort, rounds=study.run.rounds, cohort=asked))
+    if study.run.pooled:
+        loads = [{i: replace(load, down=0, up=0) for i, load in each.items()} for each in loads]
+    return planned(loads, judged, study.cost, study.train.batch, study.run.validate_every)
+
+
+def run(
+    study: Study, out: Path | str | None = None, watch: rounds.Watch = rounds.Watch(), track: Sequence[str] = ()
+) -> Run:
+    """Run a study into a new folder; ``track`` also writes it for ``tensorboard`` or ``mlflow``."""
     dealt = federation(study)
     study.algorithm.init({}, [site for site, parts in dealt.items() if parts["train"]])  # it may refuse these sites
     if isinstance(study.data, Files):
@@ -233,9 +261,16 @@ def run(study: Study, out: Path | str | None = None, watch: rounds.Watch = round
     engine = simulator(study, dealt, watch)  # before the folder: bad data leaves nothing behind
     name = POOLED if study.run.pooled else _title(study.algorithm)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), name)
-    folder = RunFolder.create(path, config.dump(_pinned(study)), study.seed, table(dealt))
+    watch = _tracked(watch, track, path)  # before the folder, too: a package may be missing
+    folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt))
     with folder.alone():
         return _train(study, dealt, engine, folder, None, watch)
+
+
+def _tracked(watch: rounds.Watch, kinds: Sequence[str], path: Path) -> rounds.Watch:
+    from polysite.report.tracking import Many, tracker
+
+    return Many(watch, *(tracker(kind, path) for kind in kinds)) if kinds else watch
 
 
 def _title(algorithm: Any) -> str:
@@ -244,7 +279,7 @@ def _title(algorithm: Any) -> str:
     return f"{name_of(algorithm)}-{_title(inner)}" if inner else name_of(algorithm)
 
 
-def resume(path: Path | str, watch: rounds.Watch = rounds.Watch()) -> Run:
+def resume(path: Path | str, watch: rounds.Watch = rounds.Watch(), track: Sequence[str] = ()) -> Run:
     """Continue a run that was interrupted, to the same end; a finished run is returned as it is."""
     folder = RunFolder.open(Path(path))
     if folder.finished:
@@ -258,12 +293,13 @@ def resume(path: Path | str, watch: rounds.Watch = rounds.Watch()) -> Run:
                 "bring them back, or start a new run"
             )
         engine = simulator(study, dealt, watch)
+        watch = _tracked(watch, track, folder.path)
         with _log(folder):
             at = rounds.find_progress(folder, engine, study.algorithm)
         return _train(study, dealt, engine, folder, at, watch)
 
 
-def _pinned(study: Study) -> Study:
+def pinned(study: Study) -> Study:
     """The study as it can be resumed from anywhere: files by their full path, modalities by name."""
     if isinstance(study.data, Files):
         files = study.data

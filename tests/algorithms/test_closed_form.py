@@ -5,12 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK, _blend
+from polysite.algorithms.ditto import Ditto
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddyn import FedDyn
 from polysite.algorithms.fedexp import FedExP
 from polysite.algorithms.fednova import FedNova
+from polysite.algorithms.fedper import FedPer, LGFedAvg
 from polysite.algorithms.fedprox import FedProx
 from polysite.algorithms.local import Local
 from polysite.algorithms.moon import Moon
@@ -22,6 +25,7 @@ from polysite.algorithms.weighted import Weighted
 from polysite.engines.rounds import Plan, run
 from polysite.engines.simulator import Simulator
 from polysite.payload import Payload
+from polysite.site import Fit
 from quadratic import Quadratic
 
 W0 = 3.0
@@ -707,3 +711,375 @@ def test_geometric_median_holds_statistics_too():
     rule = GeometricMedian()
     merged = rule.merge(rule.init(found["s0"]["model"], sorted(found)), found).model
     assert merged["n.running_var"] == pytest.approx(1.0, abs=1.0) and merged["w"] < 1
+
+
+def own(algorithm, rounds, sites=None, start=None, field="model", name="w", share=1.0):
+    """(the shared model after every round, what the sites keep after every round)."""
+    sites, start = sites or bed(), start or {"w": np.array([Q0])}
+    engine, models, kept = Simulator(algorithm, sites), [], []
+    for r in run(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0):
+        models.append(r.state.model)
+        kept.append(np.array([engine.memories()[i][field][name].item() for i in sites]))
+    return models, kept
+
+
+def test_ditto_first_two_rounds_and_limit():
+    """v starts at w_0 and is drawn to the model that was received, not to what the site or the server made of it."""
+    lam, steps = 0.6, 3
+    models, kept = own(Ditto(lam, own_steps=steps), 400)
+    w = [Q0, *(m["w"].item() for m in models)]
+    v, q = np.full(4, Q0), (1 - ETA * (A + lam)) ** steps
+    for k in range(2):
+        assert w[k + 1] == pytest.approx(sum(P * (B + R * (w[k] - B))), abs=1e-12)  # FedAvg
+        aim = (A * B + lam * w[k]) / (A + lam)
+        v = aim + q * (v - aim)
+        assert kept[k] == pytest.approx(v, abs=1e-12)
+    limit = sum(P * C * B) / sum(P * C)
+    assert w[-1] == pytest.approx(limit, abs=1e-12)
+    assert kept[-1] == pytest.approx((A * B + lam * limit) / (A + lam), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rate", "steps"),
+    [
+        (Ditto(0.6, lr=0.05), 0.05, K),
+        (Ditto(0.6, lr=0.05, own_lr=0.02), 0.02, K),
+        (Ditto(0.6, steps=3), ETA, 3),
+        (Ditto(0.6, epochs=2), ETA, 2 * K),
+        (Ditto(0.6, steps=3, own_epochs=2), ETA, 2 * K),
+    ],
+    ids=str,
+)
+def test_ditto_trains_its_own_model_as_it_is_told(algorithm, rate, steps):
+    models, kept = own(algorithm, 1)
+    plain = FedAvg(lr=algorithm.lr, epochs=algorithm.epochs, steps=algorithm.steps)
+    assert models[0]["w"] == pytest.approx(first(plain, bed()), abs=1e-15)
+    aim = (A * B + 0.6 * Q0) / (A + 0.6)
+    assert kept[0] == pytest.approx(aim + (1 - rate * (A + 0.6)) ** steps * (Q0 - aim), abs=1e-12)
+
+
+def test_ditto_serves_its_own_model_and_strangers_the_shared_one():
+    algorithm, engine = Ditto(0.6), Simulator(Ditto(0.6), bed())
+    *_, end = run(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=3), seed=0)
+    sent = algorithm.send(end.state, ["s0", "new"])
+    served = [
+        next(algorithm.serve(sent[i], engine.memories().get(i, Payload()), bed()["s0"], ("0",)))[0]["w"]
+        for i in ("s0", "new")
+    ]
+    assert served[0] == engine.memories()["s0"]["model"]["w"] != end.state.model["w"] == served[1]
+
+
+def test_dittos_own_models_never_leave_a_site():
+    algorithm = Ditto(0.6)
+    engine, kept, crossed = Simulator(algorithm, bed()), set(), set()
+    for r in run(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=9, share=0.5), seed=0):
+        kept |= {m["model"]["w"].item() for m in engine.memories().values() if m}
+        crossed |= {p["model"]["w"].item() for p in (*r.sent.values(), *(x.payload for x in r.replies.values()))}
+    assert len(kept) == 18 and not kept & crossed
+
+
+PARTS = {"body.w": np.array([0.7]), "head.w": np.array([-0.2])}
+PRIVATE = pytest.mark.parametrize(
+    ("algorithm", "shared", "private"),
+    [(FedPer(), "body.w", "head.w"), (LGFedAvg(("body.*",)), "head.w", "body.w")],
+    ids=["fedper", "lg-fedavg"],
+)
+
+
+def two_part_bed():
+    return {i: replace(s, start=PARTS) for i, s in bed(kind=Quadratic).items()}
+
+
+@PRIVATE
+def test_private_layers_first_two_rounds_and_limit(algorithm, shared, private):
+    """F_k = a/2 (u + v - b)^2: u and v move alike, and u - sum p v never changes, so that it tells the limit."""
+    models, kept = own(algorithm, 800, two_part_bed(), PARTS, "private", private)
+    u, v, pull = PARTS[shared].item(), np.full(4, PARTS[private].item()), (1 - (1 - 2 * ETA * A) ** K) / 2
+    constant = u - sum(P * v)
+    for k in range(2):
+        off = u + v - B
+        u, v = u - sum(P * pull * off), v - pull * off
+        assert models[k].keys() == {shared}
+        assert models[k][shared] == pytest.approx(u, abs=1e-12) and kept[k] == pytest.approx(v, abs=1e-12)
+    limit = (constant + sum(P * B)) / 2
+    assert models[-1][shared] == pytest.approx(limit, abs=1e-9) and kept[-1] == pytest.approx(B - limit, abs=1e-9)
+
+
+class Product(Quadratic):
+    """F = (e h - b)^2 / 2, of an encoder and a head."""
+
+    def losses(self, params, *, augmented=False):
+        return {"0": float((params["encoder.w"] * params["head.w"] - self.b.mean()).item() ** 2 / 2)}
+
+    def fit(self, params, **kw):
+        e, h = params["encoder.w"], params["head.w"]
+        for _ in range(self.steps):
+            off = e * h - self.b.mean()
+            e, h = e - self.lr * h * off, h - self.lr * e * off
+        return Fit({"encoder.w": e, "head.w": h}, 0.0, self.steps, self.steps * self.lr, self.steps * self.lr)
+
+
+def test_which_layers_are_shared():
+    """One step from (e, h): FedPer averages e by the slope h, LG-FedAvg averages h by the slope e."""
+    e, h = 0.6, 1.1
+    start, off = {"encoder.w": np.array([e]), "head.w": np.array([h])}, e * h - sum(P * B)
+    sites = {f"s{i}": Product(1.0, np.full(N[i], B[i]), lr=ETA, steps=1, start=start) for i in range(4)}
+    for algorithm, shared, private, want in (
+        (FedPer(), "encoder.w", "head.w", e - ETA * h * off),
+        (LGFedAvg(("encoder.*",)), "head.w", "encoder.w", h - ETA * e * off),
+    ):
+        models, kept = own(algorithm, 1000, sites, start, "private", private)
+        assert models[0][shared] == pytest.approx(want, abs=1e-12)
+        assert kept[-1] * models[-1][shared].item() == pytest.approx(B, abs=1e-9)  # every site reaches its optimum
+
+
+@PRIVATE
+def test_who_is_absent_keeps_its_private_part_and_who_is_new_gets_the_first_one(algorithm, shared, private):
+    sites, memory = two_part_bed(), {}
+    state = algorithm.init(PARTS, sorted(sites))
+    for cohort in (["s0", "s1"], ["s1", "s2"]):
+        before, sent, replies = dict(memory), algorithm.send(state, cohort), {}
+        for i in cohort:
+            replies[i], memory[i] = algorithm.local(sent[i], memory.get(i, Payload()), sites[i])
+        state = algorithm.merge(state, replies)
+    assert memory["s0"] is before["s0"] and memory["s1"] != before["s1"]
+    got = algorithm.send(state, ["new"])["new"]
+    for kept, own_part in ((Payload(), PARTS[private]), (memory["s0"], memory["s0"]["private"][private])):
+        ((served, _),) = algorithm.serve(got, kept, sites["s0"], ("0",))
+        assert served[shared] == state.model[shared] and served[private] == own_part
+
+
+def test_a_server_that_sends_what_is_private_is_not_listened_to_and_not_answered():
+    sites = two_part_bed()
+    sent = Payload(model={"body.w": np.array([0.1]), "head.w": np.array([99.0])})
+    reply, kept = FedPer().local(sent, Payload(), sites["s0"])
+    fair, same_kept = FedPer().local(Payload(model={"body.w": np.array([0.1])}), Payload(), sites["s0"])
+    assert reply == fair and kept == same_kept and reply["model"].keys() == {"body.w"}
+
+
+def test_running_statistics_stay_with_the_parameters_of_their_layer():
+    start = {
+        "stem.w": np.array([1.0]),
+        "head.norm.weight": np.array([0.5]),
+        "head.norm.running_var": np.array([16.0]),
+        "stem.norm.running_var": np.array([16.0]),
+    }
+    sites = {i: Quadratic(a, np.array([1.0]), start=start) for i, a in (("a", 1.0), ("b", 3.0))}
+    for patterns in (("head.*",), ("head.norm.weight",)):
+        algorithm, engine = FedPer(patterns), Simulator(FedPer(patterns), sites)
+        *_, end = run(algorithm, engine, start, Plan(rounds=2), seed=0)
+        assert end.state.model.keys() == {"stem.w", "stem.norm.running_var"}
+        assert end.state.model["stem.norm.running_var"] == pytest.approx(0.81 * 16 + 0.19 * (1 + 9) / 2)
+        for i, s in sites.items():
+            assert engine.memories()[i]["private"]["head.norm.running_var"] == pytest.approx(0.81 * 16 + 0.19 * s.a**2)
+
+
+TWO_KINDS = np.array([0.9, -1.1, 1.1, -0.9])  # optima of two populations, mixed
+
+
+def cfl(algorithm, sites, rounds, share=1.0, start=None, engine=None):
+    """Every state."""
+    start = start or {"w": np.array([Q0])}
+    engine = engine or Simulator(algorithm, sites)
+    return [r.state for r in run(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0)]
+
+
+def groups(state):
+    return {tuple(i for i in state.places if state.places[i] == place) for place in state.places.values()}
+
+
+def test_cfl_first_round_split_and_limit():
+    """FedAvg until it stands still at the mean; there a site at distance d moves by c d, and the sides part."""
+    sites, c = bed(a=np.ones(4), b=TWO_KINDS, n=[2, 6, 2, 2]), 1 - (1 - ETA) ** K
+    p = np.array([2, 6, 2, 2]) / 12
+    middle = sum(p * TWO_KINDS)
+    furthest = c * max(abs(TWO_KINDS - middle))
+    states = cfl(Cfl(eps1=1e-3, eps2=0.99 * furthest, after=0), sites, 300)
+    assert states[0].clusters[""].model["w"] == pytest.approx(Q0 + c * (middle - Q0), abs=1e-12)
+    when = next(k for k, s in enumerate(states) if len(s.clusters) > 1)
+    at = [middle + (1 - c) ** k * (Q0 - middle) for k in range(when + 2)]  # the model before round k
+    assert c * abs(at[when] - middle) < 1e-3 <= c * abs(at[when - 1] - middle)
+    split = states[when]
+    assert split.clusters[""].model["w"] == pytest.approx(at[when], abs=1e-12)  # where the updates are from
+    for half in "01":
+        assert split.clusters[half].model["w"] == pytest.approx(at[when + 1], abs=1e-12)
+    assert groups(split) == groups(states[-1]) == {("s0", "s2"), ("s1", "s3")}
+    assert states[-1].clusters["0"].model["w"] == pytest.approx(1.0, abs=1e-9)
+    assert states[-1].clusters["1"].model["w"] == pytest.approx((6 * -1.1 + 2 * -0.9) / 8, abs=1e-9)
+    assert len(cfl(Cfl(eps1=1e-3, eps2=1.01 * furthest, after=0), sites, 300)[-1].clusters) == 1
+    late = cfl(Cfl(eps1=1e-3, eps2=0.99 * furthest, after=40), sites, 60)
+    assert [len(s.clusters) for s in late] == [1] * 40 + [3] * 20
+
+
+def test_cfl_measures_against_the_first_round_if_told():
+    """All lengths ten times as long: thresholds that are relative split in the same round, the others do not."""
+
+    def when(algorithm, scale):
+        sites = bed(a=np.ones(4), b=scale * TWO_KINDS)
+        return [len(s.clusters) for s in cfl(algorithm, sites, 60, start={"w": np.array([scale * Q0])})].count(1)
+
+    relative, plain = Cfl(0.05, 0.2, relative=True, after=0), Cfl(0.05, 0.2, after=0)
+    assert when(relative, 1.0) == when(relative, 10.0) < 60 and when(plain, 1.0) != when(plain, 10.0)
+    longest = (1 - (1 - ETA) ** K) * max(abs(TWO_KINDS - Q0))
+    states = cfl(relative, bed(a=np.ones(4), b=TWO_KINDS), 9)
+    assert [s.unit for s in states] == pytest.approx([longest] * 9, abs=1e-12)
+
+
+def merged_at(algorithm, angles, length=1.0, names=None, weights=None):
+    """The state after one round, in which sites moved in these directions of the plane, with mean zero removed."""
+    points = length * np.stack([np.cos(np.radians(angles)), np.sin(np.radians(angles))], 1)
+    names = names or [f"s{i}" for i in range(len(points))]
+    state = algorithm.init({"w": np.zeros(2)}, names)
+    found = {i: Payload(model={"w": x}, weight=w) for i, x, w in zip(names, points, weights or [1] * 9, strict=False)}
+    return algorithm.merge(state, found)
+
+
+@pytest.mark.parametrize(("gamma_max", "splits"), [(0.0, True), (0.49, True), (0.51, False), (1.0, False)])
+def test_cfl_splits_at_an_angle_wider_than_the_noise_explains(gamma_max, splits):
+    """Sixty degrees apart: sin(60 / 2) = 0.5."""
+    state = merged_at(Cfl(eps1=2.0, eps2=0.5, after=0, gamma_max=gamma_max), [0, 10, 70])
+    assert groups(state) == ({("s0", "s1"), ("s2",)} if splits else {("s0", "s1", "s2")})
+
+
+def test_cfl_does_not_part_sites_that_move_alike():
+    assert len(merged_at(Cfl(eps1=2.0, eps2=0.5, after=0), [30, 30, 30]).clusters) == 1
+
+
+def test_cfl_parts_by_either_linkage():
+    angles = [0, 67, 88, 119, 160]
+    assert groups(merged_at(Cfl(split_at=(1,)), angles)) == {("s0",), ("s1", "s2", "s3", "s4")}
+    assert groups(merged_at(Cfl(split_at=(1,), linkage="complete"), angles)) == {("s0", "s1", "s2"), ("s3", "s4")}
+
+
+def test_cfl_knows_a_mean_by_weights_and_no_statistics():
+    """A site of many cases makes the mean update long; a huge running mean makes nothing longer or more alike."""
+    rule = Cfl(eps1=0.1, eps2=0.5, after=0)
+    assert len(merged_at(rule, [0, 0, 180, 180]).clusters) == 3
+    assert len(merged_at(rule, [0, 0, 180, 180], weights=[5, 1, 1, 1]).clusters) == 1
+    names, moves = list("abcd"), (1.0, 1.0, -1.0, -1.0)
+    start = {"w": np.zeros(1), "norm.running_mean": np.zeros(1)}
+    for statistic in (0.0, 1e6):
+        found = {
+            i: Payload(model={"w": np.array([x]), "norm.running_mean": np.array([statistic * k])}, weight=k + 1)
+            for k, (i, x) in enumerate(zip(names, moves, strict=True))
+        }
+        state = replace(rule, eps1=0.5).merge(rule.init(start, names), found)
+        assert groups(state) == {("a", "b"), ("c", "d")} and state.clusters[""].updates["a"].keys() == {"w"}
+        assert state.clusters["0"].model["norm.running_mean"] == pytest.approx(statistic * (2 + 6 + 12) / 10)
+
+
+def test_cfl_a_site_that_does_not_move_is_like_nobody():
+    state = Cfl(split_at=(1,)).init({"w": np.zeros(1)}, "abc")
+    found = {i: Payload(model={"w": np.array([x])}, weight=1) for i, x in zip("abc", (1.0, 0.0, 2.0), strict=True)}
+    assert groups(Cfl(split_at=(1,)).merge(state, found)) == {("a", "c"), ("b",)}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cfl_splits_twice_and_never_mixes_up_names(seed):
+    """Three populations under shuffled names: first the one below zero leaves, then the two above part."""
+    order = np.random.default_rng(seed).permutation(9)
+    optima = np.repeat([6.0, 2.0, -3.0], 3)[order]
+    sites = bed(a=np.ones(9), b=optima, n=[3] * 9)
+    states = cfl(Cfl(eps1=0.01, eps2=0.1, after=0), sites, 200)
+    kinds = {tuple(f"s{i}" for i in np.flatnonzero(optima == x)) for x in (6.0, 2.0, -3.0)}
+    assert groups(states[-1]) == kinds
+    for state in states:  # who once went apart stays apart, and every name is there once
+        assert sorted(state.places) == sorted(sites)
+        assert all(set(few) <= next(set(g) for g in groups(state) if few[0] in g) for few in kinds)
+    for i, place in states[-1].places.items():
+        assert states[-1].clusters[place].model["w"] == pytest.approx(sites[i].b.mean(), abs=1e-6)
+
+
+def test_cfl_at_fixed_rounds():
+    sites = bed(a=np.ones(4), b=TWO_KINDS)
+    states = cfl(Cfl(split_at=(3, 5), least=2), sites, 7)
+    assert [len(set(s.places.values())) for s in states] == [1, 1, 2, 2, 4, 4, 4]
+    assert [len(set(s.places.values())) for s in cfl(Cfl(split_at=(3, 5)), sites, 7)] == [1, 1, 2, 2, 2, 2, 2]
+
+
+class Away(Simulator):
+    """Some sites are out of reach in some rounds."""
+
+    def __init__(self, algorithm, sites, away):
+        super().__init__(algorithm, sites)
+        self.away = away
+
+    def train(self, round, sent):
+        yield from super().train(round, {i: p for i, p in sent.items() if round not in self.away.get(i, ())})
+
+
+def test_cfl_waits_for_a_site_that_is_absent_when_a_split_is_due():
+    sites, algorithm = bed(a=np.ones(4), b=TWO_KINDS), Cfl(split_at=(3,))
+    states = cfl(algorithm, sites, 8, engine=Away(algorithm, sites, {"s1": (2, 3)}))
+    assert [len(set(s.places.values())) for s in states] == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert groups(states[-1]) == {("s0", "s2"), ("s1", "s3")}
+
+
+def test_cfl_who_was_absent_from_a_split_chooses_its_side_when_it_is_back():
+    """By an update of the model that was split, which joins no mean; until then it is served that model."""
+    optima = np.array([*TWO_KINDS, 1.0])
+    sites = bed(a=np.ones(5), b=optima, n=[2] * 5)
+    algorithm = Cfl(split_at=(3, 6), quorum=0.6, least=2)
+    states = cfl(algorithm, sites, 9, engine=Away(algorithm, sites, {"s4": (2, 3, 5), "s1": (6,)}))
+    assert [s.places["s4"] for s in states[:6]] == ["", "", "", "", "0", "0"]
+    parent, before = states[3].clusters[""], states[1].clusters[""]
+    assert parent.model["w"] == before.model["w"] and parent.updates.keys() == set(sites) - {"s4"}
+    assert algorithm.send(states[3], ["s4", "new"])["s4"]["model"]["w"] == parent.model["w"]
+    alone = cfl(algorithm, sites, 5, engine=Away(algorithm, sites, {"s4": (2, 3, 4)}))
+    assert same_models(states[4], alone[4])
+    assert states[5].places["s0"] != states[5].places["s2"]  # split again without s4, which chooses once more
+    assert states[6].places["s4"] == states[6].places["s0"] or states[6].places["s4"] == states[6].places["s2"]
+
+
+def same_models(x, y):
+    return all(x.clusters[k].model["w"] == y.clusters[k].model["w"] for k in x.clusters.keys() | y.clusters.keys())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cfl_finds_planted_populations_when_only_some_take_part(seed):
+    rng = np.random.default_rng(seed)
+    kind = rng.permutation(np.repeat([-1.0, 1.0], 5))
+    sites = bed(a=np.ones(10), b=kind + rng.uniform(-0.2, 0.2, 10), n=[3] * 10)
+    algorithm = Cfl(eps1=0.15, eps2=0.3, after=5, quorum=0.5)
+    states = cfl(algorithm, sites, 80, share=0.6, start={"w": np.array([0.0])})
+    assert groups(states[-1]) == {tuple(f"s{i}" for i in np.flatnonzero(kind == x)) for x in (-1.0, 1.0)}
+
+
+def test_cfl_a_new_site_walks_down_one_split_a_round():
+    optima = np.repeat([6.0, 2.0, -3.0], 3)
+    sites = bed(a=np.ones(9), b=optima, n=[3] * 9)
+    algorithm = Cfl(eps1=0.01, eps2=0.1, after=0)
+    state = cfl(algorithm, sites, 200)[-1]
+    for optimum, like in ((6.1, "s0"), (1.9, "s3"), (-2.0, "s6")):
+        new, now, path = Quadratic(1.0, np.array([optimum]), lr=ETA, start={"w": np.array([Q0])}), state, []
+        for _ in range(4):
+            sent = algorithm.send(now, ["new"])
+            now = algorithm.merge(now, {"new": algorithm.local(sent["new"], Payload(), new)[0]})
+            path.append(now.places["new"])
+        goal = state.places[like]
+        assert path == [goal[: k + 1] for k in range(4)]
+        inner = [c for c in state.clusters if state.clusters[c].updates]
+        assert all(now.clusters[c] == state.clusters[c] for c in inner)
+
+
+def test_cfl_a_new_site_is_compared_by_direction_not_by_length():
+    rule = Cfl(split_at=(1,), least=2)
+    moves = {"near": [0.1, 0.0], "long": [5.0, 5.0]}
+    state = rule.init({"w": np.zeros(2)}, sorted(moves))
+    state = rule.merge(state, {i: Payload(model={"w": np.array(x)}, weight=1) for i, x in moves.items()})
+    state = rule.merge(state, {"new": Payload(model={"w": np.array([1.0, 0.2])}, weight=1)})
+    assert state.places["new"] == state.places["near"] != state.places["long"]
+
+
+def test_cfl_says_how_many_clusters_there_are_and_how_much_a_site_counts_in_its_own():
+    rule = Cfl(split_at=(1,))
+    state = merged_at(rule, [0, 10, 180], weights=[1, 3, 5])
+    late = {i: Payload(model={"w": np.ones(2)}, weight=w) for i, w in (("s0", 1), ("s1", 3), ("s2", 5), ("new", 7))}
+    assert rule.shares(rule.init({"w": np.zeros(2)}, []), late) == {
+        "s0": 1 / 16,
+        "s1": 3 / 16,
+        "s2": 5 / 16,
+        "new": 7 / 16,
+    }
+    assert rule.shares(state, late) == {"s0": 0.25, "s1": 0.75, "s2": 1.0, "new": 0.0}
+    assert rule.tell(rule.init({"w": np.zeros(2)}, [])) == {"clusters": 1} and rule.tell(state) == {"clusters": 2}

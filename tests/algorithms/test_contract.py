@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
+from polysite import tree
 from polysite.algorithms import ALGORITHMS, name_of
 from polysite.engines import checkpoint
 from polysite.engines.rounds import Plan, Progress, run
@@ -52,14 +53,31 @@ def test_a_site_replies_what_is_declared_and_nothing_else(algorithm):
 def test_running_statistics_are_averaged_and_never_extrapolated(algorithm):
     """Every site pulls its variance from 16 towards a^2, between 1 and 9: the mean lies between what they send."""
     state, _ = simulate(algorithm, 1)
-    s, model = sites(), algorithm.send(state, ["a"])["a"].get("model", START)
+    s, model = sites(), algorithm.send(state, ["a"])["a"].get("model", {})
+    if "norm.running_var" not in model:  # it stays at the sites
+        return
     theirs = sorted(0.9 * 16 + 0.1 * site.a**2 for site in s.values())
-    if model is not START:
-        assert theirs[0] <= model["norm.running_var"].item() <= theirs[-1]
+    assert theirs[0] <= model["norm.running_var"].item() <= theirs[-1]
     if "weight" in algorithm.reply and name_of(algorithm) not in ("clustered", "weighted", "top_k", "geometric_median"):
         n = {i: 1.0 if getattr(algorithm, "uniform", name_of(algorithm) == "qfedavg") else x.size for i, x in s.items()}
         plain = sum(n[i] * (0.9 * 16 + 0.1 * s[i].a ** 2) for i in s) / sum(n.values())
         assert model["norm.running_var"].item() == pytest.approx(plain, abs=1e-12)
+
+
+@every
+def test_what_stays_at_a_site_crosses_the_wire_in_neither_direction(algorithm):
+    """Every payload of a run is looked at: what algorithms with a private part declare, and what all others do not."""
+    private = getattr(getattr(algorithm, "inner", algorithm), "private", ())
+    engine, crossed = Simulator(algorithm, sites(), wire=True), []
+    for r in run(algorithm, engine, START, Plan(rounds=4, share=0.75), seed=0):
+        crossed += [*r.sent.values(), *(reply.payload for reply in r.replies.values())]
+    crossed += algorithm.send(r.state, [*"abcd"]).values()
+    names = {k for p in crossed for field in p.values() if not isinstance(field, float) for k in field}
+    assert not any(tree.matches(k, private) for k in names)
+    if private:
+        assert names == {k for k in START if not tree.matches(k, private)}
+        assert not any(tree.matches(k, private) for k in r.state.model)
+        assert all(m["private"].keys() == START.keys() - names for m in engine.memories().values() if m)
 
 
 @every

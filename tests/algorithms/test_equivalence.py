@@ -6,12 +6,16 @@ import torch
 from scipy import optimize, stats
 from scipy.spatial import distance
 
+from polysite import tree
+from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
+from polysite.algorithms.ditto import Ditto
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddyn import FedDyn
 from polysite.algorithms.fedexp import FedExP
 from polysite.algorithms.fednova import FedNova
+from polysite.algorithms.fedper import FedPer, LGFedAvg
 from polysite.algorithms.fedprox import FedProx
 from polysite.algorithms.local import Local
 from polysite.algorithms.moon import Moon
@@ -23,6 +27,8 @@ from polysite.algorithms.weighted import Weighted
 from polysite.engines.rounds import Plan, run
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
+from polysite.models import MODELS
+from polysite.models.names import canonical
 from polysite.payload import Payload
 from quadratic import Quadratic
 from table import same
@@ -121,6 +127,100 @@ def test_a_group_for_every_site_is_local_training(share):
     for i in "abcd":
         mine = end.state.groups[f"only {i}"].model
         assert same(dict(alone.memories()[i].get("model", START)), dict(mine))
+
+
+def played(algorithm, share=1.0, rounds=6):
+    """(the states, what the sites remember in the end)."""
+    engine = Simulator(algorithm, sites())
+    states = [r.state for r in run(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0)]
+    return states, engine.memories()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_ditto_without_a_pull_is_local_training_beside_fedavg_to_the_last_bit(share):
+    states, kept = played(Ditto(0.0), share)
+    shared, alone = played(FedAvg(), share)[0], played(Local(), share)[1]
+    assert same([s.model for s in states], [s.model for s in shared])
+    assert same(kept, alone) and not same(kept, played(Ditto(0.1), share)[1])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize(
+    "rule", [Cfl(eps1=0.0, eps2=0.0, after=0), Cfl(split_at=(99,)), Cfl(1e9, 0.0, least=5)], ids=str
+)
+def test_cfl_that_never_splits_is_fedavg_to_the_last_bit(rule, share):
+    states, _ = played(rule, share)
+    assert same([s.clusters[""].model for s in states], [s.model for s in played(FedAvg(), share)[0]])
+    assert all(len(s.clusters) == 1 for s in states)
+
+
+def test_cfl_after_a_split_is_fedavg_in_known_groups():
+    """From a split in the first round on, as if the groups had been known and had started from its model."""
+    states, _ = played(Cfl(split_at=(1,)))
+    found = {f"half {k}": tuple(i for i in "abcd" if states[0].places[i] == k) for k in "01"}
+    known = Clustered(found)
+    engine, start = Simulator(known, sites()), states[0].clusters["0"].model
+    *_, end = run(known, engine, start, Plan(rounds=5), seed=0)
+    for k in "01":
+        assert same(dict(end.state.groups[f"half {k}"].model), dict(states[-1].clusters[k].model))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_private_statistics_alone_leave_fedavg_as_it_is(share):
+    """These sites do not look at them, as a network does not in training."""
+    states, kept = played(FedPer(("norm.*",)), share)
+    assert same([s.model for s in states], [dict(tree.trained(s.model)) for s in played(FedAvg(), share)[0]])
+    alone = played(Local(), share)[1]
+    assert same({i: dict(m.get("private", {})) for i, m in kept.items()},
+                {i: dict(tree.statistics(m.get("model", {}))) for i, m in alone.items()})  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_fedper_and_lg_fedavg_differ_in_nothing_but_what_is_private(share):
+    for private in (("head.*",), ("body.*", "norm.*")):
+        (one, kept), (other, theirs) = played(FedPer(private), share), played(LGFedAvg(private), share)
+        assert same(([s.model for s in one], kept), ([s.model for s in other], theirs))
+
+
+def test_a_lone_site_with_private_layers_trains_as_if_it_had_none():
+    only = {"a": sites()["a"]}
+    algorithm, alone = Simulator(FedPer(), only), Simulator(Local(), only)
+    *_, end = run(FedPer(), algorithm, START, Plan(rounds=5), seed=0)
+    list(run(Local(), alone, START, Plan(rounds=5), seed=0))
+    whole = {**end.state.model, **algorithm.memories()["a"]["private"]}
+    assert all(whole[k] == pytest.approx(v, abs=1e-12) for k, v in alone.memories()["a"]["model"].items())
+
+
+def leaves(model, dims):
+    """The names of a network, in its order: (parameters, running statistics too)."""
+    net = model.build(dims=dims, modalities=4, outputs=3, seed=0)
+    named = [canonical(n) for n, _ in net.named_parameters()]
+    return named, [*named, *(canonical(n) for n, b in net.named_buffers() if b.is_floating_point())]
+
+
+@pytest.mark.parametrize(("name", "last"), [("unet", "decoder.3.*"), ("unet_small", "decoder.2.*")])
+def test_the_patterns_of_the_benchmark_are_its_eight_parameters(name, last):
+    named, _ = leaves(MODELS[name], 3)
+    assert f'"{last}", "head.*"' in (FedPer.__doc__ or "") and '"stem.*", "encoder.0.*"' in (LGFedAvg.__doc__ or "")
+    for private, eight in (((last, "head.*"), named[-8:]), (("stem.*", "encoder.0.*"), named[:8])):
+        shared = FedPer(private).init(dict.fromkeys(named, 0.0), "ab").model
+        assert [n for n in named if n not in shared] == eight
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_has_layers_that_are_private_by_default(name):
+    model = MODELS[name]
+    for dims in (2, 3):
+        named, everything = leaves(model, dims)
+        shared = {a: set(a().init(dict.fromkeys(everything, 0.0), "ab").model) for a in (FedPer, LGFedAvg)}
+        assert set(named) - shared[FedPer] == {n for n in named if n.startswith("head.")}
+        first = {n for n in everything if n.startswith(("stem.", "encoder."))}
+        assert set(everything) - shared[LGFedAvg] == first and shared[LGFedAvg]
+        if model.task == "classification":
+            inside = FedPer(("encoder.denseblock1.*", "stem.norm0.bias")).init(dict.fromkeys(everything, 0.0), "ab")
+            kept = set(everything) - set(inside.model)
+            assert {"stem.norm0.running_mean", "stem.norm0.running_var", "stem.norm0.bias"} <= kept
+            assert "stem.norm0.weight" in inside.model and any("denseblock1" in n and "running" in n for n in kept)
 
 
 def test_nothing_passes_between_groups():
@@ -267,6 +367,21 @@ REFUSED = {
         lambda: Weighted({"a": 0.3}, Clustered({"all": ("a",)}, Median())),
         "does not average by weights",
     ),
+    "negative lam": (lambda: Ditto(-0.1), "lam = -0.1 must be at least 0"),
+    "epochs and steps": (lambda: Ditto(epochs=1, steps=2), r"not both \(epochs = 1, steps = 2\)"),
+    "both for its own": (lambda: Ditto(own_epochs=1, own_steps=2), r"\(own_epochs = 1, own_steps = 2\)"),
+    "a round before the first": (lambda: Cfl(split_at=(0, 200)), r"split_at = \[0, 200\] counts rounds from 1"),
+    "noise above one": (lambda: Cfl(gamma_max=1.5), "gamma_max = 1.5 must be between 0 and 1"),
+    "a cluster of one to split": (lambda: Cfl(least=1), "least = 1 must be at least 2"),
+    "a quorum of none": (lambda: Cfl(quorum=0.0), "quorum = 0.0"),
+    "nothing private": (lambda: FedPer(()), "names nothing that stays at a site"),
+    "a pattern without a parameter": (
+        lambda: FedPer(("head.*", "decoder.9.*")).init(START, "abcd"),
+        "private names 'decoder.9.*', and no parameter of this network is called that; its parts are body, head, norm",
+    ),
+    "a position": (lambda: LGFedAvg(("0",)).init(START, "abcd"), "private names '0', and no parameter"),
+    "everything private": (lambda: FedPer(("*",)).init(START, "abcd"), r"private = \['\*'\] keeps every parameter"),
+    "everything but statistics": (lambda: LGFedAvg(("*.w",)).init(START, "abcd"), "keeps every parameter"),
     "a server rate of zero": (lambda: FedAvg(server=Adam(lr=0.0)), "lr = 0.0"),
 }
 

@@ -191,6 +191,27 @@ def test_an_update_has_no_running_statistics_and_a_model_has():
         assert "norm.running_var" in screen({"x": kind}, START, sent, {"a": Payload(x=bad)})["a"]
 
 
+def test_of_a_model_a_site_answers_with_what_it_was_sent():
+    part = {k: v for k, v in START.items() if k != "head.w"}
+    sent, weight = {"a": Payload(model=part)}, 2.0
+    for model, says in (
+        (part, None),
+        (START, "'model' has an unknown 'head.w'"),  # what is private is not wanted here
+        ({"body.w": START["body.w"]}, "'model' lacks 'norm.running_var'"),
+        ({}, "'model' lacks 'body.w'"),
+        ({**part, "body.w": np.ones(2)}, "'model' has 'body.w' of shape (2,) instead of (1,)"),
+        ({**part, "body.w": np.array([np.nan])}, "'model' is not finite"),
+        ({**part, "norm.running_var": np.array([-1.0])}, "'model' has a negative variance 'norm.running_var'"),
+        ({**part, "body.w": np.array([1e9])}, "'model' is 3e+08 times as large as is usual"),
+    ):
+        refused = screen(FedAvg().reply, START, sent, {"a": Payload(model=model, weight=weight)})
+        assert refused == ({"a": says} if says else {})
+    assert (
+        "lacks 'head.w'" in screen(FedAvg().reply, START, {"a": Payload()}, {"a": Payload(model=part, weight=1)})["a"]
+    )
+    assert screen({"x": "update"}, START, sent, {"a": Payload(x={"body.w": np.ones(1)})}) == {}
+
+
 @pytest.mark.parametrize(
     ("kind", "low", "high"), [("count", 1, 1e9), ("rate", 1e-12, 1e9), ("cost", 0, 1e9), ("one", 1, 1)]
 )

@@ -11,7 +11,9 @@ from typing import Any
 from polysite.errors import ConfigError, nearest
 
 ALGORITHMS = {
+    "cfl": "cfl:Cfl",
     "clustered": "clustered:Clustered",
+    "ditto": "ditto:Ditto",
     "fedadagrad": "fedavg:FEDADAGRAD",
     "fedadam": "fedavg:FEDADAM",
     "fedavg": "fedavg:FedAvg",
@@ -19,11 +21,13 @@ ALGORITHMS = {
     "feddyn": "feddyn:FedDyn",
     "fedexp": "fedexp:FedExP",
     "fednova": "fednova:FedNova",
+    "fedper": "fedper:FedPer",
     "fedpidavg": "costs:FedPIDAvg",
     "fedprox": "fedprox:FedProx",
     "fedyogi": "fedavg:FEDYOGI",
     "geometric_median": "robust:GeometricMedian",
     "krum": "robust:Krum",
+    "lg_fedavg": "fedper:LGFedAvg",
     "local": "local:Local",
     "median": "robust:Median",
     "moon": "moon:Moon",

@@ -12,9 +12,10 @@ S = TypeVar("S")
 INF = float("inf")
 TINY = 1e-12  # the least a hyper-parameter may be that must not be zero
 
-# What a field of a reply is. ``model``: all parameters, running statistics included; ``update``: a value per trained
-# parameter; ``count``: a number of cases; ``one``: 1, where all sites count alike; ``rate``: a learning rate or a sum
-# of them; ``cost``: a loss or the like, not negative; ``statistics``: arrays that describe cases; ``number``: another.
+# What a field of a reply is. ``model``: the parameters that the site was sent, running statistics included; ``update``: a
+# value per trained parameter; ``count``: a number of cases; ``one``: 1, where all sites count alike; ``rate``: a
+# learning rate or a sum of them; ``cost``: a loss or the like, not negative; ``statistics``: arrays that describe
+# cases; ``number``: another.
 Kind = Literal["model", "update", "count", "one", "rate", "cost", "statistics", "number"]
 
 
@@ -59,6 +60,26 @@ class Algorithm(Protocol[S]):
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         """Which parameters this site uses for which of these patients."""
         ...
+
+
+def shares(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+    """How much every reply counts in what ``merge`` makes of it, for the record.
+
+    An algorithm whose weights are not those that the sites state says so in a method of this name; one that does not
+    average says nothing.
+    """
+    own = getattr(algorithm, "shares", None)
+    if own is not None:
+        return dict(own(state, replies))
+    weights = {i: float(p["weight"]) for i, p in sorted(replies.items()) if "weight" in p}
+    total = sum(weights.values())
+    return {i: w / total for i, w in weights.items()} if total > 0 else {}
+
+
+def told(algorithm: Algorithm[S], state: S) -> dict[str, float]:
+    """Numbers that an algorithm tells of a round, by name, for the record: those of its method ``tell``, if any."""
+    tell = getattr(algorithm, "tell", None)
+    return {} if tell is None else {name: float(value) for name, value in tell(state).items()}
 
 
 def within(settings: Any, **bounds: tuple[float, float]) -> None:

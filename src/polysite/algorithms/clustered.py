@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from polysite.algorithms.base import Algorithm, Kind
+from polysite.algorithms.base import Algorithm, Kind, shares, told
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.weighted import Weighted
 from polysite.errors import ConfigError, nearest
@@ -85,6 +85,16 @@ class Clustered:
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         heard = {name: {i: replies[i] for i in self._of(name, replies)} for name in self.groups}
         return State({name: self.inner.merge(s, heard[name]) if heard[name] else s for name, s in state.groups.items()})
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        """Of every site in the model of its own group."""
+        heard = {name: {i: replies[i] for i in self._of(name, replies)} for name in self.groups}
+        within = [shares(self.inner, state.groups[name], found) for name, found in heard.items() if found]
+        return {i: share for found in within for i, share in found.items()}
+
+    def tell(self, state: State) -> Mapping[str, float]:
+        found = {name: told(self.inner, inner) for name, inner in state.groups.items()}
+        return {f"{what} ({name})": value for name, numbers in found.items() for what, value in numbers.items()}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         return self.inner.serve(got, memory, site, cases)

@@ -58,6 +58,9 @@ class FedCostWAvg:
         return _answer(got, site), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(mean(replies, "model", self.shares(state, replies)), _remember(state.costs, replies, 2))
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         costs, order = _remember(state.costs, replies, 2), sorted(replies)
         total = sum(replies[i]["size"] for i in order)
         weights = {i: replies[i]["size"] / total for i in order}
@@ -65,7 +68,7 @@ class FedCostWAvg:
         known = sum(weights[i] for i in ratio)  # what newcomers, who are weighted by size, leave to the others
         for i, r in ratio.items():
             weights[i] = self.alpha * weights[i] + (1 - self.alpha) * known * r / sum(ratio.values())
-        return State(mean(replies, "model", weights), costs)
+        return weights
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases
@@ -110,12 +113,17 @@ class FedPIDAvg:
         return _answer(got, site), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        before = (1.0,) * (self.window - 1) if self.start == "ones" else ()
-        costs = _remember({**dict.fromkeys(replies, before), **state.costs}, replies, self.window)
+        return State(mean(replies, "model", self.shares(state, replies)), self._costs(state, replies))
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        costs = self._costs(state, replies)
         fall = {i: max(0.0, c[-2] - c[-1]) if len(c) > 1 else 0.0 for i, c in costs.items()}
         history = {i: sum(c) if len(c) > 1 else 0.0 for i, c in costs.items()}
-        weights = _blend(replies, (self.alpha, _size(replies)), (self.beta, fall), (self.gamma, history))
-        return State(mean(replies, "model", weights), costs)
+        return _blend(replies, (self.alpha, _size(replies)), (self.beta, fall), (self.gamma, history))
+
+    def _costs(self, state: State, replies: Mapping[SiteId, Payload]) -> Costs:
+        before = (1.0,) * (self.window - 1) if self.start == "ones" else ()
+        return _remember({**dict.fromkeys(replies, before), **state.costs}, replies, self.window)
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases
@@ -152,8 +160,15 @@ class TopK:
         return _answer(got, site, "weight"), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        best = sorted(sorted(replies), key=lambda i: replies[i]["cost"])[: self.keep]  # ties: by name
-        return State(average({i: replies[i] for i in best}))
+        return State(average({i: replies[i] for i in self._best(replies)}))
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        best = self._best(replies)
+        total = sum(replies[i]["weight"] for i in best)
+        return {i: replies[i]["weight"] / total if i in best else 0.0 for i in sorted(replies)}
+
+    def _best(self, replies: Mapping[SiteId, Payload]) -> list[SiteId]:
+        return sorted(sorted(replies), key=lambda i: replies[i]["cost"])[: self.keep]  # ties: by name
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases

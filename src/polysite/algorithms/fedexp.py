@@ -26,6 +26,7 @@ from polysite.tree import Tree
 class State:
     model: Tree
     before: Tree  # the model of the round before
+    length: float = 1.0  # of the last step, in mean updates
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,11 @@ class FedExP:
         moved = {i: tree.norm(tree.sub(tree.trained(replies[i]["model"]), start)) ** 2 for i in order}
         above = sum(replies[i]["weight"] / total * moved[i] for i in order)
         below = 2 * (tree.norm(tree.sub(tree.trained(target), start)) ** 2 + self.epsilon)
-        return State(towards(state.model, target, max(1.0, above / below) if below else 1.0), state.model)
+        length = max(1.0, above / below) if below else 1.0
+        return State(towards(state.model, target, length), state.model, length)
+
+    def tell(self, state: State) -> Mapping[str, float]:
+        return {"server step": state.length}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield tree.mean([got["model"], got["before"]]), cases

@@ -50,7 +50,11 @@ class FedNova:
         total = sum(replies[i]["weight"] for i in order)
         p, t = {i: replies[i]["weight"] / total for i in order}, {i: replies[i]["reach"] for i in order}
         length = sum(p[i] * t[i] for i in order) * sum(p[i] / t[i] for i in order)
-        return State(towards(state.model, average(replies, {i: p[i] / t[i] for i in order}), length))
+        return State(towards(state.model, average(replies, self.shares(state, replies)), length))
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        slowness = {i: p["weight"] / p["reach"] for i, p in sorted(replies.items())}
+        return {i: s / sum(slowness.values()) for i, s in slowness.items()}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases

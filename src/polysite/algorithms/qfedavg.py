@@ -56,14 +56,28 @@ class QFedAvg:
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         """A step towards the mean of the w_k by F_k^q L; powers of F_k / max F, a common factor that cancels."""
-        start, order = tree.trained(state.model), sorted(replies)
-        loss = {i: replies[i]["loss"] + FLOOR for i in order}
-        pull = {i: replies[i]["weight"] * (loss[i] / max(loss.values())) ** self.q for i in order}
-        steep = {i: 1 / replies[i]["lr"] for i in order}
+        start, order, above = tree.trained(state.model), sorted(replies), self._pull(replies)
+        loss, steep = ({i: f(replies[i]) for i in order} for f in (_loss, _steepness))
         moved = {i: tree.norm(tree.sub(tree.trained(replies[i]["model"]), start)) for i in order}
-        above = {i: pull[i] * steep[i] for i in order}
         below = sum(above[i] * (self.q * steep[i] * moved[i] ** 2 / loss[i] + 1) for i in order)
         return State(towards(state.model, average(replies, above), sum(above.values()) / below))
 
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        pull = self._pull(replies)
+        return {i: p / sum(pull.values()) for i, p in pull.items()}
+
+    def _pull(self, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        most = max(map(_loss, replies.values()))
+        return {i: p["weight"] * (_loss(p) / most) ** self.q * _steepness(p) for i, p in sorted(replies.items())}
+
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases
+
+
+def _loss(reply: Payload) -> float:
+    return float(reply["loss"] + FLOOR)
+
+
+def _steepness(reply: Payload) -> float:
+    """L = 1/eta."""
+    return float(1 / reply["lr"])

@@ -188,12 +188,13 @@ class GeometricMedian:
         return Payload(model=site.fit(got["model"]).params, weight=site.size), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(mean(replies, "model", self._shares(replies)))  # running statistics too: one site may lie there
+        shares = self.shares(state, replies)  # of the running statistics too: one site may lie there
+        return State(mean(replies, "model", shares))
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases
 
-    def _shares(self, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         """The weights s_k of the replies in z = sum_k s_k w_k.
 
         |z - w_k|^2 = sum_j s_j d_kj^2 - sum_ij s_i s_j d_ij^2 / 2, with d the distances between replies.

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from polysite.algorithms.base import Algorithm, Kind
+from polysite.algorithms.base import Algorithm, Kind, shares, told
 from polysite.algorithms.fedavg import FedAvg
 from polysite.errors import ConfigError, nearest
 from polysite.payload import Payload, SiteId
@@ -65,8 +65,16 @@ class Weighted:
         return self.inner.local(got, memory, site)
 
     def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any:
-        scaled = {i: Payload(**{**p, "weight": p["weight"] * self.weights.get(i, 1.0)}) for i, p in replies.items()}
-        return self.inner.merge(state, scaled)
+        return self.inner.merge(state, self._scaled(replies))
+
+    def shares(self, state: Any, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        return shares(self.inner, state, self._scaled(replies))
+
+    def _scaled(self, replies: Mapping[SiteId, Payload]) -> dict[SiteId, Payload]:
+        return {i: Payload(**{**p, "weight": p["weight"] * self.weights.get(i, 1.0)}) for i, p in replies.items()}
+
+    def tell(self, state: Any) -> Mapping[str, float]:
+        return told(self.inner, state)
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         return self.inner.serve(got, memory, site, cases)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from polysite.algorithms.base import Algorithm
+from polysite.algorithms.base import Algorithm, shares, told
 from polysite.engines import checkpoint
 from polysite.engines.folder import RunFolder
 from polysite.engines.sampling import cohort
@@ -105,6 +105,8 @@ class Round:
     sent: Mapping[SiteId, Payload]
     replies: Mapping[SiteId, Reply]
     refused: Mapping[SiteId, str]  # who replied and was not heard, and why
+    shares: Mapping[SiteId, float]  # how much every reply counted
+    told: Mapping[str, float]  # what the algorithm says of the round
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +161,10 @@ def run(
             log.warning("round %d: the reply of %r is refused: %s", index, site, reason)
         heard = {i: r.payload for i, r in replies.items() if i not in refused}
         transport.settle(heard)
+        counted = shares(algorithm, state, heard) if heard else {}
         if heard:
             state = algorithm.merge(state, heard)
-        yield Round(index, state, sent, replies, refused)
+        yield Round(index, state, sent, replies, refused, counted, told(algorithm, state))
 
 
 def train(
@@ -229,6 +232,13 @@ def find_progress(folder: RunFolder, transport: Transport, algorithm: Algorithm[
     return None
 
 
+def find_best(folder: RunFolder, transport: Transport, algorithm: Algorithm[Any], round: int) -> Progress:
+    """Where the study stood after its best round; the sites remember again what they did then."""
+    best: Progress = checkpoint.load(folder.best(round), transport.lift, type(algorithm).__module__)
+    transport.remember(best.memories)
+    return best
+
+
 def mean_score(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) -> float:
     """Mean over the labels of a case, then over all cases, or over the cases of a site and then the sites.
 
@@ -267,7 +277,8 @@ def _record(r: Round) -> dict[str, Any]:
 
     sites = {i: of(i, p) for i, p in r.replies.items()}
     absent = sorted(r.sent.keys() - r.replies.keys())
-    return {"round": r.index, "sites": sites, "absent": absent, "refused": dict(r.refused)}
+    more = {"shares": dict(r.shares), **({"told": dict(r.told)} if r.told else {})}
+    return {"round": r.index, "sites": sites, "absent": absent, "refused": dict(r.refused), **more}
 
 
 def _validate(
@@ -299,8 +310,7 @@ def _finish(
 ) -> Mapping[str, Any]:
     """Export the last and the best model, examine the best on the test cases, write the result."""
     _export(transport, folder, "last", at.round, algorithm.send(at.state, transport.audience))
-    best: Progress = checkpoint.load(folder.best(at.best_round), transport.lift, type(algorithm).__module__)
-    transport.remember(best.memories)
+    best = find_best(folder, transport, algorithm, at.best_round)
     sent = algorithm.send(best.state, transport.audience)
     _export(transport, folder, "best", best.round, sent)
     result = {

@@ -27,7 +27,7 @@ def screen(
     refused: dict[SiteId, str] = {}
     sizes: dict[SiteId, dict[str, float]] = {}
     for site in sorted(replies):
-        problem = "it was not asked" if site not in sent else _malformed(expected, params, replies[site])
+        problem = "it was not asked" if site not in sent else _malformed(expected, params, sent[site], replies[site])
         if problem is None:
             with np.errstate(all="ignore"):  # what is beyond all numbers is infinite, and that is looked for
                 problem, sizes[site] = _sizes(replies[site])
@@ -40,10 +40,14 @@ def screen(
     return refused
 
 
-def _malformed(expected: Mapping[str, Kind], params: Tree, reply: Payload) -> str | None:
-    """What is wrong with the form of a reply: its fields, names, shapes, types, numbers."""
+def _malformed(expected: Mapping[str, Kind], params: Tree, got: Payload, reply: Payload) -> str | None:
+    """What is wrong with the form of a reply: its fields, names, shapes, types, numbers.
+
+    Of a model, a site answers with the parameters that it was sent: where a part stays at the sites, it is not asked.
+    """
     if reply.keys() != expected.keys():
         return f"it holds {sorted(reply) or 'nothing'} instead of {sorted(expected)}"
+    whole = {k: params[k] for k in got.get("model", params)}
     for field, kind in expected.items():
         value = reply[field]
         if isinstance(value, float) != (kind in LIMITS):
@@ -53,7 +57,7 @@ def _malformed(expected: Mapping[str, Kind], params: Tree, reply: Payload) -> st
             if not low <= value <= high:
                 return f"{field!r} is {value:g}"
             continue
-        like = tree.trained(params) if kind == "update" else params
+        like = tree.trained(whole) if kind == "update" else whole
         problem = _no_statistics(value) if kind == "statistics" else _misshapen(value, like)
         if problem:
             return f"{field!r} {problem}"

@@ -7,7 +7,7 @@ from typing import Any
 from polysite.algorithms.base import Algorithm
 from polysite.engines.rounds import Reply
 from polysite.payload import Payload, SiteId, decode, encode
-from polysite.site import Scores, Site
+from polysite.site import Examined, Scores, Site
 from polysite.tree import Tree
 
 
@@ -59,6 +59,20 @@ class Simulator:
             name: tuple(params for params, _ in self.algorithm.serve(got, memory, site, site.cases("validation")))
             for name, site, got, memory in self._arrived(round, sent)
         }
+
+    def examine(
+        self, round: int, sent: Mapping[SiteId, Payload], split: str, tolerance: float, others: bool
+    ) -> Iterator[tuple[SiteId, SiteId, Examined]]:
+        """(Whose model, whose patient, what came out) for what every site would use on its own patients, and if wanted
+        on those of all others: only a simulation can do that, where a personal model need not leave its hospital."""
+        hosts = {**self.sites, **(self.guests or {})}
+        for owner, payload in sent.items():
+            for name in self.audience if others else (owner,):
+                site = hosts[name].at(round)
+                got, memory = payload.each(site.lift), self._memory.get(owner, Payload()).each(site.lift)
+                for params, cases in self.algorithm.serve(got, memory, site, site.cases(split)):
+                    for found in site.examine(params, cases, tolerance):
+                        yield owner, name, found
 
     def memories(self) -> Mapping[SiteId, Payload]:
         return dict(self._memory)

@@ -17,7 +17,8 @@ from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.assess.verdict import Finding, Verdict, tests
 from polysite.payload import SiteId
 from polysite.report import assess_figures as draw
-from polysite.report.page import Shown, render
+from polysite.report.page import Picture
+from polysite.report.template import render
 
 FIRST = ("emd", "euclidean")  # the paper's own: shown large
 PAIRS = 30  # of the most distant, where there are too many hospitals to list them all
@@ -131,7 +132,7 @@ def _by_site(findings: tuple[Finding, ...]) -> dict[str, list[str]]:
     return {**found, "all together": whole} if whole else found
 
 
-def _heatmaps(found: Assessment, folder: Path) -> list[Shown]:
+def _heatmaps(found: Assessment, folder: Path) -> list[Picture]:
     """The paper's distances, then the others, smaller."""
     shown = []
     for name, distance in found.distances.items():
@@ -139,7 +140,7 @@ def _heatmaps(found: Assessment, folder: Path) -> list[Shown]:
         title = distance.title[0].upper() + distance.title[1:]
         svg = draw.save(figure, folder, f"distances-{name}", f"{title} between all hospitals, as a table of colours")
         caption = f"{EXPLAINED[name]}{_unit(found, name)}.\n{_outcome(found, distance)}"
-        shown.append(Shown(title, svg, caption, narrow=name not in FIRST))
+        shown.append(Picture(title, svg, caption, narrow=name not in FIRST))
     return shown
 
 
@@ -162,7 +163,7 @@ def _outcome(found: Assessment, distance: Distance) -> str:
     )
 
 
-def _maps(found: Assessment, folder: Path) -> list[Shown]:
+def _maps(found: Assessment, folder: Path) -> list[Picture]:
     """A map and a tree of each of the paper's distances."""
     shown = []
     for distance in (found.distances[name] for name in FIRST if name in found.distances):
@@ -170,14 +171,14 @@ def _maps(found: Assessment, folder: Path) -> list[Shown]:
         share = draw.places(distance.matrix)[1]
         kept = f"The map reproduces {share:.0%} of the squared distances."
         svg = draw.save(draw.plane(found, distance), folder, f"map-{name}", f"Map {words}")
-        shown.append(Shown(f"Map by {SHORT[name]} distance", svg, kept))
+        shown.append(Picture(f"Map by {SHORT[name]} distance", svg, kept))
         svg = draw.save(draw.dendrogram(found, distance), folder, f"tree-{name}", f"Tree {words}")
         apart = "Groups that stand apart are in colours." if len(distance.linked) > 1 else "No groups stand apart."
-        shown.append(Shown(f"Tree by {SHORT[name]} distance", svg, apart if len(found.sites) > 2 else ""))
+        shown.append(Picture(f"Tree by {SHORT[name]} distance", svg, apart if len(found.sites) > 2 else ""))
     return shown
 
 
-def _held(found: Assessment, folder: Path) -> Shown:
+def _held(found: Assessment, folder: Path) -> Picture:
     title, most = "What the hospitals hold", found.settings.levels
     svg = draw.save(draw.distributions(found), folder, "distributions", f"{title}, quantity by quantity")
     few = max(found.cases[s] for s in found.sites) <= most
@@ -188,15 +189,15 @@ def _held(found: Assessment, folder: Path) -> Shown:
         f"{draw.STAR} and orange: the hospital differs from all others together in this quantity by more than chance. "
         "EMD: the mean Earth Mover's distance over all pairs of hospitals."
     )
-    return Shown(title, svg, caption)
+    return Picture(title, svg, caption)
 
 
-def _angles(found: Assessment, folder: Path) -> list[Shown]:
+def _angles(found: Assessment, folder: Path) -> list[Picture]:
     shown = []
     for name in found.angles:
         file, words = f"angles-{name.replace(' ', '-')}", f"Angles of {name} between and within hospitals"
         svg = draw.save(draw.angles(found, name), folder, file, words)
-        shown.append(Shown(name[0].upper() + name[1:], svg, ""))
+        shown.append(Picture(name[0].upper() + name[1:], svg, ""))
     return shown
 
 

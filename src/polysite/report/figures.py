@@ -1,49 +1,118 @@
 """Figures as SVG text, drawn without a screen. Colours are told apart by colour-blind readers and in print."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from statistics import fmean, stdev
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polysite.report.runs import Summary
+from polysite.report.compare import NAMES, SIGN, Comparison
+from polysite.report.runs import Method, Summary
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", ":", "-.")
+FEW = 5  # methods, up to which they are bars side by side
+WIDE = 7.2  # inches
 
 
-def bars(runs: Sequence[Summary]) -> str:
-    """Mean Dice of every hospital under every run, with the standard error over its patients."""
-    figure, axes = _new(7.2, 3.2)
-    width = 0.8 / len(runs)
-    for k, run in enumerate(runs):
-        groups = [run.cases(s) for s in run.sites] + [run.cases()]
-        x = np.arange(len(groups)) + (k - (len(runs) - 1) / 2) * width
-        error = [stdev(g) / len(g) ** 0.5 if len(g) > 1 else 0 for g in groups]
-        means = [fmean(g) if g else 0 for g in groups]
-        lines = {"lw": 1, "capsize": 2, "ecolor": "#444"}
-        axes.bar(x, means, width * 0.92, yerr=error, label=run.name, color=COLOURS[k % len(COLOURS)], error_kw=lines)
-    axes.set_xticks(range(len(runs[0].sites) + 1), [*runs[0].sites, "all"])
-    axes.set_ylim(0, 1)
-    axes.set_ylabel(f"{runs[0].measure}, {runs[0].split} patients")
-    axes.legend(frameon=False, ncols=len(runs), loc="lower center", bbox_to_anchor=(0.5, 1))
+def hospitals(found: Comparison, measure: str) -> str:
+    """Every hospital under every method, with the standard error over its patients: bars, or dots where there are
+    many methods."""
+    return _bars(found, measure) if len(found.methods) <= FEW else _dots(found, measure)
+
+
+def _bars(found: Comparison, measure: str) -> str:
+    sites = [*found.sites, None]
+    figure, axes = _new(max(WIDE, 0.3 + 0.45 * len(sites)), 3.2)
+    width = 0.8 / len(found.methods)
+    for k, method in enumerate(found.methods):
+        groups = [method.of(s, measure, found.policy) for s in sites]
+        x = np.arange(len(groups)) + (k - (len(found.methods) - 1) / 2) * width
+        look = {"lw": 1, "capsize": 2, "ecolor": "#444"}
+        means, error = [fmean(g) if g else 0 for g in groups], [_error(g) for g in groups]
+        axes.bar(x, means, width * 0.92, yerr=error, label=_plain(method.name), color=_colour(k), error_kw=look)
+    axes.set_xticks(range(len(sites)), [_plain(s or "all") for s in sites], rotation=45 if len(sites) > 10 else 0)
+    _scale(axes, found, measure, "y")
+    _legend(figure, axes, len(found.methods))
     return _svg(figure)
 
 
-def curves(runs: Sequence[Summary]) -> str:
-    """Validation Dice round by round; the chosen round is marked."""
-    figure, axes = _new(7.2, 3.0)
-    for k, run in enumerate(runs):
-        rounds, dice = run.curve
-        axes.plot(rounds, dice, color=COLOURS[k % len(COLOURS)], lw=1.8, label=run.name)
-        at = rounds.index(run.best_round + 1)
-        axes.plot(rounds[at], dice[at], MARKERS[k % len(MARKERS)], color=COLOURS[k % len(COLOURS)], ms=7, mec="white")
+def _dots(found: Comparison, measure: str) -> str:
+    """A line a method, the best on top; a mark a hospital, a black bar for all patients."""
+    sign = SIGN[measure]
+    means = {m.name: fmean(m.of(None, measure, found.policy) or [0.0]) for m in found.methods}
+    ranked = sorted(found.methods, key=lambda m: sign * means[m.name])
+    figure, axes = _new(WIDE, 0.9 + 0.27 * len(ranked))
+    for k, site in enumerate(found.sites):
+        x = [fmean(v) if (v := m.of(site, measure, found.policy)) else np.nan for m in ranked]
+        axes.plot(
+            x, range(len(ranked)), MARKERS[k % 7], color=_colour(k), ms=5, mec="white", mew=0.5, label=_plain(site)
+        )
+    for y, m in enumerate(ranked):
+        error = _error(m.of(None, measure, found.policy))
+        axes.errorbar(means[m.name], y, xerr=error, fmt="|", color="black", ms=11, mew=2, lw=1.2, capsize=0)
+    axes.set_yticks(range(len(ranked)), [_plain(m.name) for m in ranked])
+    axes.set_ylim(-0.6, len(ranked) - 0.4)
+    axes.grid(axis="y", color="#eeeeee")
+    axes.set_axisbelow(True)
+    _scale(axes, found, measure, "x")
+    _legend(figure, axes, len(found.sites))
+    return _svg(figure)
+
+
+def curves(methods: Sequence[Method]) -> str:
+    """The measure on validation patients round by round; the chosen round of every run is marked."""
+    figure, axes = _new(WIDE, 3.0 + 0.2 * (len(methods) > FEW))
+    for k, method in enumerate(methods):
+        rounds, scores = method.curve(lambda run: run.curve)
+        axes.plot(rounds, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.8, label=_plain(method.name))
+        for run in method.runs:
+            at = dict(zip(*run.curve, strict=True))
+            if run.best_round + 1 in at and len(method.runs) == 1:
+                chosen = run.best_round + 1
+                axes.plot(chosen, at[chosen], MARKERS[k % 7], color=_colour(k), ms=7, mec="white")
     axes.set_xlabel("round")
-    axes.set_ylabel(f"{runs[0].measure}, validation patients")
+    axes.set_ylabel(f"{_measure(methods)}, validation patients")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, loc="lower right")
+    _legend(figure, axes, len(methods))
+    return _svg(figure)
+
+
+def site_curves(methods: Sequence[Method]) -> str:
+    """The same hospital by hospital."""
+    sites = sorted({s for m in methods for s in m.sites if any(m.first.site_curve(s)[0] for m in methods)})
+    figure, panels = _panels(sites, 2.1)
+    for site, axes in panels:
+        for k, method in enumerate(methods):
+            rounds, scores = method.curve(lambda run: run.site_curve(site))  # noqa: B023
+            axes.plot(rounds, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.3, label=_plain(method.name))
+        axes.set_ylim(0, 1)
+    if len(methods) > 1:
+        handles, names = panels[0][1].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)), frameon=False, fontsize=9)
+    figure.supxlabel("round", fontsize=10)
+    figure.supylabel(f"{_measure(methods)}, validation patients", fontsize=10)
+    return _svg(figure)
+
+
+def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]) -> str:
+    """The same over simulated time; hours at the end of every round."""
+    figure, axes = _new(WIDE, 3.0 + 0.2 * (len(methods) > FEW))
+    for k, method in enumerate(methods):
+        rounds, scores = method.curve(lambda run: run.curve)
+        _, clock = method.curve(lambda run: (list(range(1, len(run.records) + 1)), list(hours(run))))
+        at = [clock[r - 1] for r in rounds]
+        axes.plot(at, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.8, label=_plain(method.name))
+    axes.set_xlabel("simulated hours")
+    axes.set_ylabel(f"{_measure(methods)}, validation patients")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    _legend(figure, axes, len(methods))
     return _svg(figure)
 
 
@@ -51,45 +120,140 @@ def matrix(values: Mapping[str, Mapping[str, float]]) -> str:
     """Whose model on whose patients: rows trained at, columns tested at."""
     rows, columns = list(values), list(next(iter(values.values())))
     table = np.array([[values[r][c] for c in columns] for r in rows])
-    figure, axes = _new(1.0 * len(columns) + 2.2, 0.62 * len(rows) + 1.1)
-    axes.imshow(table, cmap="cividis", vmin=0, vmax=max(0.9, float(table.max())), aspect="auto")
-    for i, j in np.ndindex(*table.shape):
-        axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center", color="white" if table[i, j] < 0.5 else "black")
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_xlabel("tested at")
-    axes.set_ylabel("trained at")
+    figure, axes = _new(max(3.2, min(1.0, 9 / len(columns)) * len(columns) + 2.2), 0.42 * len(rows) + 1.1)
+    top = max(0.9, float(np.nanmax(table)))
+    axes.imshow(table, cmap="cividis", vmin=0, vmax=top, aspect="auto")
+    if len(columns) <= 16:
+        for i, j in np.ndindex(*table.shape):
+            if not np.isnan(table[i, j]):
+                colour = "white" if table[i, j] < 0.55 * top else "black"
+                axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center", color=colour, fontsize=9)
+    long = sum(map(len, columns)) > 60
+    axes.set_xticks(
+        range(len(columns)), map(_plain, columns), rotation=45 if long else 0, ha="right" if long else "center"
+    )
+    axes.set_yticks(range(len(rows)), map(_plain, rows))
+    axes.set_xlabel("patients of")
+    axes.set_ylabel("model of")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     return _svg(figure)
 
 
-def scans(
-    volumes: Mapping[str, tuple[np.ndarray, np.ndarray]], modalities: Sequence[str], labels: Sequence[str]
-) -> str:
-    """One axial slice a hospital, through the largest extent of the first label, its labels outlined."""
-    rows = len(volumes)
-    figure = Figure(figsize=(1.75 * len(modalities) + 0.6, 1.75 * rows + 0.5), layout="constrained")
-    for i, (site, (image, label)) in enumerate(volumes.items()):
-        z = int(label[0].sum((0, 1)).argmax())
-        for j, modality in enumerate(modalities):
-            axes = figure.add_subplot(rows, len(modalities), i * len(modalities) + j + 1)
-            axes.imshow(image[j, :, :, z].T, cmap="gray", origin="lower", interpolation="bilinear")
-            for k in range(len(labels)):
-                if label[k, :, :, z].any():
-                    axes.contour(label[k, :, :, z].T, levels=[0.5], colors=COLOURS[(4, 1, 5)[k % 3]], linewidths=1.1)
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines[:].set_visible(False)
-            if i == 0:
-                axes.set_title(modality, fontsize=10)
-            if j == 0:
-                axes.set_ylabel(site, fontsize=10)
-    handles = [
-        figure.axes[0].plot([], [], color=COLOURS[(4, 1, 5)[k % 3]], label=name)[0] for k, name in enumerate(labels)
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+def shares(methods: Sequence[Method]) -> str | None:
+    """How much every hospital counted, round by round; methods that weigh alike share a panel."""
+    alike: dict[str, list[str]] = {}
+    series: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+    for method in methods:
+        told = _by_name(method.first, "shares")
+        if told:
+            key = repr([(s, [round(v, 3) for v in values]) for s, (_, values) in sorted(told.items())])
+            alike.setdefault(key, []).append(method.name)
+            series[key] = told
+    if not series:
+        return None
+    figure, panels = _panels([_names(alike[key]) for key in series], 2.0)
+    for (_, axes), told in zip(panels, series.values(), strict=True):
+        _lines(axes, told)
+        axes.set_ylim(0, 1)
+    handles = {n: h for _, a in panels for h, n in zip(*a.get_legend_handles_labels(), strict=True)}
+    if len(handles) <= 12:
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    figure.supxlabel("round", fontsize=10)
+    figure.supylabel("share in the mean", fontsize=10)
     return _svg(figure)
+
+
+def told(methods: Sequence[Method]) -> str | None:
+    """What algorithms say of themselves, round by round: a panel for every quantity."""
+    known: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+    for method in methods:
+        for what, line in _by_name(method.first, "told").items():
+            known.setdefault(what, {})[method.name] = line
+    if not known:
+        return None
+    figure, panels = _panels(list(known), 2.0)
+    for what, axes in panels:
+        _lines(axes, known[what])
+        axes.legend(frameon=False, fontsize=8)
+    figure.supxlabel("round", fontsize=10)
+    return _svg(figure)
+
+
+def _by_name(run: Summary, what: str) -> dict[str, tuple[list[int], list[float]]]:
+    """Numbers that are recorded under names, as curves."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for record in run.records:
+        for name, value in record.get(what, {}).items():
+            rounds, values = found.setdefault(name, ([], []))
+            rounds.append(record["round"] + 1)
+            values.append(value)
+    return found
+
+
+def _lines(axes: Axes, lines: Mapping[str, tuple[list[int], list[float]]]) -> None:
+    for k, (name, (x, y)) in enumerate(sorted(lines.items())):
+        mark = "o" if len(x) == 1 else ""
+        axes.plot(x, y, DASHES[k // 7 % 4], marker=mark, color=_colour(k), lw=1.4, label=_plain(name))
+
+
+def _panels(titles: Sequence[str], height: float) -> tuple[Figure, list[tuple[str, Axes]]]:
+    """Small figures side by side, three in a row."""
+    columns = min(3, len(titles))
+    rows = ceil(len(titles) / columns)
+    figure = Figure((WIDE, height * rows + 0.7), layout="constrained")
+    made = []
+    for k, title in enumerate(titles):
+        axes = figure.add_subplot(rows, columns, k + 1)
+        axes.set_title(_plain(title), fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+        made.append((title, axes))
+    return figure, made
+
+
+def _names(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _measure(methods: Sequence[Method]) -> str:
+    return methods[0].first.measure or "score"
+
+
+def _error(values: Sequence[float]) -> float:
+    """Standard error of a mean."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+def _scale(axes: Axes, found: Comparison, measure: str, axis: str) -> None:
+    unit = f" ({found.unit})" if measure == "hd95" and found.unit else ""
+    label = f"{NAMES[measure]}{unit}, {found.methods[0].first.split} patients"
+    if axis == "y":
+        axes.set_ylabel(label)
+        axes.set_ylim(0, 1 if measure != "hd95" else None)
+    else:
+        axes.set_xlabel(label)
+        if measure == "hd95":
+            axes.set_xlim(left=0)
+
+
+def _legend(figure: Figure, axes: Axes, entries: int) -> None:
+    """Above the axes if there are few entries, below them otherwise."""
+    if entries == 1:
+        return
+    handles, names = axes.get_legend_handles_labels()
+    where = "outside upper center" if entries <= FEW else "outside lower center"
+    figure.legend(handles, names, loc=where, ncols=min(5, entries), frameon=False, fontsize=10 if entries <= FEW else 8)
+
+
+def _colour(k: int) -> str:
+    return COLOURS[k % len(COLOURS)]
+
+
+def _plain(text: str) -> str:
+    """A name that is drawn as it is: a dollar sign begins no formula, an underscore at the start hides no line."""
+    escaped = text.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def _new(width: float, height: float) -> tuple[Figure, Axes]:
@@ -102,5 +266,6 @@ def _new(width: float, height: float) -> tuple[Figure, Axes]:
 def _svg(figure: Figure) -> str:
     """The figure as SVG that scales with the page and says nothing about when it was drawn."""
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    with rc_context({"svg.hashsalt": "polysite"}):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     return text.getvalue()[text.getvalue().index("<svg") :]

@@ -1,18 +1,27 @@
-"""One self-contained HTML page: a sentence, a table, figures, cost, configuration."""
+"""One self-contained HTML page about a run, finished or under way, or about a comparison. It is built from the run
+folders alone: results first, then how sure they are, what they look like, how they came about and what they cost."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-from polysite.report.runs import Summary, mean_std
+from polysite.cost.speeds import Speeds
+from polysite.errors import RunError
+from polysite.metrics.measures import Policy
+from polysite.report import costs, figures, look, viewer
+from polysite.report.compare import Comparison, Tail, compare, summary, tables
+from polysite.report.grid import Grid, Line, name, number
+from polysite.report.runs import Method
+from polysite.report.template import render
 
 
 @dataclass(frozen=True)
-class Shown:
+class Picture:
     """A figure with its words."""
 
     title: str
@@ -21,31 +30,183 @@ class Shown:
     narrow: bool = False
 
 
-def build(title: str, lead: str, runs: Sequence[Summary], figures: Sequence[Shown]) -> str:
-    """The page as text."""
-    return render("page.html", title=title, lead=lead, runs=runs, rows=_rows(runs), figures=figures)
+@dataclass(frozen=True)
+class Folded:
+    """Text that a reader may open."""
+
+    title: str
+    text: str
 
 
-def render(template: str, **values: Any) -> str:
-    """A template of this folder, filled in; nothing in a value is taken for HTML."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+@dataclass(frozen=True)
+class Section:
+    id: str
+    title: str
+    blocks: tuple[Any, ...]  # Grid, Picture, Folded, Markup or a paragraph
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a page counts and what it shows."""
+
+    reference: str | None = None
+    policy: Policy = Policy()
+    tail: Tail = "two-sided"
+    speeds: Speeds = Speeds()
+    assessment: Path | None = None
+    scans: bool = True  # pictures of patients
+
+
+def build(title: str, methods: Sequence[Method], options: Options = Options(), lead: str = "", live: str = "") -> str:
+    """The page as text. ``live`` is a mark of the state it was built from; a page that has one renews itself."""
+    if all(run.finished for m in methods for run in m.runs):
+        found = compare(methods, options.reference, options.policy, options.tail)
+        said, sections = summary(found), list(_results(found, options))
+        remarks = list(found.remarks)
+    else:
+        said, sections, remarks = list(_state(methods)), [], []
+    sections += [*_training(methods, options), *_provenance(methods)]
+    kind = {Grid: "grid", Picture: "picture", Folded: "folded", Markup: "html", str: "words"}
+    return render(
+        "page.html",
+        title=title,
+        lead=lead or " ".join(said),
+        said=said if lead else [],
+        remarks=remarks,
+        sections=[(s, [(kind[type(b)], b) for b in s.blocks]) for s in sections],
+        version=methods[0].first.versions["polysite"],
+        live=live,
     )
-    return environment.get_template(template).render(**values)
 
 
-def _rows(runs: Sequence[Summary]) -> list[dict[str, Any]]:
-    """Hospitals, then all of them, then the labels one by one."""
-    first = runs[0]
-    rows = [_row(s, "", len(first.cases(s)), [r.cases(s) for r in runs]) for s in first.sites]
-    rows.append(_row("all", "total", len(first.cases()), [r.cases() for r in runs]))
-    return rows + [_row(k, "label", "", [r.cases(label=k) for r in runs]) for k in first.labels]
-
-
-def _row(name: str, kind: str, patients: int | str, columns: list[list[float]]) -> dict[str, Any]:
-    means = [fmean(c) if c else -1.0 for c in columns]
-    cells = [
-        {"text": mean_std(c), "best": len(columns) > 1 and m == max(means) >= 0}
-        for c, m in zip(columns, means, strict=True)
+def _results(found: Comparison, options: Options) -> Iterator[Section]:
+    grids = {g.name: g for g in tables(found)}
+    several = len(found.methods) > 1
+    every = [grids.pop("overview"), grids.pop(f"hospitals_{found.main}")]
+    error = "Error bars: standard error over patients."
+    bars = Picture("", figures.hospitals(found, found.main), error)
+    yield Section("gets", "What every hospital gets", (*every[: 1 + (len(found.sites) > 1)], bars))
+    shown = look.cases(found.methods, found.reference) if options.scans else []
+    if shown:
+        words = (
+            "The worst, the median and the best case of every hospital by the mean Dice of "
+            f"{next(iter(shown[0].predicted), 'the first method')}. Solid: truth."
+        )
+        yield Section("look", "What it looks like", (words, Markup(viewer.viewer(shown)), Markup(viewer.plate(shown))))
+    tests = [g for n, g in grids.items() if n.startswith("tests_")]
+    if several:
+        yield Section("sure", "Is the difference more than chance?", tuple(tests))
+    if "fairness" in grids and len(found.sites) > 1:
+        yield Section("fair", "How evenly are the hospitals served?", (replace(grids["fairness"], title=""),))
+    far = [grids[n] for n in ("hospitals_hd95", "measures", "empty_masks") if n in grids]
+    if far:
+        bars = Picture("", figures.hospitals(found, "hd95"), error)
+        yield Section("distances", "Surfaces and other measures", (far[0], bars, *far[1:]))
+    matrices = {m.name: m.matrix() for m in found.methods}
+    drawn = [
+        Picture(
+            n,
+            figures.matrix(v),
+            "Mean Dice of the model that each hospital uses, on the patients of every hospital.",
+            True,
+        )
+        for n, v in matrices.items()
+        if v
     ]
-    return {"name": name, "kind": kind, "patients": patients, "cells": cells}
+    if drawn:
+        yield Section("whose", "Whose model works on whose patients?", tuple(drawn))
+
+
+def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
+    seen = [m for m in methods if m.first.curve[0]]
+    if seen:
+        mark = "The mark is the round that was chosen on the validation patients."
+        mean = "Means over the runs of a method."
+        said = mean if any(len(m.runs) > 1 for m in seen) else mark
+        pictures = [Picture("", figures.curves(seen), said)]
+        if any(len(m.sites) > 1 for m in seen):
+            pictures.append(Picture("Hospital by hospital", figures.site_curves(seen), ""))
+        yield Section("training", "How training went", tuple(pictures))
+    weights, told = figures.shares(methods), figures.told(methods)
+    counted = (
+        "How much the model of every hospital counted in the mean of a round; in a clustered method, in that of its "
+        "group. Methods that weigh alike share a panel."
+    )
+    inside = [Picture("", weights, counted)] if weights else []
+    inside += [Picture("What the algorithms say of themselves", told, "")] if told else []
+    if inside:
+        yield Section("weights", "Weights over rounds", tuple(inside))
+    if options.assessment:
+        yield _assessed(options.assessment)
+    grouped = [m for m in methods if m.first.settings["algorithm"].get("groups")]
+    if grouped:
+        yield Section("groups", "Groups of hospitals", tuple(_groups(m) for m in grouped))
+    blocks: list[Any] = [replace(costs.table(methods, options.speeds), title="")]
+    if seen:
+        picture = figures.times(seen, lambda run: costs.hours(run, options.speeds))
+        blocks.append(Picture("What is reached by when", picture, "In simulated time, as above."))
+    yield Section("cost", "What it cost", tuple(blocks))
+    trouble = _trouble(methods)
+    if trouble.lines:
+        yield Section("trouble", "What went wrong", (trouble,))
+
+
+def _groups(method: Method) -> str:
+    groups = method.first.settings["algorithm"]["groups"]
+    return f"{method.name}: " + "; ".join(f"{n}: {', '.join(members)}" for n, members in groups.items()) + "."
+
+
+def _trouble(methods: Sequence[Method]) -> Grid:
+    """Sites that were not heard, and why."""
+    lines = []
+    for method in methods:
+        for run in method.runs:
+            absent = [(r["round"], s) for r in run.records for s in r["absent"]]
+            refused = [(r["round"], s, why) for r in run.records for s, why in r["refused"].items()]
+            for site in sorted({s for _, s in absent} | {s for _, s, _ in refused}):
+                gone = sum(s == site for _, s in absent)
+                reasons = [(t, why) for t, s, why in refused if s == site]
+                told = f"{reasons[0][1]} (round {reasons[0][0] + 1})" if reasons else ""
+                cells = (name(method.name), name(site), number(gone, "d"), number(len(reasons), "d"), name(told))
+                lines.append(Line(cells))
+    head = ("method", "hospital", "rounds absent", "replies refused", "first reason")
+    return Grid("trouble", "", head, tuple(lines))
+
+
+def _assessed(folder: Path) -> Section:
+    """The distances and clusters of an assessment that was made before."""
+    try:
+        told = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
+        drawn = {n: (folder / "figures" / f"{n}.svg") for n in ("distances-emd", "distances-euclidean", "tree-emd")}
+        pictures = [
+            Picture(title, _inline(drawn[n].read_text(encoding="utf-8")), "", narrow=True)
+            for n, title in zip(drawn, ("Earth Mover's distances", "Distances of embeddings", "Tree"), strict=True)
+            if drawn[n].is_file()
+        ]
+        return Section("assessed", "How the hospitals differ", (told["verdict"]["summary"], *pictures))
+    except (OSError, ValueError, KeyError) as problem:
+        raise RunError(f"{folder} is no assessment that can be read: {problem}") from problem
+
+
+def _inline(svg: str) -> str:
+    """An SVG file as part of a page."""
+    return re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
+
+
+def _state(methods: Sequence[Method]) -> Iterator[str]:
+    """How far runs are that have not finished."""
+    for run in (run for m in methods for run in m.runs):
+        planned = run.settings["run"]["rounds"]
+        rounds, scores = run.curve
+        best = f", best {run.measure} {max(scores):.3f} (round {rounds[scores.index(max(scores))]})" if scores else ""
+        done = "finished" if run.finished else f"round {len(run.records)} of {planned}"
+        yield f"{run.name}: {done}{best}."
+
+
+def _provenance(methods: Sequence[Method]) -> Iterator[Section]:
+    first = methods[0].first
+    versions = "\n".join(f"{k}: {v}" for k, v in first.versions.items())
+    blocks = [Folded(f"Configuration of {m.name}", m.first.config) for m in methods]
+    others = [run.path for m in methods for run in m.runs]
+    where = "\n".join(str(p) for p in others)
+    yield Section("made", "How it was made", (*blocks, Folded("Versions", versions), Folded("Run folders", where)))

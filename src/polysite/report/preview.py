@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
-from nibabel.orientations import aff2axcodes, apply_orientation, axcodes2ornt, io_orientation, ornt_transform
+from nibabel.orientations import aff2axcodes, apply_orientation, axcodes2ornt, ornt_transform
 
 from polysite.data.case import Case, Patient
 from polysite.data.sources import Source
@@ -71,11 +71,30 @@ def upright(case: Case) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]]:
     """Image and label as (channel, slice, row, column) and the voxel size in that order, turned as radiologists look:
     axial slices seen from the feet, so that the front is up and the patient's left is on the right."""
     label = case.label if case.label.ndim > 1 else np.zeros((0, *case.image.shape[1:]), np.uint8)
-    if case.image.ndim == 3:  # flat: rows and columns already
-        return case.image[:, None], label[:, None], (1.0, *case.spacing)
-    turn = ornt_transform(io_orientation(_affine(case)), axcodes2ornt("LPS"))
-    image, label = (apply_orientation(np.moveaxis(a, 0, -1), turn).transpose(3, 2, 1, 0) for a in (case.image, label))
-    return image, label, tuple(case.spacing[k] for k in np.argsort(turn[:, 0])[::-1])
+    way = axes_of(case)
+    return turned(case.image, way), turned(label, way), turned_size(case.spacing, way)
+
+
+def axes_of(case: Case) -> str:
+    """Where its axes point, as in RAS; nothing for a flat image, which has rows and columns already."""
+    return "" if case.image.ndim == 3 else "".join(aff2axcodes(_affine(case)))
+
+
+def turned(volumes: np.ndarray, axes: str) -> np.ndarray:
+    """(channel, *space) with such axes as (channel, slice, row, column)."""
+    if not axes:
+        return volumes[:, None]
+    upright: np.ndarray = apply_orientation(np.moveaxis(volumes, 0, -1), _turn(axes)).transpose(3, 2, 1, 0)
+    return upright
+
+
+def turned_size(spacing: Sequence[float], axes: str) -> tuple[float, ...]:
+    """The voxel size in the order of slice, row and column."""
+    return tuple(spacing[k] for k in np.argsort(_turn(axes)[:, 0])[::-1]) if axes else (1.0, *spacing)
+
+
+def _turn(axes: str) -> Any:
+    return ornt_transform(axcodes2ornt(axes), axcodes2ornt("LPS"))
 
 
 def widest(label: np.ndarray) -> int:
@@ -114,7 +133,7 @@ def _facts(patient: Patient, case: Case) -> Iterator[str]:
     yield " × ".join(map(str, case.image.shape[1:]))
     yield f"{' × '.join(f'{s:.3g}' for s in case.spacing)} {case.unit or '(unit unknown)'}"
     if case.image.ndim == 4:
-        yield f"axes {''.join(aff2axcodes(_affine(case)))}{' (assumed)' if case.affine is None else ''}"
+        yield f"axes {axes_of(case)}{' (assumed)' if case.affine is None else ''}"
     for what, value in (("group", patient.group), ("class", patient.category)):
         yield from wrap(f"{what} {value}", 24) if value else ()
 

@@ -1,53 +1,129 @@
-"""What the tables and figures read out of run folders. Nothing is computed here but means."""
+"""What the tables and figures read out of run folders. Nothing is computed here but means.
 
+A ``Summary`` is one run. A ``Method`` is what a table has a line for: the runs that differ in nothing but their seed or
+fold. A case that several of them examine, with other seeds, counts once, with the mean.
+"""
+
+import csv
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isnan, nan
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from polysite.engines.folder import RunFolder
 from polysite.engines.rounds import examined, measure
+from polysite.errors import RunError
+from polysite.metrics.measures import Policy
 from polysite.site import ASIDE
+
+SHARED = "all"  # whose model it is, where everyone uses the same
+Key = tuple[str, str]  # site and case
+WORDS = ("model", "site", "case", "label")  # columns of an evaluation that hold no number
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What ``polysite evaluate`` wrote about a run."""
+
+    path: Path
+    about: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]  # a model on a label of a case
+
+    @cached_property
+    def own(self) -> Mapping[Key, Mapping[str, Mapping[str, float]]]:
+        """Every case under the model that its hospital uses: label -> measure -> value."""
+        found: dict[Key, dict[str, Mapping[str, float]]] = {}
+        for row in self.rows:
+            if row["model"] in (SHARED, row["site"]):
+                found.setdefault((row["site"], row["case"]), {})[row["label"]] = row
+        return found
+
+    def matrix(self, measure: str = "dice") -> dict[str, dict[str, float]]:
+        """The mean of every model on the patients of every hospital; whose model -> whose patients."""
+        cells: dict[tuple[str, str], list[float]] = {}
+        for row in self.rows:
+            cells.setdefault((row["model"], row["site"]), []).append(row[measure])
+        models = sorted({model for model, _ in cells})
+        return {m: {site: fmean(v) for (model, site), v in sorted(cells.items()) if model == m} for m in models}
+
+    def answer(self, site: str, case: str) -> np.ndarray | None:
+        """What the hospital's model answered, on the grid of the prepared case; None if it was not kept."""
+        with np.load(self.path / "predictions.npz", allow_pickle=False) as kept:
+            name = f"{site}/{case}"
+            return kept[name] if name in kept.files else None
+
+    def scan(self, site: str, case: str) -> tuple[np.ndarray, np.ndarray]:
+        """Image (modality, slice, row, column) and truth (slice, row, column) of a case that was kept to look at."""
+        with np.load(self.path / "scans.npz", allow_pickle=False) as kept:
+            return kept[f"{site}/{case}/image"], kept[f"{site}/{case}/truth"][0]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One finished run, as a reader wants it."""
+    """One run, finished or under way, as a reader wants it."""
 
+    path: Path
     name: str
     config: str
     versions: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
-    split: str  # which patients the scores are of
-    scores: Mapping[str, Mapping[str, Mapping[str, float]]]  # site -> case -> label -> Dice, or accuracy
-    best_round: int
+    split: str = ""  # which patients the scores are of; empty while it is under way
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)  # site -> case -> label
+    best_round: int = -1
+    evaluation: Evaluation | None = None
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.split)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        return tomllib.loads(self.config)
 
     @property
     def sites(self) -> list[str]:
-        return sorted(self.scores)
+        """Those whose patients are examined; while it is under way, those that train."""
+        return sorted(s for s, cases in self.scores.items() if cases) or sorted(self.trained)
+
+    @property
+    def trained(self) -> set[str]:
+        return {site for r in self.records for site in r["sites"]}
 
     @property
     def unseen(self) -> set[str]:
         """Hospitals that judge a model which others trained; none where all judges are strangers to the training."""
-        trained = {site for r in self.records for site in r["sites"]}
-        return set(self.scores) - trained if trained & set(self.scores) else set()
+        return set(self.sites) - self.trained if self.trained & set(self.sites) else set()
 
     @property
     def measure(self) -> str:
-        return measure(self.scores)
+        return measure(self.scores) if self.scores else next((r["measure"] for r in self.records if "measure" in r), "")
 
     @property
     def labels(self) -> list[str]:
-        first = next(case for cases in self.scores.values() for case in cases.values())
+        """The labels of a segmentation; a classification has one number a case, its accuracy."""
+        first = next((case for cases in self.scores.values() for case in cases.values()), {})
         return [k for k in first if k not in ASIDE]
 
-    def cases(self, site: str | None = None, label: str | None = None) -> list[float]:
-        """The measure of every test case: of one site or all, of one label or the mean over the labels."""
-        chosen = [s for name, s in self.scores.items() if site in (None, name)]
-        labels = [label] if label else self.labels
-        return [fmean(case[k] for k in labels) for cases in chosen for case in cases.values()]
+    def values(self, measure: str, policy: Policy = Policy(), label: str | None = None) -> dict[Key, float]:
+        """A measure of every case, of one label or the mean over those labels for which it is defined."""
+        names = [label] if label else self.labels
+        if self.evaluation and self.measure == "Dice":
+            own = self.evaluation.own
+            found = {key: [policy.value(labels[k], measure) for k in names] for key, labels in own.items()}
+        elif measure in ("dice", "accuracy"):
+            flat = ((s, c, case) for s, cases in self.scores.items() for c, case in cases.items())
+            found = {(s, c): [case[k] for k in names] for s, c, case in flat}
+        else:
+            return {}
+        return {key: mean for key, numbers in sorted(found.items()) if not isnan(mean := _mean(numbers))}
 
     @property
     def curve(self) -> tuple[list[int], list[float]]:
@@ -55,34 +131,152 @@ class Summary:
         seen = [(r["round"] + 1, r["mean_score"]) for r in self.records if "mean_score" in r]
         return [r for r, _ in seen], [d for _, d in seen]
 
-    @property
-    def megabytes(self) -> float:
-        """Sent and received by all sites over the whole run."""
-        return float(sum(s["bytes_up"] + s["bytes_down"] for r in self.records for s in r["sites"].values()) / 1e6)
+    def site_curve(self, site: str) -> tuple[list[int], list[float]]:
+        """The same of one hospital."""
+        told = [(r["round"] + 1, r["validation"].get(site, {}).get("score")) for r in self.records if "validation" in r]
+        seen = [(r, fmean(score.values())) for r, score in told if score]
+        return [r for r, _ in seen], [d for _, d in seen]
+
+
+@dataclass(frozen=True)
+class Method:
+    """The runs that differ in nothing but their seed or fold."""
+
+    name: str
+    runs: tuple[Summary, ...]
 
     @property
-    def steps(self) -> int:
-        """Training steps of all sites over the whole run."""
-        return sum(s["steps"] for r in self.records for s in r["sites"].values())
+    def first(self) -> Summary:
+        return self.runs[0]
 
     @property
-    def sites_trained(self) -> int:
-        return len({s for r in self.records for s in r["sites"]})
+    def sites(self) -> list[str]:
+        return sorted({s for run in self.runs for s in run.sites})
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether all measures are known, not Dice alone."""
+        return self.first.measure == "Dice" and all(run.evaluation for run in self.runs)
+
+    def values(self, measure: str, policy: Policy = Policy(), label: str | None = None) -> dict[Key, float]:
+        """A measure of every case: of whichever fold examined it, the mean over seeds."""
+        return _mean_by_key([_named(run, run.values(measure, policy, label)) for run in self.runs])
+
+    def of(self, site: str | None, measure: str, policy: Policy = Policy(), label: str | None = None) -> list[float]:
+        """The numbers alone, of one hospital or of all."""
+        return [v for (s, _), v in self.values(measure, policy, label).items() if site in (None, s)]
+
+    def spread(self, measure: str, policy: Policy = Policy()) -> list[float]:
+        """The mean over all cases once for every seed, so that what chance in training does can be seen."""
+        seeds: dict[int, list[Summary]] = {}
+        for run in self.runs:
+            seeds.setdefault(run.settings["seed"], []).append(run)
+        return [fmean(_mean_by_key([r.values(measure, policy) for r in runs]).values()) for runs in seeds.values()]
+
+    def curve(self, of: Callable[[Summary], tuple[list[int], list[float]]]) -> tuple[list[int], list[float]]:
+        """The mean over the runs of a curve by round."""
+        points: dict[int, list[float]] = {}
+        for run in self.runs:
+            for at, value in zip(*of(run), strict=True):
+                points.setdefault(at, []).append(value)
+        return sorted(points), [fmean(points[at]) for at in sorted(points)]
+
+    def matrix(self) -> dict[str, dict[str, float]]:
+        """Whose model on whose patients, mean Dice; empty where everyone uses the same model or nothing is known."""
+        known = [run.evaluation.matrix() for run in self.runs if run.evaluation and run.measure == "Dice"]
+        if not known or any(SHARED in matrix or len(matrix) < 2 for matrix in known):
+            return {}
+        rows = sorted({m for matrix in known for m in matrix})
+        columns = sorted({c for matrix in known for row in matrix.values() for c in row})
+
+        def mean(row: str, column: str) -> float:
+            return _mean([matrix[row][column] for matrix in known if column in matrix.get(row, {})])
+
+        return {row: {column: mean(row, column) for column in columns} for row in rows}
 
 
-def read(path: Path, name: str | None = None) -> Summary:
-    """The summary of a finished run folder."""
+def read(path: Path, name: str | None = None, evaluation: str | None = None) -> Summary:
+    """The summary of a run folder, with the evaluation of that name, or else that of the part its scores are of."""
     folder = RunFolder.open(path)
-    result = folder.result
     versions = json.loads((path / "versions.json").read_text())
+    bare = Summary(path, name or title(path), folder.config, versions, folder.records())
+    if not folder.finished:
+        return bare
+    result = folder.result
     split = examined(result)
-    return Summary(
-        name or path.name, folder.config, versions, folder.records(), split, result[split], result["best_round"]
-    )
+    scores = {site: cases for site, cases in result[split].items() if cases}
+    found = read_evaluation(path, evaluation or split)
+    if evaluation and found is None:
+        raise RunError(f"{path} has no evaluation {evaluation!r}; 'polysite evaluate {path}' makes one")
+    if evaluation and found and found.about["data"]:
+        scores = _scores_of(found)
+        split = evaluation
+    return Summary(path, bare.name, folder.config, versions, bare.records, split, scores, result["best_round"], found)
 
 
-def mean_std(values: Sequence[float]) -> str:
-    """``0.812 ± 0.034``; one value has no deviation, no value is a dash."""
-    if not values:
-        return "–"
-    return f"{fmean(values):.3f} ± {stdev(values):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
+def _scores_of(found: Evaluation) -> dict[str, dict[str, dict[str, float]]]:
+    """The main measure alone, as a result has it."""
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for (site, case), labels in found.own.items():
+        whole = {k: row["dice"] for k, row in labels.items() if "dice" in row}
+        right = next((row["accuracy"] for row in labels.values() if "accuracy" in row), None)
+        scores.setdefault(site, {})[case] = whole or {"accuracy": float(right or 0)}
+    return scores
+
+
+def read_evaluation(path: Path, name: str) -> Evaluation | None:
+    place = path / "evaluation" / name
+    if not (place / "about.json").is_file():
+        return None
+    with (place / "cases.csv").open(newline="", encoding="utf-8") as file:
+        rows = [{k: v if k in WORDS else float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    return Evaluation(place, json.loads((place / "about.json").read_text(encoding="utf-8")), rows)
+
+
+def title(path: Path) -> str:
+    """The name of a run: that of its folder, without the date that may stand before it.
+
+    >>> title(Path("runs/20261115-201500-fedavg")), title(Path("runs/mine"))
+    ('fedavg', 'mine')
+    """
+    return re.sub(r"^\d{8}-\d{6}-", "", path.resolve().name)
+
+
+def methods(runs: Iterable[Summary]) -> list[Method]:
+    """Runs whose configurations differ only in seed and fold are one method; names are made to differ."""
+    grouped: dict[str, list[Summary]] = {}
+    for run in runs:
+        grouped.setdefault(_identity(run), []).append(run)
+    found: dict[str, Method] = {}
+    for group in grouped.values():
+        parents = {run.path.resolve().parent for run in group}
+        name = group[0].name if len(group) == 1 or len(parents) > 1 else parents.pop().name
+        names = (name if k == 1 else f"{name} ({k})" for k in range(1, len(grouped) + 1))
+        free = next(n for n in names if n not in found)
+        found[free] = Method(free, tuple(group))
+    return list(found.values())
+
+
+def _identity(run: Summary) -> str:
+    """The configuration without what may differ within a method."""
+    chosen = dict(run.settings)
+    chosen["split"] = {k: v for k, v in chosen["split"].items() if k not in ("fold", "seed")}
+    return json.dumps({k: v for k, v in chosen.items() if k != "seed"}, sort_keys=True)
+
+
+def _named(run: Summary, values: Mapping[Key, float]) -> Mapping[Key, float]:
+    """The same; phantoms that another seed draws are other patients, although they have the same names."""
+    if run.settings["data"]["name"] != "phantom":
+        return values
+    return {(site, f"{case}, seed {run.settings['seed']}"): value for (site, case), value in values.items()}
+
+
+def _mean_by_key(tables: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
+    keys = sorted({key for table in tables for key in table})
+    return {key: fmean(table[key] for table in tables if key in table) for key in keys}
+
+
+def _mean(numbers: Iterable[float]) -> float:
+    """Of those that are defined; NaN where none is."""
+    known = [x for x in numbers if not isnan(x)]
+    return fmean(known) if known else nan

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 from rich import box
 from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -18,32 +18,33 @@ from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.assess.verdict import Verdict, tests
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
-from polysite.report.runs import Summary, mean_std, read
+from polysite.report import costs
+from polysite.report.compare import compare, summary, tables
+from polysite.report.grid import Grid
+from polysite.report.page import Options
+from polysite.report.runs import Method
 
 
-def show(paths: Sequence[Path], names: Sequence[str] | None = None) -> None:
-    """Print what every hospital gets, one column a run."""
-    runs = [read(p, n) for p, n in zip(paths, names or [p.name for p in paths], strict=True)]
-    over = "mean over labels, " if runs[0].measure == "Dice" else ""
+def show(methods: Sequence[Method], options: Options = Options(), full: bool = False) -> None:
+    """Print what every hospital gets; of a ``full`` comparison, also tests and costs. The page has the rest."""
+    found = compare(methods, options.reference, options.policy, options.tail)
     console = Console(highlight=False)
-    console.print(f"{runs[0].measure} on {runs[0].split} patients ({over}± deviation over patients)", soft_wrap=True)
-    console.print(per_hospital(runs))
+    grids = tables(found)
+    names = ("overview", f"hospitals_{found.main}", *(("tests_dice", "tests_hd95", "tests_accuracy") if full else ()))
+    wanted = [g for g in grids if g.name in names]
+    for grid in [*wanted, *([costs.table(methods, options.speeds)] if full else [])]:
+        show_grid(grid)
+    for sentence in (*summary(found), *found.remarks):
+        console.print(Text(sentence))
 
 
-def per_hospital(runs: Sequence[Summary]) -> Table:
-    table = Table(header_style="bold")
-    table.add_column("hospital")
-    table.add_column("patients", justify="right")
-    for run in runs:
-        table.add_column(escape(run.name), justify="right")
-    for site in runs[0].sites:
-        unseen = " (unseen)" if site in runs[0].unseen else ""
-        table.add_row(escape(site) + unseen, str(len(runs[0].cases(site))), *(mean_std(r.cases(site)) for r in runs))
-    table.add_section()
-    table.add_row("all", str(len(runs[0].cases())), *(mean_std(r.cases()) for r in runs), style="bold")
-    for label in runs[0].labels if runs[0].measure == "Dice" else ():
-        table.add_row(f"  {escape(label)}", "", *(mean_std(r.cases(label=label)) for r in runs), style="dim")
-    return table
+def show_grid(grid: Grid) -> None:
+    """As wide as it needs to be: lines that a narrow window breaks are better than numbers that are cut."""
+    console, table = Console(highlight=False), grid.terminal()
+    needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    console.width = max(console.width, needed)
+    console.print(table)
+    Console(highlight=False).print(Text(f"{grid.note}\n", "dim"))
 
 
 def show_manifest(format: str, manifest: Manifest) -> None:
@@ -220,12 +221,12 @@ def _spans(axes: Sequence[Sequence[float]], style: str) -> str:
 
 
 @contextmanager
-def counting(what: str, total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error that is told of every step."""
+def counting(what: str, total: int, quiet: bool) -> Iterator[Callable[..., None]]:
+    """A bar on standard error that is told of every step, or with ``done`` = 0 of what is being done."""
     if quiet:
-        yield lambda note: None
+        yield lambda note, done=1: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total, note="")
-        yield lambda note: bar.update(task, advance=1, note=note)
+        yield lambda note, done=1: bar.update(task, advance=done, note=note)

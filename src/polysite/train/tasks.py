@@ -29,6 +29,10 @@ class Task(Protocol):
         """One number per case of a batch."""
         ...
 
+    def masks(self, logits: torch.Tensor) -> torch.Tensor:
+        """The answer to one case: a mask per label; in a classification, True for the class that is said."""
+        ...
+
     def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor) -> Mapping[str, float]:
         """How good the answer to one case is."""
         ...
@@ -50,9 +54,12 @@ class Outline:
             found = found + binary_cross_entropy_with_logits(logits, truth, reduction="none").flatten(1).mean(1)
         return found
 
+    def masks(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits > 0
+
     def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor) -> Mapping[str, float]:
         """Dice of every label."""
-        return {k: dice(p > 0, t) for k, p, t in zip(labels, logits, truth.bool(), strict=True)}
+        return {k: dice(p, t) for k, p, t in zip(labels, self.masks(logits), truth.bool(), strict=True)}
 
 
 class Exclusive:
@@ -72,10 +79,13 @@ class Exclusive:
             found = found + cross_entropy(logits, full, reduction="none").flatten(1).mean(1)
         return found
 
+    def masks(self, logits: torch.Tensor) -> torch.Tensor:
+        chosen = logits.argmax(0)
+        return torch.stack([chosen == label for label in range(1, len(logits))])
+
     def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor) -> Mapping[str, float]:
         """Dice of every label."""
-        chosen = logits.argmax(0)
-        return {k: dice(chosen == i, t) for i, (k, t) in enumerate(zip(labels, truth.bool(), strict=True), start=1)}
+        return {k: dice(p, t) for k, p, t in zip(labels, self.masks(logits), truth.bool(), strict=True)}
 
 
 class Classify:
@@ -89,6 +99,9 @@ class Classify:
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         """Cross-entropy."""
         return cross_entropy(logits, truth, reduction="none")
+
+    def masks(self, logits: torch.Tensor) -> torch.Tensor:
+        return torch.arange(len(logits), device=logits.device) == logits.argmax()
 
     def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor) -> Mapping[str, float]:
         """Right or wrong; the classes themselves go along, for measures over many cases."""

@@ -6,6 +6,7 @@ All randomness of a round comes from (seed, site, round). Models go in and come 
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -15,8 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polysite import tree
 from polysite.data.case import PARTS, Case
 from polysite.errors import ConfigError, DataError, RunError
+from polysite.metrics import surface
+from polysite.metrics.measures import measure
 from polysite.models.names import canonical, deepest_of
-from polysite.site import Cases, Fit, Scores, Term, Tilt
+from polysite.site import Cases, Examined, Fit, Scores, Term, Tilt
+from polysite.train import surface as device_surface
 from polysite.train import tasks
 from polysite.train.patches import Kind, Pair, Patches
 from polysite.train.predict import predict
@@ -134,6 +138,7 @@ class TorchSite:
         self.task, self.round, self._loss_name = task, 0, tasks.check_loss(task, train.loss)
         self._splits = {s: tuple(c.name for c in cases.get(s, ())) for s in PARTS}
         self._volumes = {c.name: self._load(c) for s in PARTS for c in cases.get(s, ())}
+        self.grids = {c.name: (c.spacing, c.unit) for s in PARTS for c in cases.get(s, ())}  # voxel size and unit
         self.fits: list[Fit] = []
 
     @classmethod
@@ -226,16 +231,36 @@ class TorchSite:
         return dict(zip(names, torch.cat(found).tolist(), strict=True))
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
+        scores: dict[str, Mapping[str, float]] = {}
+        for name, logits, truth in self._answers(params, cases):
+            loss = float(self._loss(logits[None], truth[None].float()))
+            scores[name] = {**self.task.score(self.labels, logits, truth), "loss": loss}
+        return scores
+
+    def examine(self, params: Tree, cases: Collection[str], tolerance: float) -> Iterator[Examined]:
+        for name, logits, truth in self._answers(params, cases):
+            if isinstance(self.task, tasks.Classify):
+                yield Examined(name, {self.labels[int(truth.argmax())]: self.task.score(self.labels, logits, truth)})
+                continue
+            masks: Any = self.task.masks(logits)
+            truths: Any = truth.bool()
+            surfaces: Any = device_surface.surfaces
+            if logits.device.type == "cpu":
+                masks, truths, surfaces = masks.numpy(), truths.numpy(), surface.surfaces
+            found = {
+                label: measure(p, t, self.grids[name][0], tolerance, surfaces)
+                for label, p, t in zip(self.labels, masks, truths, strict=True)
+            }
+            yield Examined(name, found, packed(masks))
+
+    def _answers(self, params: Tree, cases: Collection[str]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """What the network says of these cases, and the truth, where it computes."""
         self.network.write(params)
         self.network.module.eval()
         images = ((n, self._volumes[n][0].to(self.network.device)) for n in cases)
         window = None if isinstance(self.task, tasks.Classify) else self.train.window or self.train.patch
-        scores: dict[str, Mapping[str, float]] = {}
         for name, logits in predict(self.network, images, window, self.train.overlap):
-            truth = self._volumes[name][1].to(logits.device)
-            loss = float(self._loss(logits[None], truth[None].float()))
-            scores[name] = {**self.task.score(self.labels, logits, truth), "loss": loss}
-        return scores
+            yield name, logits, self._volumes[name][1].to(logits.device)
 
     def _loss(self, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         return self.task.loss(self._loss_name, logits, truth)
@@ -286,6 +311,18 @@ class TorchSite:
             )
         kind = torch.optim.Adam if self.train.optimiser == "adam" else torch.optim.AdamW
         return kind(weights, rate, weight_decay=self.train.weight_decay, foreach=True)
+
+
+def packed(masks: Any) -> np.ndarray:
+    """The masks of all labels in one array of whole numbers: bit k is label k.
+
+    >>> packed(np.array([[True, False], [True, True]])).tolist()
+    [3, 2]
+    """
+    bits = np.zeros(masks.shape[1:], np.min_scalar_type((1 << len(masks)) - 1))
+    for k, mask in enumerate(masks):
+        bits |= np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask).astype(bool).astype(bits.dtype) << k
+    return bits
 
 
 class _Force:

@@ -1,0 +1,159 @@
+"""Clustered federated learning: where the sites of a cluster pull apart, it is split in two, and so on.
+
+Paper: Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021
+
+    D_k = fit_k(w_c) - w_c,    w_c <- w_c + sum_k p_k D_k,    p_k = n_k / sum_j n_j         in every cluster c
+    split c if |sum_k p_k D_k| < eps1 and max_k |D_k| > eps2:
+        c1, c2 = argmin of max a_ij over i in c1, j in c2,    a_ij = cos(D_i, D_j)
+        if gamma_max < sqrt((1 - a) / 2),    a = max a_ij over i in c1, j in c2
+
+All sites begin in one cluster. Both halves go on from the model of the round. Running statistics are averaged and are
+part of no length and no cosine. With ``split_at`` every cluster is split after those rounds instead, whatever the
+lengths (the FeTS 2022 benchmark: after round 200 of 300, by complete linkage). eps1 = 0 is FedAvg.
+
+A cluster of which less than ``quorum`` has replied in the round is not split then. A site that was absent from a split,
+or is new, is next sent the model that was split, as it was; it goes to the side of the site whose update its own is
+most alike, a split a round. Whoever never trained is served the model of the first split, or that of all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.cluster.bipartition import Linkage, bipartition
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+ALL = ""  # the cluster of all sites; the halves of any are its own name with a 0 or a 1 behind
+Updates = Mapping[SiteId, Tree]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    model: Tree
+    born: int  # rounds that were over when it was formed
+    updates: Updates = field(default_factory=dict)  # that it was split by, of the model that stays here; empty: whole
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    clusters: Mapping[str, Cluster]
+    places: Mapping[SiteId, str]  # the cluster that a site is in, or has come to: a split one, if it has yet to choose
+    rounds: int = 0
+    unit: float = 0.0  # the longest update of the first round
+
+
+@dataclass(frozen=True)
+class Cfl:
+    eps1: float = 0.4  # a cluster stands still if its mean update is shorter
+    eps2: float = 1.6  # and one of its sites does not if its update is longer
+    relative: bool = False  # eps1 and eps2 as multiples of the longest update of the first round
+    gamma_max: float = 0.0  # relative noise of a site's update: 0 to split at any angle, towards 1 at wide ones only
+    after: int = 20  # rounds before the first split
+    least: int = 3  # sites; a smaller cluster stays whole
+    linkage: Linkage = "single"  # the exact bipartition; complete: as in the authors' program
+    split_at: tuple[int, ...] = ()  # split every cluster after these rounds, whatever eps1, eps2 and gamma_max are
+    quorum: float = 1.0  # share of its sites that must reply for a cluster to be split
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, eps1=(0, INF), eps2=(0, INF), gamma_max=(0, 1), after=(0, INF), least=(2, INF), quorum=(TINY, 1))
+        if any(r < 1 for r in self.split_at):
+            raise ConfigError(f"split_at = {list(self.split_at)} counts rounds from 1")
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State({ALL: Cluster(params, 0)}, dict.fromkeys(sorted(sites), ALL))
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.clusters[state.places.get(i, ALL)].model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return Payload(model=site.fit(got["model"]).params, weight=site.size), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        came = {i: state.places.get(i, ALL) for i in sorted(replies)}
+        unit = state.unit
+        if self.relative and not unit:
+            unit = max(tree.norm(_moved(state.clusters[c].model, replies[i])) for i, c in came.items())
+        state = State(state.clusters, dict(sorted({**state.places, **came}.items())), state.rounds + 1, unit)
+        for name in sorted(set(came.values())):
+            here = {i: replies[i] for i in came if came[i] == name}
+            state = _choose(state, name, here) if state.clusters[name].updates else self._advance(state, name, here)
+        return state
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        """Of every site in the model of its own cluster; nothing, of one that has yet to choose."""
+        came = {i: state.places.get(i, ALL) for i in sorted(replies)}
+        total = {c: sum(replies[i]["weight"] for i in came if came[i] == c) for c in came.values()}
+        return {i: 0.0 if state.clusters[c].updates else replies[i]["weight"] / total[c] for i, c in came.items()}
+
+    def tell(self, state: State) -> Mapping[str, float]:
+        return {"clusters": sum(not c.updates for c in state.clusters.values())}
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+    def _advance(self, state: State, name: str, replies: Mapping[SiteId, Payload]) -> State:
+        """The cluster with its new model, or split in two."""
+        cluster, members = state.clusters[name], sum(place == name for place in state.places.values())
+        model = average(replies)
+        whole = replace(state, clusters={**state.clusters, name: replace(cluster, model=model)})
+        enough = len(replies) >= max(self.least, self.quorum * members - 1e-9)
+        if not (enough and self._due(state, cluster, model, replies)):
+            return whole
+        moved = {i: _moved(cluster.model, replies[i]) for i in sorted(replies)}
+        halves, across = bipartition(_cosines(moved), self.linkage)
+        if not self.split_at and self.gamma_max >= max((1 - across) / 2, 0.0) ** 0.5:
+            return whole
+        order = sorted(moved)  # the rows of the halves
+        sides = {order[i]: f"{name}{side}" for side, half in enumerate(halves) for i in half}
+        fresh = {f"{name}{side}": Cluster(model, state.rounds) for side in range(len(halves))}
+        clusters = {**state.clusters, name: replace(cluster, updates=moved), **fresh}
+        return replace(state, clusters=clusters, places={**state.places, **sides})
+
+    def _due(self, state: State, cluster: Cluster, model: Tree, replies: Mapping[SiteId, Payload]) -> bool:
+        """Whether the time, or the lengths of the updates, ask for a split."""
+        if self.split_at:
+            return any(cluster.born < r <= state.rounds for r in self.split_at)  # it may be late, for want of replies
+        unit = state.unit if self.relative else 1.0
+        return (
+            state.rounds > self.after
+            and tree.norm(_moved(cluster.model, Payload(model=model))) < self.eps1 * unit
+            and max(tree.norm(_moved(cluster.model, reply)) for reply in replies.values()) > self.eps2 * unit
+        )
+
+
+def _moved(start: Tree, reply: Payload) -> Tree:
+    return tree.sub(tree.trained(reply["model"]), tree.trained(start))
+
+
+def _cosines(moved: Updates) -> list[list[float]]:
+    """A row for every site, by name; 0 where one of the two did not move."""
+    order = sorted(moved)
+    lengths = {i: tree.norm(moved[i]) for i in order}
+    found = dict.fromkeys(((i, j) for i in order for j in order), 1.0)
+    for i, j in combinations(order, 2):
+        product = lengths[i] * lengths[j]
+        found[i, j] = found[j, i] = tree.dot(moved[i], moved[j]) / product if product else 0.0
+    return [[found[i, j] for j in order] for i in order]
+
+
+def _choose(state: State, name: str, replies: Mapping[SiteId, Payload]) -> State:
+    """Each of these sites goes to that half of a split cluster where the update is that is most alike its own."""
+    cluster, places = state.clusters[name], dict(state.places)
+    for site, reply in replies.items():
+        mine = _moved(cluster.model, reply)
+        alike = {i: tree.dot(mine, theirs) / (tree.norm(theirs) or 1.0) for i, theirs in cluster.updates.items()}
+        nearest = max(sorted(alike), key=alike.__getitem__)
+        places[site] = state.places[nearest][: len(name) + 1]
+    return replace(state, places=places)

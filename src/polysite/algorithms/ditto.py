@@ -1,0 +1,78 @@
+"""Ditto: beside the shared model, every site trains one of its own that is held near it.
+
+Paper: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1
+
+    w_k = fit_k(w),    w <- sum_k p_k w_k,    p_k = n_k / sum_j n_j                the shared model, as in FedAvg
+    v_k <- steps on F_k(v) + lam/2 |v - w|^2 from v_k                              the site's own
+
+The anchor of v_k is the model that was received, not the one that the site made of it. v_k starts from the initial
+model, goes on where it was, and never leaves the site, which is served by it; a site that never trained is served w.
+lam = 0 is local training beside FedAvg. The paper tries lam from 0.05 to 2, the FeTS 2022 benchmark takes 0.1. A round
+trains twice.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site, Tilt
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+
+
+@dataclass(frozen=True)
+class Ditto:
+    lam: float = 0.1  # how strongly a site's own model is held near the shared one
+    lr: float | None = None  # local learning rate; None: the site's own (train.lr)
+    epochs: int | None = None  # local epochs; None: the site's own (train.epochs)
+    steps: int | None = None  # local iterations, instead of epochs
+    own_lr: float | None = None  # of the site's own model; None: that of the shared one
+    own_epochs: int | None = None  # of the site's own model; None: those of the shared one
+    own_steps: int | None = None  # of the site's own model, instead of epochs
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, lam=(0, INF), lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
+        within(self, own_lr=(TINY, INF), own_epochs=(1, INF), own_steps=(1, INF))
+        for epochs, steps in (("epochs", "steps"), ("own_epochs", "own_steps")):
+            if getattr(self, epochs) is not None and getattr(self, steps) is not None:
+                raise ConfigError(
+                    f"ditto trains a fixed number of epochs or of steps, not both ({epochs} = "
+                    f"{getattr(self, epochs)}, {steps} = {getattr(self, steps)}); leave one of them out"
+                )
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        w = got["model"]
+        fit = site.fit(w, lr=self.lr, epochs=self.epochs, steps=self.steps)
+        own = site.fit(memory.get("model", site.start), tilt=Tilt(anchor=w, weight=self.lam), **self._own())
+        return Payload(model=fit.params, weight=site.size), Payload(model=own.params)
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(average(replies))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield memory.get("model", got["model"]), cases
+
+    def _own(self) -> dict[str, Any]:
+        """How the site's own model is trained."""
+        given = self.own_epochs is not None or self.own_steps is not None
+        epochs, steps = (self.own_epochs, self.own_steps) if given else (self.epochs, self.steps)
+        return {"lr": self.lr if self.own_lr is None else self.own_lr, "epochs": epochs, "steps": steps}

@@ -1,0 +1,375 @@
+"""Whole studies: every method, on every fold, with every seed, and then all of them side by side.
+
+::
+
+    title = "..."                       about = "..."                 reference = "fedavg"
+    preset = "fets_benchmark"           what all methods have in common: a preset,
+    [study]                             and sections of a study over it
+    [methods.NAME]                      what a method changes; it may leave to an assessment whom
+    outlier = { distance = "emd", weight = 0.3 }     to count for less, or
+    clusters = "euclidean"                           to train together
+    [small]                             what --scale small changes: the same keys
+
+The folder that a benchmark writes::
+
+    bench.toml                          what was asked for
+    assess/fold0-seed0/                 the assessment, where a method needs one
+    studies/METHOD/fold0-seed0.toml     every single study, ready for ``polysite train``
+    runs/METHOD/fold0-seed0/            its run folder; what it said is beside it, fold0-seed0.txt
+    comparison/                         tables and page
+
+Asked again, it goes on where it stopped. Every run is a process of its own: the first runs alone and shows how much
+memory one takes, then as many run at a time as fit.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+import tomli_w
+
+from polysite import config, study
+from polysite.algorithms.clustered import Clustered
+from polysite.algorithms.weighted import Weighted
+from polysite.config import Study
+from polysite.data.sources import Phantom
+from polysite.engines.folder import RunFolder, file_name
+from polysite.errors import ConfigError, RunError, nearest
+from polysite.report.page import Options
+from polysite.report.runs import Method, read
+
+SPARE = 0.8  # of the free memory that runs may take
+KEYS = ("title", "about", "reference", "preset", "seeds", "folds", "study", "methods", "small")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is run."""
+
+    name: str
+    title: str
+    methods: Mapping[str, Mapping[str, Any]]  # what each changes, as TOML has it
+    study: Mapping[str, Any] = field(default_factory=dict)  # what they have in common, as TOML has it
+    about: str = ""
+    reference: str | None = None
+    seeds: tuple[int, ...] = (0,)
+    folds: int = 0  # of a cross-validation; 0: none
+    phantoms: bool = False  # whether it is meant for them
+
+    def only(self, methods: Sequence[str]) -> "Bench":
+        """With these methods alone; with all, if none is named."""
+        for name in methods:
+            if name not in self.methods:
+                raise ConfigError(f"{self.name} has no method {name!r}; {nearest(name, self.methods)}")
+        chosen = {n: m for n, m in self.methods.items() if n in methods} if methods else self.methods
+        return replace(self, methods=chosen)
+
+    def check_data(self, overrides: Mapping[str, str], scale: str) -> None:
+        """Refuse phantoms for what takes days on real data, and would say nothing."""
+        chosen = config.build(self.study, overrides)
+        if scale == "full" and isinstance(chosen.data, Phantom) and not self.phantoms:
+            raise ConfigError(
+                f"{self.name} at full scale is for real scans: name them with --data, or try it on phantoms with "
+                "--scale small"
+            )
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """(fold, seed), all of them."""
+        return [(fold, seed) for seed in self.seeds for fold in range(max(1, self.folds))]
+
+
+class Step(Protocol):
+    """Is told what happens, and how many runs that ends."""
+
+    def __call__(self, note: str, done: int = 1) -> None: ...
+
+
+def silent(note: str, done: int = 1) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run of a benchmark."""
+
+    method: str
+    fold: int
+    seed: int
+    study: Study
+    root: Path
+
+    @property
+    def place(self) -> str:
+        return f"{file_name(self.method)}/fold{self.fold}-seed{self.seed}"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "runs" / self.place
+
+    @property
+    def said(self) -> Path:
+        return self.run.with_name(f"{self.run.name}.txt")
+
+    @property
+    def words(self) -> str:
+        return f"{self.method}, fold {self.fold}, seed {self.seed}"
+
+
+def names() -> list[str]:
+    """The benchmarks that are part of polysite."""
+    return sorted(f.name.removesuffix(".toml") for f in resources.files("polysite").joinpath("benches").iterdir())
+
+
+def load(name: str, small: bool = False) -> Bench:
+    """A benchmark of polysite by name, or one of your own in a file."""
+    path = Path(name)
+    if path.suffix == ".toml":
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as problem:
+            raise ConfigError(f"the benchmark {path} cannot be read: {problem}") from problem
+    elif name in names():
+        text = resources.files("polysite").joinpath("benches", f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        raise ConfigError(f"there is no benchmark called {name!r}; {nearest(name, names())}, or name a .toml file")
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigError(f"the benchmark {name} is not valid TOML: {problem}") from problem
+    return _bench(path.stem, given, small)
+
+
+def _bench(name: str, given: dict[str, Any], small: bool) -> Bench:
+    changes = given.pop("small", None)
+    if small and changes is None:
+        raise ConfigError(f"the benchmark {name} has no small scale; leave out --scale small")
+    odd = [k for k in (*given, *(changes or {})) if k not in KEYS]
+    if odd:
+        raise ConfigError(f"unknown key {odd[0]!r} in the benchmark {name}; {nearest(odd[0], KEYS)}")
+    if small:
+        given = config.merge(given, changes or {})
+        if (changes or {}).get("preset") == "":
+            given.pop("preset")
+    if not given.get("methods"):
+        raise ConfigError(f"the benchmark {name} has no [methods]")
+    preset = {"preset": given["preset"]} if given.get("preset") else {}
+    return Bench(
+        name=name,
+        title=given.get("title", name),
+        methods=given["methods"],
+        study={**preset, **given.get("study", {})},
+        about=given.get("about", ""),
+        reference=given.get("reference"),
+        seeds=tuple(given.get("seeds", (0,))),
+        folds=given.get("folds", 0),
+        phantoms="data" in given.get("study", {}) and given["study"]["data"].get("name", "phantom") == "phantom",
+    )
+
+
+def run(
+    bench: Bench,
+    out: Path,
+    overrides: Mapping[str, str] | None = None,
+    jobs: int | None = None,
+    step: Step = silent,
+) -> tuple[list[Method], dict[str, str]]:
+    """Run what is not finished yet; returns the methods to compare, and which runs failed and why."""
+    out.mkdir(parents=True, exist_ok=True)
+    _same(out, bench, overrides or {})
+    work = list(_jobs(bench, out, overrides or {}, step))
+    for job in work:
+        _fits(job)
+        if _done(job):
+            step(f"{job.words}: there already")
+    failed = _work([job for job in work if not _done(job)], jobs, step)
+    methods = []
+    for name in bench.methods:
+        done = [read(job.run, name) for job in work if job.method == name and _done(job)]
+        if done and not any(job.words in failed for job in work if job.method == name):
+            methods.append(Method(name, tuple(done)))
+    return methods, failed
+
+
+def options(bench: Bench, out: Path, methods: Sequence[Method]) -> Options:
+    """How its page is made: with the first assessment that it made, if any, and the speeds of its study."""
+    assessed = next(iter(sorted((out / "assess").glob("fold*-seed*"))), None)
+    names = [m.name for m in methods]
+    reference = bench.reference if bench.reference in names else None
+    return Options(reference, speeds=config.parse(methods[0].first.config).cost, assessment=assessed)
+
+
+def _same(out: Path, bench: Bench, overrides: Mapping[str, str]) -> None:
+    """Refuse to go on in a folder that was begun with something else."""
+    asked = {
+        "name": bench.name, "study": bench.study, "methods": bench.methods, "seeds": list(bench.seeds),
+        "folds": bench.folds, "set": dict(overrides),
+    }  # fmt: skip
+    file, text = out / "bench.toml", tomli_w.dumps(asked)
+    if not file.exists():
+        file.write_text(text, encoding="utf-8")
+        return
+    before = tomllib.loads(file.read_text(encoding="utf-8"))
+    odd = [k for k in asked if k != "methods" and before.get(k) != asked[k]]
+    known = before["methods"]
+    odd += [f"method {n}" for n, m in bench.methods.items() if n in known and known[n] != m]
+    if odd:
+        raise RunError(f"{out} was begun with other settings ({odd[0]}); choose another --out, or remove it")
+    file.write_text(tomli_w.dumps({**asked, "methods": {**known, **bench.methods}}), encoding="utf-8")
+
+
+def _jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step) -> Iterator[Job]:
+    """Every run, as a study of its own."""
+    for fold, seed in bench.places:
+        for name, method in bench.methods.items():
+            changes = {k: v for k, v in method.items() if k not in ("outlier", "clusters")}
+            chosen = _placed(config.build(config.merge(bench.study, changes), overrides), fold, seed, bench.folds)
+            if "outlier" in method or "clusters" in method:
+                step(f"assessing fold {fold}, seed {seed}", 0)
+                chosen = _advised(chosen, method, _assess(bench, out, overrides, fold, seed))
+            yield Job(name, fold, seed, chosen, out)
+
+
+def _placed(chosen: Study, fold: int, seed: int, folds: int) -> Study:
+    """On one fold, with one seed; other seeds meet the same patients in the same parts."""
+    split = replace(chosen.split, seed=chosen.split.seed_of(0))
+    return replace(chosen, seed=seed, split=replace(split, folds=folds, fold=fold) if folds else split)
+
+
+def _assess(bench: Bench, out: Path, overrides: Mapping[str, str], fold: int, seed: int) -> Mapping[str, Any]:
+    """The distances between the hospitals of a fold, measured once."""
+    path = out / "assess" / f"fold{fold}-seed{seed}"
+    if not path.exists():
+        study.survey(_placed(config.build(bench.study, overrides), fold, seed, bench.folds), path)
+    found: Mapping[str, Any] = json.loads((path / "assessment.json").read_text(encoding="utf-8"))["distances"]
+    return found
+
+
+def _advised(chosen: Study, method: Mapping[str, Any], distances: Mapping[str, Any]) -> Study:
+    """The study with the outlier or the clusters that a distance names."""
+    wanted = method["outlier"]["distance"] if "outlier" in method else method["clusters"]
+    if wanted not in distances:
+        raise ConfigError(f"the assessment has no distance {wanted!r}; {nearest(wanted, distances)}")
+    found, inner = distances[wanted], chosen.algorithm
+    if "outlier" in method:
+        return replace(chosen, algorithm=Weighted({found["outlier"]: float(method["outlier"]["weight"])}, inner))
+    groups = {f"group {k}": tuple(members) for k, members in enumerate(found["clusters"], start=1)}
+    train = [site for site, parts in study.federation(chosen).items() if parts["train"]]
+    alone = [site for site in train if not any(site in members for members in groups.values())]
+    largest = max(groups, key=lambda name: len(groups[name]))  # where those go that have too few cases to be compared
+    return replace(chosen, algorithm=Clustered({**groups, largest: (*groups[largest], *alone)}, inner))
+
+
+def _fits(job: Job) -> None:
+    """Write the study down; refuse a run that was made with another one."""
+    file = job.root / "studies" / f"{job.place}.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(config.dump(job.study), encoding="utf-8")
+    if not job.run.exists():
+        return
+    mine = config.parse(config.dump(study.pinned(job.study)))
+    if config.parse(RunFolder.open(job.run).config) != mine:
+        raise RunError(f"{job.run} was trained with another configuration; choose another --out, or remove it")
+
+
+def _done(job: Job) -> bool:
+    if not (job.run / "config.toml").exists():
+        return False
+    folder = RunFolder(job.run)
+    return folder.finished and any((job.run / "evaluation").glob("*/about.json"))
+
+
+def _work(waiting: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
+    """Start runs while there is room, wait, say how each ended; one that fails does not stop the others."""
+    left, room = list(waiting), Room(most)
+    running: dict[Job, subprocess.Popen[bytes]] = {}
+    failed: dict[str, str] = {}
+    try:
+        while left or running:
+            while left and len(running) < room.now(len(running)):
+                job = left.pop(0)
+                running[job] = _start(job, room.threads)
+                step(f"{len(running)} at a time · {job.words}", 0)
+            time.sleep(0.2)
+            room.look()
+            for job, process in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[job]
+                room.learnt = True
+                if process.returncode:
+                    failed[job.words] = _last_words(job, process.returncode)
+                step(f"{job.words}: {'failed' if process.returncode else 'done'}")
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+    return failed
+
+
+def _start(job: Job, threads: int) -> "subprocess.Popen[bytes]":
+    """``polysite train`` in a process of its own, or the rest of it."""
+    job.run.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "polysite.cli", "train"]
+    if (job.run / "config.toml").exists():
+        command += ["--resume", str(job.run)]
+    else:
+        command += [str(job.root / "studies" / f"{job.place}.toml"), "--out", str(job.run)]
+    said = job.said.open("ab")
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+    try:
+        return subprocess.Popen([*command, "--quiet", "--no-page"], stdout=said, stderr=said, env=environment)
+    finally:
+        said.close()
+
+
+def _last_words(job: Job, code: int) -> str:
+    lines = [line for line in job.said.read_text(errors="replace").splitlines() if line.strip()]
+    end = f"it was ended by signal {-code}, perhaps for want of memory" if code < 0 else f"exit code {code}"
+    return f"{lines[-1].removeprefix('polysite: ') if lines else end} ({job.said})"
+
+
+class Room:
+    """How many runs fit at a time, by what the first one takes of the memory of the machine and of its GPU."""
+
+    def __init__(self, most: int | None):
+        self.cores = os.cpu_count() or 1
+        self.most = most or self.cores
+        self.threads = max(1, self.cores // self.most)
+        self.learnt = False
+        self.before = self.least = free_memory()
+
+    def look(self) -> None:
+        """While the first one runs, see how much it takes."""
+        if not self.learnt:
+            self.least = tuple(map(min, self.least, free_memory()))
+
+    def now(self, running: int) -> int:
+        """How many may run."""
+        if self.most == 1 or not self.learnt:
+            return 1
+        takes = [max(a - b, 1) for a, b in zip(self.before, self.least, strict=True)]
+        fit = min(running + int(SPARE * free / need) for free, need in zip(free_memory(), takes, strict=True))
+        return max(1, min(self.most, fit))
+
+
+def free_memory() -> tuple[int, ...]:
+    """Bytes that are free: of the machine, and of its first GPU if there is one."""
+    with open("/proc/meminfo") as file:  # noqa: PTH123
+        lines = dict(line.split(":", 1) for line in file)
+    found = [int(lines["MemAvailable"].split()[0]) * 1024]
+    import torch
+
+    if torch.cuda.is_available():
+        found.append(torch.cuda.mem_get_info()[0])
+    return tuple(found)

@@ -1,0 +1,5 @@
+"""``python -m polysite.cli``, as ``polysite``."""
+
+from polysite.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""What a run costs, measured or planned: steps, bytes, seconds, energy."""

@@ -1,0 +1,99 @@
+"""What methods cost, as a table."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from polysite.cost.model import Cost, measured
+from polysite.cost.speeds import Speeds
+from polysite.report.grid import Cell, Grid, Line, name, number
+from polysite.report.runs import Method, Summary
+
+HEAD = (
+    "method", "rounds", "best round", "steps", "parallel steps", "to sites", "from sites", "busiest site",
+    "simulated time", "of it network (%)", "energy (kWh, estimate)",
+)  # fmt: skip
+MEASURED = "Bytes are those of the payloads of the training rounds, as measured; no image is ever part of one."
+
+
+def cost(run: Summary, speeds: Speeds) -> Cost:
+    """Of one run, from its records."""
+    chosen = run.settings
+    return measured(run.records, speeds, chosen["train"]["batch"], pooled=chosen["run"]["pooled"])
+
+
+def hours(run: Summary, speeds: Speeds) -> list[float]:
+    """How long it has been going at the end of every round, in simulated hours."""
+    return [seconds / 3600 for seconds in cost(run, speeds).seconds_by_round]
+
+
+def table(methods: Sequence[Method], speeds: Speeds) -> Grid:
+    """What methods cost, means over their runs."""
+    lines = []
+    for method in methods:
+        chosen = fmean(r.best_round + 1 for r in method.runs) if method.first.finished else None
+        lines.append(_line(method.name, chosen, [cost(run, speeds) for run in method.runs]))
+    return Grid("cost", "What it cost", HEAD, tuple(lines), f"{MEASURED} {_note(speeds)}")
+
+
+def forecast(title: str, found: Cost, speeds: Speeds) -> Grid:
+    """What a study would cost."""
+    return Grid("cost", "What it would cost", HEAD, (_line(title, None, [found]),), _note(speeds))
+
+
+def _line(title: str, chosen: float | None, found: Sequence[Cost]) -> Line:
+    simulated = fmean(c.seconds for c in found)
+    share = fmean(sum(c.communicating) for c in found) / simulated if simulated else 0.0
+    energy = fmean(c.estimated_kwh for c in found)
+    cells = (
+        number(fmean(c.rounds for c in found), ".0f"),
+        number(chosen, ".0f"),
+        _whole(fmean(c.steps for c in found)),
+        _whole(fmean(c.parallel_steps for c in found)),
+        _bytes(fmean(c.bytes_down for c in found)),
+        _bytes(fmean(c.bytes_up for c in found)),
+        _bytes(fmean(c.bytes_of_busiest for c in found)),
+        Cell(duration(simulated), simulated),
+        number(100 * share, ".0f"),
+        Cell(f"{energy:.3g}", energy),
+    )
+    return Line((name(title), *cells))
+
+
+def _note(speeds: Speeds) -> str:
+    return (
+        "Parallel steps: of the site that takes most, round by round. Simulated time: every round lasts as long as its "
+        f"slowest site, with {words(speeds)}. Energy is a rough estimate: {speeds.watts:g} W while a site computes and "
+        f"{speeds.kwh_per_gb:g} kWh per GB sent; waiting, the server and cooling are left out."
+    )
+
+
+def words(speeds: Speeds) -> str:
+    """The speeds in words."""
+    other = f", and other values at {', '.join(sorted(speeds.sites))}" if speeds.sites else ""
+    return (
+        f"{speeds.patch:.3g} s to train on a patch, {speeds.case:.3g} s to validate a patient, {speeds.down:.3g} MB/s "
+        f"down and {speeds.up:.3g} MB/s up{other}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """A time that can be read.
+
+    >>> duration(68760), duration(95), duration(4.2)
+    ('19.1 h', '1.6 min', '4.2 s')
+    """
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _whole(value: float) -> Cell:
+    return Cell(f"{value:,.0f}".replace(",", " "), value)
+
+
+def _bytes(value: float) -> Cell:
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= size:
+            return Cell(f"{value / size:.3g} {unit}", value)
+    return Cell(f"{value:.0f} B" if value else "–", value)

@@ -1,0 +1,161 @@
+"""A table once, and as Markdown, LaTeX, CSV, HTML or in the terminal."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, the number behind it, and whether it is the best of its column."""
+
+    text: str
+    value: float | None = None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    cells: tuple[Cell, ...]
+    kind: str = ""  # "total": the sum of those above; "label": a part of it
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The first column holds names, all others numbers."""
+
+    name: str  # of the file
+    title: str
+    head: tuple[str, ...]
+    lines: tuple[Line, ...]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """As GitHub shows it; the best of a column is bold."""
+
+        def row(cells: Sequence[str]) -> str:
+            return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+
+        rule = "|---|" + "---:|" * (len(self.head) - 1)
+        lines = [row([f"**{c.text}**" if c.best else c.text for c in line.cells]) for line in self.lines]
+        return "\n".join([f"### {self.title}", "", row(self.head), rule, *lines, "", self.note]).rstrip() + "\n"
+
+    def latex(self) -> str:
+        """A booktabs table."""
+
+        def row(cells: Sequence[str]) -> str:
+            return " & ".join(cells) + r" \\"
+
+        body = []
+        for k, line in enumerate(self.lines):
+            if line.kind == "total" and k:
+                body.append(r"\midrule")
+            body.append(row([_bold(_tex(c.text)) if c.best else _tex(c.text) for c in line.cells]))
+        columns = "l" + "r" * (len(self.head) - 1)
+        return "\n".join(
+            [
+                r"% needs \usepackage{booktabs}",
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{_tex(self.title)}. {_tex(self.note)}}}",
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                row([_tex(h) for h in self.head]),
+                r"\midrule",
+                *body,
+                r"\bottomrule",
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def csv(self) -> str:
+        """What is shown, and for computing the numbers behind it, unrounded."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        numbers = [k for k in range(len(self.head)) if any(line.cells[k].value is not None for line in self.lines)]
+        writer.writerow([*self.head, *(f"{self.head[k]} (value)" for k in numbers)])
+        for line in self.lines:
+            values = ("" if (v := line.cells[k].value) is None else repr(float(v)) for k in numbers)
+            writer.writerow([*(c.text for c in line.cells), *values])
+        return text.getvalue()
+
+    def terminal(self) -> Table:
+        """For the terminal; a single line of many numbers stands on its side."""
+        table = Table(title=escape(self.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        if len(self.lines) == 1 and len(self.head) > 7:
+            table.show_header = False
+            for name, cell in zip(self.head, self.lines[0].cells, strict=True):
+                table.add_row(escape(name), escape(cell.text))
+            return table
+        for k, name in enumerate(self.head):
+            table.add_column(escape(name), justify="right" if k else "left", no_wrap=True)
+        for line in self.lines:
+            if line.kind == "total":
+                table.add_section()
+            style = {"total": "bold", "label": "dim"}.get(line.kind)
+            table.add_row(
+                *(f"[bold]{escape(c.text)}[/]" if c.best else escape(c.text) for c in line.cells), style=style
+            )
+        return table
+
+
+def name(text: str) -> Cell:
+    return Cell(text)
+
+
+def number(value: float | None, style: str = ".3f") -> Cell:
+    return Cell("–", None) if value is None else Cell(f"{value:{style}}", value)
+
+
+def spread(values: Sequence[float], digits: int = 3) -> Cell:
+    """Mean and deviation: ``0.812 ± 0.034``; one value has no deviation, no value is a dash."""
+    if not values:
+        return Cell("–")
+    mean = fmean(values)
+    beside = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return Cell(f"{mean:.{digits}f}{beside}", mean)
+
+
+def mark_best(lines: Sequence[Line], better: Sequence[int]) -> tuple[Line, ...]:
+    """Marks the best of every column by what is shown of it: +1 the highest, -1 the lowest, 0 none."""
+
+    def best(column: int) -> float | None:
+        shown = [line.cells[column].value for line in lines]
+        known = [v for v in shown if v is not None]
+        if not better[column] or len(known) < 2:
+            return None
+        return max(known) if better[column] > 0 else min(known)
+
+    at = [best(k) for k in range(len(better))]
+
+    def cell(c: Cell, top: float | None) -> Cell:
+        return Cell(c.text, c.value, top is not None and c.value == top)
+
+    return tuple(Line(tuple(map(cell, line.cells, at)), line.kind) for line in lines)
+
+
+def _bold(text: str) -> str:
+    return rf"\textbf{{{text}}}"
+
+
+def _tex(text: str) -> str:
+    """Text that LaTeX prints as it is.
+
+    >>> _tex("50 % of a_b ± 1")
+    '50 \\\\% of a\\\\_b $\\\\pm$ 1'
+    """
+    plain = {
+        "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
+        "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$", "×": r"$\times$",
+        "–": "--", "≤": r"$\leq$", "<": r"$<$", ">": r"$>$", "ω": r"$\omega$", "λ": r"$\lambda$", "μ": r"$\mu$",
+        "→": r"$\to$", "·": r"$\cdot$", "…": r"\ldots{}",
+    }  # fmt: skip
+    return "".join(plain.get(c, c) for c in text)

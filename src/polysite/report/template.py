@@ -1,0 +1,14 @@
+"""Templates of this folder, filled in."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+
+def render(template: str, **values: Any) -> str:
+    """Nothing in a value is taken for HTML."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template(template).render(**values)

@@ -1,0 +1,214 @@
+"""A run in TensorBoard or MLflow, beside its folder: off unless asked for; no network unless the user names a server.
+
+TensorBoard reads RUN/tensorboard. MLflow gets a store of files, RUN/mlflow/store (mlflow-skinny has no database), or
+the one that MLFLOW_TRACKING_URI names, which is then sent result.json and with it the names of the cases.
+
+The folder's rounds.jsonl is the truth and a tracker its copy: it begins with what is there already, so that a run which
+was interrupted, or not tracked so far, is complete and no round is in it twice. Rounds count from one, as on the page.
+"""
+
+import json
+import logging
+import os
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polysite.engines.folder import RunFolder, file_name
+from polysite.engines.rounds import Watch
+from polysite.errors import ConfigError, RunError, nearest
+
+T = TypeVar("T")
+log = logging.getLogger("polysite")
+
+PARAMS, METRICS = 100, 1000  # that MLflow takes at a time
+LAST = "steps"  # of the metrics of a round: where it is there, all are
+
+
+def tracker(kind: str, folder: Path) -> Watch:
+    """What shows the run of this folder in ``tensorboard`` or ``mlflow``; nothing is written before the run begins."""
+    if kind not in TRACKERS:
+        raise ConfigError(f"there is no tracker called {kind!r}; {nearest(kind, TRACKERS)}")
+    return TRACKERS[kind](folder)
+
+
+class Many(Watch):
+    """Several that look on."""
+
+    def __init__(self, *watches: Watch):
+        self.watches = watches
+
+    def case(self, done: int, of: int, case: str) -> None:
+        for w in self.watches:
+            w.case(done, of, case)
+
+    def begin(self, title: str, rounds: int, done: int, best: float) -> None:
+        for w in self.watches:
+            w.begin(title, rounds, done, best)
+
+    def end(self) -> None:
+        for w in self.watches:
+            w.end()
+
+    def site(self, round: int, site: str, done: int, of: int) -> None:
+        for w in self.watches:
+            w.site(round, site, done, of)
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        for w in self.watches:
+            w.round(record)
+
+
+class TensorBoard(Watch):
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.open = _need("tensorboard", "torch.utils.tensorboard").SummaryWriter
+
+    def begin(self, title: str, rounds: int, done: int, best: float) -> None:
+        self.writer = self.open(str(self.folder / "tensorboard"), purge_step=0)  # what was there is told once more
+        for record in RunFolder(self.folder).records():
+            self.round(record)
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        for name, value in scalars(record).items():
+            self.writer.add_scalar(name, value, record["round"] + 1)
+        self.writer.flush()
+
+    def end(self) -> None:
+        self.writer.close()
+
+
+class MLflow(Watch):
+    """A server that is away for a while costs nothing but warnings: what could not be sent goes with a later round."""
+
+    def __init__(self, folder: Path):
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it is read when mlflow is imported
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants to be asked for it
+        self.folder, self.entities = folder, _need("mlflow", "mlflow.entities")
+        self.tracking, self.problem = import_module("mlflow.tracking"), import_module("mlflow.exceptions")
+        self.waiting: list[Mapping[str, Any]] = []
+
+    def begin(self, title: str, rounds: int, done: int, best: float) -> None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder.resolve() / "mlflow" / "store").as_uri()
+        try:
+            self.client = self.tracking.MlflowClient(tracking_uri=uri)
+            self.run = self._find(sha256(uri.encode()).hexdigest()[:12], title)  # the address may hold a password
+            told = max((m.step for m in self.client.get_metric_history(self.run, LAST)), default=0)
+        except self.problem.MlflowException as problem:
+            raise RunError(
+                f"the MLflow store of {self.folder} cannot be used: {problem}; mend it, or run without"
+            ) from problem
+        self.told = told
+        for record in RunFolder(self.folder).records():
+            self.round(record)
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        if record["round"] < self.told:
+            return  # run again after a restart, to the same result
+        self.waiting.append(record)
+        try:
+            self._send_waiting()
+        except self.problem.MlflowException as problem:
+            log.warning("MLflow does not take round %d: %s", record["round"], problem)
+
+    def end(self) -> None:
+        try:
+            self._send_waiting()
+            for name in ("config.toml", "result.json"):
+                self.client.log_artifact(self.run, str(self.folder / name))
+            self.client.set_terminated(self.run)
+        except self.problem.MlflowException as problem:
+            log.warning("MLflow does not take the result of %s: %s", self.folder, problem)
+
+    def _find(self, store: str, title: str) -> str:
+        """The run that this folder has in a store; a new one, with the study's configuration, if there is none."""
+        note = self.folder / "mlflow" / f"run-{store}.txt"
+        if note.exists():
+            return note.read_text().strip()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "polysite")
+        known = self.client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self.client.create_experiment(name)
+        tags = {"polysite.folder": str(self.folder.resolve())}
+        run: str = self.client.create_run(experiment, run_name=title, tags=tags).info.run_id
+        given = _flat(tomllib.loads(RunFolder(self.folder).config))
+        for some in _chunks([self.entities.Param(k, v) for k, v in given.items()], PARAMS):
+            self.client.log_batch(run, params=some)
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(run + "\n")
+        return run
+
+    def _send_waiting(self) -> None:
+        while self.waiting:
+            self._send(self.waiting[0])
+            self.waiting.pop(0)
+
+    def _send(self, record: Mapping[str, Any]) -> None:
+        now, step = int(time.time() * 1000), record["round"] + 1
+        found = [self.entities.Metric(k, v, now, step) for k, v in scalars(record).items()]
+        for some in _chunks(found, METRICS):
+            self.client.log_batch(self.run, metrics=some)
+
+
+TRACKERS: Mapping[str, type[TensorBoard] | type[MLflow]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a round by name: the validation of every site and label, losses, bytes and steps of all sites.
+
+    >>> trained = {"a": {"loss": 0.5, "bytes_down": 8, "bytes_up": 16, "steps": 3}}
+    >>> seen = {"a": {"cases": 2, "loss": None, "score": {"WT": 0.75}}}
+    >>> scalars({"round": 0, "sites": trained, "validation": seen, "measure": "Dice", "mean_score": 0.75})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'mean_Dice': 0.75, 'Dice/a/WT': 0.75, 'loss/a': 0.5, 'bytes_down': 8, 'bytes_up': 16, 'steps': 3}
+    """
+    found: dict[str, float] = {}
+    if "mean_score" in record:
+        found[f"mean_{record['measure']}"] = record["mean_score"]
+    for site, seen in record.get("validation", {}).items():
+        found |= {f"{record['measure']}/{_name(site)}/{_name(k)}": v for k, v in seen["score"].items()}
+        if seen["loss"] is not None:
+            found[f"validation_loss/{_name(site)}"] = seen["loss"]
+    found |= {f"loss/{_name(i)}": s["loss"] for i, s in record["sites"].items() if s["loss"] is not None}
+    for total in ("bytes_down", "bytes_up", LAST):
+        found[total] = sum(s[total] for s in record["sites"].values())
+    return found
+
+
+def _name(part: str) -> str:
+    """As a file name, since a store may make one of it; MLflow takes no per cent sign."""
+    return file_name(part).replace("%", ":")
+
+
+def _flat(section: Mapping[str, Any], at: str = "") -> dict[str, str]:
+    """A configuration as one list of keys.
+
+    >>> _flat({"seed": 1, "train": {"patch": [32, 32], "device": "cpu"}})
+    {'seed': '1', 'train.patch': '[32, 32]', 'train.device': 'cpu'}
+    """
+    found: dict[str, str] = {}
+    for key, value in section.items():
+        name = f"{at}{_name(key)}"
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{name}.")
+        else:
+            found[name] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def _chunks(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (values[i : i + size] for i in range(0, len(values), size))
+
+
+def _need(package: str, module: str) -> Any:
+    """A module of a package that is not always there."""
+    try:
+        import_module(package)
+        return import_module(module)
+    except ImportError as problem:
+        raise ConfigError(
+            f"tracking with {package} takes a package that is not installed ({problem}); pip install 'polysite[track]'"
+        ) from problem

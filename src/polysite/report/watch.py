@@ -1,0 +1,91 @@
+"""The page about a run while it goes on, on this machine alone.
+
+It is the page of ``polysite report``, built from the run folder when something has changed there. Only this machine
+can ask for it: the server listens on 127.0.0.1 and answers no request that was addressed to another name.
+"""
+
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+
+from polysite.engines.folder import RunFolder
+from polysite.errors import PolysiteError, RunError
+from polysite.report.page import Options, build
+from polysite.report.runs import methods, read
+
+HOSTS = ("127.0.0.1", "localhost")
+
+
+class Live:
+    """The page, and the state of the folder that it shows."""
+
+    def __init__(self, run: Path):
+        self.run, self.lock = run, Lock()
+        self.seen, self.text = "", ""
+
+    @property
+    def state(self) -> str:
+        """Changes when the folder does."""
+        files = ("rounds.jsonl", "result.json", *(f"evaluation/{n}/about.json" for n in ("test", "validation")))
+        stamps = [p.stat() for f in files if (p := self.run / f).exists()]
+        return " ".join(f"{s.st_size}.{s.st_mtime_ns}" for s in stamps)
+
+    def page(self) -> str:
+        with self.lock:
+            state = self.state
+            if state != self.seen:
+                found = methods([read(self.run)])
+                live = "" if found[0].first.finished and found[0].first.evaluation else state
+                self.text = build(f"{found[0].name}, live", found, Options(), live=live)
+                self.seen = state
+            return self.text
+
+
+def serve(run: Path, port: int = 8765, ready: Callable[[str], None] = lambda address: None) -> None:
+    """Answer until interrupted; ``ready`` is told the address."""
+    RunFolder.open(run)
+    live = Live(run)
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(live))
+    except (OSError, OverflowError) as problem:
+        raise RunError(f"port {port} cannot be listened on: {problem}; choose another with --port, or 0") from problem
+    with server:
+        ready(f"http://127.0.0.1:{server.server_port}/")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
+
+
+def _handler(live: Live) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            host = (self.headers.get("Host") or "").rpartition(":")[0]
+            if host not in HOSTS:
+                return self._answer(403, "this page is for this machine alone")
+            if self.path == "/state":
+                return self._answer(200, live.state)
+            if self.path != "/":
+                return self._answer(404, "there is one page, /")
+            try:
+                return self._answer(200, live.page(), "text/html")
+            except PolysiteError as problem:
+                return self._answer(500, str(problem))
+
+        def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
+            body = text.encode()
+            self.send_response(code)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing is said about requests."""
+
+    return Handler

@@ -1,0 +1,109 @@
+"""Run folders written by hand, for tests of what is read out of them."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from polysite import config
+from polysite.engines.folder import RunFolder
+from polysite.report.runs import methods, read
+
+SIZE = 8  # of the cubes
+SITES = {"north": 6, "south": 5, "island": 2}
+
+
+def row(dice, hd95=1.0, truth=10.0, predicted=10.0):
+    """One label of one case, as an evaluation has it."""
+    empty = not (truth and predicted)
+    far = np.nan if empty else hd95
+    return {
+        "dice": dice, "iou": dice / (2 - dice), "sensitivity": dice, "specificity": 0.99, "hd95": far,
+        "hd95_union": far, "assd": far if empty else hd95 / 2, "nsd": np.nan if empty else dice, "truth": truth,
+        "predicted": predicted, "diagonal": 100.0,
+    }  # fmt: skip
+
+
+def write(path: Path, cases, *, own=False, rounds=3, split="test", unit="mm", seed=0, fold=0, **settings) -> Path:
+    """A finished and evaluated run; ``cases`` is site -> case -> label -> Dice or a whole row."""
+    study = config.build({"seed": seed, **settings})
+    study = replace(study, split=replace(study.split, folds=5, fold=fold)) if fold else study
+    folder = RunFolder.create(path, config.dump(study), seed)
+    whole = {
+        s: {c: {k: v if isinstance(v, dict) else row(v) for k, v in labels.items()} for c, labels in found.items()}
+        for s, found in cases.items()
+    }
+    scores = {
+        s: {c: {**{k: v["dice"] for k, v in labels.items()}, "loss": 0.5} for c, labels in found.items()}
+        for s, found in whole.items()
+    }
+    for index in range(rounds):
+        told = {"loss": 1.0, "steps": 4, "lr_sum": 0.1, "seconds": 0.1, "bytes_down": 100, "bytes_up": 200, "said": {}}
+        judged = {s: {"cases": 2, "loss": 0.5, "score": {"WT": 0.2 * index}} for s in cases}
+        record = {
+            "round": index, "sites": dict.fromkeys(cases, told), "absent": [], "refused": {},
+            "shares": {s: 1 / len(cases) for s in cases}, "validation": judged, "measure": "Dice",
+            "mean_score": 0.2 * index, "best_round": index, "elapsed": 0.1 * index,
+        }  # fmt: skip
+        folder.append(record)
+    other = {s: {} for s in cases}
+    folder.finish({
+        "task": "segmentation", "labels": ["WT"], "modalities": ["t1"], "rounds": rounds, "best_round": rounds - 1,
+        "validation": scores if split == "validation" else other, "test": scores if split == "test" else other,
+    })  # fmt: skip
+    _evaluation(path / "evaluation" / split, whole, own, unit)
+    return path
+
+
+def _evaluation(place: Path, whole, own, unit) -> None:
+    place.mkdir(parents=True)
+    lines = [
+        {"model": s if own else "all", "site": s, "case": c, "label": k, **v}
+        for s, found in whole.items()
+        for c, labels in found.items()
+        for k, v in labels.items()
+    ]
+    with (place / "cases.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    labels = sorted({line["label"] for line in lines})
+    shown = [_shown(s, c, why) for s, found in whole.items() for c, why in zip(found, ("worst", "best"), strict=False)]
+    about = {
+        "part": "test", "data": "", "cases": {s: len(c) for s, c in whole.items()}, "trained": sorted(whole),
+        "tolerance": 1.0, "unit": unit, "labels": labels, "modalities": ["t1"], "versions": {}, "shown": shown,
+    }  # fmt: skip
+    (place / "about.json").write_text(json.dumps(about))
+    rng = np.random.default_rng(0)
+    cube = np.zeros((SIZE,) * 3, np.uint8)
+    cube[2:6, 2:6, 2:6] = 1
+    answers = {f"{s}/{c}": np.roll(cube, 1, 0) for s, found in whole.items() for c in found}
+    np.savez_compressed(place / "predictions.npz", **answers)
+    scans = {}
+    for each in shown:
+        name = f"{each['site']}/{each['case']}"
+        scans[f"{name}/image"] = rng.integers(0, 255, (1, *cube.shape)).astype(np.uint8)
+        scans[f"{name}/truth"] = cube[None]
+    np.savez_compressed(place / "scans.npz", **scans)
+
+
+def _shown(site, case, why):
+    grid = {"axes": "RAS", "slices": list(range(SIZE)), "step": 1, "pixel": [1.0, 1.0], "sides": True}
+    return {"site": site, "case": case, "why": why, **grid}
+
+
+def cases(shift=0.0, noise=0.0, seed=0, labels=("WT", "ET")):
+    """Dice that differ from case to case; shifted, and more or less by chance."""
+    rng, own = np.random.default_rng(7), np.random.default_rng(seed)
+
+    def dice(_):
+        return float(np.clip(rng.uniform(0.3, 0.8) + shift + noise * own.normal(), 0, 1))
+
+    return {s: {f"{s}-{k}": {label: dice(label) for label in labels} for k in range(n)} for s, n in SITES.items()}
+
+
+def load(*paths):
+    """The methods of run folders, called as these are."""
+    return methods(read(p, p.name) for p in paths)

@@ -1,0 +1,135 @@
+"""What a case gets, and what an empty mask is worth under every policy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polysite.errors import ConfigError
+from polysite.metrics.measures import BETTER, DISTANCES, Policy, measure
+from polysite.metrics.overlap import overlap
+from polysite.metrics.surface import surfaces
+from polysite.train.surface import surfaces as tensor_surfaces
+
+SHAPE, SPACING = (6, 7, 5), (1.0, 0.5, 2.0)
+DIAGONAL = math.sqrt(6**2 + 3.5**2 + 10**2)
+NONE = np.zeros(SHAPE, bool)
+
+
+def mask(seed, share=None):
+    rng = np.random.default_rng(seed)
+    return rng.random(SHAPE) < (share or rng.choice([0.01, 0.1, 0.6]))
+
+
+def row(predicted, truth):
+    return measure(predicted, truth, SPACING)
+
+
+def test_a_row_holds_every_measure():
+    predicted, truth = mask(0, 0.3), mask(1, 0.3)
+    found, counts, apart = row(predicted, truth), overlap(predicted, truth), surfaces(predicted, truth, SPACING)
+    assert found == {
+        "dice": counts.dice,
+        "iou": counts.iou,
+        "sensitivity": counts.sensitivity,
+        "specificity": counts.specificity,
+        "hd95": apart.hausdorff(95, "max"),
+        "hd95_union": apart.hausdorff(95, "union"),
+        "assd": apart.assd(),
+        "nsd": apart.nsd(1.0),
+        "truth": truth.sum(),
+        "predicted": predicted.sum(),
+        "diagonal": pytest.approx(DIAGONAL),
+    }
+    assert " ".join(found) == "dice iou sensitivity specificity hd95 hd95_union assd nsd truth predicted diagonal"
+    assert all(type(v) is float for v in found.values())
+    assert measure(predicted, truth, SPACING, tolerance=0.1)["nsd"] < found["nsd"]
+    tensors = measure(torch.from_numpy(predicted), torch.from_numpy(truth), SPACING, surfaces=tensor_surfaces)
+    assert tensors == pytest.approx(found, abs=1e-12)
+    assert {k for k, sign in BETTER.items() if sign < 0} == set(DISTANCES)
+
+
+KINDS = {
+    "": (mask(0, 0.3), mask(1, 0.3)),
+    "missed": (NONE, mask(1, 0.3)),
+    "false alarm": (mask(0, 0.3), NONE),
+    "both empty": (NONE, NONE),
+}
+GONE = math.nan
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "dice", "hd95", "assd", "nsd"),
+    [
+        ("missed", Policy(), 0, DIAGONAL, DIAGONAL, 0),
+        ("false alarm", Policy(), 0, DIAGONAL, DIAGONAL, 0),
+        ("both empty", Policy(), 1, GONE, GONE, 1),
+        ("missed", Policy(penalty=373.13), 0, 373.13, 373.13, 0),
+        ("false alarm", Policy(penalty=373.13, hd95="union"), 0, 373.13, 373.13, 0),
+        ("both empty", Policy(penalty=373.13), 1, GONE, GONE, 1),
+        ("missed", Policy("excluded"), 0, GONE, GONE, GONE),
+        ("false alarm", Policy("excluded", hd95="union"), 0, GONE, GONE, GONE),
+        ("both empty", Policy("excluded"), 1, GONE, GONE, 1),
+    ],
+)
+def test_empty_masks(kind, policy, dice, hd95, assd, nsd):
+    found = row(*KINDS[kind])
+    assert policy.kind(found) == kind
+    values = [policy.value(found, k) for k in ("dice", "iou", "hd95", "hd95_union", "assd", "nsd")]
+    np.testing.assert_allclose(values, [dice, dice, hd95, hd95, assd, nsd])
+    assert all(math.isnan(found[k]) for k in ("hd95", "hd95_union", "assd", "nsd"))
+
+
+@pytest.mark.parametrize("empty", ["penalty", "excluded"])
+def test_other_masks_are_left_as_they_are(empty):
+    found = row(*KINDS[""])
+    assert Policy.kind(found) == "" and found["hd95"] != found["hd95_union"]
+    for key in (*BETTER.keys() - {"accuracy"}, "truth", "hd95_union"):
+        assert Policy(empty).value(found, key) == found[key]
+    assert Policy(empty, hd95="union").value(found, "hd95") == found["hd95_union"]
+
+
+def mean(policy, rows, key):
+    return np.nanmean([policy.value(r, key) for r in rows])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(0, 2**32 - 2), min_size=1, max_size=5), st.sampled_from(["max", "union"]))
+def test_a_missed_tumour_never_improves_a_mean(seeds, how):
+    """Whatever the first case was given, nothing instead is no better: for distances, Dice, IoU and NSD."""
+    truth = mask(seeds[0])
+    truth[0, 0, 0] = True
+    others = [row(mask(s), mask(s + 1)) for s in seeds[1:]]
+    given_, missed = [row(mask(seeds[0] + 1), truth), *others], [row(NONE, truth), *others]
+    for key in ("dice", "iou", "hd95", "assd", "nsd"):
+        gain = BETTER[key] * (mean(Policy(hd95=how), missed, key) - mean(Policy(hd95=how), given_, key))
+        assert gain <= 1e-12, key
+
+
+def test_it_can_where_empty_masks_are_left_out():
+    """The published behaviour: a poor answer counts, no answer does not."""
+    truth, corner = np.zeros((2, *SHAPE), bool)
+    truth[0, 0, 0], corner[-1, -1, -1] = True, True
+    easy = row(truth, truth)
+    poor, missed = [easy, row(corner, truth)], [easy, row(NONE, truth)]
+    assert mean(Policy("excluded"), missed, "hd95") == 0 < mean(Policy("excluded"), poor, "hd95")
+    assert mean(Policy(), missed, "hd95") > mean(Policy(), poor, "hd95")
+
+
+@pytest.mark.parametrize("penalty", [0, -1, math.inf, math.nan, True, "far"])
+def test_a_penalty_is_a_distance(penalty):
+    with pytest.raises(ConfigError, match=r"penalty = .*'diagonal' or a positive number"):
+        Policy(penalty=penalty)
+
+
+def test_policies_are_named():
+    with pytest.raises(ConfigError, match="empty = 'nan' is no policy; choose penalty or excluded"):
+        Policy(empty="nan")
+    with pytest.raises(ConfigError, match="hd95 = 'mean' is no policy; choose max or union"):
+        Policy(hd95="mean")
+    assert "diagonal of the image" in Policy().words and "the larger of" in Policy().words
+    assert "373.13" in Policy(penalty=373.13).words
+    assert "left out" in Policy("excluded").words and "together" in Policy("excluded", hd95="union").words

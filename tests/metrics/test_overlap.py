@@ -1,0 +1,95 @@
+"""Dice and its kin against MONAI, scikit-learn and the stated policies."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from monai.metrics import compute_dice, compute_iou
+from sklearn.metrics import confusion_matrix
+
+from polysite.errors import DataError
+from polysite.metrics import overlap as module
+from polysite.metrics.overlap import Overlap, dice, overlap
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def pair(seed):
+    rng = np.random.default_rng(seed)
+    shape = rng.integers(1, 9, rng.integers(1, 4))
+    return [rng.random(shape) < rng.choice([0, 0.05, 0.5, 1]) for _ in range(2)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(seeds)
+def test_counts_are_those_of_scikit_learn_however_arrays_lie(seed):
+    predicted, truth = pair(seed)
+    (tn, fp), (fn, tp) = confusion_matrix(truth.ravel(), predicted.ravel(), labels=[False, True])
+    ways = (
+        (predicted, truth),
+        (np.asfortranarray(predicted), np.asfortranarray(truth)),
+        (np.asfortranarray(predicted), truth),
+        (np.repeat(predicted, 2, 0)[::2], truth),
+        (torch.from_numpy(predicted), torch.from_numpy(truth)),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", 7)
+        assert {overlap(a, b) for a, b in ways} == {Overlap(tp, fp, fn, tn)}
+    assert overlap(predicted, truth) == Overlap(tp, fp, fn, tn)
+
+
+class Elsewhere:
+    """A tensor that says it is on another device, to walk the way of a GPU on a CPU."""
+
+    device = "elsewhere"
+
+    def __init__(self, tensor):
+        self.tensor, self.shape, self.sum = tensor, tensor.shape, tensor.sum
+
+    def __and__(self, other):
+        return self.tensor & other.tensor
+
+
+@settings(deadline=None, max_examples=100)
+@given(seeds)
+def test_a_device_counts_for_itself(seed):
+    masks = pair(seed)
+    assert overlap(*(Elsewhere(torch.from_numpy(m)) for m in masks)) == overlap(*masks)
+
+
+@settings(deadline=None, max_examples=100)
+@given(seeds)
+def test_dice_and_iou_are_those_of_monai(seed):
+    rng = np.random.default_rng(seed)
+    predicted, truth = (rng.random((2, 3, 5, 4, 3)) < rng.choice([0.05, 0.5])) | (np.arange(3) == 2)
+    found = [overlap(p, t) for p, t in zip(predicted, truth, strict=True)]
+    batch = torch.from_numpy(predicted)[None], torch.from_numpy(truth)[None]
+    expected = compute_dice(*batch, ignore_empty=False)[0]
+    np.testing.assert_allclose([o.dice for o in found], expected, atol=1e-6)
+    np.testing.assert_allclose([o.iou for o in found], compute_iou(*batch, ignore_empty=False)[0], atol=1e-6)
+    assert [dice(p, t) for p, t in zip(predicted, truth, strict=True)] == [o.dice for o in found]
+
+
+@pytest.mark.parametrize(
+    ("counts", "dice", "iou", "sensitivity", "specificity"),
+    [
+        ((0, 0, 0, 9), 1, 1, math.nan, 1),
+        ((0, 0, 3, 6), 0, 0, 0, 1),
+        ((0, 3, 0, 6), 0, 0, math.nan, 6 / 9),
+        ((9, 0, 0, 0), 1, 1, 1, math.nan),
+        ((4, 2, 1, 3), 8 / 11, 4 / 7, 4 / 5, 3 / 5),
+    ],
+    ids=["both empty", "missed", "false alarm", "everything", "usual"],
+)
+def test_policies(counts, dice, iou, sensitivity, specificity):
+    found = Overlap(*counts)
+    assert (found.dice, found.iou) == (dice, iou)
+    np.testing.assert_equal([found.sensitivity, found.specificity], [sensitivity, specificity])
+
+
+def test_shapes_must_agree():
+    with pytest.raises(DataError, match=r"\(2, 3\), the truth \(3,\)"):
+        overlap(np.ones((2, 3), bool), np.ones(3, bool))

@@ -1,0 +1,286 @@
+"""Segmentations on a page, in a real browser: what is seen is what was given, and names are nothing but names."""
+
+import io
+import re
+from base64 import b64decode, b64encode
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from browser import browse
+from polysite.errors import DataError
+from polysite.report import viewer as module
+from polysite.report.viewer import COLOURS, Shown, plate, viewer
+
+SORT = Path(module.__file__).with_name("sort.js").read_text(encoding="utf-8")
+HOSTILE = "</script><b>\"' onerror=alert(1) <!-- {{ 7 * 7 }} $x_1$"
+PAGE = """<!doctype html><html><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<style>* { box-sizing: border-box }</style></head><body>%s</body></html>"""
+READY = """
+  const root = document.querySelector(".viewer"), stage = root.querySelector(".stage");
+  const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+  const ready = async () => { do await pause(20); while (stage.getAttribute("aria-busy") !== "false"); };
+  const canvases = () => [...stage.querySelectorAll("canvas")];
+  const look = () => canvases().map((c) => c.toDataURL()).join();
+  const press = (element, kind, more) => element.dispatchEvent(new Event(kind, { bubbles: true, ...more }));
+  await ready();
+"""
+
+
+def shown(site="north", case="case 1", why="worst", slices=6, seed=0, **more):
+    """Slices of one grey each; on them a square of the truth, and random bits of two methods."""
+    rng = np.random.default_rng(seed)
+    image = np.broadcast_to((60 + 20 * np.arange(slices, dtype=np.uint8))[:, None, None], (slices, 40, 60))
+    truth = np.zeros((slices, 40, 60), np.uint8)
+    truth[4 % slices, 10:20, 30:50] = 1
+    truth[4 % slices, 25:38, 5:20] = 128
+    given = {
+        "modalities": ("t1", "flair"),
+        "labels": tuple("abcdefgh"),
+        "image": np.stack([image, image + 15]),
+        "truth": truth,
+        "predicted": {m: rng.integers(0, 256, truth.shape, np.uint8) for m in ("alone", "together")},
+        "scores": {"alone": {"a": 0.5, "h": float("nan")}, "together": {"a": 0.75}},
+    }
+    return Shown(site, case, why, **(given | more))
+
+
+def page(folder, *fragments):
+    file = folder / "page.html"
+    file.write_text(PAGE % "\n".join(fragments), encoding="utf-8")
+    return file
+
+
+def test_masks_arrive_as_given_and_scans_and_outlines_are_where_they_belong(tmp_path):
+    case = shown()
+    script = """
+      const text = (bytes) => btoa(Array.from(bytes, (b) => String.fromCharCode(b)).join(""));
+      const [{ width, height }] = canvases();
+      const { data } = canvases()[0].getContext("2d").getImageData(0, 0, width, height);
+      const place = (row, column) => 4 * (Math.floor(row / 40 * height) * width + Math.floor(column / 60 * width));
+      const at = (row, column) => [...data.slice(place(row, column), place(row, column) + 3)];
+      return { masks: [0, 1, 2].map((k) => text(root.view.mask(k))), slice: root.view.slice,
+        inside: at(15, 30.1), outside: at(15, 29.8), middle: at(15, 40), other: at(25.1, 12) };
+    """
+    seen, errors = browse(page(tmp_path, viewer([case])), READY + script)
+    assert errors == []
+    given = [b64encode(m.tobytes()).decode() for m in (case.truth, *case.predicted.values())]
+    assert seen["masks"] == given
+    assert seen["slice"] == case.start == 4
+    colours = [[int(c[k : k + 2], 16) for k in (1, 3, 5)] for c in COLOURS]
+    assert abs(np.array(seen["inside"]) - colours[0]).max() < 20
+    assert abs(np.array(seen["other"]) - colours[7]).max() < 20
+    assert abs(np.array([seen["outside"], seen["middle"]]) - 140).max() < 6
+
+
+def test_every_control_changes_what_it_should(tmp_path):
+    script = """
+      const [slider, output, select] = ["input[type=range]", "output", "select"].map((s) => root.querySelector(s));
+      const seen = { start: output.textContent, panels: canvases().length };
+      async function changes(act) { const before = look(); await act(); await ready(); return look() !== before; }
+      seen.slider = await changes(() => { slider.value = 2; press(slider, "input"); });
+      seen.moved = output.textContent;
+      const key = (name) => stage.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
+      seen.arrow = await changes(() => key("ArrowRight"));
+      seen.third = [root.view.slice, slider.value];
+      seen.end = (key("End"), key("ArrowUp"), root.view.slice);
+      const wheel = () => stage.dispatchEvent(new WheelEvent("wheel", { deltaY: -200, bubbles: true }));
+      seen.passing = (wheel(), root.view.slice);
+      stage.dispatchEvent(new PointerEvent("pointermove", { movementX: 3, bubbles: true }));
+      seen.wheel = (wheel(), root.view.slice);
+      seen.modality = await changes(() => root.querySelectorAll(".modality input")[1].click());
+      const box = (name) => [...root.querySelectorAll(".legend label")].find((l) => l.textContent === name).control;
+      seen.label = await changes(() => box("c").click());
+      seen.method = await changes(() => box("together").click());
+      seen.fewer = canvases().length;
+      root.querySelectorAll(".mode input")[1].click();
+      seen.over = canvases().length;
+      seen.added = await changes(() => box("together").click());
+      seen.outlines = await changes(() => box("all outlines").click());
+      seen.groups = [...select.querySelectorAll("optgroup")].map((g) => g.label);
+      seen.another = await changes(() => { select.value = 2; press(select, "change"); });
+      seen.title = [root.view.title, select.selectedOptions[0].textContent];
+      seen.flat = getComputedStyle(root.querySelector(".slices")).display;
+      return seen;
+    """
+    cases = [shown(), shown(case="case 2", seed=1), shown("south", "case 3", "best", slices=1, seed=2)]
+    seen, errors = browse(page(tmp_path, viewer(cases)), READY + script)
+    assert errors == []
+    assert seen == {
+        "start": "slice 5 of 6", "panels": 3, "slider": True, "moved": "slice 2 of 6", "arrow": True, "third": [2, "3"],
+        "end": 5, "passing": 5, "wheel": 3, "modality": True, "label": True, "method": True, "fewer": 2, "over": 1,
+        "added": True, "outlines": True, "groups": ["north", "south"], "another": True,
+        "title": ["case 3 · best · Dice 0.50", "south · case 3 · best · Dice 0.50"], "flat": "none",
+    }  # fmt: skip
+
+
+def test_names_are_only_text_and_a_phone_has_room_for_fingers(tmp_path):
+    labels = (HOSTILE, "b")
+    methods = {HOSTILE: shown().truth, "__proto__": shown().truth, "truth": shown().truth}
+    case = shown(
+        HOSTILE, HOSTILE, HOSTILE, modalities=(HOSTILE, "t2"), labels=labels, truth=shown().truth & 1,
+        predicted={n: m & 3 for n, m in methods.items()}, scores={HOSTILE: {HOSTILE: 0.5}},
+    )  # fmt: skip
+    script = """
+      const targets = [...root.querySelectorAll("select, button, label")];
+      const small = targets.filter((e) => e.getBoundingClientRect().height < 40).map((e) => e.outerHTML);
+      const names = [...root.querySelectorAll("tbody th")].map((e) => e.textContent);
+      return { names, small, bold: document.querySelectorAll("b").length, panels: canvases().length,
+        label: root.querySelector("thead th + th").textContent, site: root.querySelector("optgroup").label,
+        wide: document.documentElement.scrollWidth, plate: document.querySelector("img").alt };
+    """
+    seen, errors = browse(page(tmp_path, viewer([case]), plate([case])), READY + script, width=360)
+    assert errors == []
+    assert seen["names"] == ["truth", *methods] and seen["panels"] == 4
+    assert seen["label"] == seen["site"] == HOSTILE and HOSTILE in seen["plate"]
+    assert (seen["bold"], seen["small"], seen["wide"]) == (0, [], 360)
+
+
+def test_in_print_the_plate_stands_in_for_the_viewer(tmp_path):
+    script = """
+      const image = document.querySelector(".plate img");
+      return [getComputedStyle(document.querySelector(".viewer")).display, image.naturalWidth > 300, image.alt];
+    """
+    seen, errors = browse(page(tmp_path, viewer([shown()]), plate([shown()])), script, media="print")
+    assert errors == []
+    assert seen == ["none", True, "north, case 1, worst: Dice alone 0.50, together 0.75"]
+
+
+TABLE = """<table class="sortable"><thead><tr><th>name</th><th>Dice</th><th><i>sent</i></th><th>given</th></tr></thead>
+<tbody><tr><td>b 10</td><td>0.812 ± 0.034</td><td>1 234 kB</td><td data-value="2">x</td></tr>
+<tr><td>b 9</td><td>–</td><td>12.3 MB</td><td data-value="1">z</td></tr>
+<tr><td>a</td><td>−0.05</td><td>900 B</td><td data-value="10">y</td></tr>
+<tr class="total"><td>all</td><td>0.5</td><td>2 MB</td><td></td></tr>
+<tr class="label"><td>WT</td><td>0.1</td><td>–</td><td></td></tr></tbody></table>"""
+
+
+def test_tables_sort_both_ways_and_totals_stay_last(tmp_path):
+    script = """
+      const [table] = document.querySelectorAll("table"), buttons = [...table.querySelectorAll("th button")];
+      const rows = () => [...table.tBodies[0].rows].map((r) => r.cells[0].textContent).join();
+      const seen = { buttons: buttons.map((b) => b.textContent), orders: [] };
+      for (const button of buttons) for (const time of [1, 2]) {
+        button.click();
+        seen.orders.push([rows(), [...table.querySelectorAll("[aria-sort]")].map((h) => h.ariaSort)]);
+      }
+      return { ...seen, left: document.querySelectorAll(".plain button").length };
+    """
+    plain = TABLE.replace("sortable", "plain")
+    twice = page(tmp_path, TABLE, plain, f"<script>{SORT}</script><script>{SORT}</script>")
+    seen, errors = browse(twice, script)
+    assert errors == [] and seen["left"] == 0
+    assert seen["buttons"] == ["name", "Dice", "sent", "given"]
+    up, down = ["ascending"], ["descending"]
+    last = ",all,WT"
+    assert seen["orders"] == [
+        ["a,b 9,b 10" + last, up], ["b 10,b 9,a" + last, down],
+        ["a,b 10,b 9" + last, up], ["b 10,a,b 9" + last, down],
+        ["a,b 10,b 9" + last, up], ["b 9,b 10,a" + last, down],
+        ["b 9,b 10,a" + last, up], ["a,b 10,b 9" + last, down],
+    ]  # fmt: skip
+
+
+def test_the_browser_tells_of_errors_and_requests(tmp_path):
+    broken = """<script>console.error("first"); Promise.reject(new Error("second"));
+      addEventListener("load", () => setTimeout(() => { throw new Error("third"); }))</script>
+      <img src="http://127.0.0.1:9/picture.png"><link rel="stylesheet" href="away.css">"""
+    seen, errors = browse(page(tmp_path, broken), "return [innerWidth, 1]", width=390)
+    assert seen == [390, 1]
+    for word in ("first", "second", "third", "request: http://127.0.0.1:9/picture.png", "away.css"):
+        assert any(word in e for e in errors), (word, errors)
+
+
+def noisy(side=160, slices=8, modalities=3):
+    """A case that does not compress, so that its size is known."""
+    image = np.random.default_rng(0).integers(0, 256, (modalities, slices, side, side), np.uint8)
+    empty = np.zeros(image.shape[1:], np.uint8)
+    names = tuple(f"m{k}" for k in range(modalities))
+    return Shown("north", "case", "best", names, ("a",), image, empty, {"fedavg": empty}, {})
+
+
+def test_what_does_not_fit_is_left_out_and_said():
+    case = noisy()
+    whole = len(viewer([case]))
+    one = len(re.search(r'"url": "(data:[^"]+)', viewer([case]))[1])
+    for budget, scans, words in (
+        (whole, 3, ()),
+        (2 * one + 5000, 2, ("small: m2.",)),
+        (one + 5000, 1, ("small: m1, m2.",)),
+        (one * 7 // 8, 3, ("at half their resolution",)),
+        (one // 3, 1, ("small: m1, m2.", "at half their resolution")),
+        (10, 1, ("small: m1, m2.", "a quarter of their resolution")),
+    ):
+        text = viewer([case], budget)
+        assert text.count('"url": "data:') == scans, budget
+        assert all(w in text for w in words), budget
+        assert bool(words) == ("to keep this page small" in text)
+    assert "Some scans" in viewer([case, noisy(4096, 1, 1)])  # more pixels than phones decode
+
+
+@pytest.mark.parametrize("halvings", [0, 1])
+def test_a_sheet_holds_every_slice(halvings):
+    smooth = np.linspace(40, 200, 5 * 150, dtype=np.uint8).reshape(5, 150, 1).repeat(131, axis=2)
+    sheet = module._sheet(smooth, halvings)
+    picture = np.asarray(Image.open(io.BytesIO(b64decode(sheet.url.split(",")[1]))))
+    rows, columns = (int(n) for n in sheet.size)
+    for k, given in enumerate(smooth):
+        top, left = (n * t for n, t in zip(divmod(k, sheet.across), sheet.tile, strict=True))
+        found = picture[top : top + rows, left : left + columns].astype(int)
+        assert abs(found - given[:: 1 + halvings, : columns * (1 + halvings) : 1 + halvings][:rows]).max() <= 3
+
+
+def test_background_around_all_slices_is_cut_off_but_nothing_that_is_drawn():
+    case = shown()
+    image, truth = np.zeros((2, 6, 100, 200), np.uint8), np.zeros((6, 100, 200), np.uint8)
+    image[1, 3, 40:60, 50:90] = 200
+    truth[2, 30, 150] = 1
+    cut = module._trimmed(replace(case, image=image, truth=truth, predicted={"alone": truth}))
+    assert cut.image.shape == (2, 6, 36, 113) and cut.truth.shape == cut.predicted["alone"].shape == (6, 36, 113)
+    assert cut.truth[2, 3, 106] == 1 and cut.truth.sum() == 1
+    blank = replace(case, image=image * 0, truth=truth * 0, predicted={})
+    assert module._trimmed(blank).truth.shape == (6, 100, 200)
+
+
+def test_the_slice_that_shows_most_comes_first():
+    case = shown(predicted={})
+    assert case.start == 4
+    empty = replace(case, truth=case.truth * 0)
+    assert empty.start == 3
+    other = case.truth[::-1].copy()
+    assert replace(empty, predicted={"alone": other}).start == 1
+
+
+def test_a_plate_holds_the_cases_that_matter_most():
+    def many(sites):
+        ranks = ("best", "median", "worst")
+        return [shown(f"s{k}", f"c-{why}", why, slices=1, predicted={}) for k in range(sites) for why in ranks]
+
+    for sites, ranks, rows, words in (
+        (1, {"best", "median", "worst"}, 3, ""),
+        (2, {"median", "worst"}, 4, "Of 6 cases, only the worst and the median of every hospital are here."),
+        (3, {"worst"}, 3, "Of 9 cases, only the worst of every hospital are here."),
+        (6, {"worst"}, 5, "Of 18 cases, only 5 are here"),
+    ):
+        text = plate(many(sites), most=5)
+        assert {w for w in ("best", "median", "worst") if f"c-{w}" in text} == ranks
+        assert len(re.findall(r"s\d, c-", text)) == rows
+        assert words in text
+    assert plate(many(3)).count("<img") == 2  # no more than six rows in one
+    assert (plate([]), viewer([])) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"labels": tuple("abcdefghi")}, "9 labels"),
+        ({"modalities": ("t1",)}, "for 1 modalities"),
+        ({"truth": np.zeros((5, 40, 60), np.uint8)}, r"the truth is uint8 of shape \(5, 40, 60\)"),
+        ({"predicted": {"alone": np.zeros((6, 40, 60), bool)}}, "alone is bool"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_by_name(wrong, words):
+    with pytest.raises(DataError, match=f"case 'case 1' of site 'north'.*{words}"):
+        shown(**wrong)

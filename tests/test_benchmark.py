@@ -1,0 +1,159 @@
+"""Whole benchmarks: from one file to a comparison, interrupted and gone on with."""
+
+import json
+import subprocess
+import sys
+from shutil import rmtree
+
+import pytest
+from typer.testing import CliRunner
+
+from polysite import benchmark, config
+from polysite.algorithms.clustered import Clustered
+from polysite.algorithms.weighted import Weighted
+from polysite.cli import app
+from polysite.errors import ConfigError, RunError
+
+TINY = """
+title = "Tiny"
+reference = "fedavg"
+seeds = [0, 1]
+
+[study]
+model = { filters = [2, 4, 4] }
+assess = { projections = 0 }
+train = { patch = [16, 16, 16], device = "cpu", augment = "light" }
+run = { rounds = 2 }
+
+[study.data]
+name = "phantom"
+shape = [24, 24, 24]
+
+[study.data.sites]
+east = { cases = 8 }
+north = { cases = 8, scanner = 2 }
+west = { cases = 9, scanner = 9 }
+
+[methods]
+fedavg = {}
+fedprox.algorithm = "fedprox"
+"omega".outlier = { distance = "emd", weight = 0.3 }
+"groups".clusters = "emd"
+"krum".algorithm = { name = "krum", f = 1 }
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return tmp_path / "tiny.toml"
+
+
+def jobs(bench, out):
+    return list(benchmark._jobs(bench, out, {}, benchmark.silent))
+
+
+def test_every_shipped_benchmark_is_a_list_of_studies_that_can_be_read():
+    for name in benchmark.names():
+        for small in (False, True):
+            try:
+                bench = benchmark.load(name, small)
+            except ConfigError:
+                assert small and name == "hospitals"
+                continue
+            for changes in bench.methods.values():
+                rest = {k: v for k, v in changes.items() if k not in ("outlier", "clusters")}
+                study = config.build(config.merge(bench.study, rest))
+                assert config.parse(config.dump(study)) == study
+            assert bench.reference in bench.methods and bench.title and bench.about
+
+
+def test_an_assessment_names_whom_to_count_less_and_whom_to_train_together(tiny, tmp_path):
+    found = {(j.method, j.seed): j.study for j in jobs(benchmark.load(str(tiny)), tmp_path / "out")}
+    assert len(found) == 10
+    for seed in (0, 1):
+        weighted, grouped = found["omega", seed].algorithm, found["groups", seed].algorithm
+        told = json.loads((tmp_path / "out" / "assess" / f"fold0-seed{seed}" / "assessment.json").read_text())
+        assert isinstance(weighted, Weighted) and weighted.weights == {told["distances"]["emd"]["outlier"]: 0.3}
+        assert isinstance(grouped, Clustered)
+        assert sorted(s for g in grouped.groups.values() for s in g) == ["east", "north", "west"]
+        assert found["fedavg", seed].seed == seed and found["fedavg", seed].split.seed == 0
+
+
+@pytest.mark.slow
+def test_a_benchmark_runs_fails_in_part_and_goes_on(tiny, tmp_path):
+    words = [sys.executable, "-m", "polysite.cli", "bench", str(tiny), "--out", str(tmp_path / "out"), "--jobs", "2"]
+
+    def bench(*more):
+        chosen = (word for name in more for word in (("--only", name) if not name.startswith("-") else (name,)))
+        return subprocess.run([*words, *chosen], capture_output=True, text=True)
+
+    out, first = tmp_path / "out", bench("fedavg", "krum")
+    assert first.returncode == 1 and "krum, fold 0, seed 1 failed: krum tolerates" in first.stderr
+    assert "fedavg" in (out / "comparison" / "overview.csv").read_text()
+    stamps = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
+    assert len(stamps) == 2
+    half = out / "runs" / "fedavg" / "fold0-seed1"  # as if it had been killed
+    before = (half / "result.json").read_text()
+    (half / "result.json").unlink()
+    rmtree(half / "evaluation")
+    second = bench("fedavg", "groups")
+    assert second.returncode == 0, second.stderr
+    assert "Against fedavg: Dice" in second.stdout and (half / "result.json").read_text() == before
+    assert "How the hospitals differ" in (out / "comparison" / "index.html").read_text()
+    whole = out / "runs" / "fedavg" / "fold0-seed0" / "result.json"
+    assert whole.stat().st_mtime_ns == stamps[whole] and len(list(out.rglob("result.json"))) == 4
+    other = bench("fedavg", "--set=train.lr=0.3")
+    assert other.returncode == 2 and "was begun with other settings (set)" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["paper_z"], "there is no benchmark called 'paper_z'"),
+        (["paper_a"], "at full scale is for real scans"),
+        (["hospitals", "--scale", "small"], "has no small scale"),
+        (["paper_a", "--scale", "tiny"], "--scale tiny: full or small"),
+        (["paper_a", "--scale", "small", "--only", "fedavq"], "paper_a has no method 'fedavq'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_a_sentence(words, sentence, tmp_path):
+    done = CliRunner().invoke(app, ["bench", *words, "--out", str(tmp_path / "out")])
+    assert sentence in str(done.exception) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("title = 1\nmethod = {}", "unknown key 'method'"),
+        ("title = 'x'", "has no .methods."),
+        ("title =", "not valid TOML"),
+    ],
+)
+def test_a_file_that_is_no_benchmark_is_refused(text, sentence, tmp_path):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        benchmark.load(str(tmp_path / "mine.toml"))
+
+
+def test_runs_of_another_configuration_are_not_taken_for_these(tiny, tmp_path):
+    bench, out = benchmark.load(str(tiny)).only(["fedavg"]), tmp_path / "out"
+    (job, _) = jobs(bench, out)
+    job.run.mkdir(parents=True)
+    (job.run / "config.toml").write_text(config.dump(config.vary(job.study, {"train": {"lr": 0.3}})))
+    with pytest.raises(RunError, match="was trained with another configuration"):
+        benchmark._fits(job)
+
+
+def test_as_many_run_as_fit_into_memory(monkeypatch):
+    free = [100]
+    monkeypatch.setattr(benchmark, "free_memory", lambda: tuple(free))
+    room = benchmark.Room(8)
+    assert room.now(0) == 1 and room.now(1) == 1  # the first alone
+    free[0] = 70  # it takes 30
+    room.look()
+    room.learnt = True
+    free[0] = 100
+    assert room.now(0) == 2  # 80 of 100, at 30 each
+    free[0] = 20
+    assert room.now(2) == 2 and benchmark.Room(1).now(0) == 1

@@ -1,0 +1,159 @@
+"""What every hospital gets: all models on everyone's patients, own data and others."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from monai.metrics.hausdorff_distance import compute_hausdorff_distance
+from pyarrow import parquet
+
+import polysite as ps
+from polysite.data.federation import LeaveOut
+from polysite.data.phantom import write
+from polysite.errors import ConfigError, DataError, RunError
+from polysite.report.runs import read
+from polysite.study import hospitals
+from test_study import SMALL
+
+LABELS = ("WT", "TC", "ET")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A shared model and personal ones, trained and examined."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, algorithm in (("fedavg", ps.FedAvg()), ("local", ps.Local())):
+        ps.run(replace(SMALL, algorithm=algorithm), root / name)
+        ps.evaluate(root / name, parquet=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Two new patients of a hospital that nobody has seen, and one of a known one, as files."""
+    folder = tmp_path_factory.mktemp("elsewhere") / "new"
+    sites = {"abbey": ps.Hospital(cases=2, scanner=5), "north": ps.Hospital(cases=1, scanner=1)}
+    patients = ps.Phantom(shape=(24, 24, 24), sites=sites).patients(9)
+    write((p.open() for site in patients.values() for p in site), folder)
+    rows = ["site,case,t1,t1ce,t2,flair,label,labels"]
+    for case in sorted(p for p in folder.glob("*/*") if p.is_dir()):
+        files = [str(next(case.glob(f"*{m}.nii.gz"))) for m in ("t1", "t1ce", "t2", "flair", "seg")]
+        rows.append(",".join([case.parent.name, case.name, *files, '"WT=1,2,4; TC=1,4; ET=4"']))
+    (folder / "new.csv").write_text("\n".join(rows) + "\n")
+    return folder / "new.csv"
+
+
+def rows_of(folder):
+    with (folder / "cases.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_shared_model_has_a_row_for_every_label_of_every_case(root):
+    run, found = read(root / "fedavg"), rows_of(root / "fedavg" / "evaluation" / "test")
+    assert {r["model"] for r in found} == {"all"} and len(found) == 3 * sum(map(len, run.scores.values()))
+    for r in found:
+        assert float(r["dice"]) == run.scores[r["site"]][r["case"]][r["label"]]
+        assert float(r["iou"]) == pytest.approx(float(r["dice"]) / (2 - float(r["dice"])))
+    table = parquet.read_table(root / "fedavg" / "evaluation" / "test" / "cases.parquet").to_pylist()
+    assert [{k: str(v) for k, v in r.items()} for r in table] == found
+
+
+@pytest.mark.filterwarnings("ignore:monai.metrics.utils:FutureWarning")
+def test_the_distances_are_monais_on_the_answers_that_were_kept(root):
+    evaluation, sites = read(root / "fedavg").evaluation, hospitals(SMALL)
+    checked = 0
+    for (site, case), labels in evaluation.own.items():
+        answer, truth = evaluation.answer(site, case), sites[site]._volumes[case][1].numpy()
+        for k, label in enumerate(LABELS):
+            mask, row = (answer >> k & 1).astype(bool), labels[label]
+            assert (row["predicted"], row["truth"]) == (mask.sum(), truth[k].sum())
+            if mask.any() and truth[k].any():
+                tensors = (torch.tensor(m.astype(np.float32))[None, None] for m in (mask, truth[k]))
+                monai = compute_hausdorff_distance(*tensors, percentile=95, include_background=True)
+                assert row["hd95"] == pytest.approx(float(monai), abs=1e-5)
+                checked += 1
+    assert checked > 3
+
+
+def test_personal_models_are_tried_on_everyone(root):
+    found = read(root / "local").evaluation
+    matrix = found.matrix()
+    assert set(matrix) == {"east", "north", "west"} and all(set(r) == set(matrix) for r in matrix.values())
+    for site in matrix:
+        own = [r["dice"] for (s, _), labels in found.own.items() if s == site for r in labels.values()]
+        assert matrix[site][site] == pytest.approx(np.mean(own))
+    for site, cases in read(root / "local").scores.items():
+        for case, labels in cases.items():
+            assert {**{k: r["dice"] for k, r in found.own[site, case].items()}, "loss": labels["loss"]} == labels
+
+
+def test_an_unseen_hospital_is_given_the_shared_model_and_every_personal_one(root, elsewhere):
+    place = ps.evaluate(root / "fedavg", on=elsewhere)
+    assert place == root / "fedavg" / "evaluation" / "new"
+    assert {(r["model"], r["site"]) for r in rows_of(place)} == {("all", "abbey"), ("all", "north")}
+    place = ps.evaluate(root / "local", on=elsewhere)
+    pairs = {(r["model"], r["site"]) for r in rows_of(place)}
+    assert pairs == {(m, s) for m in ("east", "north", "west") for s in ("abbey", "north")}
+    run = read(root / "local", evaluation="new")
+    assert run.sites == ["north"]  # the hospital that has a model of its own
+    assert read(root / "fedavg", evaluation="new").sites == ["abbey", "north"]
+
+
+def test_a_hospital_that_did_not_train_is_examined_too(tmp_path):
+    ps.run(replace(SMALL, federation=LeaveOut("west")), tmp_path / "run")
+    found = rows_of(ps.evaluate(tmp_path / "run", pictures=False))
+    assert sum(r["site"] == "west" for r in found) == 15
+    run = read(tmp_path / "run")
+    assert run.unseen == {"west"} and not run.evaluation.about["shown"]
+    assert run.evaluation.answer("west", "west-000") is None
+
+
+def test_other_parts_and_pooled_training_can_be_examined(tmp_path):
+    ps.run(replace(SMALL, run=replace(SMALL.run, pooled=True)), tmp_path / "run")
+    found = rows_of(ps.evaluate(tmp_path / "run", "validation"))
+    assert {r["model"] for r in found} == {"all"} and {r["site"] for r in found} == {"east", "north", "west"}
+    about = json.loads((tmp_path / "run" / "evaluation" / "validation" / "about.json").read_text())
+    assert about["unit"] == "mm" and about["trained"] == ["pooled"] and len(about["shown"]) == 3
+
+
+def test_what_cannot_be_examined_is_refused_and_leaves_nothing_behind(root, elsewhere, tmp_path):
+    before = sorted(root.rglob("*"))
+    with pytest.raises(RunError, match="exists already; --again"):
+        ps.evaluate(root / "fedavg")
+    with pytest.raises(ConfigError, match="there is no part 'tset'"):
+        ps.evaluate(root / "fedavg", "tset")
+    with pytest.raises(ConfigError, match="must be a distance"):
+        ps.evaluate(root / "fedavg", tolerance=-1)
+    with pytest.raises(DataError, match="does not fit this run: its label names"):
+        other = tmp_path / "other.csv"
+        other.write_text(elsewhere.read_text().replace("ET=4", "XX=4"))
+        ps.evaluate(root / "fedavg", on=other)
+    with pytest.raises(RunError, match="not a run folder"):
+        ps.evaluate(tmp_path)
+    assert sorted(root.rglob("*")) == before
+    mtime = (root / "fedavg" / "evaluation" / "test" / "cases.csv").stat().st_mtime_ns
+    text = (root / "fedavg" / "evaluation" / "test" / "cases.csv").read_text()
+    ps.evaluate(root / "fedavg", again=True)
+    file = root / "fedavg" / "evaluation" / "test" / "cases.csv"
+    assert file.read_text() == text and file.stat().st_mtime_ns != mtime
+
+
+def test_an_unfinished_run_and_other_data_are_refused(tmp_path):
+    ps.run(SMALL, tmp_path / "run")
+    split = tmp_path / "run" / "split.csv"
+    split.write_text(split.read_text().replace(",test,", ",train,"))
+    with pytest.raises(RunError, match="the data are not those"):
+        ps.evaluate(tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    with pytest.raises(RunError, match="has not finished"):
+        ps.evaluate(tmp_path / "run")
+
+
+def test_without_pyarrow_parquet_is_refused_in_a_sentence(root, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"pip install 'polysite\[parquet\]'"):
+        ps.evaluate(root / "fedavg", "validation", parquet=True)
+    assert not (root / "fedavg" / "evaluation" / "validation").exists()
