@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from polysite import tree
-from polysite.site import Fit, Tilt
+from polysite.site import Divergence, Fit, Tilt
 
 
 @dataclass
@@ -22,6 +22,8 @@ class Quadratic:
     lr: float = 0.05
     start: dict = field(default_factory=lambda: {"w": np.array([3.0])})
     fits: list = field(default_factory=list)
+    instead: tuple | None = None  # curvature and optimum of a loss that replaces its own; None: the same
+    kinds: tuple = ()  # the class of every case; all are of class 0 where none are given
 
     @property
     def size(self):
@@ -32,10 +34,24 @@ class Quadratic:
         """1 - (1 - eta a)^K: how far towards its optimum the site goes in one fit."""
         return 1 - (1 - self.lr * self.a) ** self.steps
 
+    @property
+    def fresh(self):
+        """Unlike the start, and unlike at another site."""
+        return {**self.start, **{k: 0.1 * self.a - 0.5 * v for k, v in tree.trained(self.start).items()}}
+
+    def calibrate(self, params):
+        return {**params, **{k: v * 0 + self.a**2 for k, v in tree.statistics(params).items()}}
+
     def at(self, round):
         site = copy.copy(self)
         site.fits = []
         return site
+
+    def amount(self, channel):
+        return float(sum(k == channel for k in self.kinds or (0,) * self.size))
+
+    def sketch(self, kind, cases):
+        return np.array([np.mean([b for n, b in zip(self.cases("train"), self.b, strict=True) if n in cases])])
 
     def cases(self, split):
         return tuple(str(i) for i in range(self.size))
@@ -53,24 +69,82 @@ class Quadratic:
         losses = self.losses(params)
         return {n: {"L": 1 / (1 + losses[n]), "loss": losses[n]} for n in cases}
 
-    def fit(self, params, *, tilt=None, only=("*",), keep=None, terms=(), lr=None, epochs=None, steps=None):
+    def fit(
+        self,
+        params,
+        *,
+        tilt=None,
+        only=("*",),
+        keep=None,
+        terms=(),
+        lr=None,
+        epochs=None,
+        steps=None,
+        minibatch=None,  # the whole batch is the only one
+        mix=None,
+        loss=None,
+        personal=None,
+    ):
         b = np.mean([x for n, x in zip(self.cases("train"), self.b, strict=True) if keep is None or n in keep])
         lr, steps = lr or self.lr, steps or self.steps * (epochs or 1)
         tilt, p = tilt or Tilt(), {k: np.array(v, float) for k, v in tree.trained(params).items()}
+        twin = {k: np.array(v, float) for k, v in mix.twin.items() if k in p} if mix else {}
+        second = {k: np.array(v, float) for k, v in (personal or {}).items()}
+        steep, aim = self.instead if loss and self.instead else (self.a, b)
         for _ in range(steps):
-            g = self.a * (sum(p.values()) - b)  # the same for every additive part
-            extra = [contrast_gradient(p, t) for t in terms]
+            g = dict.fromkeys(p, steep * (sum(p.values()) - aim))  # the same for every additive part
+            if mix:
+                g, other = mixed_gradients(self.a, b, p, twin, mix)
+                twin = {k: twin[k] - lr * other[k] for k in twin}
+            extra = [term_gradient(self, p, t) for t in terms]
             force = {
-                k: g
+                k: g[k]
                 + sum(pulls[k] for pulls in extra)
                 + (tilt.linear[k] if tilt.linear else 0)
-                + (tilt.weight * (p[k] - tilt.anchor[k]) if tilt.anchor else 0)
+                + (tilt.weight * (p[k] - tilt.anchor[k]) if k in (tilt.anchor or {}) else 0)
                 for k in p
             }
             p = {k: p[k] - lr * force[k] if tree.matches(k, only) else p[k] for k in p}
-        p = {**p, **{k: 0.9 * v + 0.1 * self.a**2 for k, v in tree.statistics(params).items()}}
-        self.fits.append(Fit(p, float(np.mean(list(self.losses(p).values()))), steps, steps * lr, steps * lr))
+            both = sum(p.values()) + sum(second.values())
+            second = {k: v - lr * self.a * (both - b) for k, v in second.items()}
+        pace = {k: 0.1 if tree.matches(k, only) else 0.0 for k in tree.statistics(params)}
+        p = {**p, **{k: (1 - x) * params[k] + x * self.a**2 for k, x in pace.items()}}
+        loss = float(np.mean(list(self.losses(p).values())))
+        self.fits.append(Fit(p, loss, steps, steps * lr, steps * lr, twin, second))
         return self.fits[-1]
+
+
+def mixed_gradients(a, b, p, twin, mix):
+    """Of both models, the mean over lam from U(0, 1), which has E lam^2 = 1/3 and E lam (1 - lam) = 1/6."""
+    part = {k: k.rpartition(".")[0] if mix.by == "layer" else "" for k in twin}
+    middle = {k: (p[k] + twin[k]) / 2 if k in twin else p[k] for k in p}
+    mine, other = {k: a * (sum(middle.values()) - b) for k in p}, {}
+    for k in twin:
+        near = [j for j in twin if part[j] == part[k]]  # those that share its lam
+        rest = (sum(middle[j] for j in p if j not in near) - b) / 2
+        mine[k] = a * (sum(p[j] / 3 + twin[j] / 6 for j in near) + rest)
+        other[k] = a * (sum(p[j] / 6 + twin[j] / 3 for j in near) + rest)
+    u, v = ({k: x[k] for k in twin} for x in (p, twin))
+    across = 2 * mix.orthogonality * tree.dot(u, v) / tree.dot(u, u) / tree.dot(v, v)
+    for k in twin:
+        mine[k] = mine[k] + across * (v[k] - tree.dot(u, v) / tree.dot(u, u) * u[k])
+        other[k] = other[k] + across * (u[k] - tree.dot(u, v) / tree.dot(v, v) * v[k])
+    return mine, other
+
+
+def term_gradient(site, p, term):
+    return divergence_gradient(site, p, term) if isinstance(term, Divergence) else contrast_gradient(p, term)
+
+
+def divergence_gradient(site, p, term):
+    """What the encoder of class i makes of a case is its parameter times the case's optimum: weight |w_i| std(beta b)."""
+    kinds, found = np.array(site.kinds or (0,) * site.size), {k: 0.0 for k in p}
+    for k in p:
+        if ".class" in k:
+            mine = kinds == int(k.split(".class")[1].split(".")[0])
+            spread = np.std(np.exp(term.focus * (2 * mine - 1)) * site.b)
+            found[k] = (0.2 if term.weight is None else term.weight) * spread * np.sign(p[k])
+    return found
 
 
 def contrast_gradient(p, term):

@@ -9,18 +9,30 @@ from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
 from polysite.algorithms.ditto import Ditto
+from polysite.algorithms.fedabc import FedABC
+from polysite.algorithms.fedamp import FedAMP
 from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.fedbn import FedBN
+from polysite.algorithms.feddiv import FedDiv
 from polysite.algorithms.feddyn import FedDyn
 from polysite.algorithms.fedexp import FedExP
 from polysite.algorithms.fednova import FedNova
 from polysite.algorithms.fedper import FedPer, LGFedAvg
 from polysite.algorithms.fedprox import FedProx
+from polysite.algorithms.fedrep import FedRep
+from polysite.algorithms.fedrod import FedRoD
+from polysite.algorithms.fpfc import Fpfc
+from polysite.algorithms.ifca import Ifca
+from polysite.algorithms.l2gd import L2gd
 from polysite.algorithms.local import Local
 from polysite.algorithms.moon import Moon
+from polysite.algorithms.pfedme import PFedMe
+from polysite.algorithms.pfednet import PFedNet
 from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server import Adagrad, Adam, Sgd, Yogi
+from polysite.algorithms.superfed import SuPerFed
 from polysite.algorithms.weighted import Weighted
 from polysite.engines import checkpoint
 from polysite.payload import Payload
@@ -34,6 +46,10 @@ CASES = {
     "clustered scaffold": Clustered({"north": ("a", "c", "d"), "south": ("b",)}, Scaffold()),
     "ditto": Ditto(lam=0.5),
     "ditto, longer for its own": Ditto(lam=0.5, steps=3, own_steps=7, own_lr=0.02),
+    "fedabc": FedABC(personal=("head.*",)),
+    "fedamp": FedAMP(),
+    "fedamp, as given": FedAMP(0.5, sigma=3.0, alpha=0.5, decay=0.99, every=2, on=("body.*",)),
+    "fedamp, by direction": FedAMP(cosine=3.0, own=0.4),
     "fedavg, fixed epochs": FedAvg(epochs=2),
     "fedavg, fixed iterations": FedAvg(steps=3),
     "fedavg, uniform": FedAvg(uniform=True),
@@ -41,7 +57,11 @@ CASES = {
     "fedadagrad": FedAvg(server=Adagrad()),
     "fedadam": FedAvg(server=Adam()),
     "fedyogi": FedAvg(server=Yogi()),
+    "fedbn": FedBN(),
+    "fedbn, uniform": FedBN(uniform=True),
     "fedcostwavg": FedCostWAvg(),
+    "feddiv": FedDiv(alpha=0.0, lam=2.0),
+    "feddiv, of the nearest": FedDiv(alpha=0.0, lam=0.0, nearest=2),
     "feddyn": FedDyn(alpha=0.7),
     "fedexp": FedExP(),
     "fedexp, uniform": FedExP(uniform=True),
@@ -50,16 +70,31 @@ CASES = {
     "fedpidavg": FedPIDAvg(),
     "fedpidavg, no cost before the first": FedPIDAvg(start="size"),
     "fedprox": FedProx(mu=0.5),
+    "fedrep": FedRep(head_epochs=2),
+    "fedrep, by size": FedRep(steps=3, head_steps=4, head_lr=0.02, uniform=False),
+    "fedrod": FedRoD(),
+    "fpfc": Fpfc(lam=0.2, nu=0.05),
+    "fpfc, relative after a warm-up": Fpfc(relative=True, lam=0.3, warmup=2, nu=0.1),
     "geometric median": GeometricMedian(),
+    "ifca": Ifca(k=3, spread=1.0, seed=1),
+    "ifca, starts of sites": Ifca(starts="sites", warmup=1, uniform=True),
+    "ifca, gradients of the head after a warm-up": Ifca(averaged="gradients", warmup=1, clustered=("head.*",)),
     "krum": Krum(f=0),
     "multi-krum": Krum(f=0, keep=2),
+    "l2gd": L2gd(lam=0.4, p=0.3),
     "lg-fedavg": LGFedAvg(private=("head.*", "norm.*")),
     "local": Local(),
     "median": Median(),
     "moon": Moon(),
+    "pfedme": PFedMe(outer=1),
+    "pfedme, beyond the mean of several steps": PFedMe(2.0, 0.1, 3, None, 7, warm=False, beta=1.5, uniform=False),
+    "pfednet": PFedNet(lam=0.02, neighbours=1),
+    "pfednet, by cases": PFedNet(lam=0.05, eta=2.0, uniform=False, sketch="images"),
     "q-fedavg": QFedAvg(q=2.0),
     "scaffold": Scaffold(),
     "scaffold, by size": Scaffold(uniform=False),
+    "superfed": SuPerFed(after=2),
+    "superfed, layer by layer": SuPerFed(0.3, 0.5, 0, "layer", shared=("head.*",)),
     "top-k": TopK(keep=2),
     "trimmed mean": TrimmedMean(),
     "weighted cfl": Weighted({"b": 0.3}, Cfl(split_at=(1, 3), quorum=0.5, least=2)),

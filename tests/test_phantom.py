@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
-from polysite.data.phantom import LABELS, MODALITIES, Hospital, draw, four_hospitals
+from polysite.data.phantom import LABELS, MODALITIES, Hospital, draw, four_hospitals, three_clinics
 from polysite.data.prepare import Prepare
-from polysite.data.sources import Phantom
+from polysite.data.sources import Phantom, PhantomClasses
 from polysite.errors import ConfigError
 
 SHAPE = (32, 32, 32)
@@ -92,6 +93,7 @@ def test_the_federation_has_four_hospitals_of_different_size():
         {"missing": ("x",)},
         {"missing": MODALITIES},
         {"low_grade": 2},
+        {"healthy": -0.1},
         {"thickness": 0.5},
         {"noise": float("nan")},
     ],
@@ -99,3 +101,53 @@ def test_the_federation_has_four_hospitals_of_different_size():
 def test_impossible_hospitals_are_refused(wrong):
     with pytest.raises(ConfigError):
         Hospital(**wrong)
+
+
+def test_some_patients_are_healthy_and_the_others_as_they_were():
+    """A share of healthy patients takes tumours away and moves nothing else."""
+    ill, mixed = patients(replace(PLAIN, low_grade=0.3), 12), patients(replace(PLAIN, low_grade=0.3, healthy=0.4), 12)
+    healthy = [c.group == "healthy" for c in mixed]
+    assert 0 < sum(healthy) < 12 and {c.group for c in mixed} == {"healthy", "low", "high"}
+    for a, b, well in zip(ill, mixed, healthy, strict=True):
+        assert b.label.any() != well and (well or a.image.tobytes() == b.image.tobytes())
+        changed = (a.image != b.image).any(0)
+        near = ndimage.binary_dilation(a.label[0], iterations=5)  # as far as a scanner blurs
+        assert not (changed & ~near).any() and changed.any() == well
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_phantoms_can_be_classified(flat):
+    """The same heads as those that are segmented: whole, or the slice where the tumour is largest."""
+    hospitals = {"a": Hospital(cases=9, healthy=0.4, low_grade=0.3), "b": Hospital(cases=3, low_grade=0.5)}
+    source = PhantomClasses(shape=SHAPE, flat=flat, sites=hospitals)
+    assert source.label_names == ("healthy", "low", "high") and (source.task, source.dims) == ("classification", 2 + (not flat))
+    volumes = Phantom(shape=SHAPE, sites=hospitals).patients(0)["a"]
+    for p, other in zip(source.patients(0)["a"], volumes, strict=True):
+        case, volume = p.open(), other.open()
+        assert case.image.ndim == len(case.spacing) + 1 == 1 + source.dims and case.image.dtype == np.float32
+        assert p.name == other.name and p.category == p.group == case.group == volume.group
+        assert case.label.tolist() == [float(n == p.category) for n in source.label_names] == list(p.volumes().values())
+        if not flat:
+            assert case.image.tobytes() == volume.image.tobytes()
+        elif volume.label.any():
+            assert (case.image == volume.image[..., volume.label[0].sum((0, 1)).argmax()]).all()
+    assert {len(patients) for patients in source.patients(0).values()} == {9, 3}
+
+
+def test_hospitals_that_are_classified_have_classes_of_their_own():
+    shares = {
+        name: [np.mean([p.category == g for p in found]) for g in ("healthy", "low", "high")]
+        for name, found in PhantomClasses(sites=three_clinics(200)).patients(0).items()
+    }
+    assert [int(np.argmax(s)) for s in shares.values()] == [0, 1, 2]
+    assert all(s == pytest.approx([0.25 + 0.25 * (k == n) for n in range(3)], abs=0.1) for k, s in enumerate(shares.values()))
+    two = PhantomClasses(sites={"a": Hospital(), "b": Hospital(low_grade=0.9)})
+    assert two.label_names == ("low", "high")
+    with pytest.raises(ConfigError, match="all patients are of one class, 'high'"):
+        PhantomClasses(sites={"a": PLAIN})
+    with pytest.raises(ConfigError, match="three sides of at least 24 voxels"):
+        PhantomClasses(shape=(32, 32))
+    with pytest.raises(ConfigError, match="at least one hospital"):
+        PhantomClasses(sites={})
+    with pytest.raises(ConfigError, match=r"low_grade \+ healthy = 1.1: together they are more than all patients"):
+        Hospital(low_grade=0.6, healthy=0.5)

@@ -40,7 +40,10 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
     extra = {
         "clustered": {"algorithm.groups.coast": "[east, west]", "algorithm.groups.inland": "north"},
         "cfl": {"algorithm.split_at": "[1]", "algorithm.least": "2"},
+        "feddiv": {"algorithm.alpha": "0"},  # of a network without sub-encoders; with them: test_feddiv.py
         "krum": {"algorithm.f": "0"},
+        "pfedme": {"algorithm.outer": "2"},
+        "superfed": {"algorithm.after": "1", "algorithm.choices": "[0, 0.5, 1]"},
         "trimmed_mean": {"algorithm.beta": "0.34"},
         "weighted": {"algorithm.weights.west": "0.3"},
     }.get(name, {})

@@ -85,6 +85,39 @@ def test_a_tilted_step_is_the_step_on_paper(train, expected):
     assert fit.loss == pytest.approx(0.5 * 4 * 2**2) and fit.steps == 1 and fit.time == pytest.approx(0.05)
 
 
+def test_a_tilt_holds_what_its_anchor_names_and_nothing_else():
+    s = site()
+    head = {k: v + 1 for k, v in s.start.items() if k.startswith("head.")}
+    free, held = (s.fit(s.start, tilt=tilt, steps=1).params for tilt in (None, Tilt(anchor=head, weight=0.3)))
+    for k in s.start:
+        pull = 0.05 * 0.3 if k in head else 0.0  # lr weight (anchor - w)
+        assert torch.allclose(held[k], free[k] + pull, atol=1e-6), k
+        assert k in head or torch.equal(held[k], free[k])
+    unheld = s.fit(s.start, tilt=Tilt(anchor={}, weight=0.3), steps=1).params
+    assert head and all(torch.equal(unheld[k], free[k]) for k in free)
+
+
+@pytest.mark.parametrize("cases_on", ["device", "disk"])
+def test_a_sketch_is_the_mean_over_cases_of_what_numpy_finds(cases_on):
+    s, given = site(Train(**{**vars(PLAIN), "cases": cases_on})), cases(5)
+    shares = np.mean([c.label.mean(axis=(1, 2, 3)) for c in given], axis=0)
+    found = s.sketch("labels", s.cases("train"))
+    assert found.dtype == np.float64 and found == pytest.approx(shares, abs=1e-12)
+    flat = [c.image.reshape(2, -1).astype(float) for c in given[:2]]
+    moments = [[*x.mean(1), *np.cov(x, bias=True)[np.triu_indices(2)]] for x in flat]
+    assert s.sketch("images", ["s0", "s1"]) == pytest.approx(np.mean(moments, axis=0), abs=1e-9)
+
+
+def test_a_sketch_of_classes_and_of_one_modality():
+    kinds = np.eye(2, dtype=np.uint8)[[0, 1, 1, 1]]
+    images = [Case("s", str(i), np.full((1, 16, 16), i, np.float32), kinds[i], (1.0, 1.0)) for i in range(4)]
+    train = Train(**{**vars(PLAIN), "patch": (16, 16)})
+    net = Network(DenseNet(blocks=(2, 2), growth=4, features=8).build(dims=2, modalities=1, outputs=2, seed=1), train)
+    s = TorchSite("s", net, {"train": images}, ["a", "b"], train, 0, Classify())
+    assert s.sketch("labels", s.cases("train")).tolist() == [0.25, 0.75]
+    assert s.sketch("images", s.cases("train")) == pytest.approx([1.5, 0.0])
+
+
 def test_momentum_takes_the_tilt_into_its_buffer():
     s = quadratic_site("a", 1.0, 2.0, Train(**{**vars(PLAIN), "momentum": 0.9}))
     w = velocity = 0.0
@@ -168,7 +201,7 @@ def test_the_extra_loss_is_weight_times_the_mean_contrast_of_pooled_features():
         return seen[0].mean((2, 3, 4))
 
     term = Contrast(near.start, far.start, 3.0, 0.7)
-    logits, more = Extra(mine, [term])(x)
+    logits, more = Extra(mine, [term])(x, x[:, :1])
     z = features(mine)
     alike = [torch.nn.functional.cosine_similarity(z, features(other)) / 0.7 for other in (near, far)]
     want = 3.0 * torch.log1p(torch.exp(alike[1] - alike[0])).mean()
@@ -187,7 +220,7 @@ def test_the_loss_that_is_trained_is_the_sum_and_the_one_that_is_told_is_the_sit
     s.network.write(far)
     s.network.module.train()
     ((x, y),) = s.at(1)._batches((1, None), None)
-    logits, more = Extra(s.network, [term])(x)
+    logits, more = Extra(s.network, [term])(x, y)
     s.network.module.zero_grad()
     (Outline().loss("dice", logits, y).mean() + more).backward()
     for k, p in s.network.parameters.items():

@@ -253,7 +253,7 @@ def _scan(archive: ZipFile, case: Case, axes: str) -> dict[str, Any]:
     for what, array in (("image", _grey(image)), ("truth", packed(label)[None])):
         _add(archive, f"{case.site}/{case.name}/{what}", array[:, slices, ::step, ::step])
     _, height, width = turned_size(case.spacing, axes)
-    return {"axes": axes, "slices": slices, "step": step, "pixel": [height, width], "sides": bool(axes)}
+    return {"axes": axes, "slices": slices, "step": step, "pixel": [height, width], "sides": bool(axes and case.unit)}
 
 
 def _slices(label: np.ndarray) -> list[int]:

@@ -155,6 +155,11 @@ def test_the_second_time_nothing_is_read(cache, files, monkeypatch):
     assert oct(entries(cache)[0].stat().st_mode & 0o777) == "0o600"
 
 
+def test_a_unit_that_is_not_known_stays_unknown(cache, files, monkeypatch):
+    monkeypatch.setattr("polysite.data.files.Case", lambda *all: Case(*all[:-1], ""))
+    assert [c.unit for c in (*get(cache, files), *get(cache, files))] == [""] * 6
+
+
 def test_another_configuration_or_content_is_another_entry(cache, files):
     first = get(cache, files)
     get(cache, files, Prepare(normalise="all"))

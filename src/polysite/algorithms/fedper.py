@@ -1,24 +1,18 @@
 """Models of which a part stays at every site: FedPer keeps the last layers there, LG-FedAvg the first.
 
-What stays is said by patterns of names, never by positions: ``head.*`` is the output of every network, ``stem.*`` and
-``encoder.*`` are the contracting half of a U-Net and all but the classifier of a DenseNet. A layer's running statistics
-stay with any of its parameters. All sites begin with the same private part, that of the initial model. It crosses the
-wire in neither direction, and the server does not even hold it.
+How a model is parted by patterns of names is said in ``private.py``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polysite import tree
 from polysite.algorithms.average import average
 from polysite.algorithms.base import Kind
-from polysite.errors import ConfigError
+from polysite.algorithms.private import Patterns, parted, refuse_nothing, shared, whole
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
-
-Patterns = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +41,10 @@ class FedPer:
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _refuse_nothing(self.private)
+        refuse_nothing(self.private)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(_shared(self.private, params))
+        return State(shared(self.private, params))
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         return {i: Payload(model=state.model) for i in cohort}
@@ -62,7 +56,7 @@ class FedPer:
         return State(average(replies))
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield _whole(self.private, got, memory, site), cases
+        yield whole(self.private, got, memory, site), cases
 
 
 @dataclass(frozen=True)
@@ -87,10 +81,10 @@ class LGFedAvg:
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _refuse_nothing(self.private)
+        refuse_nothing(self.private)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(_shared(self.private, params))
+        return State(shared(self.private, params))
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         return {i: Payload(model=state.model) for i in cohort}
@@ -102,51 +96,10 @@ class LGFedAvg:
         return State(average(replies))
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield _whole(self.private, got, memory, site), cases
+        yield whole(self.private, got, memory, site), cases
 
 
 def _train(private: Patterns, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-    fit = site.fit(_whole(private, got, memory, site))
-    shared, own = _parted(private, fit.params)
-    return Payload(model=shared, weight=site.size), Payload(private=own)
-
-
-def _whole(private: Patterns, got: Payload, memory: Payload, site: Site) -> Tree:
-    """The model of a site: what it received and, whatever that is, its own private part."""
-    _, start = _parted(private, site.start)
-    return {**got["model"], **memory.get("private", start)}
-
-
-def _parted(private: Patterns, model: Tree) -> tuple[Tree, Tree]:
-    """(What is shared, what stays at a site.)"""
-    named = tree.select(model, private)
-    layers = {_layer(k) for k in named}
-    own = {**named, **{k: v for k, v in tree.statistics(model).items() if _layer(k) in layers}}
-    return {k: v for k, v in model.items() if k not in own}, own
-
-
-def _layer(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _shared(private: Patterns, params: Tree) -> Tree:
-    """What the server holds; patterns that do not part this network in two are refused."""
-    parts = ", ".join(dict.fromkeys(k.partition(".")[0] for k in params))
-    for pattern in private if params else ():
-        if not tree.select(params, [pattern]):
-            raise ConfigError(
-                f"private names {pattern!r}, and no parameter of this network is called that; its parts are {parts}, "
-                "as in 'head.*'"
-            )
-    shared, _ = _parted(private, params)
-    if params and not tree.trained(shared):
-        raise ConfigError(
-            f"private = {list(private)} keeps every parameter at the sites, so that nothing is shared; "
-            "name fewer, or choose local"
-        )
-    return shared
-
-
-def _refuse_nothing(private: Patterns) -> None:
-    if not private:
-        raise ConfigError("private names nothing that stays at a site; name it, as in ['head.*'], or choose fedavg")
+    fit = site.fit(whole(private, got, memory, site))
+    rest, own = parted(private, fit.params)
+    return Payload(model=rest, weight=site.size), Payload(private=own)

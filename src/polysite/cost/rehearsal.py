@@ -13,7 +13,7 @@ import numpy as np
 
 from polysite.cost.model import Load
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Fit, Scores
+from polysite.site import Cases, Fit, Mix, Scores, Sketch
 from polysite.tree import Tree
 
 
@@ -58,8 +58,18 @@ class Understudy:
     fits: list[Fit] = field(default_factory=list)
     patches: int = 0  # trained on so far
 
+    @property
+    def fresh(self) -> Tree:
+        return self.start
+
     def cases(self, split: str) -> Cases:
         return tuple(str(i) for i in range(self.size)) if split == "train" else ()
+
+    def amount(self, channel: int) -> float:
+        return float(self.size)
+
+    def sketch(self, kind: Sketch, cases: Collection[str]) -> np.ndarray:
+        return np.array([float(len(cases))])
 
     def lift(self, params: Tree) -> Tree:
         return params
@@ -77,12 +87,17 @@ class Understudy:
         keep: Collection[str] | None = None,
         epochs: int | None = None,
         steps: int | None = None,
+        mix: Mix | None = None,
+        personal: Tree | None = None,
         **rest: Any,
     ) -> Fit:
         count, patches = self.effort.of(self.size if keep is None else len(keep), epochs, steps)
         own = 1 / (1 + self.size)  # so that sites differ, and nothing grows however long it goes on
-        moved = {k: (v * 0.5 + own).astype(v.dtype) for k, v in params.items()}
-        self.fits.append(Fit(moved, 1.0, count, 1.0, 1.0))
+        moved, twin, second = (
+            {k: (v * 0.5 + own).astype(v.dtype) for k, v in model.items()}
+            for model in (params, mix.twin if mix else {}, personal or {})
+        )
+        self.fits.append(Fit(moved, 1.0, count, 1.0, 1.0, twin, second))
         self.patches += patches
         return self.fits[-1]
 

@@ -132,7 +132,7 @@ def _digest(recipe: Sequence[Any]) -> str:
 
 def _pack(case: Case) -> bytes:
     arrays = {"image": case.image, "label": case.label}
-    facts = {"spacing": case.spacing, "sum": [zlib.crc32(a.data) for a in arrays.values()]}
+    facts = {"spacing": case.spacing, "unit": case.unit, "sum": [zlib.crc32(a.data) for a in arrays.values()]}
     return safetensors.numpy.save(arrays, {"polysite": json.dumps(facts)})
 
 
@@ -169,6 +169,6 @@ def _open(file: Path) -> Case | None:
             arrays.append(np.memmap(file, TYPES[entry["dtype"]], "c", begin, tuple(entry["shape"])))
             if zlib.crc32(arrays[-1].data) != checksum:
                 return None
-        return Case("", "", arrays[0], arrays[1], tuple(facts["spacing"]))
+        return Case("", "", arrays[0], arrays[1], tuple(facts["spacing"]), unit=facts["unit"])
     except (OSError, ValueError, TypeError, KeyError, OverflowError, DataError):
         return None

@@ -6,8 +6,8 @@ second, so that one patient can be scanned again by another hospital's scanner.
 """
 
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from polysite.errors import ConfigError
 
 MODALITIES: Final = ("t1", "t1ce", "t2", "flair")
 LABELS: Final = ("WT", "TC", "ET")
+GRADES: Final = ("healthy", "low", "high")
 
 # Signal of every tissue in each modality, relative to white matter on a reference scanner.
 TISSUES: Final[dict[str, tuple[float, float, float, float]]] = {
@@ -61,6 +62,7 @@ class Hospital:
     thickness: float = 1.0  # slice thickness along z, in voxels
     tumour: float = 1.0  # factor of the tumour radius
     low_grade: float = 0.2  # share of patients with a low-grade tumour
+    healthy: float = 0.0  # share of patients without a tumour
     missing: tuple[str, ...] = ()  # modalities never acquired here: all-zero channels
 
     def __post_init__(self) -> None:
@@ -73,7 +75,11 @@ class Hospital:
             value = getattr(self, name)
             _require(0 <= value < np.inf, f"{name} = {value}: it must be finite and not negative")
         _require(1 <= self.thickness < np.inf, f"thickness = {self.thickness}: a slice is at least one voxel thick")
-        _require(0 <= self.low_grade <= 1, f"low_grade = {self.low_grade}: it is a share between 0 and 1")
+        for name in ("low_grade", "healthy"):
+            value = getattr(self, name)
+            _require(0 <= value <= 1, f"{name} = {value}: it is a share between 0 and 1")
+        both = self.low_grade + self.healthy
+        _require(both < 1 + 1e-9, f"low_grade + healthy = {both:g}: together they are more than all patients")
         unknown = [modality for modality in self.missing if modality not in MODALITIES]
         _require(not unknown, f"missing = {list(self.missing)}: the modalities are {', '.join(MODALITIES)}")
         _require(set(self.missing) != set(MODALITIES), "missing names every modality: a hospital must acquire one")
@@ -93,32 +99,79 @@ def four_hospitals(cases: int = 12) -> dict[str, Hospital]:
     }
 
 
+def three_clinics(cases: int = 24) -> dict[str, Hospital]:
+    """Return hospitals for a classification, each with most patients of another grade: two of it for one of each other.
+
+    They have the scanners of `four_hospitals`.
+    """
+    capital, harbour, valley, _ = four_hospitals(cases).values()
+    return {
+        "capital": replace(capital, cases=cases, healthy=0.5, low_grade=0.25),
+        "harbour": replace(harbour, healthy=0.25, low_grade=0.5),
+        "valley": replace(valley, healthy=0.25, low_grade=0.25),
+    }
+
+
 def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) -> Case:
     """Draw one patient of a hospital; the same seed, site and index give the same patient."""
+    tissue, parts, group, scan = _patient(hospital, site, index, seed, shape)
+    return Case(
+        site=site,
+        name=f"{site}-{index:03d}",
+        image=_acquire(scan, tissue, hospital),
+        label=(np.stack(parts[:3]) & (group != "healthy")).astype(np.uint8),
+        group=group,
+    )
+
+
+def picture(
+    hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape, grades: Sequence[str], flat: bool
+) -> Case:
+    """The same patient for a classification, whose label says the grade; `flat` takes a slice of the volume.
+
+    It is the slice in which the tumour is largest, or in a healthy head would be, so that the place tells nothing.
+    """
+    tissue, (whole, *_), group, scan = _patient(hospital, site, index, seed, shape)
+    image = _acquire(scan, tissue, hospital)
+    if flat:
+        image = np.ascontiguousarray(image[..., int(whole.sum((0, 1)).argmax())])
+    label = np.array([grade == group for grade in grades], np.uint8)
+    spacing = (1.0,) * (image.ndim - 1)
+    return Case(site=site, name=f"{site}-{index:03d}", image=image, label=label, spacing=spacing, group=group)
+
+
+def grade(hospital: Hospital, *, site: str, index: int, seed: int) -> str:
+    """The grade that ``draw`` gives this patient, without drawing it."""
+    return _grade(_streams(site, index, seed)[1], hospital)
+
+
+def _grade(disease: np.random.Generator, hospital: Hospital) -> str:
+    # Drawn whether it is used or not, so that no later draw depends on the shares.
+    lot = disease.random()
+    return "low" if lot < hospital.low_grade else "healthy" if lot >= 1 - hospital.healthy else "high"
+
+
+def _patient(
+    hospital: Hospital, site: str, index: int, seed: int, shape: Shape
+) -> tuple[Tissue, tuple[Mask, Mask, Mask, Mask], str, np.random.Generator]:
+    """The tissue map, the parts of the tumour, the grade, and the randomness of the scan.
+
+    A healthy head has the parts of the tumour that it would have had; they are not painted.
+    """
     _require(len(shape) == 3 and min(shape) >= 24, f"shape = {shape}: a phantom has three sides of at least 24 voxels")
     slices = shape[2] / hospital.thickness
     _require(slices >= 2, f"thickness = {hospital.thickness}: {shape[2]} voxels must hold at least two slices")
     _require(min(index, seed) >= 0, f"index = {index}, seed = {seed}: neither may be negative")
     anatomy, disease, scan = _streams(site, index, seed)
     tissue, depth = _brain(anatomy, shape)
-    # Drawn whether it is used or not, so that no later draw depends on the share.
-    low = bool(disease.random() < hospital.low_grade)
-    whole, core, enhancing, necrosis = _tumour(disease, tissue, depth, hospital.tumour, low)
+    group = _grade(disease, hospital)
+    parts = _tumour(disease, tissue, depth, hospital.tumour, group == "low")
+    whole, core, enhancing, necrosis = parts
     # From the outside in: each part paints over the one that contains it.
     for name, part in {"oedema": whole, "core": core, "necrosis": necrosis, "enhancing": enhancing}.items():
-        tissue[part] = CODE[name]
-    return Case(
-        site=site,
-        name=f"{site}-{index:03d}",
-        image=_acquire(scan, tissue, hospital),
-        label=np.stack([whole, core, enhancing]).astype(np.uint8),
-        group="low" if low else "high",
-    )
-
-
-def grade(hospital: Hospital, *, site: str, index: int, seed: int) -> str:
-    """The grade that ``draw`` gives this patient, without drawing it."""
-    return "low" if _streams(site, index, seed)[1].random() < hospital.low_grade else "high"
+        if group != "healthy":
+            tissue[part] = CODE[name]
+    return tissue, parts, group, scan
 
 
 def _streams(site: str, index: int, seed: int) -> list[np.random.Generator]:

@@ -9,7 +9,17 @@ from typing import Protocol
 
 from polysite.data.case import Case, Patient
 from polysite.data.files import Files
-from polysite.data.phantom import LABELS, MODALITIES, Hospital, draw, four_hospitals, grade
+from polysite.data.phantom import (
+    GRADES,
+    LABELS,
+    MODALITIES,
+    Hospital,
+    draw,
+    four_hospitals,
+    grade,
+    picture,
+    three_clinics,
+)
 from polysite.errors import ConfigError
 
 
@@ -43,10 +53,7 @@ class Phantom:
     sites: Mapping[str, Hospital] = field(default_factory=four_hospitals)
 
     def __post_init__(self) -> None:
-        if len(self.shape) != 3 or min(self.shape) < 24:
-            raise ConfigError(f"data.shape = {list(self.shape)}: a phantom has three sides of at least 24 voxels")
-        if not self.sites:
-            raise ConfigError("data.sites is empty: a federation needs at least one hospital")
+        _check(self.shape, self.sites)
 
     @property
     def task(self) -> str:
@@ -84,4 +91,66 @@ class Phantom:
         )
 
 
-SOURCES: Mapping[str, type] = {"phantom": Phantom, "files": Files}
+@dataclass(frozen=True)
+class PhantomClasses:
+    """The same heads, to be told apart: healthy, or with a tumour of low or of high grade."""
+
+    shape: tuple[int, ...] = (32, 32, 32)
+    flat: bool = True  # one slice of every patient, where the tumour is largest; otherwise whole volumes
+    sites: Mapping[str, Hospital] = field(default_factory=three_clinics)
+
+    def __post_init__(self) -> None:
+        _check(self.shape, self.sites)
+        if len(self.label_names) < 2:
+            raise ConfigError(
+                f"data.sites: all patients are of one class, {self.label_names[0]!r}; give low_grade or healthy other shares"
+            )
+
+    @property
+    def task(self) -> str:
+        return "classification"
+
+    @property
+    def dims(self) -> int:
+        return 2 if self.flat else 3
+
+    @property
+    def modality_names(self) -> tuple[str, ...]:
+        return MODALITIES
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The grades that patients of these hospitals may have."""
+        shares = [(h.healthy, h.low_grade, 1 - h.healthy - h.low_grade) for h in self.sites.values()]
+        return tuple(g for k, g in enumerate(GRADES) if any(each[k] > 1e-9 for each in shares))
+
+    def patients(self, seed: int) -> Mapping[str, list[Patient]]:
+        return {name: [self._patient(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
+
+    def _patient(self, site: str, index: int, seed: int) -> Patient:
+        (x, y, z), hospital, grades = self.shape, self.sites[site], self.label_names
+
+        def read() -> Case:
+            where = (x, y, z)
+            return picture(hospital, site=site, index=index, seed=seed, shape=where, grades=grades, flat=self.flat)
+
+        found = grade(hospital, site=site, index=index, seed=seed)
+        return Patient(
+            site=site,
+            name=f"{site}-{index:03d}",
+            read=read,
+            volumes=lambda: {n: float(n == found) for n in grades},
+            group=found,
+            category=found,
+            modalities=len(MODALITIES),
+        )
+
+
+def _check(shape: tuple[int, ...], sites: Mapping[str, Hospital]) -> None:
+    if len(shape) != 3 or min(shape) < 24:
+        raise ConfigError(f"data.shape = {list(shape)}: a phantom has three sides of at least 24 voxels")
+    if not sites:
+        raise ConfigError("data.sites is empty: a federation needs at least one hospital")
+
+
+SOURCES: Mapping[str, type] = {"phantom": Phantom, "phantom_classes": PhantomClasses, "files": Files}

@@ -5,7 +5,7 @@ round goes on with the replies that are left.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from polysite.tree import Tree
 
 MOST = 1e3  # times what the other sites sent and, for parameters, times the model too: no training goes that far in a
 # round, no hospital has that many more cases; a site that lies within this is for robust rules to deal with
+MOST_VOXELS = 1e15  # of all cases of a hospital
 LIMITS = {"count": (1.0, 1e9), "one": (1.0, 1.0), "rate": (1e-12, 1e9), "cost": (0.0, 1e9), "number": (0.0, 1e12)}
 
 
@@ -30,12 +31,14 @@ def screen(
         problem = "it was not asked" if site not in sent else _malformed(expected, params, sent[site], replies[site])
         if problem is None:
             with np.errstate(all="ignore"):  # what is beyond all numbers is infinite, and that is looked for
-                problem, sizes[site] = _sizes(replies[site])
+                problem, sizes[site] = _sizes(expected, replies[site])
         if problem is not None:
             refused[site] = problem[:200]  # a hostile reply may have names without end
             sizes.pop(site, None)
     if sizes:
-        model = _length(tree.trained(sent[next(iter(sizes))].get("model", params)))
+        first = sent[next(iter(sizes))]
+        known = {**params, **first.get("model", {})}
+        model = _length(tree.trained({k: known[k] for k in _asked(first, params)}))
         refused.update(_unlike_others(expected, sizes, model))
     return refused
 
@@ -43,11 +46,12 @@ def screen(
 def _malformed(expected: Mapping[str, Kind], params: Tree, got: Payload, reply: Payload) -> str | None:
     """What is wrong with the form of a reply: its fields, names, shapes, types, numbers.
 
-    Of a model, a site answers with the parameters that it was sent: where a part stays at the sites, it is not asked.
+    Of a model, a site answers with the parameters that it was asked for, which are those that it was sent unless they are
+    named: where a part stays at the sites, it is not asked.
     """
     if reply.keys() != expected.keys():
         return f"it holds {sorted(reply) or 'nothing'} instead of {sorted(expected)}"
-    whole = {k: params[k] for k in got.get("model", params)}
+    whole = {k: params[k] for k in _asked(got, params)}
     for field, kind in expected.items():
         value = reply[field]
         if isinstance(value, float) != (kind in LIMITS):
@@ -58,10 +62,16 @@ def _malformed(expected: Mapping[str, Kind], params: Tree, got: Payload, reply: 
                 return f"{field!r} is {value:g}"
             continue
         like = tree.trained(whole) if kind == "update" else whole
-        problem = _no_statistics(value) if kind == "statistics" else _misshapen(value, like)
+        own = {"statistics": _no_statistics, "counts": _no_counts}.get(kind)
+        problem = own(value) if own else _misshapen(value, like)
         if problem:
             return f"{field!r} {problem}"
     return None
+
+
+def _asked(got: Payload, params: Tree) -> Collection[str]:
+    names: Collection[str] = got.get("asked", got.get("model", params))
+    return names
 
 
 def _misshapen(value: Tree, like: Tree) -> str | None:
@@ -83,11 +93,18 @@ def _no_statistics(value: Tree) -> str | None:
     return f"has {odd!r} of type {_type(value[odd])} and shape {tuple(value[odd].shape)}" if odd else None
 
 
+def _no_counts(value: Tree) -> str | None:
+    for name, x in value.items():
+        if _type(x) != "float64" or tuple(x.shape) != (1,):
+            return f"has {name!r} of type {_type(x)} and shape {tuple(x.shape)}"
+    return None if value else "is empty"
+
+
 def _type(x: Any) -> str:
     return str(x.dtype).rpartition(".")[2]
 
 
-def _sizes(reply: Payload) -> tuple[str | None, dict[str, float]]:
+def _sizes(expected: Mapping[str, Kind], reply: Payload) -> tuple[str | None, dict[str, float]]:
     """What is wrong with the values of a reply, and how large they are: its numbers, and the lengths of its trees."""
     sizes = {}
     for field, value in reply.items():
@@ -97,6 +114,10 @@ def _sizes(reply: Payload) -> tuple[str | None, dict[str, float]]:
         sizes[field], rest = _length(tree.trained(value)), tree.statistics(value)
         if not math.isfinite(sizes[field] + _length(rest)):
             return f"{field!r} is not finite", sizes
+        counts = {k: float(x[0]) for k, x in value.items()} if expected[field] == "counts" else {}
+        beyond = next((k for k, n in counts.items() if not 0 <= n <= MOST_VOXELS), None)
+        if beyond:
+            return f"{field!r} has {beyond!r} = {counts[beyond]:g}", sizes
         below = next((k for k, x in rest.items() if k.endswith("running_var") and float(x.min()) < 0), None)
         if below:
             return f"{field!r} has a negative variance {below!r}", sizes
@@ -121,7 +142,7 @@ def _unlike_others(
             kind = expected[field]
             if kind in ("model", "update"):
                 usual = max(model, usual)
-            if usual and kind in ("model", "update", "count", "rate") and size > MOST * usual:
+            if usual and kind in ("model", "update", "count", "counts", "rate") and size > MOST * usual:
                 found[site] = f"{field!r} is {size / usual:.0e} times as large as is usual"
             elif usual and kind == "rate" and size * MOST < usual:
                 found[site] = f"{field!r} is {usual / size:.0e} times as small as is usual"

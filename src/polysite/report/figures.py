@@ -121,12 +121,13 @@ def matrix(values: Mapping[str, Mapping[str, float]]) -> str:
     rows, columns = list(values), list(next(iter(values.values())))
     table = np.array([[values[r][c] for c in columns] for r in rows])
     figure, axes = _new(max(3.2, min(1.0, 9 / len(columns)) * len(columns) + 2.2), 0.42 * len(rows) + 1.1)
-    top = max(0.9, float(np.nanmax(table)))
-    axes.imshow(table, cmap="cividis", vmin=0, vmax=top, aspect="auto")
+    low, top = float(np.nanmin(table)), float(np.nanmax(table))
+    low, top = min(low, top - 0.1), max(top, low + 0.1)  # small differences stay pale
+    axes.imshow(table, cmap="cividis", vmin=low, vmax=top, aspect="auto")
     if len(columns) <= 16:
         for i, j in np.ndindex(*table.shape):
             if not np.isnan(table[i, j]):
-                colour = "white" if table[i, j] < 0.55 * top else "black"
+                colour = "white" if table[i, j] < (low + top) / 2 else "black"
                 axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center", color=colour, fontsize=9)
     long = sum(map(len, columns)) > 60
     axes.set_xticks(

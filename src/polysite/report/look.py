@@ -1,7 +1,7 @@
 """Cases to look at, out of the evaluations of one or several methods."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -14,29 +14,40 @@ METHODS = 5  # that are shown beside one another
 
 
 def cases(methods: Sequence[Method], reference: str) -> list[Shown]:
-    """The worst, median and best case of every hospital by the first method, as every method sees them.
+    """The worst, median and best case of every hospital by the reference, as every method sees them.
 
-    Of many methods the reference is shown and those of highest mean Dice; of a method, the first run that examined a
-    case.
+    Of many methods the reference is shown and those of highest mean Dice. The reference is the first method, if nothing
+    was kept of it.
     """
-    chosen = _chosen(methods, reference)
-    first = next((run.evaluation for run in chosen[0].runs if run.evaluation and run.evaluation.about["shown"]), None)
-    if first is None or len(first.about["labels"]) > 8:
-        return []
-    return [_case(first, place, chosen) for place in first.about["shown"]]
-
-
-def _chosen(methods: Sequence[Method], reference: str) -> list[Method]:
     able = [m for m in methods if any(run.evaluation and run.evaluation.about["shown"] for run in m.runs)]
-    if not able:
-        return list(methods[:1])
+    if not able or len(able[0].first.labels) > 8:
+        return []
     ranked = sorted(able, key=lambda m: (m.name != reference, -fmean(m.of(None, "dice") or [0.0])))
-    kept = {m.name for m in ranked[:METHODS]}
-    return [m for m in able if m.name in kept]
+    beside = {m.name for m in ranked[:METHODS]}
+    chosen = [ranked[0], *(m for m in able if m.name in beside and m is not ranked[0])]
+    return [_case(evaluation, place, why, chosen) for evaluation, place, why in _ranked(ranked[0])]
 
 
-def _case(first: Evaluation, place: Mapping[str, Any], methods: Sequence[Method]) -> Shown:
-    site, case = str(place["site"]), str(place["case"])
+def _ranked(method: Method) -> list[tuple[Evaluation, Mapping[str, Any], str]]:
+    """Of what the runs of a method kept, by hospital: the worst, what is nearest to the median, and the best."""
+    sites: dict[str, list[tuple[float, Evaluation, Mapping[str, Any]]]] = {}
+    for found in (run.evaluation for run in method.runs if run.evaluation):
+        for place in found.about["shown"]:
+            dice = fmean(row["dice"] for row in found.own[place["site"], place["case"]].values())
+            sites.setdefault(place["site"], []).append((dice, found, place))
+    chosen = []
+    for site, kept in sites.items():
+        kept.sort(key=lambda each: each[0])
+        middle = median(method.of(site, "dice"))
+        near = min(kept, key=lambda each: abs(each[0] - middle))
+        named = {"worst": kept[0], "median": near, "best": kept[-1]}
+        distinct = {id(each): (each, why) for why, each in reversed(named.items())}
+        chosen += [(each[1], each[2], why) for each, why in reversed(distinct.values())]
+    return chosen
+
+
+def _case(first: Evaluation, place: Mapping[str, Any], why: str, methods: Sequence[Method]) -> Shown:
+    site, case = place["site"], place["case"]
     image, truth = first.scan(site, case)
     predicted, scores = {}, {}
     for method in methods:
@@ -46,16 +57,15 @@ def _case(first: Evaluation, place: Mapping[str, Any], methods: Sequence[Method]
                 predicted[method.name] = _cut(answer, place)
                 scores[method.name] = {label: row["dice"] for label, row in found.own[site, case].items()}
                 break
-    height, width = place["pixel"]
-    about = first.about
+    about, (height, width) = first.about, place["pixel"]
     return Shown(
-        site, case, str(place["why"]), tuple(about["modalities"]), tuple(about["labels"]), image, truth, predicted,
-        scores, (float(height), float(width)), bool(place["sides"]),
+        site, case, why, tuple(about["modalities"]), tuple(about["labels"]), image, truth, predicted, scores,
+        (float(height), float(width)), bool(place["sides"]),
     )  # fmt: skip
 
 
 def _cut(answer: np.ndarray, place: Mapping[str, Any]) -> np.ndarray:
     """An answer on the grid of the case as it is kept to look at."""
-    step: int = place["step"]
-    upright = turned(answer[None], str(place["axes"]))[0]
+    step = place["step"]
+    upright = turned(answer[None], place["axes"])[0]
     return np.ascontiguousarray(upright[place["slices"]][:, ::step, ::step].astype(np.uint8))

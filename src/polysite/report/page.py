@@ -90,7 +90,7 @@ def _results(found: Comparison, options: Options) -> Iterator[Section]:
     if shown:
         words = (
             "The worst, the median and the best case of every hospital by the mean Dice of "
-            f"{next(iter(shown[0].predicted), 'the first method')}. Solid: truth."
+            f"{next(iter(shown[0].predicted), found.reference)}."
         )
         yield Section("look", "What it looks like", (words, Markup(viewer.viewer(shown)), Markup(viewer.plate(shown))))
     tests = [g for n, g in grids.items() if n.startswith("tests_")]
@@ -102,19 +102,10 @@ def _results(found: Comparison, options: Options) -> Iterator[Section]:
     if far:
         bars = Picture("", figures.hospitals(found, "hd95"), error)
         yield Section("distances", "Surfaces and other measures", (far[0], bars, *far[1:]))
-    matrices = {m.name: m.matrix() for m in found.methods}
-    drawn = [
-        Picture(
-            n,
-            figures.matrix(v),
-            "Mean Dice of the model that each hospital uses, on the patients of every hospital.",
-            True,
-        )
-        for n, v in matrices.items()
-        if v
-    ]
+    drawn = [Picture(m.name, figures.matrix(v), "", True) for m in found.methods if (v := m.matrix())]
     if drawn:
-        yield Section("whose", "Whose model works on whose patients?", tuple(drawn))
+        said = "Mean Dice of the model that each hospital uses (rows), on the patients of every hospital (columns)."
+        yield Section("whose", "Whose model works on whose patients?", (said, *drawn))
 
 
 def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:

@@ -8,6 +8,7 @@ import csv
 import json
 import re
 import tomllib
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from polysite.site import ASIDE
 
 SHARED = "all"  # whose model it is, where everyone uses the same
 Key = tuple[str, str]  # site and case
+MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
 WORDS = ("model", "site", "case", "label")  # columns of an evaluation that hold no number
 
 
@@ -56,14 +59,21 @@ class Evaluation:
 
     def answer(self, site: str, case: str) -> np.ndarray | None:
         """What the hospital's model answered, on the grid of the prepared case; None if it was not kept."""
-        with np.load(self.path / "predictions.npz", allow_pickle=False) as kept:
-            name = f"{site}/{case}"
-            return kept[name] if name in kept.files else None
+        return self._kept("predictions.npz", f"{site}/{case}")
 
     def scan(self, site: str, case: str) -> tuple[np.ndarray, np.ndarray]:
         """Image (modality, slice, row, column) and truth (slice, row, column) of a case that was kept to look at."""
-        with np.load(self.path / "scans.npz", allow_pickle=False) as kept:
-            return kept[f"{site}/{case}/image"], kept[f"{site}/{case}/truth"][0]
+        image, truth = (self._kept("scans.npz", f"{site}/{case}/{what}") for what in ("image", "truth"))
+        if image is None or truth is None:
+            raise RunError(f"{self.path / 'scans.npz'} does not hold case {case!r} of site {site!r}; {MEND}")
+        return image, truth[0]
+
+    def _kept(self, file: str, name: str) -> np.ndarray | None:
+        try:
+            with np.load(self.path / file, allow_pickle=False) as kept:
+                return kept[name] if name in kept.files else None
+        except (OSError, ValueError, BadZipFile, zlib.error) as problem:
+            raise RunError(f"{self.path / file} cannot be read: {problem}; {MEND}") from problem
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,20 @@ def window(space: Sequence[int], patch: Sequence[int], rng: np.random.Generator)
     return tuple(slice(a, a + p) for a, p in zip(start, patch, strict=True))
 
 
+def shares(label: torch.Tensor, patch: Sequence[int]) -> torch.Tensor:
+    """The share of every label in a random patch, on average over all its places; a class is its own share.
+
+    >>> shares(torch.tensor([[1, 0, 0, 0]]), [2])  # in one of three places, half of the patch
+    tensor([0.1667])
+    """
+    found = label.float()
+    for side, length in zip(label.shape[1:], patch, strict=False):
+        places, here = side - length + 1, torch.arange(side, device=label.device)
+        covered = torch.minimum(here + 1, side - here).clamp(max=min(length, places))  # by so many of the places
+        found = torch.tensordot(found, covered.float() / (places * length), ([1], [0]))
+    return found
+
+
 def put(target: torch.Tensor, source: torch.Tensor, axes: Sequence[int]) -> None:
     """Copy, turned over along these axes."""
     if not axes or target.device.type != "cpu" or source.device.type != "cpu":

@@ -29,6 +29,17 @@ class Task(Protocol):
         """One number per case of a batch."""
         ...
 
+    def channels(self, truth: torch.Tensor) -> torch.Tensor:
+        """The truth of a batch, channel by channel of the network."""
+        ...
+
+    def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
+        """By how much every channel is shifted so that the frequencies of the labels cancel.
+
+        ``shares`` are those of the labels among ``count`` voxels, or cases.
+        """
+        ...
+
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
         """The answer to one case: a mask per label; in a classification, True for the class that is said."""
         ...
@@ -54,6 +65,13 @@ class Outline:
             found = found + binary_cross_entropy_with_logits(logits, truth, reduction="none").flatten(1).mean(1)
         return found
 
+    def channels(self, truth: torch.Tensor) -> torch.Tensor:
+        return truth
+
+    def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
+        """log(pi / (1 - pi)); pi counts one voxel more on either side, so that it is neither 0 nor 1."""
+        return torch.logit((shares.double() * count + 1) / (count + 2)).clamp(-clip, clip).float()
+
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
         return logits > 0
 
@@ -73,11 +91,19 @@ class Exclusive:
 
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         """Soft Dice of the labels, the background left out."""
-        full = torch.cat([1 - truth.amax(1, keepdim=True), truth], 1)
+        full = self.channels(truth)
         found: torch.Tensor = self._soft(logits, full).flatten(1).mean(1)
         if name == "dice_ce":
             found = found + cross_entropy(logits, full, reduction="none").flatten(1).mean(1)
         return found
+
+    def channels(self, truth: torch.Tensor) -> torch.Tensor:
+        return torch.cat([1 - truth.amax(1, keepdim=True), truth], 1)
+
+    def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
+        """log n_c / n, the background first."""
+        full = torch.cat([(1 - shares.sum()).clamp(min=0)[None], shares])
+        return full.log().clamp(min=-clip)
 
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
         chosen = logits.argmax(0)
@@ -99,6 +125,13 @@ class Classify:
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         """Cross-entropy."""
         return cross_entropy(logits, truth, reduction="none")
+
+    def channels(self, truth: torch.Tensor) -> torch.Tensor:
+        return truth
+
+    def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
+        """log n_c / n."""
+        return shares.log().clamp(min=-clip)
 
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
         return torch.arange(len(logits), device=logits.device) == logits.argmax()

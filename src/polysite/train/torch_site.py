@@ -6,6 +6,8 @@ All randomness of a round comes from (seed, site, round). Models go in and come 
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat
 from typing import Any
 from zlib import crc32
 
@@ -18,11 +20,14 @@ from polysite.data.case import PARTS, Case
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.metrics import surface
 from polysite.metrics.measures import measure
-from polysite.models.names import canonical, deepest_of
-from polysite.site import Cases, Examined, Fit, Scores, Term, Tilt
+from polysite.models.names import canonical, deepest_of, head_of
+from polysite.site import Cases, Examined, Fit, Loss, Mix, Scores, Sketch, Term, Tilt
 from polysite.train import surface as device_surface
 from polysite.train import tasks
-from polysite.train.patches import Kind, Pair, Patches
+from polysite.train.losses import judge
+from polysite.train.mixing import Mixing
+from polysite.train.patches import Kind, Pair, Patches, shares
+from polysite.train.personal import Personal
 from polysite.train.predict import predict
 from polysite.train.settings import Train
 from polysite.train.terms import Extra
@@ -30,6 +35,8 @@ from polysite.tree import Tree
 
 SMALL = 40**3  # voxels
 _FIXED = 1 << 32  # a round that never comes: the randomness of fixed patches
+_FRESH = _FIXED + 1  # and that of other initial parameters
+_ORDER, _PATCHES, _MIXING = 1, 2, 3  # streams of a round, apart from its own
 
 
 def device_of(name: str) -> torch.device:
@@ -90,20 +97,50 @@ class Network:
 
     def look(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The answer to a batch, and the deepest features of every patch, pooled over space."""
+        deepest = deepest_of(name for name, _ in self.module.named_modules())
+        logits, seen = self.trace(x, [deepest])
+        return logits, seen[deepest][0].flatten(2).mean(2)
+
+    def trace(self, x: torch.Tensor, modules: Collection[str]) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
+        """The answer to a batch, and what came out of these modules on the way to it."""
+        seen: dict[str, Any] = {}
+        hooks = [
+            self.module.get_submodule(name).register_forward_hook(partial(_note, seen, name)) for name in modules
+        ]
+        try:
+            logits = self._answer(self.module, x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return logits, {k: [y[: len(x)].float() for y in out] for k, out in seen.items()}
+
+    def before_head(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The answer to a batch, and what the head made it from."""
         seen: list[torch.Tensor] = []
-        deepest = self.module.get_submodule(deepest_of(name for name, _ in self.module.named_modules()))
-        hook = deepest.register_forward_hook(lambda _module, _given, out: seen.append(out))
+        head = self.module.get_submodule(head_of(name for name, _ in self.module.named_modules()))
+        hook = head.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
         try:
             logits = self._answer(self.module, x)
         finally:
             hook.remove()
-        return logits, seen[0][: len(x)].float().flatten(2).mean(2)
+        return logits, seen[0][: len(x)]
+
+    def train(self, only: Collection[str]) -> None:
+        """Get ready to train; a layer whose running statistics are not among these goes by them and leaves them."""
+        self.module.train()
+        for name, layer in self.module.named_modules():
+            if getattr(layer, "running_mean", None) is not None:
+                layer.train(tree.matches(canonical(f"{name}.running_mean"), only))
 
     def _answer(self, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         twice = len(x) == 1 and self.doubles and math.prod(x.shape[2:]) <= SMALL
         x = (torch.cat([x, x]) if twice else x).contiguous(memory_format=self.layout)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
             return forward(x)[: 1 if twice else None].float()
+
+
+def _note(seen: dict[str, Any], name: str, _module: Any, _given: Any, out: Any) -> None:
+    seen[name] = out if isinstance(out, tuple) else (out,)
 
 
 def _leaves(module: torch.nn.Module) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
@@ -140,12 +177,14 @@ class TorchSite:
         self._volumes = {c.name: self._load(c) for s in PARTS for c in cases.get(s, ())}
         self.grids = {c.name: (c.spacing, c.unit) for s in PARTS for c in cases.get(s, ())}  # voxel size and unit
         self.fits: list[Fit] = []
+        self._seen: dict[str, torch.Tensor] = {}  # the shares of the labels in a random patch, by case
+        self._amounts: list[float] = []  # of every channel, once they are counted
 
     @classmethod
     def pool(cls, name: str, sites: Mapping[str, "TorchSite"]) -> "TorchSite":
         """One site that trains on the cases of all: the centralised yardstick. Its volumes are theirs, not copies."""
         pooled = copy.copy(next(iter(sites.values())))
-        pooled.name, pooled.fits = name, []
+        pooled.name, pooled.fits, pooled._seen, pooled._amounts = name, [], {}, []
         pooled._volumes = {f"{i}/{n}": s._volumes[n] for i, s in sites.items() for n in s.cases("train")}
         pooled._splits = {"train": tuple(pooled._volumes), "validation": (), "test": ()}
         return pooled
@@ -157,6 +196,29 @@ class TorchSite:
     @property
     def start(self) -> Tree:
         return self.network.start
+
+    @property
+    def fresh(self) -> Tree:
+        """The initial values of every array in another order: as if drawn anew, whatever the network draws from."""
+        rng = self._rng(_FRESH)
+
+        def shuffled(x: torch.Tensor) -> torch.Tensor:
+            order = torch.as_tensor(rng.permutation(x.numel()), device=x.device)
+            return x.reshape(-1)[order].reshape(x.shape)
+
+        return {**self.start, **tree.map(shuffled, tree.trained(self.start))}
+
+    def amount(self, channel: int) -> float:
+        if not self._amounts:
+            truths = (self._volumes[n][1][None] for n in self.cases("train"))
+            counted = [self.task.channels(y).flatten(2).sum(2)[0] if y.ndim > 2 else y[0].long() for y in truths]
+            self._amounts.extend(torch.stack(counted).sum(0).tolist())
+        return float(self._amounts[channel])
+
+    def sketch(self, kind: Sketch, cases: Collection[str]) -> np.ndarray:
+        of = _label_shares if kind == "labels" else _moments
+        found = torch.stack([of(self._volumes[n][kind == "labels"]) for n in cases])
+        return found.mean(0).cpu().numpy()
 
     def cases(self, split: str) -> Cases:
         return self._splits[split]
@@ -184,33 +246,54 @@ class TorchSite:
         lr: float | None = None,
         epochs: int | None = None,
         steps: int | None = None,
+        minibatch: int | None = None,
+        mix: Mix | None = None,
+        loss: Loss | None = None,
+        personal: Tree | None = None,
     ) -> Fit:
         if not self.size:
             raise DataError(f"site {self.name!r} has no training case; add cases or leave the site out")
         self.network.write(params)
-        self.network.module.train()
+        self.network.train(only)
         trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
         for k, p in self.network.parameters.items():
             p.requires_grad_(k in trained)
         rate = (self.train.lr if lr is None else lr) * self.train.gamma**self.round
-        optimiser, force = self._optimiser(list(trained.values()), rate), _Force(tilt or Tilt(), trained)
+        mixing = Mixing(trained, mix, self._rng(None, _MIXING)) if mix else None
+        weights = mixing.weights if mixing else list(trained.values())
+        force = _Force(tilt or Tilt(), mixing.shared if mixing else trained)
+        optimiser = self._optimiser(weights, rate)
         total, count = torch.zeros((), device=self.network.device), 0
         extra = Extra(self.network, terms) if terms else None
+        aim = judge(loss, self.task, self._loss_name, lambda: self._shares(keep)) if loss else None
+        beside = (
+            Personal(self.network, personal, lambda w: self._optimiser(w, rate), self._mean_loss) if personal else None
+        )
         speed = reach = 0.0  # of a weight that a gradient of one has pushed since the start
         with torch.random.fork_rng(devices=[]):  # dropout, if the network has any
             torch.manual_seed(int(self._rng().integers(1 << 62)))
-            for x, y in self._batches(self._budget(epochs, steps), keep):
+            for x, y in self._batches(self._budget(epochs, steps), keep, minibatch):
                 optimiser.zero_grad(set_to_none=True)
-                logits, more = extra(x) if extra else (self.network(x), None)
-                loss = self._loss(logits, y).mean()
-                (loss if more is None else loss + more).backward()  # type: ignore[no-untyped-call]
+                if mixing:
+                    mixing.place()
+                logits, more = extra(x, self.task.channels(y)) if extra else (self.network(x), None)
+                told = self._mean_loss(logits, y)
+                goal = aim(logits, y) if aim else told
+                (goal if more is None else goal + more).backward()  # type: ignore[no-untyped-call]
+                if mixing:
+                    mixing.divide()
                 force.apply()
                 optimiser.step()
-                total, count = total + loss.detach(), count + 1
+                told = beside.step(x, y) if beside else told
+                total, count = total + told.detach(), count + 1
                 speed = self.train.momentum * speed + 1
                 reach += rate * speed
-        fit = Fit(self.network.read(), float(total) / max(count, 1), count, count * rate, reach)
-        sound = torch.stack(torch._foreach_norm(list(fit.params.values()))).isfinite().all()
+        shared, twin = mixing.models() if mixing else ({}, {})
+        found = {**self.network.read(), **shared}
+        second = beside.read() if beside else {}
+        fit = Fit(found, float(total) / max(count, 1), count, count * rate, reach, twin, second)
+        values = [*found.values(), *twin.values(), *second.values()]
+        sound = torch.stack(torch._foreach_norm(values)).isfinite().all()
         if not (math.isfinite(fit.loss) and sound):
             raise RunError(
                 f"training diverged at site {self.name!r} in round {self.round}: "
@@ -229,6 +312,25 @@ class TorchSite:
             x, y = self._batch(names[i : i + self.train.batch], rng, kind)
             found.append(self._loss(self.network(x), y))
         return dict(zip(names, torch.cat(found).tolist(), strict=True))
+
+    @torch.no_grad()
+    def calibrate(self, params: Tree) -> Tree:
+        layers = [m for m in self.network.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        if not layers or not self.size:
+            return params
+        self.network.write(params)
+        self.network.module.eval()
+        paces, rng, names = [m.momentum for m in layers], self._rng(_FIXED), self.cases("train")
+        for m in layers:
+            m.train().reset_running_stats()
+            m.momentum = None  # the plain mean over the batches
+        try:
+            for i in range(0, len(names), self.train.batch):
+                self.network(self._batch(names[i : i + self.train.batch], rng, "none")[0])
+            return {**params, **tree.statistics(self.network.read())}
+        finally:
+            for m, pace in zip(layers, paces, strict=True):
+                m.momentum = pace
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
         scores: dict[str, Mapping[str, float]] = {}
@@ -265,6 +367,18 @@ class TorchSite:
     def _loss(self, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         return self.task.loss(self._loss_name, logits, truth)
 
+    def _mean_loss(self, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        return self._loss(logits, truth).mean()
+
+    def _shares(self, keep: Collection[str] | None) -> tuple[torch.Tensor, float]:
+        """The shares of the labels in what an epoch sees, and how many voxels, or cases, that is."""
+        names = [n for n in self.cases("train") if keep is None or n in keep]
+        for n in names:
+            if n not in self._seen:
+                self._seen[n] = shares(self._volumes[n][1], self.train.patch)
+        whole = 1 if isinstance(self.task, tasks.Classify) else math.prod(self.train.patch)
+        return torch.stack([self._seen[n] for n in names]).mean(0), len(names) * whole
+
     def _load(self, case: Case) -> Pair:
         who = f"case {case.name!r} of site {self.name!r}"
         if case.label.shape[0] != len(self.labels):
@@ -278,8 +392,10 @@ class TorchSite:
         tasks.check_label(self.task, label, who)
         return image, label
 
-    def _rng(self, round: int | None = None) -> np.random.Generator:
-        return np.random.default_rng([self.seed, crc32(self.name.encode()), self.round if round is None else round])
+    def _rng(self, round: int | None = None, *stream: int) -> np.random.Generator:
+        """The randomness of a round; a stream, where given, is apart from it."""
+        at = self.round if round is None else round
+        return np.random.default_rng([self.seed, crc32(self.name.encode()), at, *stream])
 
     def _budget(self, epochs: int | None, steps: int | None) -> tuple[int, int | None]:
         """(epochs, steps); steps count if given, and the caller's wish comes before the site's settings."""
@@ -288,11 +404,14 @@ class TorchSite:
         return (epochs or 0, None) if steps is None else (steps, steps)
 
     def _batches(
-        self, budget: tuple[int, int | None], keep: Collection[str] | None
+        self, budget: tuple[int, int | None], keep: Collection[str] | None, minibatch: int | None = None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Patches of shuffled cases, epoch after epoch, until the budget is spent; each good until the next."""
         names = [n for n in self.cases("train") if keep is None or n in keep]
         rng, (epochs, steps), taken = self._rng(), budget, 0
+        if minibatch is not None:
+            yield from repeat(self._minibatch(minibatch, names), epochs)
+            return
         for _ in range(epochs):
             order = [names[i] for i in rng.permutation(len(names)) for _ in range(self.train.patches)]
             for i in range(0, len(order), self.train.batch):
@@ -300,6 +419,14 @@ class TorchSite:
                     return
                 yield self._batch(order[i : i + self.train.batch], rng, self.train.augment)
                 taken += 1
+
+    def _minibatch(self, number: int, names: Sequence[str]) -> Pair:
+        """The mini-batch of this number, found without those before it."""
+        epoch, place = divmod(number, math.ceil(len(names) * self.train.patches / self.train.batch))
+        shuffled = self._rng(None, _ORDER, epoch).permutation(len(names))
+        order = [names[i] for i in shuffled for _ in range(self.train.patches)]
+        here = order[place * self.train.batch :][: self.train.batch]
+        return self._batch(here, self._rng(None, _PATCHES, number), self.train.augment)
 
     def _batch(self, names: Sequence[str], rng: np.random.Generator, augment: Kind) -> Pair:
         return self.network.patches.batch([self._volumes[n] for n in names], self.train.patch, rng, augment)
@@ -311,6 +438,18 @@ class TorchSite:
             )
         kind = torch.optim.Adam if self.train.optimiser == "adam" else torch.optim.AdamW
         return kind(weights, rate, weight_decay=self.train.weight_decay, foreach=True)
+
+
+def _label_shares(truth: torch.Tensor) -> torch.Tensor:
+    return truth.flatten(1).double().mean(1) if truth.ndim > 1 else truth.double()
+
+
+def _moments(image: torch.Tensor) -> torch.Tensor:
+    """Mean of every modality, and the covariances between them."""
+    voxels = image.flatten(1).double()
+    spread = torch.cov(voxels, correction=0).reshape(len(voxels), len(voxels))
+    row, column = torch.triu_indices(*spread.shape)
+    return torch.cat([voxels.mean(1), spread[row, column]])
 
 
 def packed(masks: Any) -> np.ndarray:
@@ -332,11 +471,13 @@ class _Force:
         self.weights: list[torch.Tensor] = list(trained.values())
         self.pull = tilt.weight
         self.linear = [tilt.linear[k] for k in trained] if tilt.linear is not None else None
-        self.anchor = [tilt.anchor[k] for k in trained] if tilt.anchor is not None and tilt.weight else None
+        anchor = tilt.anchor if tilt.anchor is not None and tilt.weight else {}
+        self.held: list[torch.Tensor] = [p for k, p in trained.items() if k in anchor]
+        self.anchor = [anchor[k] for k in trained if k in anchor]
 
     @torch.no_grad()
     def apply(self) -> None:
-        if self.linear is None and self.anchor is None:
+        if self.linear is None and not self.held:
             return
         for p in self.weights:
             if p.grad is None:  # a parameter that the loss does not reach is still pulled
@@ -344,5 +485,6 @@ class _Force:
         grads = [p.grad for p in self.weights if p.grad is not None]
         if self.linear is not None:
             torch._foreach_add_(grads, self.linear)
-        if self.anchor is not None:
-            torch._foreach_add_(grads, torch._foreach_sub(self.weights, self.anchor), alpha=self.pull)
+        if self.held:
+            grads = [p.grad for p in self.held if p.grad is not None]
+            torch._foreach_add_(grads, torch._foreach_sub(self.held, self.anchor), alpha=self.pull)

@@ -1,0 +1,72 @@
+"""FedABC: every class asks yes or no for itself, so that classes a site lacks do not compete with those it has.
+
+Paper: Wang et al., FedABC: Targeting Fair Competition in Personalized Federated Learning, AAAI 2023
+
+    L_c = lam mean (1 - p)^gamma (-log p) over y = 1, p < easy_yes
+          + (1 - lam) mean p^gamma (-log(1 - p)) over y = 0, p > easy_no, the hardest only
+    (w_k, v_k) <- steps on sum_c L_c from (w, v_k),    w <- sum_k p_k w_k,    p_k = n_k / sum_j n_j
+
+This is a reconstruction, not the paper's text: certain are one binary problem per class in place of the softmax,
+under-sampling of the many negatives, mining of hard samples, and plain averaging at the server. The formula of the
+loss, its constants, and that the personal part v_k is the bias of the head are ours. p is the sigmoid of the logit of
+class c; means are over all voxels (cases, where classes are named) of a batch; of the negatives at most ``ratio`` for
+every positive count, those with the largest p, and all of them where a batch has no positive; a mean of nothing is 0.
+What is left out is chosen without gradient.
+
+Segmentation by a sigmoid for every label is one-vs-all already: there only the loss changes, and Dice is kept beside
+it, as a second term, so that it compares with other algorithms. A site goes on from its own v_k and is served w with
+it; v_k is averaged along with the rest for sites that never trained, which are served the mean of everything.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.private import refuse_unknown
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, OneVsAll, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+
+
+@dataclass(frozen=True)
+class FedABC:
+    lam: float = 0.5  # weight of the positives; the negatives have the rest
+    gamma: float = 2.0  # how much more a hard sample counts than an easy one; 0: all alike
+    easy_yes: float = 1.0  # positives that are this sure or surer are left out; 1: none
+    easy_no: float = 0.0  # negatives that are this unlikely or unlikelier are left out; 0: none
+    ratio: float | None = 3.0  # negatives kept for every positive, the hardest; None: all
+    personal: tuple[str, ...] = ("head.*bias",)  # patterns of the names of which every site has its own values
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, lam=(0, 1), gamma=(0, INF), easy_yes=(TINY, 1), easy_no=(0, 1), ratio=(TINY, INF))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        refuse_unknown("personal", self.personal, params)
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        loss = OneVsAll(self.lam, self.gamma, self.easy_yes, self.easy_no, self.ratio)
+        fit = site.fit({**got["model"], **memory.get("personal", {})}, loss=loss)
+        return Payload(model=fit.params, weight=site.size), Payload(personal=tree.select(fit.params, self.personal))
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(average(replies))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield {**got["model"], **memory.get("personal", {})}, cases

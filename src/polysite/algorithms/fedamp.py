@@ -1,0 +1,159 @@
+"""FedAMP: every site is drawn to a cloud of its own, in which the sites that are like it count most.
+
+Paper: Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021, Algorithm 1
+
+    u_k = sum_j x_kj w_j,    x_kj = alpha A'(|w_k - w_j|^2) for j != k,    x_kk = 1 - sum_{j != k} x_kj    at the server
+    w_k ~ argmin_v F_k(v) + pull/2 |v - u_k|^2, from w_k,    pull = lam / alpha                            at the site
+
+A(y) = 1 - exp(-y/sigma), so that A'(y) = exp(-y/sigma) / sigma: the nearer two models, the stronger they attract.
+The server keeps the last model of every site, also while the site is absent, and a site is served its own. One that is
+new is sent the plain mean, starts from it, and joins with its first reply; one that never trained is served that mean.
+alpha = 0 holds every site near its own last model, pull = 0 is local training.
+
+No weight of a site on itself may be negative: alpha (m - 1) must not be above sigma. Both lie on the scale of squared
+distances between networks, which nobody knows beforehand. So if left out, sigma is the median squared distance between
+two sites after the first round in which there are two, and alpha is sigma over the number of sites; the paper's own
+values are not known to us. ``pull`` stands for the paper's lam, which is pull times alpha: otherwise a small alpha
+would ask for ever smaller learning rates. Every ``every`` rounds alpha is multiplied by ``decay``, and pull divided: then
+the learning rate must fall as fast (train.gamma), for their product has to stay well below 2.
+
+With ``cosine`` it is HeurFedAMP: x_kj in proportion to exp(cosine cos(w_k, w_j)), and x_kk = ``own``. Distances and
+cosines are of the trained parameters that ``on`` names, the running statistics of a cloud those of its own site.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import median
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site, Tilt
+from polysite.tree import Tree
+
+Pair = tuple[SiteId, SiteId]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    start: Tree
+    models: Mapping[SiteId, Tree] = field(default_factory=dict)  # the last of every site that was heard
+    attention: Mapping[SiteId, Mapping[SiteId, float]] = field(default_factory=dict)  # of every site to all others
+    sigma: float | None = None
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class FedAMP:
+    pull: float = 1.0  # how strongly a site is held near its cloud: the paper's lambda over alpha
+    sigma: float | None = None  # squared distance at which attraction fades; None: the median after the first round
+    alpha: float | None = None  # step towards one another; None: sigma over the number of sites
+    decay: float = 1.0  # of alpha
+    every: int = 30  # rounds, of the decay
+    cosine: float | None = None  # HeurFedAMP: how much more a site counts that points the same way
+    own: float | None = None  # HeurFedAMP: weight of a site on itself; None: one over the number of sites
+    on: tuple[str, ...] = ("*",)  # patterns of the names by which sites are compared; large layers drown small ones
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, pull=(0, INF), sigma=(TINY, INF), alpha=(0, INF), decay=(TINY, 1), every=(1, INF))
+        within(self, cosine=(0, INF), own=(0, 1))
+        if self.alpha and self.sigma is None:
+            raise ConfigError(f"fedamp measures alpha = {self.alpha} against sigma; give sigma too, or leave alpha out")
+        if self.own is not None and self.cosine is None:
+            raise ConfigError(f"own = {self.own} is of HeurFedAMP, which fedamp becomes with cosine; give cosine too")
+        if self.cosine is not None and (self.sigma is not None or self.alpha is not None):
+            raise ConfigError("HeurFedAMP (cosine) knows no sigma and no alpha; leave them out, or cosine")
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        if self.alpha and self.sigma and self.alpha * (len(sites) - 1) > self.sigma:
+            raise ConfigError(
+                f"fedamp with alpha = {self.alpha}, sigma = {self.sigma} and {len(sites)} sites could give a site a "
+                f"negative weight on itself; lower alpha to at most {self.sigma / (len(sites) - 1):g}, or raise sigma"
+            )
+        if params and not tree.select(tree.trained(params), self.on):
+            raise ConfigError(f"on = {list(self.on)} names no trained parameter of this network to compare sites by")
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        pull = self.pull / self._faded(state.rounds)
+        return {i: Payload(model=_cloud(state, i), pull=pull) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        cloud = got["model"]
+        fit = site.fit(memory.get("model", cloud), tilt=Tilt(anchor=cloud, weight=got["pull"]))
+        return Payload(model=fit.params), Payload(model=fit.params)
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        models = dict(sorted({**state.models, **{i: p["model"] for i, p in replies.items()}}.items()))
+        looked = {i: tree.select(tree.trained(w), self.on) for i, w in models.items()}
+        if self.cosine is not None:
+            return State(state.start, models, self._by_direction(looked), None, state.rounds + 1)
+        apart = {(i, j): tree.norm(tree.sub(looked[i], looked[j])) ** 2 for i, j in combinations(looked, 2)}
+        sigma = self.sigma or state.sigma or (median(apart.values()) if apart else 0.0) or None
+        faded = self._faded(state.rounds + 1)
+        attention = _complete(
+            models, {pair: self._attraction(d, sigma, len(models)) * faded for pair, d in apart.items()}
+        )
+        return State(state.start, models, attention, sigma, state.rounds + 1)
+
+    def tell(self, state: State) -> Mapping[str, float]:
+        """The mean weight of a site on itself: 1 where nobody is like another."""
+        own = [weights[i] for i, weights in state.attention.items()]
+        said = {"own": math.fsum(own) / len(own)} if own else {}
+        return {**said, **({} if state.sigma is None else {"sigma": state.sigma})}
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield memory.get("model", got["model"]), cases
+
+    def _faded(self, rounds: int) -> float:
+        """What is left of alpha after these rounds."""
+        return float(self.decay ** (rounds // self.every))
+
+    def _attraction(self, apart: float, sigma: float | None, sites: int) -> float:
+        """alpha A'(apart); no step is so long that a site could lose all weight on itself."""
+        if sigma is None:  # all sites are still the same
+            return 0.0
+        alpha = sigma / sites if self.alpha is None else min(self.alpha, sigma / max(sites - 1, 1))
+        return alpha / sigma * math.exp(-apart / sigma)
+
+    def _by_direction(self, looked: Mapping[SiteId, Tree]) -> Mapping[SiteId, Mapping[SiteId, float]]:
+        own = 1 / len(looked) if self.own is None else self.own
+        lengths = {i: tree.norm(w) for i, w in looked.items()}
+        cos = {}
+        for i, j in combinations(looked, 2):
+            product = lengths[i] * lengths[j]
+            cos[i, j] = cos[j, i] = tree.dot(looked[i], looked[j]) / product if product else 0.0
+        found = {}
+        for i in looked:
+            force = {j: math.exp((self.cosine or 0.0) * (cos[i, j] - 1)) for j in looked if j != i}
+            rest = (1 - own) / math.fsum(force.values()) if force else 0.0
+            found[i] = {j: force[j] * rest if j != i else own if force else 1.0 for j in looked}
+        return found
+
+
+def _complete(sites: Mapping[SiteId, Tree], between: Mapping[Pair, float]) -> Mapping[SiteId, Mapping[SiteId, float]]:
+    """The weights of every site on all, itself included; they sum to one."""
+    found = {}
+    for i in sites:
+        others = {j: between[min(i, j), max(i, j)] for j in sites if j != i}
+        found[i] = {j: others[j] if j != i else max(1 - math.fsum(others.values()), 0.0) for j in sites}
+    return found
+
+
+def _cloud(state: State, site: SiteId) -> Tree:
+    """What a site is drawn to; for one that was never heard, the plain mean of those that were."""
+    if not state.models:
+        return state.start
+    if site not in state.models:
+        return tree.mean(state.models.values())
+    mixed = tree.mean((tree.trained(w) for w in state.models.values()), state.attention[site].values())
+    return {**mixed, **tree.statistics(state.models[site])}

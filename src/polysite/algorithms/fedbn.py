@@ -1,0 +1,86 @@
+"""FedBN: federated averaging of everything but normalisation, which every site keeps for itself.
+
+Paper: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021, Algorithm 1
+
+    (u_k, v_k) <- fit_k(u, v_k)    all layers together,    u <- sum_k p_k u_k,    p_k = n_k / sum_j n_j
+
+v_k, which stays at site k, is the scale, the shift and the running statistics of every layer that normalises: one that
+has running statistics, or a weight of the form of its bias, whatever it is called (batch, instance, group and layer
+normalisation; a scale without a shift is not told from an activation). A network that normalises without scale, shift
+and statistics, as unet and unet_small do, has no such layer: there FedBN is FedAvg, to the last bit. The paper
+counts all sites alike (uniform = true). A site that never trained is served u and the initial v: the paper
+averages the sites' v for it, which here do not leave them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.average import average
+from polysite.algorithms.base import Kind
+from polysite.algorithms.private import layer
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree  # all but normalisation
+
+
+@dataclass(frozen=True)
+class FedBN:
+    uniform: bool = False  # p_k = 1/K, as in the paper, instead of n_k/N
+
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return {"model": "model", "weight": "one" if self.uniform else "count"}
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(_rest(params))
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        model = site.fit(_whole(got, memory, site)).params
+        weight = 1 if self.uniform else site.size
+        return Payload(model=_rest(model), weight=weight), Payload(private=normalisation(model))
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(average(replies))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield _whole(got, memory, site), cases
+
+
+def _whole(got: Payload, memory: Payload, site: Site) -> Tree:
+    """The model of a site: what it received and, whatever that is, its own normalisation."""
+    return {**got["model"], **memory.get("private", normalisation(site.start))}
+
+
+def _rest(model: Tree) -> Tree:
+    own = normalisation(model)
+    return {k: v for k, v in model.items() if k not in own}
+
+
+def normalisation(model: Tree) -> Tree:
+    """The part of a model that normalises: a kernel has more axes than its bias, a scale has as many.
+
+    >>> import numpy as np
+    >>> shapes = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "shortcut.1.weight": (8,), "shortcut.1.bias": (8,)}
+    >>> tuple(normalisation({k: np.zeros(v) for k, v in shapes.items()}))
+    ('shortcut.1.weight', 'shortcut.1.bias')
+    """
+    found = {layer(k) for k in tree.statistics(model)}
+    for name, weight in tree.select(model, ["*.weight", "weight"]).items():
+        bias = model.get(name.removesuffix("weight") + "bias")
+        if bias is not None and len(weight.shape) == len(bias.shape):
+            found.add(layer(name))
+    return {k: v for k, v in model.items() if layer(k) in found}

@@ -1,0 +1,87 @@
+"""FedRep: every site first fits a head of its own to the shared body, then teaches the body with it.
+
+Paper: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, Algorithm 1
+
+    v_k <- fit_k(u, v_k) of the head alone,    u_k = fit_k(u, v_k) of the body alone,    u <- mean_k u_k
+
+u, the body, is shared and v_k, the head, stays at site k. What is not trained stands still, its running statistics
+included. The mean counts all sites alike, as in the paper; uniform = false counts them by their cases. The paper trains
+the head for 10 epochs a round and the body for 1. As there, a site is served u and the v_k of its last round. A
+site that never trained would tune a head of its own to u; a site that is only served does not train, so it is given
+u and the initial v.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.private import parted, refuse_nothing, shared, whole
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+HEAD_EPOCHS = 10  # of the paper
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree  # the body
+
+
+@dataclass(frozen=True)
+class FedRep:
+    private: tuple[str, ...] = ("head.*",)  # patterns of the names that stay at a site
+    lr: float | None = None  # of the body; None: the site's own (train.lr)
+    epochs: int | None = None  # of the body; None: the site's own (train.epochs)
+    steps: int | None = None  # of the body, instead of epochs
+    head_lr: float | None = None  # of the head; None: that of the body
+    head_epochs: int | None = None  # of the head; None: 10
+    head_steps: int | None = None  # of the head, instead of epochs
+    uniform: bool = True  # all sites count alike; False: by number of cases
+
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        refuse_nothing(self.private)
+        within(self, lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
+        within(self, head_lr=(TINY, INF), head_epochs=(1, INF), head_steps=(1, INF))
+        for epochs, steps in (("epochs", "steps"), ("head_epochs", "head_steps")):
+            if getattr(self, epochs) is not None and getattr(self, steps) is not None:
+                raise ConfigError(
+                    f"fedrep trains a fixed number of epochs or of steps, not both ({epochs} = "
+                    f"{getattr(self, epochs)}, {steps} = {getattr(self, steps)}); leave one of them out"
+                )
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return {"model": "model", "weight": "one" if self.uniform else "count"}
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(shared(self.private, params))
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        model = whole(self.private, got, memory, site)
+        body, head = parted(self.private, model)
+        tuned = site.fit(model, only=tuple(head), **self._head())
+        fit = site.fit(tuned.params, only=tuple(body), lr=self.lr, epochs=self.epochs, steps=self.steps)
+        body, head = parted(self.private, fit.params)
+        return Payload(model=body, weight=1 if self.uniform else site.size), Payload(private=head)
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(average(replies))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield whole(self.private, got, memory, site), cases
+
+    def _head(self) -> dict[str, Any]:
+        """How the head is trained."""
+        paper = HEAD_EPOCHS if self.head_epochs is None and self.head_steps is None else self.head_epochs
+        return {"lr": self.lr if self.head_lr is None else self.head_lr, "epochs": paper, "steps": self.head_steps}

@@ -1,0 +1,72 @@
+"""FedRoD: a generic model that knows nothing of how often a label occurs at a site, and a personal head that does.
+
+Paper: Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022
+
+    (f_k, G_k) <- steps on the balanced loss of G(f(x))               shared: (f, G) <- sum_k p_k (f_k, G_k)
+    P_k        <- steps on the site's own loss of G(f(x)) + P(f(x))   of P alone; p_k = n_k / sum_j n_j
+
+f is the body, G the generic head and P_k, of the same form, the personal head, which starts from zero and never leaves
+site k. After every step of (f, G), P takes one on the same patches; no gradient of it reaches f or G. That takes a
+second forward pass. Both heads are linear, so a site is served one network whose head is the sum G + P_k; a site
+that never trained is served (f, G).
+
+Balanced is the balanced softmax, -log(n_y e^(g_y) / sum_c n_c e^(g_c)) with n_c the site's count of class c. Where
+every label is a mask of its own, its counterpart is derived for this project, not the paper's: the site's own loss of
+z_c + log(pi_c / (1 - pi_c)), with pi_c the share of label c among the voxels of a random patch of the site. For
+cross-entropy (train.loss = "dice_ce") that makes z the log of p(x | c) / p(x | not c), free of the site's frequencies;
+Dice has no such form and stays balanced only approximately. This is the linear variant; the paper has another, in which
+a second network makes P_k from the site's class counts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, Kind, within
+from polysite.algorithms.private import refuse_unknown
+from polysite.payload import Payload, SiteId
+from polysite.site import Balanced, Cases, Site
+from polysite.tree import Tree
+
+HEAD = ("head.*",)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree  # the body and the generic head
+
+
+@dataclass(frozen=True)
+class FedRoD:
+    clip: float = 7.0  # the most by which a label's frequency shifts its logit; one that a site lacks has no logarithm
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, clip=(0, INF))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        refuse_unknown("fedrod", HEAD, params)
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        own = memory.get("personal") or tree.zeros(tree.select(site.start, HEAD))
+        fit = site.fit(got["model"], loss=Balanced(self.clip), personal=own)
+        return Payload(model=fit.params, weight=site.size), Payload(personal=fit.personal)
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(average(replies))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        model = got["model"]
+        if "personal" in memory:
+            model = {**model, **tree.add(tree.select(model, HEAD), memory["personal"])}
+        yield model, cases

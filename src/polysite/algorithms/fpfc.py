@@ -1,0 +1,167 @@
+"""FPFC: a model per site, and a penalty on every pair of them that fuses those that are near each other.
+
+Paper: Yu, Liu, Wang and Sun, Clustered Federated Learning based on Nonconvex Pairwise Fusion, 2022
+
+    min  sum_i F_i(w_i) + 1/(2m) sum_ij g(|w_i - w_j|),    g the smoothed SCAD penalty, constant beyond a lam
+    w_i     <- steps on F_i(w) + rho/2 |w - zeta_i|^2 from w_i       zeta_i = 1/m sum_j (w_j + theta_ij - v_ij / rho)
+    theta_ij <- argmin g(|t|) + rho/2 |t - delta_ij|^2               delta_ij = w_i - w_j + v_ij / rho
+    v_ij    <- rho (delta_ij - theta_ij)                             once for every pair of which one replied
+
+theta is a multiple s of delta, so the server keeps delta and s of every pair. Sites i and j are of one cluster if
+|theta_ij| <= nu, directly or over others; a site is served the mean by cases of its cluster. The number of clusters
+need not be known. As in the authors' program, only ``fused`` layers are personal and the rest is averaged over all:
+the server holds m models and m(m-1)/2 vectors of what is fused. zeta goes down beside the model, w_i comes back.
+
+lam, xi and nu are distances between sites, which grow with the network and with training; with ``relative`` they are
+multiples of the largest that is seen in the first round after the warm-up. The paper has a warm-up to choose lam, which
+could not be read: here it is rounds without penalty (lam = 0), a reconstruction. In these, and with lam = 0, every site
+trains what is fused alone, held near its own last model.
+
+Pairs without a reply stay as they are. A new site starts at the mean of all models. Who never trained is served the
+largest cluster, or the mean of all sites where each is alone. lr (L + rho) must stay below 2.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.private import parted, refuse_unknown
+from polysite.cluster.fusion import components, scad_share
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site, Tilt
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    delta: Tree  # w_i - w_j + v_ij / rho
+    share: float  # s: theta_ij = s delta, v_ij = rho (1 - s) delta
+    gap: float  # |theta_ij|
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    shared: Tree  # what is averaged over all sites
+    models: Mapping[SiteId, Tree]  # the fused part of every site
+    pairs: Mapping[SiteId, Mapping[SiteId, Pair]]  # of sites in the order of their names; none before a reply
+    cases: Mapping[SiteId, float]  # of every site that was heard
+    rounds: int = 0
+    unit: float = 0.0  # of lam, xi and nu, where they are relative
+
+
+@dataclass(frozen=True)
+class Fpfc:
+    lam: float = 0.5  # strength of the penalty: sites nearer than about this are fused; on the scale of |w_i - w_j|
+    a: float = 3.7  # sites further apart than a lam do not feel each other
+    xi: float = 1e-3  # below this distance the penalty is quadratic
+    rho: float = 1.0  # how strongly a site is held near zeta; more than 1 / (a - 1)
+    nu: float = 0.1  # sites with a theta shorter than this are of one cluster
+    relative: bool = False  # lam, xi and nu as multiples of the largest distance after the warm-up
+    warmup: int = 0  # rounds without penalty
+    fused: tuple[str, ...] = ("head.*",)  # patterns of the names that are personal; the others are averaged over all
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "cases": "count"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, lam=(0, INF), a=(2 + 1e-9, INF), xi=(TINY, INF), rho=(TINY, INF), nu=(0, INF), warmup=(0, INF))
+        if 0 < self.lam <= self.xi:
+            raise ConfigError(f"xi = {self.xi} must be less than lam = {self.lam}, or the penalty has no linear part")
+        if self.rho <= 1 / (self.a - 1):
+            raise ConfigError(
+                f"rho = {self.rho} must be more than 1 / (a - 1) = {1 / (self.a - 1):g}, or a pair has no one answer"
+            )
+        if not self.fused:
+            raise ConfigError("fused names nothing that is personal; name it, as in ['head.*'], or choose fedavg")
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        refuse_unknown("fused", self.fused, params)
+        shared, own = parted(self.fused, params)
+        return State(shared, dict.fromkeys(sorted(sites), own), {}, {})
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        groups = self._clusters(state)
+        home = {i: group for group in groups for i in group}
+        largest = max(groups, key=len)  # the first of several
+        largest = largest if len(largest) > 1 else tuple(state.models)  # nobody is served what one site alone made
+        means = {g: {**state.shared, **_mean(state, g)} for g in {home.get(i, largest) for i in cohort}}
+        return {i: Payload(model=means[home.get(i, largest)], anchor=_anchor(state, i)) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        start = {**got["model"], **got["anchor"], **memory.get("own", {})}
+        fit = site.fit(start, tilt=Tilt(anchor=got["anchor"], weight=self.rho))
+        _, own = parted(self.fused, fit.params)
+        return Payload(model=fit.params, cases=site.size), Payload(own=own)
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        order = sorted(replies)
+        parts = {i: parted(self.fused, replies[i]["model"]) for i in order}
+        cases = {i: replies[i]["cases"] for i in order}
+        models = dict(sorted({**state.models, **{i: own for i, (_, own) in parts.items()}}.items()))
+        shared = tree.mean([parts[i][0] for i in order], [cases[i] for i in order])
+        rounds, unit = state.rounds + 1, state.unit
+        touched = [(i, j) for i, j in combinations(models, 2) if i in replies or j in replies]
+        if self.relative and not unit and rounds > self.warmup:
+            unit = max((tree.norm(_apart(models, i, j)) for i, j in touched), default=0.0)
+        state = State(shared, models, state.pairs, dict(sorted({**state.cases, **cases}.items())), rounds, unit)
+        fresh: dict[SiteId, dict[SiteId, Pair]] = {i: dict(js) for i, js in state.pairs.items()}
+        for i, j in touched:
+            fresh.setdefault(i, {})[j] = self._pair(state, i, j)
+        return replace(state, pairs={i: dict(sorted(fresh[i].items())) for i in sorted(fresh)})
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        """In what is averaged over all sites."""
+        total = sum(p["cases"] for p in replies.values())
+        return {i: p["cases"] / total for i, p in sorted(replies.items())}
+
+    def tell(self, state: State) -> Mapping[str, float]:
+        return {"clusters": len(self._clusters(state))}
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+    def _pair(self, state: State, i: SiteId, j: SiteId) -> Pair:
+        """theta and v of a pair after its sites have moved."""
+        delta, before = _apart(state.models, i, j), state.pairs.get(i, {}).get(j)
+        if before is not None:
+            delta = tree.map(lambda d, last: d + (1 - before.share) * last, delta, before.delta)
+        unit = (state.unit or 1.0) if self.relative else 1.0
+        lam, length = 0.0 if state.rounds <= self.warmup else self.lam * unit, tree.norm(delta)
+        share = scad_share(length, lam, self.a, self.xi * unit, self.rho)
+        return Pair(delta, share, share * length)
+
+    def _clusters(self, state: State) -> tuple[tuple[SiteId, ...], ...]:
+        unit = (state.unit or 1.0) if self.relative else 1.0
+        gaps = {(i, j): pair.gap for i, js in state.pairs.items() for j, pair in js.items()}
+        linked = [pair for pair in combinations(state.models, 2) if gaps.get(pair, 0.0) <= self.nu * unit]
+        return components(state.models, linked)
+
+
+def _apart(models: Mapping[SiteId, Tree], i: SiteId, j: SiteId) -> Tree:
+    return tree.sub(tree.trained(models[i]), tree.trained(models[j]))
+
+
+def _mean(state: State, group: Sequence[SiteId]) -> Tree:
+    """By cases, of the sites of a group that were heard; the initial model, if none was."""
+    heard = [i for i in group if i in state.cases]
+    if not heard:
+        return state.models[group[0]]
+    return tree.mean([state.models[i] for i in heard], [state.cases[i] for i in heard])
+
+
+def _anchor(state: State, i: SiteId) -> Tree:
+    """zeta_i; of a site that is new, the mean of all models."""
+    pulls = []
+    for j, model in state.models.items():
+        first, last = sorted((i, j))
+        pair = state.pairs.get(first, {}).get(last)
+        sign = 0.0 if pair is None else (2 * pair.share - 1) * (1 if i == first else -1)  # theta - v / rho over delta
+        there = tree.trained(model)
+        pulls.append(there if pair is None else tree.map(lambda w, d, s=sign: w + s * d, there, pair.delta))
+    return tree.mean(pulls)

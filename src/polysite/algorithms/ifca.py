@@ -1,0 +1,193 @@
+"""IFCA: several models, and every site trains the one that fits its patients best.
+
+Paper: Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020
+
+    j_i = argmin_j F_i(theta_j)                               at site i, of all k models, on its training cases
+    theta_j <- sum of p_i fit_i(theta_j) over j_i = j         model averaging; p_i = n_i / n of those that chose j
+    theta_j <- theta_j - eta sum of p_i grad F_i(theta_j)     gradient averaging; p_i = n_i / n of all that replied
+
+A model that nobody chose stays as it is. The choice is made by the loss of training without augmentation, on the same
+patches for all k models, which costs k forward passes; all models go down, one and its number come back. ``uniform`` is
+the authors' program. With ``clustered`` only these layers exist k times and the others are averaged over all sites.
+
+Of models that start alike every site would take the first. That one is the given model; of the others every array is
+
+    mean + sqrt(1 - spread^2) (w - mean) + spread std u,    u of mean 0 and variance 1 from a hash of seed, model, name
+
+which has the mean and the spread of the given one, so that a bias of zeros or a scale of ones stays. (A lone number u
+moves by its own size.) With spread = 1 these are new random starts, as in the paper; of those, one is often the best
+for everybody, and the others are never chosen. A remedy is a ``warmup`` by FedAvg, whose last round lends k of its
+sites' models as starts, those that lie furthest apart (``starts`` = sites).
+
+A site is served the model with the least loss on its training cases; one that does not train, on its validation cases;
+one without these, the model that most sites chose last. k = 1 is FedAvg.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import shake_128
+from math import fsum
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from polysite import tree
+from polysite.algorithms.average import average, towards
+from polysite.algorithms.base import INF, Kind, within
+from polysite.algorithms.private import parted, refuse_unknown
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId, plain
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    shared: Tree  # what the clusters have in common, if anything
+    models: tuple[Tree, ...]  # the rest, of every cluster; a single one during the warm-up
+    places: Mapping[SiteId, int]  # the cluster that a site chose last
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Ifca:
+    k: int = 2  # clusters
+    starts: Literal["noise", "sites"] = "noise"  # sites: k of the models that come back from the last round of warm-up
+    spread: float = 1.0  # of the noise: 1 for starts that have nothing in common, 0.1 for some that are much alike
+    warmup: int = 0  # rounds of FedAvg before there are k models
+    seed: int = 0  # of the noise
+    clustered: tuple[str, ...] = ("*",)  # patterns of the names that exist k times; the others are averaged over all
+    averaged: Literal["models", "gradients"] = "models"  # gradients: a single step a round, plain SGD
+    uniform: bool = False  # p_i = 1 / sites instead of n_i / n
+
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, k=(1, INF), spread=(0, 1), warmup=(0, INF))
+        if self.k > 1 and self.spread == 0:
+            raise ConfigError(f"with spread = 0 all k = {self.k} models start alike; take more, as in 0.1")
+        if self.starts == "sites" and not self.warmup:
+            raise ConfigError("starts = 'sites' takes models that sites have trained; set warmup, as in 5")
+        if not self.clustered:
+            raise ConfigError("clustered names nothing that clusters differ in; name it, as in ['*'], or choose fedavg")
+
+    @property
+    def plain_sgd(self) -> bool:
+        return self.averaged == "gradients"
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return {"model": "model", "cluster": "number", "weight": "one" if self.uniform else "count"}
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        refuse_unknown("clustered", self.clustered, params)
+        shared, own = parted(self.clustered, params)
+        return State(shared, (own,) if self.warmup else self._starts(own), {})
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        chosen = list(state.places.values())
+        most = max(range(len(state.models)), key=lambda j: (chosen.count(j), -j))
+        models = {f"model_{j}": model for j, model in enumerate(state.models)}
+        return {i: Payload(shared=state.shared, **models, most=most) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        models = _models(got)
+        best = _least([fsum(site.losses(m).values()) for m in models]) if len(models) > 1 else 0
+        fit = site.fit(models[best], steps=1 if self.averaged == "gradients" else None)
+        return Payload(model=fit.params, cluster=best, weight=1 if self.uniform else site.size), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        chosen = _chosen(state, replies)
+        if not chosen:
+            return state
+        parts = {i: parted(self.clustered, replies[i]["model"]) for i in chosen}
+        weight = {i: replies[i]["weight"] for i in chosen}
+        shared = average({i: Payload(model=parts[i][0], weight=weight[i]) for i in chosen})
+        models = list(state.models)
+        for j in set(chosen.values()):
+            here = {i: Payload(model=parts[i][1], weight=weight[i]) for i in chosen if chosen[i] == j}
+            share = sum(weight[i] for i in here) / sum(weight.values()) if self.averaged == "gradients" else 1.0
+            models[j] = towards(models[j], average(here), share)
+        rounds = state.rounds + 1
+        if len(models) < self.k and rounds >= self.warmup:
+            models = list(self._parted(models[0], {i: own for i, (_, own) in parts.items()}))
+        return State(shared, tuple(models), dict(sorted({**state.places, **chosen}.items())), rounds)
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        """Of every site in the model that it chose."""
+        chosen = _chosen(state, replies)
+        together = {i: [j for j in chosen if self.averaged == "gradients" or chosen[j] == chosen[i]] for i in chosen}
+        return {i: replies[i]["weight"] / sum(replies[j]["weight"] for j in together[i]) for i in chosen}
+
+    def tell(self, state: State) -> Mapping[str, float]:
+        return {"clusters": len(set(state.places.values()))}
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        models, known = _models(got), site.cases("validation")
+        if len(models) == 1:
+            best = 0
+        elif site.size:
+            best = _least([fsum(site.losses(m).values()) for m in models])
+        elif known:
+            best = _least([fsum(s["loss"] for s in site.score(m, known).values()) for m in models])
+        else:
+            best = int(got["most"])
+        yield models[best], cases
+
+    def _parted(self, model: Tree, sites: Mapping[SiteId, Tree]) -> tuple[Tree, ...]:
+        """The k models after the warm-up, which lasts until there are enough sites to take them from."""
+        if self.starts == "noise":
+            return self._starts(model)
+        return (model,) if len(sites) < self.k else _furthest(sites, self.k)
+
+    def _starts(self, model: Tree) -> tuple[Tree, ...]:
+        return model, *(_shaken(model, self.spread, f"{self.seed}/{j}") for j in range(1, self.k))
+
+
+def _models(got: Payload) -> list[Tree]:
+    count = sum(field.startswith("model_") for field in got)
+    return [{**got["shared"], **got[f"model_{j}"]} for j in range(count)]
+
+
+def _least(losses: Sequence[float]) -> int:
+    """The first of the least."""
+    return min(range(len(losses)), key=losses.__getitem__)
+
+
+def _chosen(state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, int]:
+    """Who chose which model; whoever names one that there is not is left out."""
+    numbers = range(len(state.models))
+    return {i: int(p["cluster"]) for i, p in sorted(replies.items()) if p["cluster"] in numbers}
+
+
+def _furthest(sites: Mapping[SiteId, Tree], k: int) -> tuple[Tree, ...]:
+    """The site that is furthest from the mean, then always the one that is furthest from those that are taken.
+
+    The least odd of them comes first: it serves whoever cannot choose.
+    """
+    models = {i: tree.trained(model) for i, model in sites.items()}
+    mean = tree.mean(models.values())
+    odd = {i: tree.norm(tree.sub(w, mean)) for i, w in models.items()}
+    taken = [max(odd, key=odd.__getitem__)]
+    while len(taken) < k:
+        gaps = {i: min(tree.norm(tree.sub(w, models[j])) for j in taken) for i, w in models.items() if i not in taken}
+        taken.append(max(gaps, key=gaps.__getitem__))
+    return tuple(sites[i] for i in sorted(taken, key=odd.__getitem__))
+
+
+def _shaken(model: Tree, spread: float, key: str) -> Tree:
+    """The model with every trained array mixed with noise of its own mean and spread."""
+    return {**model, **{k: _mixed(x, spread, f"{key}/{k}") for k, x in tree.trained(model).items()}}
+
+
+def _mixed(x: Any, spread: float, key: str) -> Any:
+    values = plain(x)
+    if not values.size:
+        return x
+    exact = values.astype(np.float64)
+    mean, std = exact.mean(), exact.std() if exact.size > 1 else abs(exact.mean())
+    bits = np.frombuffer(shake_128(key.encode()).digest(4 * exact.size), "<u4").reshape(exact.shape)
+    noise = 3**0.5 * (2 * ((bits + 0.5) / 2**32) - 1)
+    mixed = (mean + (1 - spread**2) ** 0.5 * (exact - mean) + spread * std * noise).astype(values.dtype)
+    return x.new_tensor(mixed) if hasattr(x, "new_tensor") else mixed

@@ -1,0 +1,96 @@
+"""L2GD: every site has a model of its own; a coin says whether all train, or all draw nearer to their mean.
+
+Paper: Hanzely and Richtárik, Federated Learning of a Mixture of Global and Local Models, 2020, Algorithm 1
+
+    min 1/m sum_k F_k(x_k) + lam/2m sum_k |x_k - x|^2,    x = mean_k x_k
+    a coin for all sites, 1 with probability p:    0:  x_k <- x_k - lr grad F_k(x_k)
+                                                   1:  x_k <- (1 - theta) x_k + theta x,    theta = lr lam (1 - p)/p
+
+In the paper's letters lr = alpha / (m (1 - p)) and theta = alpha lam / (m p). A run of ones does not move x, so that
+nothing need be exchanged but where a 1 follows a 0. A round is therefore a run of J ones and a run of L zeros, each of
+one toss at least: a site moves to x + (1 - theta)^J (x_k - x), takes L local steps and replies x_k, whose mean is the
+next x. That gives the same models as toss after toss, and one exchange for J + L tosses, 1/p + 1/(1 - p) on average.
+
+The coin is a function of the state: the server draws J and L from a generator that it makes
+for (``seed``, the number of rounds that are over), and sends them to all sites. What was tossed is in the record.
+
+All sites count alike. theta follows the rate of the local steps before it, and is at most 1; one from 0.05 to 0.5 is a
+good one. In theory p = lam / (curvature + lam) is best. A site that is absent does nothing; one that is new starts from
+x, and is served x until then. Running statistics stay those of a site's own model; their mean is for sites that are
+new. lam = 0 is local training.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from polysite import tree
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId, mean
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree  # the mean of the sites' models
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class L2gd:
+    lam: float = 0.1  # how strongly the sites' models are held near their mean
+    p: float = 0.1  # probability of a one; a run of local steps has 1/p on average
+    lr: float | None = None  # of a local step; None: the site's own (train.lr)
+    seed: int = 0  # of the coin
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = True  # theta and the local steps are in proportion by the learning rate
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, lam=(0, INF), p=(0.001, 0.999), lr=(TINY, INF), seed=(0, INF))
+        if self.lr is not None and self._pull(self.lr) > 1:
+            raise ConfigError(
+                f"l2gd with lam = {self.lam}, p = {self.p} and lr = {self.lr} would move models by theta = "
+                f"{self._pull(self.lr):g} of the way to their mean, beyond it; lower lam or lr, or raise p"
+            )
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        ones, zeros = self.tosses(state.rounds)
+        return {i: Payload(model=state.model, ones=ones, zeros=zeros) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        own = got["model"]
+        if memory:
+            keep, own = (1 - min(self._pull(memory["lr"]), 1.0)) ** got["ones"], memory["model"]
+            nearer = tree.map(lambda x, z: x + (1 - keep) * (z - x), tree.trained(own), tree.trained(got["model"]))
+            own = {**own, **nearer}
+        fit = site.fit(own, lr=self.lr, steps=int(got["zeros"]))
+        return Payload(model=fit.params), Payload(model=fit.params, lr=fit.time / fit.steps)
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(mean(replies, "model"), state.rounds + 1)
+
+    def tell(self, state: State) -> Mapping[str, float]:
+        ones, zeros = self.tosses(state.rounds - 1) if state.rounds else (0, 0)
+        return {"aggregations": ones, "local steps": zeros}
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield memory.get("model", got["model"]), cases
+
+    def tosses(self, round: int) -> tuple[int, int]:
+        """(Ones, then zeros) of a round, at least one of each."""
+        toss = np.random.default_rng([self.seed, round])
+        return int(toss.geometric(1 - self.p)), int(toss.geometric(self.p))
+
+    def _pull(self, lr: float) -> float:
+        """theta, beside local steps of this size."""
+        return lr * self.lam * (1 - self.p) / self.p

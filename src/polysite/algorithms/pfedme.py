@@ -1,0 +1,88 @@
+"""pFedMe: a shared model from which every site's own is a few steps away, held near it.
+
+Paper: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Algorithm 1
+
+    min_w mean_k M_k(w),    M_k(w) = min_v F_k(v) + lam/2 |v - w|^2
+    at a site, from w_k = w, ``outer`` times:
+        v <- ``inner`` steps of size inner_lr on B(v) + lam/2 |v - w_k|^2,    B the loss of one mini-batch
+        w_k <- w_k - lr lam (w_k - v)                                         a step along the gradient of M_k
+    w <- (1 - beta) w + beta mean_k w_k
+
+All inner steps are taken on the same mini-batch, and every outer one draws the next. v goes on where the last inner
+steps left it (``warm``), or starts from w_k each time. The site replies w_k and never v. The last v is its own model:
+it stays there, and the site is served by it. A site that has cases and never trained is served what the inner steps
+make of w, and one without cases w itself. (In the paper all sites work in every round, and the server listens to some;
+here only those of the cohort work.)
+
+Running statistics are those that the inner steps measured. The values of the paper are lam from 10 to 30, beta up to 4,
+5 inner and 20 outer steps. inner_lr times lam must stay well below 2, or the pull itself diverges; train.gamma lowers
+inner_lr from round to round and leaves lr as it is.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.average import average, towards
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site, Tilt
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+
+
+@dataclass(frozen=True)
+class PFedMe:
+    lam: float = 15.0  # how strongly a site's own model is held near the shared one
+    lr: float = 0.005  # of the shared model, at a site
+    outer: int = 20  # steps of the shared model, at a site
+    inner_lr: float | None = 0.05  # of the site's own model; None: the site's own rate (train.lr)
+    inner: int = 5  # steps of the site's own model for one of the shared one, all on one mini-batch
+    warm: bool = True  # the inner steps go on where the last ones ended; false: they start from the shared model
+    beta: float = 1.0  # step of the server towards the mean; above 1: beyond it
+    uniform: bool = True  # all sites count alike, as in the paper; false: by number of cases
+
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, lam=(TINY, INF), lr=(TINY, INF), outer=(1, INF), inner_lr=(TINY, INF), inner=(1, INF))
+        within(self, beta=(TINY, INF))
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return {"model": "model", "weight": "one" if self.uniform else "count"}
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        w = own = got["model"]
+        for step in range(self.outer):
+            start = own if self.warm else w
+            own = site.fit(start, **self._inner(w), minibatch=step).params
+            moved = tree.map(lambda w, v: w - self.lr * self.lam * (w - v), tree.trained(w), tree.trained(own))
+            w = {**moved, **tree.statistics(own)}
+        return Payload(model=w, weight=1 if self.uniform else site.size), Payload(model=own)
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(towards(state.model, average(replies), self.beta))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        if "model" in memory:
+            yield memory["model"], cases
+        else:
+            yield (site.fit(got["model"], **self._inner(got["model"])).params if site.size else got["model"]), cases
+
+    def _inner(self, w: Tree) -> dict[str, Any]:
+        """How a site's own model is trained beside this shared one."""
+        return {"tilt": Tilt(anchor=w, weight=self.lam), "lr": self.inner_lr, "steps": self.inner}

@@ -1,0 +1,66 @@
+"""A model of which a part stays at every site: which part that is, and how the two go together.
+
+What stays is said by patterns of names, never by positions: ``head.*`` is the output of every network, ``stem.*`` and
+``encoder.*`` are the contracting half of a U-Net and all but the classifier of a DenseNet. A layer's running statistics
+stay with any of its parameters. All sites begin with the same private part, that of the initial model. It crosses the
+wire in neither direction, and the server does not even hold it.
+"""
+
+from polysite import tree
+from polysite.errors import ConfigError
+from polysite.payload import Payload
+from polysite.site import Site
+from polysite.tree import Tree
+
+Patterns = tuple[str, ...]
+
+
+def whole(private: Patterns, got: Payload, memory: Payload, site: Site) -> Tree:
+    """The model of a site: what it received and, whatever that is, its own private part."""
+    _, start = parted(private, site.start)
+    return {**got["model"], **memory.get("private", start)}
+
+
+def parted(private: Patterns, model: Tree) -> tuple[Tree, Tree]:
+    """(What is shared, what stays at a site.)"""
+    named = tree.select(model, private)
+    layers = {layer(k) for k in named}
+    own = {**named, **{k: v for k, v in tree.statistics(model).items() if layer(k) in layers}}
+    return {k: v for k, v in model.items() if k not in own}, own
+
+
+def layer(name: str) -> str:
+    """The layer that a parameter belongs to.
+
+    >>> layer("stem.norm0.weight")
+    'stem.norm0'
+    """
+    return name.rpartition(".")[0]
+
+
+def shared(private: Patterns, params: Tree) -> Tree:
+    """What the server holds; patterns that do not part this network in two are refused."""
+    refuse_unknown("private", private, params)
+    rest, _ = parted(private, params)
+    if params and not tree.trained(rest):
+        raise ConfigError(
+            f"private = {list(private)} keeps every parameter at the sites, so that nothing is shared; "
+            "name fewer, or choose local"
+        )
+    return rest
+
+
+def refuse_unknown(setting: str, patterns: Patterns, params: Tree) -> None:
+    """Refuse a pattern that no parameter has; before a network is known there is none to refuse."""
+    parts = ", ".join(dict.fromkeys(k.partition(".")[0] for k in params))
+    for pattern in patterns if params else ():
+        if not tree.select(params, [pattern]):
+            raise ConfigError(
+                f"{setting} names {pattern!r}, and no parameter of this network is called that; its parts are {parts}, "
+                "as in 'head.*'"
+            )
+
+
+def refuse_nothing(private: Patterns) -> None:
+    if not private:
+        raise ConfigError("private names nothing that stays at a site; name it, as in ['head.*'], or choose fedavg")

@@ -1,0 +1,101 @@
+"""SuPerFed: beside the shared model every site trains a twin, and all models between the two are good.
+
+Paper: Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022
+
+    w(lam) = (1 - lam) w_k + lam v_k,    lam from U(0, 1) for every mini-batch
+    F_k(w(lam)) + mu |w_k - w|^2 + nu cos^2(w_k, v_k)    over w_k, from w, and v_k, where it was
+    w <- sum_k p_k w_k,    p_k = n_k / sum_j n_j
+
+v_k is the twin: every site draws initial values of its own for it (equal ones would never part, for the gradient of
+cos^2 vanishes where w_k and v_k are parallel), and it never leaves the site. Model mixing draws one lam for all
+parameters, layer mixing one for every layer. During the first ``after`` rounds there is no twin: lam = 0, and the round
+is FedProx's, with 2 mu for its mu. The paper mixes from 0.4 to 0.6 of all rounds on.
+
+A site is served w(lam), of the model that it receives and its twin, with the lam from ``choices`` that does best on its
+validation cases (on its training cases, if it has none); running statistics are measured anew for each. A site without
+a twin is served w. The authors' program chooses on the test cases; adds 1e-6 to every product inside the cosine; takes
+the plain length of w_k - w, array by array, where the paper, as recalled, has its square; and has no twin of biases of
+convolutions, which is ``shared = ["*.bias"]`` here in networks without affine normalisation. The paper's text could
+not be compared: the square and ``after`` are our reading of it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polysite import tree
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, Kind, within
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Mix, Site, Tilt, quality
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class SuPerFed:
+    mu: float = 0.01  # how strongly a site is held near the shared model; fedprox's mu is twice this one
+    nu: float = 2.0  # how strongly model and twin are turned to a right angle
+    after: int = 12  # rounds before the twins; the paper: 0.4 to 0.6 of all rounds
+    by: Literal["model", "layer"] = "model"  # one mixture for the whole model, or one for every layer
+    shared: tuple[str, ...] = ()  # patterns of names that have no twin
+    choices: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of lam, to serve by
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, mu=(0, INF), nu=(0, INF), after=(0, INF))
+        if not self.choices or not all(0 <= lam <= 1 for lam in self.choices):
+            raise ConfigError(f"choices = {list(self.choices)} must name at least one mixture, each between 0 and 1")
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        if params and not self._mixed(params):
+            raise ConfigError(f"shared = {list(self.shared)} leaves no parameter that could have a twin; name fewer")
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model, twins=state.rounds >= self.after) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        w, mix = got["model"], None
+        if got["twins"]:
+            mix = Mix(memory.get("twin", self._mixed(site.fresh)), self.nu, self.by)
+        fit = site.fit(w, tilt=Tilt(anchor=w, weight=2 * self.mu), mix=mix)
+        return Payload(model=fit.params, weight=site.size), Payload(twin=fit.twin) if mix else memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(average(replies), state.rounds + 1)
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield self._best(got["model"], memory["twin"], site) if "twin" in memory else got["model"], cases
+
+    def _mixed(self, params: Tree) -> Tree:
+        """The parameters that have a twin."""
+        return tree.drop(tree.trained(params), self.shared)
+
+    def _best(self, w: Tree, twin: Tree, site: Site) -> Tree:
+        """Of the models between these two, the one that does best at this site; of equals, that nearest to w."""
+        judged = site.cases("validation") or site.cases("train")
+        if not judged:
+            return _between(w, twin, 0.5)
+        best, model = -INF, w
+        for lam in sorted(self.choices):
+            between = site.calibrate(_between(w, twin, lam))
+            scores = [quality(s) for s in site.score(between, judged).values()]
+            if sum(scores) > best:
+                best, model = sum(scores), between
+        return model
+
+
+def _between(w: Tree, twin: Tree, lam: float) -> Tree:
+    mixed = {k: w[k] for k in twin}
+    return {**w, **tree.map(lambda x, y: (1 - lam) * x + lam * y, mixed, twin)}

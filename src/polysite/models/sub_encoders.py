@@ -1,0 +1,158 @@
+"""The U-Net and the DenseNet with an encoder for every class, all of which feed one decoder or classifier.
+
+Paper: FedDiv, section IV
+
+A class is a channel of the network's answer: one for every label that is outlined (labels may overlap, and background
+is none of them), one for every label and one for the background where a voxel has one label at most
+(``train.exclusive``; the paper counts background too), one for every class of a classification.
+
+All encoders see the whole image and are equally wide: as wide as makes the network as large as the plain one of the
+same configuration, as nearly as whole channels allow. The decoder of the U-Net is as wide as the plain one's and takes
+from every resolution the features of all encoders. That decoder is what follows the encoders; in a DenseNet it is the
+classifier alone. The parameters of class i are called ``stem.class{i}.*``, ``encoder.class{i}.*`` and
+``bottleneck.class{i}.*``, with i counted from 0 in the order of the channels.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any, ClassVar
+
+from polysite.models.densenet import DenseNet
+from polysite.models.unet import UNet
+
+Widths = tuple[int, ...]
+INSIDE = 4  # channels inside a layer of a DenseNet, for one that it adds
+
+
+@dataclass(frozen=True)
+class UNetSub:
+    filters: tuple[int, ...] = (32, 64, 128, 256, 512)  # channels at every resolution of the U-Net of the same size
+    bias: bool = True  # convolution biases, as in the published networks
+
+    task: ClassVar[str] = "segmentation"
+
+    def __post_init__(self) -> None:
+        UNet(self.filters, self.bias)  # it refuses what is no U-Net
+
+    @property
+    def divisor(self) -> int:
+        """The sides of a patch must be multiples of this."""
+        return UNet(self.filters).divisor
+
+    def widths(self, dims: int, modalities: int, outputs: int) -> Widths:
+        """Channels of every encoder at every resolution."""
+
+        def size(encoders: int, widths: Widths) -> int:
+            return _unet_size(self.filters, self.bias, dims, modalities, outputs, encoders, widths)
+
+        return narrowed(self.filters, lambda widths: size(outputs, widths), size(1, self.filters))
+
+    def build(self, *, dims: int, modalities: int, outputs: int, seed: int) -> Any:
+        """The network with its initial weights, the same for the same seed."""
+        import torch
+
+        from polysite.models.sub_networks import SubUNet
+
+        widths = self.widths(dims, modalities, outputs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = SubUNet(dims, modalities, outputs, widths, self.filters, self.bias)
+        if self.bias:  # MONAI offers biases for its transposed convolutions alone
+            for module in net.modules():
+                if hasattr(module, "out_channels") and getattr(module, "bias", 0) is None:
+                    module.bias = torch.nn.Parameter(torch.zeros(module.out_channels))
+        return net
+
+
+@dataclass(frozen=True)
+class DenseNetSub:
+    blocks: tuple[int, ...] = (6, 12, 24, 16)  # layers of every block
+    growth: int = 32  # channels that a layer adds in the DenseNet of the same size
+    features: int = 64  # channels of its first convolution
+
+    task: ClassVar[str] = "classification"
+
+    def __post_init__(self) -> None:
+        DenseNet(self.blocks, self.growth, self.features)  # it refuses what is no DenseNet
+
+    @property
+    def divisor(self) -> int:
+        """The sides of a patch must be multiples of this."""
+        return DenseNet(self.blocks).divisor
+
+    def widths(self, dims: int, modalities: int, outputs: int) -> Widths:
+        """Of every encoder, the channels of the first convolution and those that a layer adds, block by block."""
+        whole = (self.features, *[self.growth] * len(self.blocks))
+
+        def size(encoders: int, widths: Widths) -> int:
+            return _densenet_size(self.blocks, dims, modalities, outputs, encoders, widths)
+
+        return narrowed(whole, lambda widths: size(outputs, widths), size(1, whole))
+
+    def build(self, *, dims: int, modalities: int, outputs: int, seed: int) -> Any:
+        """The network with its initial weights, the same for the same seed."""
+        import torch
+
+        from polysite.models.sub_networks import SubDenseNet
+
+        first, *growth = self.widths(dims, modalities, outputs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return SubDenseNet(dims, modalities, outputs, first, growth, self.blocks)
+
+
+def narrowed(whole: Widths, size: Callable[[Widths], int], target: int) -> Widths:
+    """All widths smaller by one factor, then each by one more or less (the first, which weighs least, by three), as
+    comes nearest to a size.
+
+    >>> narrowed((10, 20), lambda widths: 3 * sum(widths), 30)
+    (3, 7)
+    """
+    if size(whole) <= target:
+        return whole
+
+    def at(factor: float) -> Widths:
+        return tuple(max(1, int(factor * w)) for w in whole)
+
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if size(at(middle)) <= target else (low, middle)
+    base, reach = at(low), (3, *[1] * (len(whole) - 1))
+    near = product(*(range(max(b - r, 1), min(b + r, w) + 1) for b, r, w in zip(base, reach, whole, strict=True)))
+    return min(near, key=lambda found: (abs(size(found) - target), math.dist(found, base)))
+
+
+def _unet_size(
+    filters: Widths, bias: bool, dims: int, modalities: int, outputs: int, encoders: int, widths: Widths
+) -> int:
+    """Parameters of a U-Net with so many encoders."""
+
+    def block(before: int, after: int) -> int:
+        return 3**dims * (before + after) * after + 2 * bias * after
+
+    encoder = block(modalities, widths[0]) + sum(block(a, b) for a, b in pairwise(widths))
+    below = (*filters[1:-1], encoders * widths[-1])
+    ups = zip(below, filters, widths, strict=False)  # one less than there are resolutions
+    decoder = sum(2**dims * b * f + bias * f + block(f + encoders * w, f) for b, f, w in ups)
+    return encoders * encoder + decoder + (filters[0] + 1) * outputs
+
+
+def _densenet_size(
+    blocks: Sequence[int], dims: int, modalities: int, outputs: int, encoders: int, widths: Widths
+) -> int:
+    """Parameters of a DenseNet with so many encoders."""
+    channels, *growth = widths
+    size = 7**dims * modalities * channels + 2 * channels
+    for number, (layers, rate) in enumerate(zip(blocks, growth, strict=True), start=1):
+        inside = INSIDE * rate
+        for _ in range(layers):
+            size += 2 * channels + channels * inside + 2 * inside + 3**dims * inside * rate
+            channels += rate
+        if number < len(blocks):
+            size += 2 * channels + channels * (channels // 2)
+            channels //= 2
+    size += 2 * channels
+    return encoders * size + (encoders * channels + 1) * outputs

@@ -1,0 +1,141 @@
+"""Networks with an encoder for every class and one decoder, in torch. ``sub_encoders`` says how wide they are.
+
+An encoder answers with all that the decoder takes from it: the features of a U-Net at every resolution, the pooled
+features of a DenseNet. The decoder takes those of all classes side by side.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from monai.networks.blocks.dynunet_block import UnetBasicBlock, UnetOutBlock, get_conv_layer
+from monai.networks.layers.factories import Conv, Pool
+from monai.networks.layers.utils import get_norm_layer
+from monai.networks.nets.densenet import _DenseBlock, _Transition
+from monai.networks.nets.dynunet import DynUNet
+from torch import nn
+
+from polysite.models.sub_encoders import INSIDE
+
+INSTANCE = ("INSTANCE", {"affine": False})
+LEAKY = ("leakyrelu", {"inplace": True, "negative_slope": 0.01})
+
+Features = tuple[torch.Tensor, ...]
+
+
+class Join(nn.Module):
+    """The features of all classes side by side; a module, so that one can look at what comes out."""
+
+    def forward(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(list(features), 1)
+
+
+class UNetEncoder(nn.Module):
+    """The contracting half of a U-Net: (batch, modalities, *space) to its features at every resolution."""
+
+    def __init__(self, dims: int, modalities: int, widths: Sequence[int]):
+        super().__init__()
+        down = [_block(dims, before, after, stride=2) for before, after in pairwise(widths)]
+        self.input_block = _block(dims, modalities, widths[0], stride=1)
+        self.downsamples = nn.ModuleList(down[:-1])
+        self.bottleneck = down[-1]
+
+    def forward(self, x: torch.Tensor) -> Features:
+        found = [self.input_block(x)]
+        for step in (*self.downsamples, self.bottleneck):
+            found.append(step(found[-1]))
+        return tuple(found)
+
+
+class Up(nn.Module):
+    """One step of the expanding half. (MONAI's own wants as many channels from the encoder as it has itself.)"""
+
+    def __init__(self, dims: int, below: int, beside: int, width: int, bias: bool):
+        super().__init__()
+        self.transp_conv = get_conv_layer(
+            dims, below, width, 2, 2, act=None, norm=None, bias=bias, conv_only=False, is_transposed=True
+        )
+        self.conv_block = _block(dims, width + beside, width, stride=1)
+
+    def forward(self, x: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.conv_block(torch.cat([self.transp_conv(x), beside], 1))
+        return out
+
+
+class SubUNet(nn.Module):
+    """``widths`` are the channels of every encoder, ``filters`` those of the decoder."""
+
+    def __init__(
+        self, dims: int, modalities: int, outputs: int, widths: Sequence[int], filters: Sequence[int], bias: bool
+    ):
+        super().__init__()
+        self.encoders = nn.ModuleList(UNetEncoder(dims, modalities, widths) for _ in range(outputs))
+        self.bottleneck = Join()
+        self.upsamples = nn.ModuleList(
+            Up(dims, outputs * widths[-1] if level == len(filters) - 2 else filters[level + 1], outputs * w, f, bias)
+            for level, (w, f) in reversed(list(enumerate(zip(widths[:-1], filters[:-1], strict=True))))
+        )
+        self.output_block = UnetOutBlock(dims, filters[0], outputs)
+        self.apply(DynUNet.initialize_weights)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        *beside, deepest = zip(*(encoder(x) for encoder in self.encoders), strict=True)
+        out = self.bottleneck(deepest)
+        for up, features in zip(self.upsamples, reversed(beside), strict=True):
+            out = up(out, torch.cat(features, 1))
+        answer: torch.Tensor = self.output_block(out)
+        return answer
+
+
+class DenseEncoder(nn.Module):
+    """All of a DenseNet but its classifier; every block may add another number of channels."""
+
+    def __init__(self, dims: int, modalities: int, first: int, growth: Sequence[int], blocks: Sequence[int]):
+        super().__init__()
+        self.features = nn.Sequential(
+            OrderedDict(
+                conv0=Conv[Conv.CONV, dims](modalities, first, kernel_size=7, stride=2, padding=3, bias=False),
+                norm0=get_norm_layer("batch", dims, first),
+                relu0=nn.ReLU(inplace=True),
+                pool0=Pool[Pool.MAX, dims](kernel_size=3, stride=2, padding=1),
+            )
+        )
+        channels = first
+        for number, (layers, rate) in enumerate(zip(blocks, growth, strict=True), start=1):
+            block = _DenseBlock(dims, layers, channels, INSIDE, rate, dropout_prob=0.0)
+            self.features.add_module(f"denseblock{number}", block)
+            channels += layers * rate
+            if number < len(blocks):
+                self.features.add_module(f"transition{number}", _Transition(dims, channels, channels // 2))
+                channels //= 2
+        self.features.add_module("norm5", get_norm_layer("batch", dims, channels))
+        self.pool = nn.Sequential(nn.ReLU(inplace=True), Pool[Pool.ADAPTIVEAVG, dims](1))
+        self.channels = channels
+
+    def forward(self, x: torch.Tensor) -> Features:
+        return (self.pool(self.features(x)),)
+
+
+class SubDenseNet(nn.Module):
+    def __init__(
+        self, dims: int, modalities: int, outputs: int, first: int, growth: Sequence[int], blocks: Sequence[int]
+    ):
+        super().__init__()
+        self.encoders = nn.ModuleList(DenseEncoder(dims, modalities, first, growth, blocks) for _ in range(outputs))
+        channels = sum(encoder.channels for encoder in self.encoders)  # type: ignore[misc]
+        self.features = Join()
+        self.class_layers = nn.Sequential(OrderedDict(flatten=nn.Flatten(1), out=nn.Linear(channels, outputs)))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Conv3d):
+                nn.init.kaiming_normal_(module.weight)
+            elif isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.class_layers(self.features([encoder(x)[0] for encoder in self.encoders]))
+        return answer
+
+
+def _block(dims: int, before: int, after: int, stride: int) -> nn.Module:
+    return UnetBasicBlock(dims, before, after, 3, stride, INSTANCE, LEAKY)

@@ -1,0 +1,306 @@
+"""FedDiv on quadratic sites with two encoders and a decoder that add up: u = e_0 + e_1, s = u + d.
+
+K steps on the encoders alone go (1 - 2 eta a)^K of the way in s, each encoder half of it; K steps on the decoder alone
+go (1 - eta a)^K.
+"""
+
+import numpy as np
+import pytest
+
+from polysite import tree
+from polysite.algorithms.base import shares, told
+from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.feddiv import FedDiv
+from polysite.cost.rehearsal import traffic
+from polysite.engines.rounds import Plan, run
+from polysite.engines.screen import screen
+from polysite.engines.simulator import Simulator
+from polysite.errors import ConfigError
+from polysite.payload import Payload
+from quadratic import Quadratic
+from table import arrays, same
+
+ZERO, ONE, HEAD = "encoder.class0.w", "encoder.class1.w", "head.w"
+START = {ZERO: np.array([2.0]), ONE: np.array([1.5]), HEAD: np.array([0.5])}
+KINDS = {"a": (0, 0, 0, 1), "b": (0, 1, 1, 1, 1, 1, 1, 1), "c": (1, 1, 1), "d": (0, 0, 0, 0, 1)}
+CURVES = {"a": 1.0, "b": 2.0, "c": 1.0, "d": 3.0}
+PLACES = {"a": -1.0, "b": 0.0, "c": 1.0, "d": 2.0}
+PRIVATE = 1e12
+
+
+def sites(curves=CURVES, kinds=KINDS):
+    rng = np.random.default_rng(3)
+    return {
+        i: Quadratic(a, rng.normal(PLACES[i], 0.3, len(kinds[i])), start=START, kinds=kinds[i])
+        for i, a in curves.items()
+    }
+
+
+def advance(algorithm, everyone, rounds, start=START, **plan):
+    """(last round, engine)"""
+    engine = Simulator(algorithm, everyone)
+    *_, last = run(algorithm, engine, start, Plan(rounds=rounds, **plan), seed=0)
+    return last, engine
+
+
+def value(x):
+    return x.item()
+
+
+def reference(everyone, rounds):
+    """FedDiv without divergence loss and personal decoders, written down once more."""
+    e, d = [value(START[ZERO]), value(START[ONE])], value(START[HEAD])
+    for t in range(rounds):
+        s = sum(e) + d
+        if t % 2:
+            d = np.mean([d - (1 - (1 - q.lr * q.a) ** q.steps) * (s - q.b.mean()) for q in everyone.values()])
+            continue
+        half = {i: 0.5 * (1 - (1 - 2 * q.lr * q.a) ** q.steps) * (s - q.b.mean()) for i, q in everyone.items()}
+        count = [{i: sum(k == c for k in q.kinds) for i, q in everyone.items()} for c in (0, 1)]
+        e = [e[c] - sum(count[c][i] * half[i] for i in half) / sum(count[c].values()) for c in (0, 1)]
+    return e, d
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+def test_without_personal_decoders_it_is_class_weighted_averaging_in_turns(rounds):
+    everyone = sites()
+    last, _ = advance(FedDiv(alpha=0.0, lam=0.0), everyone, rounds)
+    e, d = reference(everyone, rounds)
+    assert [value(last.state.encoder[k]) for k in (ZERO, ONE)] == pytest.approx(e, abs=1e-12)
+    assert value(last.state.decoder[HEAD]) == pytest.approx(d, abs=1e-12)
+    assert len({value(own[HEAD]) for own in last.state.decoders.values()}) <= 1
+
+
+def test_the_first_round_with_divergence():
+    """S = s - b goes to -alpha sum sigma / 2a, e_0 - e_1 moves by eta K alpha (sigma_1 - sigma_0)."""
+    everyone, alpha, focus = sites(), 0.3, 0.7
+    last, _ = advance(FedDiv(alpha=alpha, focus=focus), everyone, 1)
+    want = {0: 0.0, 1: 0.0}
+    for q in everyone.values():
+        kinds = np.array(q.kinds)
+        sigma = [np.std(np.exp(focus * (2 * (kinds == c) - 1)) * q.b) for c in (0, 1)]
+        rest = q.b.mean() - alpha * sum(sigma) / (2 * q.a)  # where it would come to rest
+        s = rest + (1 - 2 * q.lr * q.a) ** q.steps * (4.0 - rest)
+        gap = 0.5 - q.lr * q.steps * alpha * (sigma[0] - sigma[1])
+        ends = [(s - 0.5 + gap) / 2, (s - 0.5 - gap) / 2]
+        for c in (0, 1):
+            want[c] += sum(kinds == c) / sum(sum(k == c for k in o.kinds) for o in everyone.values()) * ends[c]
+    assert value(last.state.encoder[ZERO]) == pytest.approx(want[0], abs=1e-12)
+    assert value(last.state.encoder[ONE]) == pytest.approx(want[1], abs=1e-12)
+
+
+@pytest.mark.parametrize("rounds", [4, 200])
+def test_private_decoders_reach_every_sites_own_optimum(rounds):
+    """r_k = s_k - b_k: encoders shift all by one amount, decoders shrink each; in the limit nothing is left."""
+    everyone = sites()
+    last, _ = advance(FedDiv(alpha=0.0, lam=PRIVATE), everyone, rounds)
+    names = sorted(everyone)
+    total = [sum(sum(k == c for k in everyone[i].kinds) for i in names) for c in (0, 1)]
+    weight = [sum(0.5 * sum(k == c for k in everyone[i].kinds) / total[c] for c in (0, 1)) for i in names]
+    both = [1 - (1 - 2 * everyone[i].lr * everyone[i].a) ** everyone[i].steps for i in names]
+    shrink = np.diag([(1 - everyone[i].lr * everyone[i].a) ** everyone[i].steps for i in names])
+    step = shrink @ (np.eye(4) - np.outer(np.ones(4), np.multiply(weight, both)))
+    want = np.linalg.matrix_power(step, rounds // 2) @ [4.0 - everyone[i].b.mean() for i in names]
+    u = sum(value(v) for v in last.state.encoder.values())
+    found = [u + value(last.state.decoders[i][HEAD]) - everyone[i].b.mean() for i in names]
+    assert found == pytest.approx(list(want), abs=1e-10)
+    assert rounds < 100 or np.abs(found).max() < 1e-6
+
+
+def test_averaged_decoders_reach_the_mean_optimum_of_sites_that_count_alike():
+    """Equal curvatures and classes: s - b goes (1 - 2 eta a)^K of the way, then (1 - eta a)^K, and so on."""
+    alike = sites(dict.fromkeys("abcd", 2.0), dict.fromkeys("abcd", (0, 1, 1)))
+    b = np.mean([q.b.mean() for q in alike.values()])
+    ratio = (1 - 2 * 0.05 * 2.0) ** 5 * (1 - 0.05 * 2.0) ** 5
+    for rounds in (2, 6, 60):
+        last, _ = advance(FedDiv(alpha=0.0, lam=0.0), alike, rounds)
+        s = sum(map(value, last.state.encoder.values())) + value(last.state.decoder[HEAD])
+        assert s - b == pytest.approx(ratio ** (rounds // 2) * (4.0 - b), abs=1e-12)
+
+
+def decoded(algorithm, **decoders):
+    """The state after a round in which these decoders came."""
+    start = {ZERO: np.ones(1), ONE: np.ones(1), HEAD: np.zeros_like(next(iter(decoders.values())))}
+    state = algorithm.init(start, sorted(decoders))
+    counts = {"class0": np.ones(1), "class1": np.ones(1)}
+    encoders = {ZERO: np.ones(1), ONE: np.ones(1)}
+    state = algorithm.merge(state, {i: Payload(model=encoders, counts=counts) for i in decoders})
+    return algorithm.merge(state, {i: Payload(model={HEAD: d}, counts=counts) for i, d in decoders.items()})
+
+
+@pytest.mark.parametrize("lam", [0.0, 3.0, PRIVATE])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_decoders_are_a_fixed_point(lam, dtype):
+    mine = np.array([0.3, -7.0, 1e-3, 0.0], dtype)
+    state = decoded(FedDiv(lam=lam), a=mine, b=mine, c=mine)
+    for own in (*state.decoders.values(), state.decoder):
+        assert own[HEAD].tobytes() == mine.tobytes()
+    assert state.personal == state.spread == 0.0
+
+
+def test_every_number_goes_by_its_own_deviation():
+    """phi* - (phi* - m) exp(-(lam s)^gamma), number by number: agreed, in between, disagreed."""
+    a, b = np.array([0.0, 0.0, 0.0]), np.array([0.02, 2 / 3.2, 40.0])
+    state = decoded(FedDiv(lam=3.2, gamma=10.0), a=a, b=b)
+    m, s = (a + b) / 2, np.abs(b - a) / 2
+    g = np.exp(-((3.2 * s) ** 10))
+    assert g == pytest.approx([1.0, np.exp(-1.0), 0.0], abs=1e-9)
+    for own, mine in ((a, "a"), (b, "b")):
+        assert state.decoders[mine][HEAD] == pytest.approx(own - (own - m) * g, abs=1e-12)
+    assert state.decoders["b"][HEAD][2] == 40.0  # to the last bit
+    assert state.personal == pytest.approx(1 / 3) and state.spread == pytest.approx(s.mean())
+    assert state.decoder[HEAD] == pytest.approx((state.decoders["a"][HEAD] + state.decoders["b"][HEAD]) / 2)
+    soft = decoded(FedDiv(lam=3.2, gamma=1.0), a=a, b=b)
+    assert soft.decoders["a"][HEAD] == pytest.approx(m * np.exp(-3.2 * s), abs=1e-12)
+
+
+@pytest.mark.parametrize(("nearest", "want"), [(1, [0, 1, 9]), (2, [0.5, 0.5, 5]), (3, [10 / 3] * 3), (None, [10 / 3] * 3)])
+def test_decoders_are_compared_with_those_of_the_nearest_sites(nearest, want):
+    state = decoded(FedDiv(lam=0.0, nearest=nearest), a=np.array([0.0]), b=np.array([1.0]), c=np.array([9.0]))
+    assert [value(own[HEAD]) for own in state.decoders.values()] == pytest.approx(want)
+
+
+def test_a_large_lam_keeps_decoders_to_the_last_bit_and_from_everyone_else():
+    everyone = sites()
+    algorithm, sent, own = FedDiv(alpha=0.0, lam=PRIVATE), [], {}
+    engine = Simulator(algorithm, everyone)
+    for r in run(algorithm, engine, START, Plan(rounds=6), seed=0):
+        for i, got in r.sent.items():
+            if HEAD in got["model"] and i in own:
+                sent.append((value(got["model"][HEAD]), own[i]))
+        own.update({i: value(p.payload["model"][HEAD]) for i, p in r.replies.items() if HEAD in p.payload["model"]})
+    assert len(sent) == 8 and all(a == b for a, b in sent) and len(set(own.values())) == 4
+
+
+def test_a_round_moves_half_of_what_fedavg_does():
+    """The one part down, the other up; beside them a few counts, where FedAvg has one."""
+    one, all_of = {}, {}
+    for algorithm, found in ((FedDiv(), one), (FedAvg(), all_of)):
+        for r in run(algorithm, Simulator(algorithm, sites(), wire=True), START, Plan(rounds=5), seed=0):
+            found[r.index] = {i: (r.sent[i].nbytes, r.replies[i].payload.nbytes) for i in r.sent}
+    counts, whole = 2 * 8, sum(v.nbytes for v in START.values())
+    for t in range(1, 5):
+        assert all(sum(one[t][i]) - counts == (sum(all_of[t][i]) - 8) / 2 == whole for i in KINDS)
+    assert one[1]["a"] == (16, 8 + counts) and one[2]["a"] == (8, 16 + counts)
+    assert one[0]["a"] == (24, 16 + counts)  # the first exchange brings the whole model
+    rehearsed = traffic(FedDiv(), {k: np.zeros((10, 10)) for k in START}, "ab")
+    assert rehearsed["a"] == (1600, 800 + counts)
+
+
+@pytest.mark.parametrize("algorithm", [FedDiv(), FedDiv(alpha=0.0, lam=0.0), FedDiv(lam=PRIVATE, nearest=2)], ids=str)
+def test_a_site_holds_what_the_server_believes_it_holds(algorithm):
+    """Also where half of the sites are asked, and one is refused."""
+
+    class Moody(Simulator):
+        def train(self, round, sent):
+            for site, reply in super().train(round, sent):
+                broken = Payload(**{**reply.payload, "counts": {"class0": np.array([-1.0])}})
+                yield site, type(reply)(broken, reply.fits, reply.seconds) if site == "b" and round % 3 == 1 else reply
+
+    engine, refused = Moody(algorithm, sites(), wire=True), 0
+    for r in run(algorithm, engine, START, Plan(rounds=12, share=0.5), seed=0):
+        refused += len(r.refused)
+        for i, got in algorithm.send(r.state, [*"abcd", "stranger"]).items():
+            ((model, _),) = algorithm.serve(got, engine.memories().get(i, Payload()), None, ())
+            own = r.state.decoders.get(i, r.state.decoder)
+            assert same(dict(sorted(model.items())), dict(sorted({**r.state.encoder, **own}.items())))
+            assert i in r.state.holders or len(got["model"]) == 3
+    assert refused and 0 < len(r.state.holders) < 4
+
+
+def test_who_never_trained_is_served_the_mean_decoder():
+    last, _ = advance(FedDiv(lam=PRIVATE), sites(), 4)
+    got = FedDiv().send(last.state, ["stranger"])["stranger"]["model"]
+    own = [value(d[HEAD]) for d in last.state.decoders.values()]
+    assert value(got[HEAD]) == pytest.approx(np.mean(own)) and np.ptp(own) > 0.1
+    assert value(got[ZERO]) == value(last.state.encoder[ZERO])
+
+
+def test_an_absent_site_keeps_its_decoder_and_counts_in_no_mean():
+    algorithm = FedDiv(lam=0.0)
+    state = decoded(algorithm, a=np.array([1.0]), b=np.array([3.0]), c=np.array([8.0]))
+    counts = {"class0": np.ones(1), "class1": np.ones(1)}
+    encoders = {ZERO: np.ones(1), ONE: np.ones(1)}
+    state = algorithm.merge(state, {i: Payload(model=encoders, counts=counts) for i in "abc"})
+    new = algorithm.merge(state, {i: Payload(model={HEAD: np.array([x])}, counts=counts) for i, x in (("a", 1), ("b", 5))})
+    assert [value(new.decoders[i][HEAD]) for i in "abc"] == pytest.approx([3.0, 3.0, 4.0])
+    assert new.holders == ("a", "b") and value(new.decoder[HEAD]) == pytest.approx(10 / 3)
+
+
+def test_an_encoder_of_a_class_that_nobody_has_stays_as_it_is():
+    everyone = {i: q for i, q in sites(kinds={**KINDS, "b": (1,) * 8, "a": (1,) * 4}).items() if i in "abc"}
+    last, _ = advance(FedDiv(alpha=0.0), everyone, 1)
+    assert value(last.state.encoder[ZERO]) == 2.0 and value(last.state.encoder[ONE]) != 1.5
+    assert sum(last.shares.values()) == pytest.approx(1.0)
+
+
+def test_shares_are_the_mean_over_the_classes_and_decoders_have_none():
+    algorithm, engine = FedDiv(), Simulator(FedDiv(), sites())
+    first, second = run(algorithm, engine, START, Plan(rounds=2), seed=0)
+    assert first.shares == pytest.approx({"a": (3 / 8 + 1 / 12) / 2, "b": (1 / 8 + 7 / 12) / 2, "c": 3 / 24, "d": 0.5 * (0.5 + 1 / 12)})
+    assert second.shares == {} and first.told == {}
+    assert second.told.keys() == {"personal share of the decoders", "deviation between decoders"}
+    assert shares(algorithm, second.state, {}) == {} and told(algorithm, first.state) == {}
+
+
+def test_the_ratio_of_personal_numbers_grows_with_lam():
+    ratios = [advance(FedDiv(alpha=0.0, lam=lam), sites(), 2)[0].state.personal for lam in (0.0, 1.0, 1e6)]
+    assert ratios == sorted(ratios) and ratios[0] == 0.0 and ratios[-1] == 1.0
+
+
+def test_a_network_without_sub_encoders_is_refused_unless_there_is_no_divergence_loss():
+    plain = {"stem.w": np.ones(1), "encoder.0.w": np.ones(1), HEAD: np.ones(1)}
+    with pytest.raises(ConfigError, match="an encoder for every class, model.name = 'unet_sub' or 'densenet_sub'; with"):
+        FedDiv().init(plain, "ab")
+    with pytest.raises(ConfigError, match="into encoder and decoder"):
+        FedDiv(alpha=0.0).init({HEAD: np.ones(1)}, "ab")
+    assert FedDiv().init({}, "ab").encoder == {}  # no network is known yet
+    one = {i: Quadratic(q.a, q.b, start=plain) for i, q in sites().items()}
+    last, _ = advance(FedDiv(alpha=0.0, lam=0.0), one, 1, plain)
+    n = sum(q.size for q in one.values())
+    want = sum(q.size / n * (1 - 0.5 * (1 - (1 - 2 * q.lr * q.a) ** 5) * (3 - q.b.mean())) for q in one.values())
+    assert value(last.state.encoder["stem.w"]) == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"alpha": -1}, {"focus": -1}, {"lam": -1}, {"lam": float("inf")}, {"gamma": 0.5}, {"nearest": 0}]
+)
+def test_impossible_settings_are_refused(wrong):
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = "):
+        FedDiv(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ({"class0": np.array([3.0]), "class1": np.array([0.0])}, None),
+        ({"class0": np.array([-1.0])}, "'counts' has 'class0' = -1"),
+        ({"class0": np.array([1e16])}, "'counts' has 'class0' = 1e+16"),
+        ({"class0": np.array([np.nan])}, "'counts' is not finite"),
+        ({"class0": np.array([1, 2])}, "'counts' has 'class0' of type int64 and shape (2,)"),
+        ({"class0": np.array([1e6])}, "'counts' is 3e+05 times as large as is usual"),
+        ({}, "'counts' is empty"),
+    ],
+)
+def test_counts_are_held_to_what_hospitals_have(counts, says):
+    algorithm = FedDiv()
+    sent = algorithm.send(algorithm.init(START, "abc"), "abc")
+    model = {k: START[k] for k in (ZERO, ONE)}
+    usual = {"class0": np.array([3.0]), "class1": np.array([1.0])}
+    came = {i: Payload(model=model, counts=counts if i == "a" else usual) for i in "abc"}
+    assert screen(algorithm.reply, START, sent, came) == ({"a": says} if says else {})
+    more = {**came, "b": Payload(model=dict(START), counts=usual)}  # the decoder was not asked for
+    assert screen(algorithm.reply, START, sent, more)["b"] == "'model' has an unknown 'head.w'"
+
+
+def test_nothing_is_changed_in_place():
+    everyone, algorithm = sites(), FedDiv(lam=1.0)
+    state, memory = algorithm.init(START, "abcd"), dict.fromkeys("abcd", Payload())
+    for _ in range(4):
+        for array in arrays((state, memory)):
+            array.setflags(write=False)
+        replies = {}
+        for i, got in algorithm.send(state, "abcd").items():
+            replies[i], memory[i] = algorithm.local(got, memory[i], everyone[i])
+        state = algorithm.merge(state, replies)
+    assert tree.norm(tree.sub(state.encoder, {k: START[k] for k in state.encoder})) > 0

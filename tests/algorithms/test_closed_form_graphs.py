@@ -1,0 +1,720 @@
+"""IFCA, FPFC and pFedNet against answers on paper: first round, limit, who ends up with whom."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polysite import tree
+from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.fpfc import Fpfc
+from polysite.algorithms.ifca import Ifca
+from polysite.algorithms.ifca import State as Clusters
+from polysite.algorithms.pfednet import PFedNet
+from polysite.algorithms.weighted import Weighted
+from polysite.cluster.fusion import components, lasso_mixture, nearest_edges, scad_share
+from polysite.engines.rounds import Plan, Progress, run
+from polysite.engines.simulator import Simulator
+from polysite.errors import ConfigError, DataError
+from polysite.payload import Payload
+from quadratic import Quadratic
+from table import START, same
+from table import sites as two_part_sites
+
+A, B, N = np.array([0.5, 1.0, 2.0, 3.0]), np.array([-1.0, 0.3, 2.0, 0.9]), np.array([2, 8, 5, 5])
+ETA, K, Q0 = 0.1, 5, 0.7
+R = (1 - ETA * A) ** K
+
+
+def bed(a=A, b=B, n=N, steps=K, start=Q0, kind=Quadratic):
+    """One parameter, a quadratic per site; the optimum of all cases of a site is the same."""
+    return {
+        f"s{i}": kind(a[i], np.full(n[i], b[i]), lr=ETA, steps=steps, start={"w": np.array([start])})
+        for i in range(len(b))
+    }
+
+
+def play(algorithm, sites, rounds, share=1.0, start=None, state=None, seed=0):
+    """The last round, and the engine."""
+    engine = Simulator(algorithm, sites)
+    resume = None if state is None else Progress(-1, state, {})
+    start = start or next(iter(sites.values())).start
+    *_, last = run(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=seed, resume=resume)
+    return last, engine
+
+
+class Guest(Quadratic):
+    """Without training cases; ``of`` says which cases it has beside."""
+
+    of = ("validation", "test")
+
+    @property
+    def size(self):
+        return 0
+
+    def cases(self, split):
+        return tuple(map(str, range(len(self.b)))) if split in self.of else ()
+
+    def losses(self, params, *, augmented=False):
+        raise AssertionError("it has no training case")
+
+    def score(self, params, cases):
+        assert cases == self.cases("validation"), "no model is chosen by the cases that it is tested on"
+        return {n: {"loss": float((params["w"].item() - self.b[int(n)]) ** 2)} for n in cases}
+
+    def sketch(self, kind, cases):
+        assert kind == "images" or "validation" in self.of, "no label of a test is looked at"
+        return np.array([self.b.mean()])
+
+
+class Trainer(Quadratic):
+    def score(self, params, cases):
+        raise AssertionError("a site that trains chooses by its training cases")
+
+
+def guest(b, *of):
+    found = Guest(1.0, np.array([float(b)]))
+    found.of = of
+    return found
+
+
+# IFCA
+
+
+def centres(state):
+    return [model["w"].item() for model in state.models]
+
+
+def two_centres(low=-0.5, high=1.5):
+    return Clusters({}, tuple({"w": np.array([x])} for x in (low, high)), {})
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_ifca_first_round_and_limit(uniform):
+    """Every site goes to the nearest centre; sites 0, 1 and 2, 3 stay together."""
+    p, groups = np.ones(4) if uniform else N, (slice(0, 2), slice(2, 4))
+    one, _ = play(Ifca(uniform=uniform), bed(), 1, state=two_centres())
+    assert one.state.places == {"s0": 0, "s1": 0, "s2": 1, "s3": 1}
+    trained = [B + R * (x - B) for x in (-0.5, 1.5)]
+    means = [np.average(t[g], weights=p[g]) for t, g in zip(trained, groups, strict=True)]
+    assert centres(one.state) == pytest.approx(means, abs=1e-12)
+    end, _ = play(Ifca(uniform=uniform), bed(), 300, state=two_centres())
+    limit = [np.average(B[g], weights=(p * (1 - R))[g]) for g in groups]
+    assert centres(end.state) == pytest.approx(limit, abs=1e-10)
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_ifca_with_gradients_steps_by_the_share_of_a_cluster(uniform):
+    algorithm = Ifca(averaged="gradients", uniform=uniform)
+    p, groups = (np.ones(4) if uniform else N) / (4 if uniform else N.sum()), (slice(0, 2), slice(2, 4))
+    one, _ = play(algorithm, bed(), 1, state=two_centres())
+    pulls = [(p * A * (x - B))[g].sum() for x, g in zip((-0.5, 1.5), groups, strict=True)]
+    assert centres(one.state) == pytest.approx([-0.5 - ETA * pulls[0], 1.5 - ETA * pulls[1]], abs=1e-12)
+    end, _ = play(algorithm, bed(), 700, state=two_centres())
+    assert centres(end.state) == pytest.approx([np.average(B[g], weights=(p * A)[g]) for g in groups], abs=1e-9)
+    assert algorithm.plain_sgd and not Ifca().plain_sgd
+    assert all(f.steps == 1 for reply in one.replies.values() for f in reply.fits)
+
+
+def test_ifca_of_models_that_start_alike_everyone_takes_the_first():
+    last, _ = play(Ifca(), bed(), 1, state=two_centres(Q0, Q0))
+    assert set(last.state.places.values()) == {0} and centres(last.state)[1] == Q0 != centres(last.state)[0]
+    with pytest.raises(ConfigError, match="with spread = 0 all k = 2 models start alike"):
+        Ifca(spread=0.0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_ifca_separates_two_planted_populations(seed, share):
+    """From its own starts, which lie between the populations, whatever the seed."""
+    rng = np.random.default_rng(seed)
+    b = np.concatenate([rng.normal(-2, 0.2, 4), rng.normal(3, 0.2, 3)])
+    sites = bed(rng.uniform(0.5, 2, 7), b, rng.integers(2, 9, 7), start=0.5)
+    end, engine = play(Ifca(spread=0.5, seed=seed), sites, 120, share=share, seed=seed)
+    low, high = (end.state.places[f"s{k}"] for k in (0, 6))
+    assert end.state.places == {f"s{i}": low if i < 4 else high for i in range(7)} and low != high
+    pull = {i: s.size * s.pull for i, s in sites.items()}
+    for j, members in ((low, range(4)), (high, range(4, 7))):
+        here = [f"s{i}" for i in members]
+        limit = np.average([sites[i].b.mean() for i in here], weights=[pull[i] for i in here])
+        assert centres(end.state)[j] == pytest.approx(limit, abs=1e-6 if share == 1 else 0.3)
+    assert end.told == {"clusters": 2.0}
+    served = engine.serve(120, Ifca().send(end.state, ["s1", "s5"]))
+    assert [served[i][0]["w"].item() for i in ("s1", "s5")] == [centres(end.state)[j] for j in (low, high)]
+
+
+STARTS = {
+    "conv.weight": np.random.default_rng(0).normal(0.3, 0.05, (40, 50)).astype(np.float32),
+    "norm.weight": np.ones(40, np.float32),
+    "norm.bias": np.zeros(40, np.float32),
+    "norm.running_var": np.linspace(1, 2, 40, dtype=np.float32),
+}
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.6, 1.0])
+def test_ifca_starts_differ_and_keep_their_scale(spread):
+    models = Ifca(k=4, spread=spread, seed=3).init(STARTS, ["a"]).models
+    assert same(models[0], STARTS)
+    first = STARTS["conv.weight"]
+    for j, model in enumerate(models[1:], 1):
+        w = model["conv.weight"]
+        assert w.dtype == np.float32 and w.mean() == pytest.approx(0.3, abs=0.005)
+        assert w.std() == pytest.approx(0.05, rel=0.05)
+        kept = np.corrcoef(w.ravel(), first.ravel())[0, 1]
+        assert kept == pytest.approx((1 - spread**2) ** 0.5, abs=0.06)
+        assert all(not np.array_equal(w, other["conv.weight"]) for other in models[:j])
+        assert all(np.array_equal(model[k], STARTS[k]) for k in STARTS if k != "conv.weight")
+
+
+def test_ifca_starts_are_those_of_the_seed_wherever_they_are_computed():
+    one, again, other = (Ifca(seed=s).init(STARTS, ["a"]).models for s in (1, 1, 2))
+    assert same(one, again) and not np.array_equal(one[1]["conv.weight"], other[1]["conv.weight"])
+    lifted = Ifca(seed=1).init({k: torch.tensor(v) for k, v in STARTS.items()}, ["a"]).models
+    assert all(isinstance(x, torch.Tensor) for model in lifted for x in model.values())
+    assert same([{k: v.numpy() for k, v in model.items()} for model in lifted], list(one))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_ifca_with_one_model_is_fedavg_to_the_last_bit(share):
+    for uniform in (False, True):
+        alone, _ = play(Ifca(k=1, uniform=uniform), two_part_sites(), 6, share)
+        plain, _ = play(FedAvg(uniform=uniform), two_part_sites(), 6, share)
+        assert same(alone.state.models[0], plain.state.model) and alone.state.shared == {}
+        assert alone.shares == pytest.approx(plain.shares)
+
+
+def test_ifca_warms_up_by_fedavg_and_then_parts():
+    algorithm = Ifca(k=3, warmup=2)
+    engine = Simulator(algorithm, two_part_sites())
+    warm = list(run(algorithm, engine, START, Plan(rounds=3), seed=0))
+    plain, _ = play(FedAvg(), two_part_sites(), 2)
+    assert [len(r.state.models) for r in warm] == [1, 3, 3]
+    assert same(warm[1].state.models[0], plain.state.model)
+    assert [sum(f.startswith("model_") for f in r.sent["a"]) for r in warm] == [1, 1, 3]
+
+
+def test_ifca_takes_its_starts_from_sites_that_lie_furthest_apart():
+    """Not before enough of them reply; the least odd of them comes first."""
+    algorithm = Ifca(k=3, starts="sites", warmup=1)
+    state = algorithm.init({"w": np.zeros(1)}, list("abcde"))
+    replies = {
+        i: Payload(model={"w": np.array([w])}, cluster=0, weight=1)
+        for i, w in zip("abcde", (0.0, 0.1, 5.0, 5.2, 11.0), strict=True)
+    }
+    few = algorithm.merge(state, {i: replies[i] for i in "ab"})
+    assert centres(few) == [pytest.approx(0.05)]
+    assert centres(algorithm.merge(few, replies)) == [5.2, 0.0, 11.0]
+    with pytest.raises(ConfigError, match="starts = 'sites' takes models that sites have trained; set warmup"):
+        Ifca(starts="sites")
+
+
+def test_ifca_separates_populations_from_the_starts_of_sites():
+    b = np.array([-2.0, -1.9, 3.0, 3.1, 2.9])
+    end, _ = play(Ifca(starts="sites", warmup=2), bed(np.ones(5), b, (2, 3, 4, 5, 6)), 60)
+    groups = {frozenset(i for i, j in end.state.places.items() if j == c) for c in (0, 1)}
+    assert groups == {frozenset(("s0", "s1")), frozenset(("s2", "s3", "s4"))}
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_ifca_sends_every_model_and_gets_one(k):
+    """What is shared goes down once."""
+    whole = sum(x.nbytes for x in START.values())
+    for clustered, times in ((("*",), k * whole), (("head.*",), whole + (k - 1) * START["head.w"].nbytes)):
+        last, _ = play(Ifca(k=k, clustered=clustered), two_part_sites(), 1)
+        assert {p.nbytes for p in last.sent.values()} == {times + 8}
+        assert {r.payload.nbytes for r in last.replies.values()} == {whole + 16}
+
+
+def test_ifca_averages_what_is_not_clustered_over_all():
+    algorithm, s = Ifca(clustered=("head.*",)), two_part_sites()
+    state = algorithm.init(START, sorted(s))
+    last, _ = play(algorithm, s, 1, state=replace(state, models=({"head.w": np.array([-4.0])}, state.models[1])))
+    got = {i: r.payload for i, r in last.replies.items()}
+    chosen = {i: int(p["cluster"]) for i, p in got.items()}
+    assert set(chosen.values()) == {0, 1}
+    for name in ("body.w", "norm.running_var"):
+        mean = np.average([got[i]["model"][name].item() for i in s], weights=[x.size for x in s.values()])
+        assert last.state.shared[name].item() == pytest.approx(mean, abs=1e-12)
+    for j in (0, 1):
+        here = [i for i in s if chosen[i] == j]
+        mean = np.average([got[i]["model"]["head.w"].item() for i in here], weights=[s[i].size for i in here])
+        assert last.state.models[j]["head.w"].item() == pytest.approx(mean, abs=1e-12)
+        total = sum(s[i].size for i in here)
+        assert {i: last.shares[i] for i in here} == pytest.approx({i: s[i].size / total for i in here})
+
+
+def test_ifca_averages_statistics_within_a_cluster():
+    state = Clusters({}, ({**START, "head.w": np.array([-4.0])}, START), {})
+    last, _ = play(Ifca(), two_part_sites(), 1, state=state)
+    s, places = two_part_sites(), last.state.places
+    assert set(places.values()) == {0, 1}
+    for j in (0, 1):
+        here = [x for i, x in s.items() if places[i] == j]
+        mean = np.average([0.9 * 16 + 0.1 * x.a**2 for x in here], weights=[x.size for x in here])
+        assert last.state.models[j]["norm.running_var"].item() == pytest.approx(mean, abs=1e-12)
+
+
+def test_ifca_serves_by_loss_and_without_labels_the_largest_cluster():
+    algorithm = Ifca()
+    state = replace(two_centres(-1.0, 2.0), places={"s0": 1, "s1": 0, "s2": 1})
+    got = algorithm.send(state, ["x"])["x"]
+    served = {
+        "trains": Trainer(1.0, np.array([-3.0])),
+        "validates, low": guest(-3, "validation", "test"),
+        "validates, high": guest(3, "validation", "test"),
+        "is only tested": guest(-3, "test"),
+    }
+    found = {
+        who: next(algorithm.serve(got, Payload(), site, site.cases("test")))[0]["w"].item()
+        for who, site in served.items()
+    }
+    assert found == {"trains": -1, "validates, low": -1, "validates, high": 2, "is only tested": 2}
+
+
+def test_ifca_leaves_out_who_names_a_model_that_there_is_not():
+    algorithm, state = Ifca(), two_centres()
+    good = Payload(model={"w": np.array([1.0])}, cluster=1, weight=2)
+    bad = [Payload(model={"w": np.array([9.0])}, cluster=j, weight=5) for j in (2, 0.5, 7)]
+    after = algorithm.merge(state, {"a": bad[0], "b": good, "c": bad[1], "d": bad[2]})
+    assert centres(after) == [-0.5, 1.0] and after.places == {"b": 1}
+    assert algorithm.shares(state, {"a": bad[0], "b": good}) == {"b": 1.0}
+    assert algorithm.merge(state, {"a": bad[0]}) is state
+
+
+# FPFC
+
+LAM, BEND, XI, RHO = 0.4, 3.7, 0.05, 1.0
+FUSED = Fpfc(lam=LAM, a=BEND, xi=XI, rho=RHO, fused=("*",))
+
+
+def penalty(t):
+    t = abs(t)
+    if t <= XI:
+        return LAM * t * t / 2 / XI + LAM * XI / 2
+    if t <= LAM:
+        return LAM * t
+    if t <= BEND * LAM:
+        return (BEND * LAM * t - (t * t + LAM * LAM) / 2) / (BEND - 1)
+    return LAM * LAM * (BEND + 1) / 2
+
+
+def slope(t):
+    size = abs(t)
+    steep = LAM * size / XI if size <= XI else LAM if size <= LAM else max(BEND * LAM - size, 0) / (BEND - 1)
+    return np.sign(t) * steep
+
+
+def prox(d, lam=LAM):
+    return scad_share(abs(d), lam, BEND, XI, RHO) * d
+
+
+def own_models(state):
+    return np.array([state.models[i]["w"].item() for i in sorted(state.models)])
+
+
+@pytest.mark.parametrize("d", [0.02, 0.3, 0.44, 0.46, 0.6, 0.79, 0.81, 1.2, 1.47, 1.5, 2.5, -0.7])
+def test_scad_shrinks_to_the_least_of_penalty_and_distance(d):
+    grid = np.linspace(-4, 4, 80001)
+    values = [penalty(t) + RHO / 2 * (t - d) ** 2 for t in grid]
+    assert prox(d) == pytest.approx(grid[int(np.argmin(values))], abs=2e-4)
+
+
+def test_fpfc_first_round_models_and_pairs():
+    last, _ = play(FUSED, bed(), 1)
+    middle = (A * B + RHO * Q0) / (A + RHO)
+    w = middle + (1 - ETA * (A + RHO)) ** K * (Q0 - middle)
+    assert own_models(last.state) == pytest.approx(w, abs=1e-12)
+    for i in range(4):
+        for j in range(i + 1, 4):
+            pair = last.state.pairs[f"s{i}"][f"s{j}"]
+            theta, dual = pair.share * pair.delta["w"].item(), RHO * (1 - pair.share) * pair.delta["w"].item()
+            assert theta == pytest.approx(prox(w[i] - w[j]), abs=1e-12)
+            assert dual == pytest.approx(RHO * (w[i] - w[j] - prox(w[i] - w[j])), abs=1e-12)
+            assert pair.gap == pytest.approx(abs(theta), abs=1e-12)
+
+
+def test_fpfc_second_round_takes_every_pair_once():
+    """The whole recursion with theta and v kept apart, as the paper has it."""
+    w, theta, dual = np.full(4, Q0), np.zeros((4, 4)), np.zeros((4, 4))
+    for rounds in (1, 2, 3):
+        zeta = np.array([np.mean(w + theta[i] - dual[i] / RHO) for i in range(4)])
+        middle = (A * B + RHO * zeta) / (A + RHO)
+        w = middle + (1 - ETA * (A + RHO)) ** K * (w - middle)
+        for i in range(4):
+            for j in range(i + 1, 4):
+                theta[i, j] = prox(w[i] - w[j] + dual[i, j] / RHO)
+                dual[i, j] += RHO * (w[i] - w[j] - theta[i, j])
+                theta[j, i], dual[j, i] = -theta[i, j], -dual[i, j]
+        last, _ = play(FUSED, bed(), rounds)
+        assert own_models(last.state) == pytest.approx(w, abs=1e-12)
+
+
+def test_fpfc_limit_is_stationary():
+    last, _ = play(FUSED, bed(), 1200)
+    w = own_models(last.state)
+    forces = A * (w - B) + np.array([sum(slope(x - y) for y in w) for x in w]) / 4
+    assert forces == pytest.approx(np.zeros(4), abs=1e-6)
+
+
+@pytest.mark.parametrize(("b", "near"), [((2.0, -1.0), False), ((0.1, -0.05), True)])
+def test_fpfc_of_two_sites(b, near):
+    """Far apart, neither feels the other; near, both yield to a spring of lam / 2 xi."""
+    a, spring = np.array([1.0, 2.0]), LAM / 2 / XI
+    last, _ = play(FUSED, bed(a, b, (3, 3), start=0.0), 1200)
+    d = (b[0] - b[1]) / (1 + spring * (1 / a).sum())
+    assert not near or abs(d) <= XI
+    expected = [b[0] - spring * d / a[0], b[1] + spring * d / a[1]] if near else b
+    assert own_models(last.state) == pytest.approx(expected, abs=1e-7)
+    assert last.told == {"clusters": 1.0 if near else 2.0}
+
+
+def planted(seed, size=3):
+    """Three populations of sites, far apart; inside, they differ by less than lam / m can hold together."""
+    rng = np.random.default_rng(seed)
+    b = np.concatenate([rng.normal(c, 0.02, size) for c in (-3.0, 0.0, 4.0)])
+    return bed(rng.uniform(0.8, 2.0, 3 * size), b, rng.integers(2, 9, 3 * size), start=0.2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_fpfc_fuses_pairs_inside_planted_groups_and_none_across(seed, share):
+    algorithm, sites = replace(FUSED, lam=0.5, xi=1e-3, nu=0.01), planted(seed)
+    last, engine = play(algorithm, sites, 200 if share == 1 else 500, share, seed=seed)
+    group = {f"s{i}": i // 3 for i in range(9)}
+    for i, row in last.state.pairs.items():
+        for j, pair in row.items():
+            assert (pair.gap <= algorithm.nu) == (group[i] == group[j]), (i, j, pair.gap)
+    assert last.told == {"clusters": 3.0}
+    served = engine.serve(0, algorithm.send(last.state, sorted(sites)))
+    for g in range(3):
+        here = [i for i in sites if group[i] == g]
+        mean = np.average([last.state.models[i]["w"].item() for i in here], weights=[sites[i].size for i in here])
+        assert [served[i][0]["w"].item() for i in here] == pytest.approx([mean] * 3, abs=1e-12)
+        optimum = np.average([sites[i].b.mean() for i in here], weights=[sites[i].a for i in here])
+        assert mean == pytest.approx(optimum, abs=2e-3)  # that of the group, not biased by the other groups
+
+
+def test_fpfc_without_penalty_every_site_ends_at_its_own_optimum():
+    algorithm = replace(FUSED, lam=0.0, nu=0.0)
+    one, _ = play(algorithm, bed(), 2)
+    assert all(pair.share == 1 for row in one.state.pairs.values() for pair in row.values())
+    anchors = {i: p["anchor"]["w"].item() for i, p in algorithm.send(one.state, sorted(one.state.models)).items()}
+    assert [anchors[f"s{i}"] for i in range(4)] == pytest.approx(own_models(one.state), abs=1e-12)
+    end, _ = play(algorithm, bed(), 800)
+    assert own_models(end.state) == pytest.approx(B, abs=1e-9) and end.told == {"clusters": 4.0}
+    stranger = algorithm.send(end.state, ["new"])["new"]["model"]["w"].item()
+    assert stranger == pytest.approx(np.average(B, weights=N), abs=1e-9)  # nobody is served what one site alone made
+
+
+def test_fpfc_with_a_strong_penalty_is_one_model_at_the_common_optimum():
+    last, _ = play(replace(FUSED, lam=20.0, xi=1e-4, nu=1e-3), bed(), 700)
+    assert own_models(last.state) == pytest.approx([(A * B).sum() / A.sum()] * 4, abs=1e-3)
+    assert last.told == {"clusters": 1.0}
+
+
+def test_fpfc_leaves_pairs_of_absent_sites_alone():
+    last, _ = play(FUSED, bed(), 3)
+    sent = FUSED.send(last.state, ["s1"])
+    reply, _ = FUSED.local(sent["s1"], Payload(own=last.state.models["s1"]), bed()["s1"])
+    after = FUSED.merge(last.state, {"s1": reply})
+    for i, j in (("s0", "s2"), ("s0", "s3"), ("s2", "s3")):
+        assert same(after.pairs[i][j], last.state.pairs[i][j])
+    for i, j in (("s0", "s1"), ("s1", "s2"), ("s1", "s3")):
+        assert not same(after.pairs[i][j], last.state.pairs[i][j])
+
+
+def test_fpfc_a_site_goes_on_from_what_the_server_knows_of_it():
+    last, engine = play(Fpfc(lam=0.2), two_part_sites(), 5, share=0.5)
+    heard = {i: m["own"] for i, m in engine.memories().items() if m}
+    assert heard and all(same(dict(own), dict(last.state.models[i])) for i, own in heard.items())
+
+
+def test_fpfc_averages_what_is_not_fused_and_holds_only_what_is():
+    """Both parts move alike but for the pull of rho on the head alone."""
+    s = two_part_sites()
+    last, _ = play(Fpfc(lam=0.2), s, 1)
+    for i, site in s.items():
+        body, head, b = START["body.w"].item(), START["head.w"].item(), site.b.mean()
+        for _ in range(site.steps):
+            g = site.a * (body + head - b)
+            body, head = body - site.lr * g, head - site.lr * (g + 1.0 * (head - START["head.w"].item()))
+        reply = last.replies[i].payload["model"]
+        assert [reply["body.w"].item(), reply["head.w"].item()] == pytest.approx([body, head], abs=1e-12)
+        assert last.state.models[i]["head.w"].item() == pytest.approx(head, abs=1e-12)
+    sizes = [x.size for x in s.values()]
+    for name in ("body.w", "norm.running_var"):
+        mean = np.average([last.replies[i].payload["model"][name].item() for i in s], weights=sizes)
+        assert last.state.shared[name].item() == pytest.approx(mean, abs=1e-12)
+    assert last.shares == pytest.approx({i: x.size / sum(sizes) for i, x in s.items()})
+    whole = sum(x.nbytes for x in START.values())
+    assert {p.nbytes for p in last.sent.values()} == {whole + START["head.w"].nbytes}
+    assert {r.payload.nbytes for r in last.replies.values()} == {whole + 8}
+
+
+def test_fpfc_warms_up_without_penalty():
+    free, warm = replace(FUSED, lam=0.0), replace(FUSED, warmup=4)
+    for rounds in (1, 4):
+        assert same(play(warm, bed(), rounds)[0].state, play(free, bed(), rounds)[0].state)
+    assert not same(play(warm, bed(), 5)[0].state.pairs, play(free, bed(), 5)[0].state.pairs)
+    assert all(
+        p.share < 1 for p in play(warm, bed(a=[1.0] * 4, b=[0.0, 0.1, 0.2, 0.3]), 5)[0].state.pairs["s0"].values()
+    )
+
+
+def test_fpfc_in_relative_units_does_not_know_how_large_the_network_is():
+    algorithm = Fpfc(relative=True, lam=0.2, xi=1e-3, nu=0.01, warmup=3, fused=("*",))
+    small, _ = play(algorithm, planted(1), 60)
+    large = {i: replace(s, b=s.b * 1024, start={"w": s.start["w"] * 1024}) for i, s in planted(1).items()}
+    large, _ = play(algorithm, large, 60)
+    assert own_models(large.state) == pytest.approx(1024 * own_models(small.state), rel=1e-9)
+    assert large.told == small.told == {"clusters": 3.0} and large.state.unit == pytest.approx(1024 * small.state.unit)
+    first, _ = play(algorithm, planted(1), 4)
+    w = own_models(first.state)
+    assert first.state.unit == pytest.approx(w.max() - w.min(), abs=1e-12)
+
+
+def test_fpfc_who_is_new_starts_at_the_mean_and_who_never_trains_gets_the_largest_cluster():
+    algorithm = replace(FUSED, lam=0.5, xi=1e-3, nu=0.01)
+    b = np.array([-3.0, -3.1, -2.9, 3.0])
+    last, _ = play(algorithm, bed(np.ones(4), b, (2, 4, 6, 50), start=0.0), 200)
+    got = algorithm.send(last.state, ["new"])["new"]
+    assert got["anchor"]["w"].item() == pytest.approx(own_models(last.state).mean(), abs=1e-12)
+    (served, _), *_ = algorithm.serve(got, Payload(), guest(0, "test"), ("0",))
+    assert served["w"].item() == pytest.approx(np.average(own_models(last.state)[:3], weights=[2, 4, 6]), abs=1e-12)
+    newcomer = Quadratic(1.0, np.full(5, 3.0), lr=ETA, steps=200, start={"w": np.array([0.0])})
+    reply, _ = algorithm.local(got, Payload(), newcomer)
+    near = (3.0 + RHO * got["anchor"]["w"].item()) / (1 + RHO)
+    assert reply["model"]["w"].item() == pytest.approx(near, abs=1e-9)
+    after = algorithm.merge(last.state, {"new": reply})
+    assert len(after.models) == 5 and set(after.pairs["new"]) == {"s0", "s1", "s2", "s3"}
+
+
+# pFedNet
+
+
+def published(gram_root, edges, weight, iterations=20000):
+    """The authors' ADMM as specified, on the vectors themselves: eta = 1, rho = 1."""
+    y, q = gram_root, np.zeros((gram_root.shape[1], len(edges)))
+    for e, (i, j) in enumerate(edges):
+        q[i, e], q[j, e] = 1, -1
+    w = dual = np.zeros((len(y), len(edges)))
+    inverse = np.linalg.inv(np.eye(y.shape[1]) + q @ q.T)
+    for _ in range(iterations):
+        z = (y + (w - dual) @ q.T) @ inverse
+        v = z @ q + dual
+        w = v * np.maximum(1 - weight / np.maximum(np.linalg.norm(v, axis=0), 1e-300), 0)
+        dual = v - w
+    return z
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.integers(2, 7), st.integers(1, 5), st.floats(1e-3, 3.0))
+def test_the_network_lasso_is_that_of_the_vectors_and_the_least(seed, sites, size, weight):
+    rng = np.random.default_rng(seed)
+    y = rng.normal(size=(size, sites))
+    edges = nearest_edges(rng.normal(size=(sites, 2)).tolist(), 2)
+    z = y @ lasso_mixture(y.T @ y, edges, weight)
+
+    def cost(x):
+        return 0.5 * ((x - y) ** 2).sum() + weight * sum(np.linalg.norm(x[:, i] - x[:, j]) for i, j in edges)
+
+    assert z.sum(1) == pytest.approx(y.sum(1), abs=1e-8)
+    for scale in (1e-1, 1e-3):
+        assert all(cost(z) <= cost(z + scale * rng.normal(size=z.shape)) + 1e-10 for _ in range(20))
+
+
+def test_the_network_lasso_against_the_published_iteration():
+    rng = np.random.default_rng(0)
+    y, edges = rng.normal(size=(3, 6)), ((0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (2, 3))
+    for weight in (0.01, 0.2, 5.0):
+        z = y @ lasso_mixture(y.T @ y, edges, weight)
+        assert z == pytest.approx(published(y, edges, weight), abs=1e-8)
+    assert y @ lasso_mixture(y.T @ y, edges, 50.0) == pytest.approx(np.repeat(y.mean(1)[:, None], 6, 1), abs=1e-8)
+    assert (lasso_mixture(y.T @ y, (), 1.0) == np.eye(6)).all() and (lasso_mixture([[0.0]], (), 1.0) == 1).all()
+    with pytest.raises(DataError, match="a square table of finite inner products"):
+        lasso_mixture([[1.0, np.nan], [np.nan, 1.0]], [(0, 1)], 1.0)
+
+
+@pytest.mark.parametrize("weight", [0.05, 0.4, 3.0])
+def test_the_network_lasso_of_one_edge_shrinks_along_it(weight):
+    y = np.random.default_rng(1).normal(size=(3, 2))
+    middle, half = y.mean(1), (y[:, 0] - y[:, 1]) / 2
+    half = max(1 - weight / np.linalg.norm(half), 0) * half
+    z = y @ lasso_mixture(y.T @ y, [(0, 1)], weight)
+    assert z == pytest.approx(np.c_[middle + half, middle - half], abs=1e-9)
+
+
+def test_an_edge_is_there_if_either_lists_the_other():
+    """Sites on a line: the last lists the third as its nearest, which lists others."""
+    assert nearest_edges([(0.0,), (1.0,), (1.5,), (5.0,)], 1) == ((0, 1), (1, 2), (2, 3))
+    assert nearest_edges([(0.0,), (1.0, 2.0), (4.0,)], 2) == ((0, 2),)
+    assert nearest_edges([(0.0,)], 3) == () and components("ba", []) == (("a",), ("b",))
+
+
+def personal_bed(a, b, steps=1, n=None):
+    start = {"body.w": np.array([0.4]), "head.w": np.array([-0.1])}
+    n = [3] * len(b) if n is None else n
+    return {f"s{i}": Quadratic(a[i], np.full(n[i], b[i]), steps, ETA, start) for i in range(len(b))}
+
+
+def whole(state):
+    return np.array([(state.shared["body.w"] + z["head.w"]).item() for z in state.personal.values()])
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.parametrize(("lam", "eta"), [(0.05, None), (0.05, 0.3), (3.0, None)])
+def test_pfednet_first_two_exchanges(lam, eta, uniform):
+    """The shared part takes the mean of the sites' moves, then the personal parts step, and shrink together."""
+    a, b, x, z = np.array([1.0, 2.0]), np.array([1.0, -0.4]), 0.4, -0.1
+    algorithm, sites = PFedNet(lam=lam, eta=eta, uniform=uniform), personal_bed(a, b, steps=K, n=[2, 6])
+    one, _ = play(algorithm, sites, 1)
+    r, p = (1 - ETA * a) ** K, np.array([0.5, 0.5] if uniform else [0.25, 0.75])
+    x = x + (p * (1 - r) * (b - x - z)).sum()
+    assert one.state.shared["body.w"].item() == pytest.approx(x, abs=1e-12) and one.state.half == "personal"
+    assert {v["head.w"].item() for v in one.state.personal.values()} == {z} and one.shares == {"s0": p[0], "s1": p[1]}
+    two, _ = play(algorithm, sites, 2)
+    step = (2 * K * ETA if eta is None else eta) / 2  # eta / m
+    gradient = -(1 - r) * (b - x - z) / (K * ETA)
+    y = z - step * gradient
+    half = (y[0] - y[1]) / 2
+    half = np.sign(half) * max(abs(half) - 2 * step * lam, 0)
+    assert [v["head.w"].item() for v in two.state.personal.values()] == pytest.approx(
+        [y.mean() + half, y.mean() - half], abs=1e-9
+    )
+    assert two.state.shared["body.w"].item() == pytest.approx(x, abs=1e-12)
+    assert two.state.half == "shared" and two.shares == {} and two.told == {"edges": 1.0}
+
+
+@pytest.mark.parametrize("b", [(1.0, -0.4), (0.1, 0.05)], ids=["apart", "fused"])
+def test_pfednet_limit_of_two_sites(b):
+    a, lam, b = np.array([1.0, 2.0]), 0.05, np.array(b)
+    last, _ = play(PFedNet(lam=lam), personal_bed(a, b), 700)
+    apart = b[0] - b[1] > 2 * lam * (1 / a).sum()
+    limit = [b[0] - 2 * lam / a[0], b[1] + 2 * lam / a[1]] if apart else [(a @ b) / a.sum()] * 2
+    assert whole(last.state) == pytest.approx(limit, abs=1e-6)
+
+
+def test_pfednet_limit_on_a_graph_is_the_least_of_the_objective():
+    rng = np.random.default_rng(3)
+    a, b, lam = rng.uniform(0.5, 2, 6), np.array([-2.0, -1.9, -1.7, 1.0, 1.2, 1.5]), 0.02
+    last, _ = play(PFedNet(lam=lam, neighbours=2), personal_bed(a, b), 800)
+    edges = nearest_edges([(v,) for v in b], 2)
+
+    def cost(u):
+        return (a / 2 * (u - b) ** 2).mean() + lam * sum(abs(u[i] - u[j]) for i, j in edges)
+
+    u = whole(last.state)
+    assert all(cost(u) <= cost(u + s * rng.normal(size=6)) + 1e-9 for s in (0.1, 1e-2, 1e-3) for _ in range(50))
+    assert last.told == {"edges": float(len(edges))}
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_pfednet_without_a_pull_is_personal_layers_beside_shared_ones_to_the_last_bit(share):
+    algorithm, s = PFedNet(lam=0.0, uniform=False), two_part_sites()
+    engine = Simulator(algorithm, two_part_sites())
+    shared = {k: START[k] for k in ("body.w", "norm.running_var")}
+    heads = {i: {"head.w": START["head.w"]} for i in s}
+    for r in run(algorithm, engine, START, Plan(rounds=6, share=share), seed=0):
+        there = sorted(r.sent)
+        if r.index % 2:
+            heads |= {i: {"head.w": s[i].fit({**shared, **heads[i]}, only=["head.w"]).params["head.w"]} for i in there}
+        else:
+            fits = [s[i].fit({**shared, **heads[i]}, only=tuple(shared)).params for i in there]
+            shared = tree.mean([{k: f[k] for k in shared} for f in fits], [s[i].size for i in there])
+        assert same(dict(r.state.shared), dict(shared)) and same({**r.state.personal}, heads)
+
+
+def test_pfednet_moves_all_down_and_what_was_trained_up():
+    engine, algorithm = Simulator(PFedNet(), two_part_sites(), wire=True), PFedNet()
+    size, head = sum(x.nbytes for x in START.values()), START["head.w"].nbytes
+    for r in run(algorithm, engine, START, Plan(rounds=4), seed=0):
+        assert {p.nbytes for p in r.sent.values()} == {size}
+        up = {i: reply.payload for i, reply in r.replies.items()}
+        assert {p.nbytes for p in up.values()} == {(head if r.index % 2 else size - head) + 8 + 8}  # sketch and time
+        assert all(("head.w" in p["model"]) == bool(r.index % 2) for p in up.values()) and not r.refused
+
+
+def test_pfednet_an_absent_site_is_moved_by_its_neighbours_alone():
+    a, b, lam = np.ones(3), np.array([1.0, 0.0, -1.0]), 0.02
+    algorithm, sites = PFedNet(lam=lam, neighbours=1), personal_bed(np.ones(3), b)
+    last, _ = play(algorithm, sites, 21)
+    z = {i: v["head.w"].item() for i, v in last.state.personal.items()}
+    sent = algorithm.send(last.state, ["s0"])
+    reply, _ = algorithm.local(sent["s0"], Payload(), sites["s0"])
+    after = algorithm.merge(last.state, {"s0": reply})
+    y = np.array([[reply["model"]["head.w"].item(), z["s1"], z["s2"]]])
+    expected = published(y, ((0, 1), (1, 2)), 3 * ETA * lam)
+    assert [v["head.w"].item() for v in after.personal.values()] == pytest.approx(expected[0], abs=1e-8)
+    assert after.personal["s1"]["head.w"].item() != z["s1"] and a.sum() == 3
+
+
+@pytest.mark.parametrize("half", ["shared", "personal"])
+def test_pfednet_serves_a_stranger_by_those_that_are_like_it(half):
+    """By its validation cases, or by images of any; where only a test has labels, by the mean of all."""
+    state = PFedNet().init({"body.w": np.zeros(1), "head.w": np.zeros(1)}, list("abcd"))
+    heads = {i: {"head.w": np.array([v])} for i, v in zip("abcd", (1.0, 2.0, 4.0, 9.0), strict=True)}
+    sketches = {"a": (0.0,), "b": (1.0,), "c": (5.0,), "d": (6.0, 1.0)}  # the last one does not fit the others
+    state = replace(state, personal=heads, sketches=sketches, half=half)
+
+    def served(algorithm, site):
+        got = algorithm.send(state, ["x"])["x"]
+        assert not any(name in repr(got) for name in ("'a'", "'b'"))
+        ((model, cases),) = algorithm.serve(got, Payload(), site, site.cases("test"))
+        assert model.keys() == {"body.w", "head.w"} and cases == site.cases("test")
+        return model["head.w"].item()
+
+    labels, images = PFedNet(neighbours=2), PFedNet(neighbours=2, sketch="images")
+    assert served(labels, guest(0.2, "validation", "test")) == 1.5
+    assert served(replace(labels, neighbours=1), guest(4.8, "validation", "test")) == 4.0
+    assert served(replace(labels, neighbours=3), guest(9, "validation", "test")) == pytest.approx(7 / 3)
+    assert served(labels, guest(0.2, "test")) == 4.0
+    assert served(images, guest(0.2, "test")) == 1.5
+    assert algorithm_sends_no_more_than_it_must(state)
+
+
+def algorithm_sends_no_more_than_it_must(state):
+    """Who trains is not sent the others' parts."""
+    return PFedNet().send(state, ["a"])["a"].keys() == {"model", "fixed"}
+
+
+def test_pfednet_takes_in_who_is_new():
+    algorithm, sites = PFedNet(lam=0.01), personal_bed(np.ones(3), np.array([1.0, 0.0, -1.0]))
+    last, _ = play(algorithm, sites, 7)
+    new = Quadratic(1.0, np.full(4, 0.5), 1, ETA, sites["s0"].start)
+    sent = algorithm.send(last.state, ["new"])["new"]
+    mean = tree.mean(last.state.personal.values())
+    assert last.state.half == "personal" and same(dict(sent["model"]), dict(mean))
+    reply, _ = algorithm.local(sent, Payload(), new)
+    after = algorithm.merge(last.state, {"new": reply})
+    assert set(after.personal) == {"new", "s0", "s1", "s2"} == set(after.sketches)
+    assert algorithm.tell(after) == {"edges": 6.0}
+
+
+# What makes no sense
+
+REFUSED = {
+    "no model": (lambda: Ifca(k=0), "k = 0 must be at least 1"),
+    "spread": (lambda: Ifca(spread=1.5), "spread = 1.5 must be between 0 and 1"),
+    "nothing clustered": (lambda: Ifca(clustered=()), "clustered names nothing that clusters differ in"),
+    "unknown layer": (lambda: Ifca(clustered=("hat.*",)).init(START, ["a"]), "clustered names 'hat"),
+    "xi": (lambda: Fpfc(lam=0.1, xi=0.1), "xi = 0.1 must be less than lam = 0.1"),
+    "bend": (lambda: Fpfc(a=2.0), "a = 2.0 must be at least 2"),
+    "rho": (lambda: Fpfc(a=3.0, rho=0.5), "rho = 0.5 must be more than 1 / .a - 1. = 0.5"),
+    "nothing fused": (lambda: Fpfc(fused=()), "fused names nothing that is personal"),
+    "unknown fused": (lambda: Fpfc(fused=("hat.*",)).init(START, ["a"]), "fused names 'hat"),
+    "pull": (lambda: PFedNet(lam=-1.0), "lam = -1.0 must be at least 0"),
+    "neighbours": (lambda: PFedNet(neighbours=0), "neighbours = 0 must be at least 1"),
+    "nothing personal": (lambda: PFedNet(personal=()), "personal names nothing that sites have of their own"),
+    "all personal": (lambda: PFedNet(personal=("*",)).init(START, ["a"]), "leaves nothing to share"),
+    "factors": (lambda: Weighted({}, PFedNet()), "PFedNet does not average by weights of its sites"),
+    "factors, fpfc": (lambda: Weighted({}, Fpfc()), "Fpfc does not average by weights of its sites"),
+}
+
+
+@pytest.mark.parametrize(("make", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_makes_no_sense_is_refused(make, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        make()
