@@ -242,3 +242,12 @@ def test_lists_may_be_one_word_or_words_without_quotes():
         assert parse("", {"data.path": "x", "data.exclude": text}).data.exclude == ("EZ",)
     assert parse("", {"data.path": "x", "data.modalities": "[t1, flair]"}).data.modalities == ("t1", "flair")
     assert parse("", {"data.path": "x", "data.labels.core": "1"}).data.labels == {"core": (1,)}
+
+
+def test_a_preset_knows_a_method_that_is_given_by_its_name_alone():
+    short, long = (
+        parse(f'preset = "fets_benchmark"\n{text}')
+        for text in ('algorithm = "scaffold"', '[algorithm]\nname = "scaffold"')
+    )
+    assert short == long and short.algorithm.uniform is False
+    assert parse('preset = "fets_benchmark"\nalgorithm = "fednova"').train.lr == 0.2

@@ -28,7 +28,9 @@ TRAIN = ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light")
 SEGMENTING = ps.Study(
     algorithm=FedDiv(lam=1e4),
     model=UNET,
-    data=ps.Phantom(shape=(24, 24, 24), sites={n: Hospital(cases=5, scanner=k) for k, n in enumerate(("east", "west"))}),
+    data=ps.Phantom(
+        shape=(24, 24, 24), sites={n: Hospital(cases=5, scanner=k) for k, n in enumerate(("east", "west"))}
+    ),
     train=TRAIN,
     run=ps.Plan(rounds=5, wire=True, checkpoint_every=3),
 )
@@ -99,7 +101,11 @@ def test_the_divergence_acts_on_encoders_and_a_lone_case_has_none():
     _, more = Extra(net, [Divergence(1.0, 1.0)])(x, truth)
     more.backward()
     moved = {k for k, p in net.parameters.items() if p.grad is not None and p.grad.abs().max() > 0}
-    assert moved and all(".class" in k for k in moved) and {"stem", "encoder", "bottleneck"} == {k.split(".")[0] for k in moved}
+    assert (
+        moved
+        and all(".class" in k for k in moved)
+        and {"stem", "encoder", "bottleneck"} == {k.split(".")[0] for k in moved}
+    )
     net.module.zero_grad()
     _, none = Extra(net, [Divergence(1.0, 1.0)])(x[:1], truth[:1])
     none.backward()

@@ -120,7 +120,10 @@ def test_phantoms_can_be_classified(flat):
     """The same heads as those that are segmented: whole, or the slice where the tumour is largest."""
     hospitals = {"a": Hospital(cases=9, healthy=0.4, low_grade=0.3), "b": Hospital(cases=3, low_grade=0.5)}
     source = PhantomClasses(shape=SHAPE, flat=flat, sites=hospitals)
-    assert source.label_names == ("healthy", "low", "high") and (source.task, source.dims) == ("classification", 2 + (not flat))
+    assert source.label_names == ("healthy", "low", "high") and (source.task, source.dims) == (
+        "classification",
+        2 + (not flat),
+    )
     volumes = Phantom(shape=SHAPE, sites=hospitals).patients(0)["a"]
     for p, other in zip(source.patients(0)["a"], volumes, strict=True):
         case, volume = p.open(), other.open()
@@ -140,7 +143,9 @@ def test_hospitals_that_are_classified_have_classes_of_their_own():
         for name, found in PhantomClasses(sites=three_clinics(200)).patients(0).items()
     }
     assert [int(np.argmax(s)) for s in shares.values()] == [0, 1, 2]
-    assert all(s == pytest.approx([0.25 + 0.25 * (k == n) for n in range(3)], abs=0.1) for k, s in enumerate(shares.values()))
+    assert all(
+        s == pytest.approx([0.25 + 0.25 * (k == n) for n in range(3)], abs=0.1) for k, s in enumerate(shares.values())
+    )
     two = PhantomClasses(sites={"a": Hospital(), "b": Hospital(low_grade=0.9)})
     assert two.label_names == ("low", "high")
     with pytest.raises(ConfigError, match="all patients are of one class, 'high'"):

@@ -14,15 +14,19 @@ from polysite.data.layouts import LAYOUTS
 from polysite.data.manifest import read
 
 README = Path(__file__).parents[1] / "README.md"
-DATA, ALGORITHM, ASSESS = (README.parent / "docs" / f"{page}.md" for page in ("data", "algorithms", "assess"))
+PAGES = ("data", "algorithms", "assess", "evaluate")
+DATA, ALGORITHM, ASSESS, EVALUATE = (README.parent / "docs" / f"{page}.md" for page in PAGES)
 
 
 def blocks(language, page=README):
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
 
 
+PRINTED = [(README, "runs"), (ASSESS, "assessments"), (EVALUATE, "runs")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "folder"), [(README, "runs"), (ASSESS, "assessments")], ids=["readme", "assess"])
+@pytest.mark.parametrize(("page", "folder"), PRINTED, ids=["readme", "assess", "evaluate"])
 def test_the_python_block_runs(page, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("python", page)
@@ -30,7 +34,7 @@ def test_the_python_block_runs(page, folder, tmp_path, monkeypatch, capsys):
     assert folder in capsys.readouterr().out and len(list(Path(folder).iterdir())) == 1
 
 
-@pytest.mark.parametrize("page", [README, DATA, ALGORITHM, ASSESS], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [README, DATA, ALGORITHM, ASSESS, EVALUATE], ids=lambda page: page.stem)
 def test_what_the_page_shows_exists(page):
     studies = [parse(text) for text in blocks("toml", page)]
     assert studies
@@ -40,7 +44,7 @@ def test_what_the_page_shows_exists(page):
         command = get_command(app)
         while hasattr(command, "commands"):
             command = command.commands[words.pop(0)]
-        known = {o for p in command.params for o in p.opts}
+        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
         assert {w for w in words if w.startswith("--")} <= known, line
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target

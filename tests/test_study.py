@@ -52,6 +52,11 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
     run = ps.run(study, tmp_path / name)
     assert all(0 <= d <= 1 for d in run.dice().values()) and parse(dump(study)) == study
     assert not any(r["refused"] for r in run.folder.records())
+    ps.evaluate(tmp_path / name, others=False, pictures=False)  # what was served then is served again
+    found = read(tmp_path / name)
+    assert found.evaluation is not None and {
+        (s, c): {k: r["dice"] for k, r in found.evaluation.own[s, c].items()} for s, c in found.evaluation.own
+    } == {(s, c): {k: case[k] for k in found.labels} for s, cases in found.scores.items() for c, case in cases.items()}
     before = {p.name: p.read_bytes() for p in (tmp_path / name / "models").iterdir()}
     (tmp_path / name / "result.json").unlink()
     (tmp_path / name / "checkpoints" / "round-000001.safetensors").unlink()

@@ -113,12 +113,17 @@ def build(given: Mapping[str, Any], overrides: Mapping[str, str] | None = None) 
     >>> build({"seed": 3, "algorithm": "fedprox"}).algorithm.mu
     0.01
     """
-    wanted = copy.deepcopy(dict(given))
+    wanted = {k: _section(k, v) for k, v in copy.deepcopy(dict(given)).items()}
     for key, value in (overrides or {}).items():
         _put(wanted, key, value, Study())
     if "preset" in wanted:
         wanted = _vary(preset(wanted.pop("preset")), wanted)
     return _build(Study, wanted, "")  # type: ignore[no-any-return]
+
+
+def _section(name: str, given: Any) -> Any:
+    """``algorithm = "fedprox"`` as the section that it means."""
+    return {"name": given} if isinstance(given, str) and _choices(name) is not None else given
 
 
 def dump(study: Study, notes: bool = False) -> str:

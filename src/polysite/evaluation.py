@@ -27,7 +27,6 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import numpy as np
 
 from polysite import config, study
-from polysite.algorithms.fedavg import FedAvg
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import PARTS, Case, Patient
@@ -97,7 +96,7 @@ def evaluate(
         about = {
             "part": subject.part,
             "data": str(Path(on).resolve()) if on else "",
-            "cases": {site: len(parts[subject.part]) for site, parts in subject.dealt.items()},
+            "cases": {site: len(found) for site, parts in subject.dealt.items() if (found := parts[subject.part])},
             "trained": models.trained,
             "tolerance": tolerance,
             "unit": units.pop() if len(units) == 1 else "",
@@ -120,24 +119,24 @@ def evaluate(
 def _subject(folder: RunFolder, part: str, on: Path | str | None) -> Subject:
     """The cases of a part of the run's own data, or all of others."""
     chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
-    if on is not None:
-        return _elsewhere(chosen, Path(on))
-    if part not in PARTS:
+    if on is None and part not in PARTS:
         raise ConfigError(f"there is no part {part!r}; choose {', '.join(PARTS)}")
     dealt = study.federation(chosen)
     if table(dealt) != folder.split:
         raise RunError(
             f"the data are not those that {folder.path} was trained with: its split.csv names other cases or parts; "
-            "bring them back, or name the new data with --on"
+            "bring them back"
         )
-    held = {site: {part: parts[part]} for site, parts in dealt.items() if parts[part]}
-    if not held:
+    if on is not None:
+        return _elsewhere(chosen, dealt, Path(on))
+    if not any(parts[part] for parts in dealt.values()):
         raise RunError(f"no case of {folder.path} is in the part {part!r}; choose another with --split")
-    return Subject(chosen, {s: {k: p.get(k, []) for k in PARTS} for s, p in held.items()}, part, part)
+    return Subject(chosen, dealt, part, part)
 
 
-def _elsewhere(chosen: Study, path: Path) -> Subject:
-    """All cases of other data, as far as they are of the same kind."""
+def _elsewhere(chosen: Study, dealt: Mapping[SiteId, Parts], path: Path) -> Subject:
+    """All cases of other data, as far as they are of the same kind; hospitals of the run keep what they trained on, by
+    which they may choose a model."""
     mine = chosen.data
     plain = mine if isinstance(mine, Files) else Files(str(path))
     files = replace(plain, path=str(path), modalities=mine.modality_names, format="auto", tables=(), exclude=())
@@ -145,33 +144,34 @@ def _elsewhere(chosen: Study, path: Path) -> Subject:
         wanted, found = getattr(mine, what), getattr(files, what)
         if wanted != found:
             raise DataError(f"{path} does not fit this run: its {what.replace('_', ' ')}: {found}; the run's: {wanted}")
-    other = replace(chosen, data=files)
-    nothing: list[Patient] = []
-    dealt = {s: {"train": nothing, "validation": nothing, "test": p} for s, p in files.patients(chosen.seed).items()}
-    return Subject(other, dealt, "test", file_name(path.stem if path.is_file() else path.resolve().name))
+    others: dict[SiteId, list[Patient]] = dict(files.patients(chosen.seed))
+    joined = {
+        site: {**dealt.get(site, {"train": [], "validation": []}), "test": others.get(site, [])}
+        for site in (*dealt, *(s for s in others if s not in dealt))
+    }
+    return Subject(chosen, joined, "test", file_name(path.stem if path.is_file() else path.resolve().name))
 
 
 class Models:
     """The models of a run's best round, and whose they are."""
 
     def __init__(self, subject: Subject, folder: RunFolder, sites: Mapping[SiteId, TorchSite]):
-        algorithm = subject.study.algorithm
+        algorithm, judges = subject.study.algorithm, [s for s in sites if sites[s].cases(subject.part)]
         self.engine = Simulator(algorithm, sites)
         best = rounds.find_best(folder, self.engine, algorithm, folder.result["best_round"])
         self.round = best.round
         self.trained = sorted({site for record in folder.records() for site in record["sites"]})
-        served = list(sites) if algorithm.strangers else [s for s in sites if s in self.trained]
-        self.sent = dict(algorithm.send(best.state, served))
+        served = judges if algorithm.strangers else [s for s in judges if s in self.trained]
+        self.sent = dict(algorithm.send(best.state, served)) if served else {}
         alone = [s for s in self.trained if s not in served and s != study.POOLED]
         self.elsewhere = dict(algorithm.send(best.state, alone)) if alone else {}
         self.shared = self._shared()
 
     def _shared(self) -> bool:
         """Whether everyone uses the same one model."""
-        if self.elsewhere and not isinstance(self.engine.algorithm, FedAvg):
-            return False
-        served = [[Payload(model=t) for t in trees] for trees in self.engine.serve(self.round, self.sent).values()]
-        return len(served[0]) == 1 and all(models == served[0] for models in served)
+        served = self.engine.serve(self.round, {**self.sent, **self.elsewhere})
+        models = [[Payload(model=tree) for tree in trees] for trees in served.values()]
+        return len(models[0]) == 1 and all(each == models[0] for each in models)
 
     def examine(self, part: str, tolerance: float, others: bool) -> Iterator[tuple[SiteId, SiteId, Examined]]:
         """(Whose model, whose patient, what came out)."""

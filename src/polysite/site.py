@@ -47,11 +47,11 @@ class Divergence:
 
     weight * sum_i mean_j std_batch(beta_i F_ij),    F_ij the j-th feature of the encoder of class i
 
-    A classification weights every case, beta_i = e^focus where it is of class i and e^-focus where not; F_ij is a number
-    a case. A segmentation weights every position, beta_i = focus e^-m with m the share of class i there, which is its
-    mask, averaged down to the size of the feature; F_ij is a map, one of those that go to the decoder from any depth,
-    and its deviation the mean of those at its positions. The deviation is that of a population, so a case alone has
-    none. ``weight`` None is the task's own: 0.2 to classify, 0.4 to segment.
+    A classification weights every case: beta_i = e^focus where it is of class i and e^-focus where not; F_ij is a
+    number a case. A segmentation weights every position: beta_i = focus e^-m with m the share of class i there, which
+    is its mask, averaged down to the size of the feature; F_ij is a map, one of those that go to the decoder from any
+    depth, and its deviation the mean of those at its positions. The deviation is that of a population, so a case alone
+    has none. ``weight`` None is the task's own: 0.2 to classify, 0.4 to segment.
 
     It needs a network that has an encoder for every class.
     """

@@ -154,7 +154,9 @@ def test_every_number_goes_by_its_own_deviation():
     assert soft.decoders["a"][HEAD] == pytest.approx(m * np.exp(-3.2 * s), abs=1e-12)
 
 
-@pytest.mark.parametrize(("nearest", "want"), [(1, [0, 1, 9]), (2, [0.5, 0.5, 5]), (3, [10 / 3] * 3), (None, [10 / 3] * 3)])
+@pytest.mark.parametrize(
+    ("nearest", "want"), [(1, [0, 1, 9]), (2, [0.5, 0.5, 5]), (3, [10 / 3] * 3), (None, [10 / 3] * 3)]
+)
 def test_decoders_are_compared_with_those_of_the_nearest_sites(nearest, want):
     state = decoded(FedDiv(lam=0.0, nearest=nearest), a=np.array([0.0]), b=np.array([1.0]), c=np.array([9.0]))
     assert [value(own[HEAD]) for own in state.decoders.values()] == pytest.approx(want)
@@ -222,7 +224,9 @@ def test_an_absent_site_keeps_its_decoder_and_counts_in_no_mean():
     counts = {"class0": np.ones(1), "class1": np.ones(1)}
     encoders = {ZERO: np.ones(1), ONE: np.ones(1)}
     state = algorithm.merge(state, {i: Payload(model=encoders, counts=counts) for i in "abc"})
-    new = algorithm.merge(state, {i: Payload(model={HEAD: np.array([x])}, counts=counts) for i, x in (("a", 1), ("b", 5))})
+    new = algorithm.merge(
+        state, {i: Payload(model={HEAD: np.array([x])}, counts=counts) for i, x in (("a", 1), ("b", 5))}
+    )
     assert [value(new.decoders[i][HEAD]) for i in "abc"] == pytest.approx([3.0, 3.0, 4.0])
     assert new.holders == ("a", "b") and value(new.decoder[HEAD]) == pytest.approx(10 / 3)
 
@@ -237,7 +241,9 @@ def test_an_encoder_of_a_class_that_nobody_has_stays_as_it_is():
 def test_shares_are_the_mean_over_the_classes_and_decoders_have_none():
     algorithm, engine = FedDiv(), Simulator(FedDiv(), sites())
     first, second = run(algorithm, engine, START, Plan(rounds=2), seed=0)
-    assert first.shares == pytest.approx({"a": (3 / 8 + 1 / 12) / 2, "b": (1 / 8 + 7 / 12) / 2, "c": 3 / 24, "d": 0.5 * (0.5 + 1 / 12)})
+    assert first.shares == pytest.approx(
+        {"a": (3 / 8 + 1 / 12) / 2, "b": (1 / 8 + 7 / 12) / 2, "c": 3 / 24, "d": 0.5 * (0.5 + 1 / 12)}
+    )
     assert second.shares == {} and first.told == {}
     assert second.told.keys() == {"personal share of the decoders", "deviation between decoders"}
     assert shares(algorithm, second.state, {}) == {} and told(algorithm, first.state) == {}
@@ -250,7 +256,9 @@ def test_the_ratio_of_personal_numbers_grows_with_lam():
 
 def test_a_network_without_sub_encoders_is_refused_unless_there_is_no_divergence_loss():
     plain = {"stem.w": np.ones(1), "encoder.0.w": np.ones(1), HEAD: np.ones(1)}
-    with pytest.raises(ConfigError, match="an encoder for every class, model.name = 'unet_sub' or 'densenet_sub'; with"):
+    with pytest.raises(
+        ConfigError, match=r"an encoder for every class, model\.name = 'unet_sub' or 'densenet_sub'; with"
+    ):
         FedDiv().init(plain, "ab")
     with pytest.raises(ConfigError, match="into encoder and decoder"):
         FedDiv(alpha=0.0).init({HEAD: np.ones(1)}, "ab")

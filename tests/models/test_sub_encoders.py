@@ -108,6 +108,6 @@ def test_what_is_no_network_is_refused():
         UNetSub((4, 8))
     with pytest.raises(ConfigError, match="a DenseNet needs blocks"):
         DenseNetSub(())
-    with pytest.raises(ConfigError, match="an encoder for every class: model.name = 'unet_sub' or 'densenet_sub'"):
+    with pytest.raises(ConfigError, match=r"an encoder for every class: model\.name = 'unet_sub' or 'densenet_sub'"):
         sub_encoders_of(["", "bottleneck", "encoders"])
     assert UNetSub((4, 8, 8)).divisor == 4 and DenseNetSub((2, 2)).divisor == DenseNet((2, 2)).divisor

@@ -14,8 +14,8 @@ No weight of a site on itself may be negative: alpha (m - 1) must not be above s
 distances between networks, which nobody knows beforehand. So if left out, sigma is the median squared distance between
 two sites after the first round in which there are two, and alpha is sigma over the number of sites; the paper's own
 values are not known to us. ``pull`` stands for the paper's lam, which is pull times alpha: otherwise a small alpha
-would ask for ever smaller learning rates. Every ``every`` rounds alpha is multiplied by ``decay``, and pull divided: then
-the learning rate must fall as fast (train.gamma), for their product has to stay well below 2.
+would ask for ever smaller learning rates. Every ``every`` rounds alpha is multiplied by ``decay``, and pull divided:
+then the learning rate must fall as fast (train.gamma), for their product has to stay well below 2.
 
 With ``cosine`` it is HeurFedAMP: x_kj in proportion to exp(cosine cos(w_k, w_j)), and x_kk = ``own``. Distances and
 cosines are of the trained parameters that ``on`` names, the running statistics of a cloud those of its own site.

@@ -11,12 +11,12 @@ Paper: FedDiv, section IV, Algorithms 1 to 3 and equations 1 to 7
 F_j^i is the j-th feature of the encoder of class i; ``Divergence`` in ``polysite.site`` says what beta is. (In a
 segmentation the paper raises the mask in beta to a power; a mask of 0 and 1 is every power of itself.) N_k^i counts
 cases in a classification and voxels in a segmentation. m_k and s_k are the mean and the standard deviation of the
-decoders of the ``nearest`` sites, site k among them: a number on which they agree (lam s < 1) becomes their mean, one on
-which they do not (lam s > 1) stays the site's own. lam = 0 averages the decoders, a large lam keeps them all apart.
+decoders of the ``nearest`` sites, site k among them: a number on which they agree (lam s < 1) becomes their mean, one
+on which they do not (lam s > 1) stays the site's own. lam = 0 averages the decoders, a large lam keeps all apart.
 
-A round sends one part of the model down and the other up, so that it moves half of what FedAvg does. The part that a
-site trains is the one that it was sent in its last round; with the first exchange, and after a round in which it was
-not heard, it is sent the whole model. The server keeps every site's decoder.
+A round sends one part of the model down and the other up, half of what FedAvg moves: what a site trains, it was sent in
+the round before. With the first exchange, and after a round in which it was not heard, it is sent the whole model. The
+server keeps every site's decoder. How much of every class a site has goes along with each reply.
 
 An encoder of whose class nobody who replied has anything stays as it is. Who is absent from a round for decoders keeps
 its own and counts in no mean. A site that never sent one is served the mean of all decoders: that is our reading, the
@@ -75,7 +75,9 @@ class FedDiv:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         encoder, decoder = tree.drop(params, DECODER), tree.select(params, DECODER)
         if params and not (tree.trained(encoder) and tree.trained(decoder)):
-            raise ConfigError("feddiv parts a network into encoder and decoder (decoder.*, head.*); this one has not both")
+            raise ConfigError(
+                "feddiv parts a network into encoder and decoder (decoder.*, head.*); this one has not both"
+            )
         if params and self.alpha != 0 and CASES in _classes(encoder):
             raise ConfigError(
                 "feddiv needs a network with an encoder for every class, model.name = 'unet_sub' or 'densenet_sub'; "

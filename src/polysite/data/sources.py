@@ -103,7 +103,7 @@ class PhantomClasses:
         _check(self.shape, self.sites)
         if len(self.label_names) < 2:
             raise ConfigError(
-                f"data.sites: all patients are of one class, {self.label_names[0]!r}; give low_grade or healthy other shares"
+                f"data.sites: all patients are of one class, {self.label_names[0]!r}; change low_grade or healthy"
             )
 
     @property

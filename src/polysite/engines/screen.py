@@ -46,8 +46,8 @@ def screen(
 def _malformed(expected: Mapping[str, Kind], params: Tree, got: Payload, reply: Payload) -> str | None:
     """What is wrong with the form of a reply: its fields, names, shapes, types, numbers.
 
-    Of a model, a site answers with the parameters that it was asked for, which are those that it was sent unless they are
-    named: where a part stays at the sites, it is not asked.
+    Of a model, a site answers with the parameters that it was asked for by name, or else with those that it was sent:
+    where a part stays at the sites, it is not asked.
     """
     if reply.keys() != expected.keys():
         return f"it holds {sorted(reply) or 'nothing'} instead of {sorted(expected)}"

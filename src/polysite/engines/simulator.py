@@ -67,11 +67,11 @@ class Simulator:
         on those of all others: only a simulation can do that, where a personal model need not leave its hospital."""
         hosts = {**self.sites, **(self.guests or {})}
         for owner, payload in sent.items():
-            for name in self.audience if others else (owner,):
-                site = hosts[name].at(round)
-                got, memory = payload.each(site.lift), self._memory.get(owner, Payload()).each(site.lift)
-                for params, cases in self.algorithm.serve(got, memory, site, site.cases(split)):
-                    for found in site.examine(params, cases, tolerance):
+            for name in sorted(hosts) if others else (owner,):
+                host, home = hosts[name].at(round), hosts.get(owner, hosts[name]).at(round)  # which chooses its model
+                got, memory = payload.each(host.lift), self._memory.get(owner, Payload()).each(host.lift)
+                for params, cases in self.algorithm.serve(got, memory, home, host.cases(split)):
+                    for found in host.examine(params, cases, tolerance):
                         yield owner, name, found
 
     def memories(self) -> Mapping[SiteId, Payload]:

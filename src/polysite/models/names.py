@@ -71,6 +71,7 @@ def sub_encoders_of(modules: Iterable[str]) -> list[str]:
     found = [name for name in modules if (m := SUB_ENCODER.fullmatch(name)) and m[2] is None]
     if not found:
         raise ConfigError(
-            "the divergence loss needs a network with an encoder for every class: model.name = 'unet_sub' or 'densenet_sub'"
+            "the divergence loss needs a network with an encoder for every class: model.name = 'unet_sub' or "
+            "'densenet_sub'"
         )
     return found

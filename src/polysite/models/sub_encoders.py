@@ -58,12 +58,7 @@ class UNetSub:
         widths = self.widths(dims, modalities, outputs)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = SubUNet(dims, modalities, outputs, widths, self.filters, self.bias)
-        if self.bias:  # MONAI offers biases for its transposed convolutions alone
-            for module in net.modules():
-                if hasattr(module, "out_channels") and getattr(module, "bias", 0) is None:
-                    module.bias = torch.nn.Parameter(torch.zeros(module.out_channels))
-        return net
+            return SubUNet(dims, modalities, outputs, widths, self.filters, self.bias)
 
 
 @dataclass(frozen=True)
@@ -129,14 +124,15 @@ def _unet_size(
     filters: Widths, bias: bool, dims: int, modalities: int, outputs: int, encoders: int, widths: Widths
 ) -> int:
     """Parameters of a U-Net with so many encoders."""
+    kernel, up = int(3**dims), int(2**dims)
 
     def block(before: int, after: int) -> int:
-        return 3**dims * (before + after) * after + 2 * bias * after
+        return kernel * (before + after) * after + 2 * bias * after
 
     encoder = block(modalities, widths[0]) + sum(block(a, b) for a, b in pairwise(widths))
     below = (*filters[1:-1], encoders * widths[-1])
     ups = zip(below, filters, widths, strict=False)  # one less than there are resolutions
-    decoder = sum(2**dims * b * f + bias * f + block(f + encoders * w, f) for b, f, w in ups)
+    decoder = sum(up * b * f + bias * f + block(f + encoders * w, f) for b, f, w in ups)
     return encoders * encoder + decoder + (filters[0] + 1) * outputs
 
 
@@ -145,11 +141,11 @@ def _densenet_size(
 ) -> int:
     """Parameters of a DenseNet with so many encoders."""
     channels, *growth = widths
-    size = 7**dims * modalities * channels + 2 * channels
+    size, kernel = int(7**dims) * modalities * channels + 2 * channels, int(3**dims)
     for number, (layers, rate) in enumerate(zip(blocks, growth, strict=True), start=1):
         inside = INSIDE * rate
         for _ in range(layers):
-            size += 2 * channels + channels * inside + 2 * inside + 3**dims * inside * rate
+            size += 2 * channels + channels * inside + 2 * inside + kernel * inside * rate
             channels += rate
         if number < len(blocks):
             size += 2 * channels + channels * (channels // 2)

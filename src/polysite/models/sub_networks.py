@@ -78,6 +78,9 @@ class SubUNet(nn.Module):
         )
         self.output_block = UnetOutBlock(dims, filters[0], outputs)
         self.apply(DynUNet.initialize_weights)
+        for module in self.modules() if bias else ():  # MONAI offers biases for transposed convolutions alone
+            if isinstance(module, nn.Conv2d | nn.Conv3d) and module.bias is None:
+                module.bias = nn.Parameter(torch.zeros(module.out_channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         *beside, deepest = zip(*(encoder(x) for encoder in self.encoders), strict=True)
@@ -138,4 +141,5 @@ class SubDenseNet(nn.Module):
 
 
 def _block(dims: int, before: int, after: int, stride: int) -> nn.Module:
-    return UnetBasicBlock(dims, before, after, 3, stride, INSTANCE, LEAKY)
+    block: nn.Module = UnetBasicBlock(dims, before, after, 3, stride, INSTANCE, LEAKY)
+    return block

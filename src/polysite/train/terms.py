@@ -1,7 +1,7 @@
 """Losses that an algorithm adds to the local one, in torch. What they mean is said in ``polysite.site``."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import adaptive_avg_pool2d, adaptive_avg_pool3d, cosine_similarity, log_softmax
@@ -70,5 +70,5 @@ def _focus(mine: torch.Tensor, features: torch.Tensor, focus: float) -> torch.Te
     """What the features are multiplied by: a number for every case, or for every position."""
     if mine.ndim == 1:
         return torch.exp(focus * (2 * mine - 1)).view(-1, *(1 for _ in features.shape[1:]))
-    pool = adaptive_avg_pool2d if mine.ndim == 3 else adaptive_avg_pool3d
+    pool: Any = adaptive_avg_pool2d if mine.ndim == 3 else adaptive_avg_pool3d
     return focus * torch.exp(-pool(mine[:, None], features.shape[2:]))
