@@ -137,8 +137,8 @@ def term_gradient(site, p, term):
 
 
 def divergence_gradient(site, p, term):
-    """What the encoder of class i makes of a case is its parameter times the case's optimum: weight |w_i| std(beta b)."""
-    kinds, found = np.array(site.kinds or (0,) * site.size), {k: 0.0 for k in p}
+    """What the encoder of class i makes of a case is its parameter times the case's optimum: |w_i| std(beta b)."""
+    kinds, found = np.array(site.kinds or (0,) * site.size), dict.fromkeys(p, 0.0)
     for k in p:
         if ".class" in k:
             mine = kinds == int(k.split(".class")[1].split(".")[0])

@@ -157,3 +157,11 @@ def test_as_many_run_as_fit_into_memory(monkeypatch):
     assert room.now(0) == 2  # 80 of 100, at 30 each
     free[0] = 20
     assert room.now(2) == 2 and benchmark.Room(1).now(0) == 1
+
+
+def test_the_benchmark_of_fets_has_the_published_learning_rates():
+    bench = benchmark.load("paper_b")
+    rates = {name: config.build(config.merge(bench.study, changes)).train.lr for name, changes in bench.methods.items()}
+    usual = dict.fromkeys(rates, 0.4)  # "FedAvg and variations, SCAFFOLD, CFL", and others for which 0.4 was selected
+    odd = {"centralised": 0.1, "local": 0.1, "fednova": 0.2, "fedadam": 0.1, "lg_fedavg": 0.2}
+    assert rates == {**usual, **odd} and bench.folds == 5

@@ -259,6 +259,7 @@ def run(
         for remark in study.data.remarks:
             logging.getLogger("polysite").warning(remark)
     engine = simulator(study, dealt, watch)  # before the folder: bad data leaves nothing behind
+    study.algorithm.init(next(iter(engine.sites.values())).start, engine.names)  # or this network
     name = POOLED if study.run.pooled else _title(study.algorithm)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), name)
     watch = _tracked(watch, track, path)  # before the folder, too: a package may be missing

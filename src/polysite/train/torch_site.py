@@ -104,9 +104,7 @@ class Network:
     def trace(self, x: torch.Tensor, modules: Collection[str]) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
         """The answer to a batch, and what came out of these modules on the way to it."""
         seen: dict[str, Any] = {}
-        hooks = [
-            self.module.get_submodule(name).register_forward_hook(partial(_note, seen, name)) for name in modules
-        ]
+        hooks = [self.module.get_submodule(name).register_forward_hook(partial(_note, seen, name)) for name in modules]
         try:
             logits = self._answer(self.module, x)
         finally:
