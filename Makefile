@@ -13,7 +13,7 @@ demo: $(READY)
 	$(BIN)/polysite demo
 
 test: check
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 check: $(READY)
 	$(BIN)/ruff check .
