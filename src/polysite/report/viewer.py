@@ -284,7 +284,7 @@ def _row(
 ) -> None:
     """A case from so many inches below the top, in panels so wide and high."""
     top, width, height = place
-    _text(canvas, 0, top - GAP / 2, _title(case, int(36 * width)), color="#444444")
+    _text(canvas, 0, top - GAP / 2, _title(case, int(31 * width)), color="#444444")
     for j, method in enumerate(columns):
         left, mask = j * (width + GAP), (None, case.truth)[j] if j < 2 else case.predicted.get(method)
         if j > 1 and (dice := case.dice(method)) is not None:
