@@ -60,7 +60,7 @@ def write(path: Path, cases, *, own=False, rounds=3, split="test", unit="mm", se
 def _evaluation(place: Path, whole, own, unit) -> None:
     place.mkdir(parents=True)
     lines = [
-        {"model": s if own else "all", "site": s, "case": c, "label": k, **v}
+        {"model": s if own else "*", "site": s, "case": c, "label": k, **v}
         for s, found in whole.items()
         for c, labels in found.items()
         for k, v in labels.items()

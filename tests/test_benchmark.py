@@ -149,14 +149,11 @@ def test_as_many_run_as_fit_into_memory(monkeypatch):
     free = [100]
     monkeypatch.setattr(benchmark, "free_memory", lambda: tuple(free))
     room = benchmark.Room(8)
-    assert room.now(0) == 1 and room.now(1) == 1  # the first alone
+    assert room.now == 1  # the first alone
     free[0] = 70  # it takes 30
     room.look()
     room.learnt = True
-    free[0] = 100
-    assert room.now(0) == 2  # 80 of 100, at 30 each
-    free[0] = 20
-    assert room.now(2) == 2 and benchmark.Room(1).now(0) == 1
+    assert room.now == 2 and benchmark.Room(1).now == 1  # 80 of 100, at 30 each
 
 
 def test_the_benchmark_of_fets_has_the_published_learning_rates():

@@ -14,6 +14,7 @@ import polysite as ps
 from polysite.data.federation import LeaveOut
 from polysite.data.phantom import write
 from polysite.errors import ConfigError, DataError, RunError
+from polysite.report import runs
 from polysite.report.runs import read
 from polysite.study import hospitals
 from test_study import SMALL
@@ -53,7 +54,7 @@ def rows_of(folder):
 
 def test_a_shared_model_has_a_row_for_every_label_of_every_case(root):
     run, found = read(root / "fedavg"), rows_of(root / "fedavg" / "evaluation" / "test")
-    assert {r["model"] for r in found} == {"all"} and len(found) == 3 * sum(map(len, run.scores.values()))
+    assert {r["model"] for r in found} == {"*"} and len(found) == 3 * sum(map(len, run.scores.values()))
     for r in found:
         assert float(r["dice"]) == run.scores[r["site"]][r["case"]][r["label"]]
         assert float(r["iou"]) == pytest.approx(float(r["dice"]) / (2 - float(r["dice"])))
@@ -80,7 +81,7 @@ def test_the_distances_are_monais_on_the_answers_that_were_kept(root):
 
 def test_personal_models_are_tried_on_everyone(root):
     found = read(root / "local").evaluation
-    matrix = found.matrix()
+    matrix = runs.matrix(found.rows)
     assert set(matrix) == {"east", "north", "west"} and all(set(r) == set(matrix) for r in matrix.values())
     for site in matrix:
         own = [r["dice"] for (s, _), labels in found.own.items() if s == site for r in labels.values()]
@@ -93,7 +94,7 @@ def test_personal_models_are_tried_on_everyone(root):
 def test_an_unseen_hospital_is_given_the_shared_model_and_every_personal_one(root, elsewhere):
     place = ps.evaluate(root / "fedavg", on=elsewhere)
     assert place == root / "fedavg" / "evaluation" / "new"
-    assert {(r["model"], r["site"]) for r in rows_of(place)} == {("all", "abbey"), ("all", "north")}
+    assert {(r["model"], r["site"]) for r in rows_of(place)} == {("*", "abbey"), ("*", "north")}
     place = ps.evaluate(root / "local", on=elsewhere)
     pairs = {(r["model"], r["site"]) for r in rows_of(place)}
     assert pairs == {(m, s) for m in ("east", "north", "west") for s in ("abbey", "north")}
@@ -114,7 +115,7 @@ def test_a_hospital_that_did_not_train_is_examined_too(tmp_path):
 def test_other_parts_and_pooled_training_can_be_examined(tmp_path):
     ps.run(replace(SMALL, run=replace(SMALL.run, pooled=True)), tmp_path / "run")
     found = rows_of(ps.evaluate(tmp_path / "run", "validation"))
-    assert {r["model"] for r in found} == {"all"} and {r["site"] for r in found} == {"east", "north", "west"}
+    assert {r["model"] for r in found} == {"*"} and {r["site"] for r in found} == {"east", "north", "west"}
     about = json.loads((tmp_path / "run" / "evaluation" / "validation" / "about.json").read_text())
     assert about["unit"] == "mm" and about["trained"] == ["pooled"] and len(about["shown"]) == 3
 

@@ -33,6 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
+from signal import SIGTERM, default_int_handler, signal
 from typing import Any, Protocol
 
 import tomli_w
@@ -42,6 +43,8 @@ from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.weighted import Weighted
 from polysite.config import Study
 from polysite.data.sources import Phantom
+from polysite.data.split import table
+from polysite.engines.checkpoint import write
 from polysite.engines.folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.report.page import Options
@@ -199,12 +202,14 @@ def run(
     return methods, failed
 
 
-def options(bench: Bench, out: Path, methods: Sequence[Method]) -> Options:
+def options(bench: Bench, out: Path, methods: Sequence[Method], failed: Mapping[str, str]) -> Options:
     """How its page is made: with the first assessment that it made, if any, and the speeds of its study."""
     assessed = next(iter(sorted((out / "assess").glob("fold*-seed*"))), None)
     names = [m.name for m in methods]
     reference = bench.reference if bench.reference in names else None
-    return Options(reference, speeds=config.parse(methods[0].first.config).cost, assessment=assessed)
+    lost = tuple(f"Left out: {words} failed: {why}." for words, why in failed.items())
+    speeds = config.parse(methods[0].first.config).cost
+    return Options(reference, speeds=speeds, assessment=assessed, remarks=lost)
 
 
 def _same(out: Path, bench: Bench, overrides: Mapping[str, str]) -> None:
@@ -215,7 +220,7 @@ def _same(out: Path, bench: Bench, overrides: Mapping[str, str]) -> None:
     }  # fmt: skip
     file, text = out / "bench.toml", tomli_w.dumps(asked)
     if not file.exists():
-        file.write_text(text, encoding="utf-8")
+        write(file, lambda path: path.write_text(text, encoding="utf-8"))
         return
     before = tomllib.loads(file.read_text(encoding="utf-8"))
     odd = [k for k in asked if k != "methods" and before.get(k) != asked[k]]
@@ -223,7 +228,8 @@ def _same(out: Path, bench: Bench, overrides: Mapping[str, str]) -> None:
     odd += [f"method {n}" for n, m in bench.methods.items() if n in known and known[n] != m]
     if odd:
         raise RunError(f"{out} was begun with other settings ({odd[0]}); choose another --out, or remove it")
-    file.write_text(tomli_w.dumps({**asked, "methods": {**known, **bench.methods}}), encoding="utf-8")
+    whole = tomli_w.dumps({**asked, "methods": {**known, **bench.methods}})
+    write(file, lambda path: path.write_text(whole, encoding="utf-8"))
 
 
 def _jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step) -> Iterator[Job]:
@@ -276,8 +282,11 @@ def _fits(job: Job) -> None:
     if not job.run.exists():
         return
     mine = config.parse(config.dump(study.pinned(job.study)))
-    if config.parse(RunFolder.open(job.run).config) != mine:
+    folder = RunFolder.open(job.run)
+    if config.parse(folder.config) != mine:
         raise RunError(f"{job.run} was trained with another configuration; choose another --out, or remove it")
+    if table(study.federation(job.study)) != folder.split:
+        raise RunError(f"{job.run} was trained on other cases than there are now; choose another --out, or remove it")
 
 
 def _done(job: Job) -> bool:
@@ -289,12 +298,13 @@ def _done(job: Job) -> bool:
 
 def _work(waiting: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
     """Start runs while there is room, wait, say how each ended; one that fails does not stop the others."""
+    signal(SIGTERM, default_int_handler)  # being asked to end is being interrupted: no child is left behind
     left, room = list(waiting), Room(most)
     running: dict[Job, subprocess.Popen[bytes]] = {}
     failed: dict[str, str] = {}
     try:
         while left or running:
-            while left and len(running) < room.now(len(running)):
+            while left and len(running) < room.now:
                 job = left.pop(0)
                 running[job] = _start(job, room.threads)
                 step(f"{len(running)} at a time · {job.words}", 0)
@@ -304,7 +314,7 @@ def _work(waiting: Sequence[Job], most: int | None, step: Step) -> dict[str, str
                 if process.poll() is None:
                     continue
                 del running[job]
-                room.learnt = True
+                room.learnt = room.learnt or not process.returncode
                 if process.returncode:
                     failed[job.words] = _last_words(job, process.returncode)
                 step(f"{job.words}: {'failed' if process.returncode else 'done'}")
@@ -354,12 +364,13 @@ class Room:
         if not self.learnt:
             self.least = tuple(map(min, self.least, free_memory()))
 
-    def now(self, running: int) -> int:
-        """How many may run."""
+    @property
+    def now(self) -> int:
+        """How many may run at a time."""
         if self.most == 1 or not self.learnt:
             return 1
         takes = [max(a - b, 1) for a, b in zip(self.before, self.least, strict=True)]
-        fit = min(running + int(SPARE * free / need) for free, need in zip(free_memory(), takes, strict=True))
+        fit = min(int(SPARE * free / need) for free, need in zip(self.before, takes, strict=True))
         return max(1, min(self.most, fit))
 
 

@@ -38,6 +38,7 @@ from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.payload import Payload, SiteId
 from polysite.report.preview import axes_of, turned, turned_size, widest
+from polysite.report.publish import put
 from polysite.report.runs import SHARED
 from polysite.site import Examined
 from polysite.train.torch_site import TorchSite, packed
@@ -106,9 +107,9 @@ def evaluate(
             "shown": shown,
         }
         (draft / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        if target.exists():
-            rmtree(target)
-        draft.rename(target)
+        if target.exists() and not again:
+            raise RunError(f"{target} was written meanwhile by another process; it is left as it is")
+        put(draft, target)
     except OSError as problem:
         raise RunError(f"the evaluation {target} could not be written: {problem}") from problem
     finally:
@@ -149,7 +150,8 @@ def _elsewhere(chosen: Study, dealt: Mapping[SiteId, Parts], path: Path) -> Subj
         site: {**dealt.get(site, {"train": [], "validation": []}), "test": others.get(site, [])}
         for site in (*dealt, *(s for s in others if s not in dealt))
     }
-    return Subject(chosen, joined, "test", file_name(path.stem if path.is_file() else path.resolve().name))
+    name = file_name(path.stem if path.is_file() else path.resolve().name)
+    return Subject(chosen, joined, "test", f"on {name}" if name in PARTS else name)
 
 
 class Models:
@@ -160,7 +162,8 @@ class Models:
         self.engine = Simulator(algorithm, sites)
         best = rounds.find_best(folder, self.engine, algorithm, folder.result["best_round"])
         self.round = best.round
-        self.trained = sorted({site for record in folder.records() for site in record["sites"]})
+        pooled = subject.study.run.pooled
+        self.trained = [study.POOLED] if pooled else sorted(s for s, p in subject.dealt.items() if p["train"])
         served = judges if algorithm.strangers else [s for s in judges if s in self.trained]
         self.sent = dict(algorithm.send(best.state, served)) if served else {}
         alone = [s for s in self.trained if s not in served and s != study.POOLED]
@@ -257,7 +260,8 @@ def _scan(archive: ZipFile, case: Case, axes: str) -> dict[str, Any]:
 
 
 def _slices(label: np.ndarray) -> list[int]:
-    """All slices, or as many as are kept: evenly over what is labelled and a quarter more, with the widest."""
+    """All slices, or as many as are kept: half of them evenly over the whole scan, half over what is labelled and a
+    quarter more, with the widest."""
     count = label.shape[1]
     if count <= SLICES:
         return list(range(count))
@@ -265,8 +269,10 @@ def _slices(label: np.ndarray) -> list[int]:
     low, high = (labelled[0], labelled[-1]) if len(labelled) else (0, count - 1)
     margin = (high - low) // 4 + 2
     low, high = max(0, low - margin), min(count - 1, high + margin)
-    chosen = {int(k) for k in np.linspace(low, high, min(SLICES - 1, high - low + 1)).round()}
-    return sorted(chosen | {widest(label)})
+    half = SLICES // 2
+    within = np.linspace(low, high, min(half - 1, high - low + 1)).round()
+    everywhere = np.linspace(0, count - 1, half).round()  # what is found where nothing is labelled must be seen, too
+    return sorted({int(k) for k in (*within, *everywhere)} | {widest(label)})
 
 
 def _grey(image: np.ndarray) -> np.ndarray:

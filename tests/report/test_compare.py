@@ -26,7 +26,7 @@ def test_identical_runs_are_never_said_to_differ(tmp_path):
     for t in found.tests:
         assert (t.p, t.adjusted, t.effect, t.difference, t.low, t.high) == (1, 1, 0, 0, 0, 0)
         assert t.cases_won == (0, 13, 0) and t.hospitals_won == (0, 3, 0) and not t.significant
-    assert "no difference beyond chance: 2 methods" in " ".join(summary(found))
+    assert "no difference shown: 2 methods" in " ".join(summary(found))
 
 
 def test_p_values_are_scipys_and_corrected_as_statsmodels_does(tmp_path):

@@ -126,8 +126,10 @@ def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     port: Annotated[int, typer.Option(help="0: any that is free.")] = 8765,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    scans: Scans = True,
 ) -> None:
     """Show the page about a run on this machine, renewed while the run goes on."""
+    from polysite.report.page import Options
     from polysite.report.watch import serve
 
     def ready(address: str) -> None:
@@ -135,7 +137,7 @@ def watch(
         if open_browser:
             typer.launch(address)
 
-    serve(run, port, ready)
+    serve(run, port, ready, Options(scans=scans))
 
 
 def options_of(

@@ -152,7 +152,7 @@ def bench(
     for words, why in failed.items():
         print(f"polysite: {words} failed: {why}", file=sys.stderr)
     if found:
-        options = benchmark.options(chosen, target, found)
+        options = benchmark.options(chosen, target, found, failed)
         place = publish.comparison(target / "comparison", chosen.title, found, options, replace=True)
         if not quiet:
             tables.show(place.methods, options, full=True)

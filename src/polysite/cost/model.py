@@ -130,7 +130,7 @@ def _know(speeds: Speeds, rounds: Sequence[Mapping[SiteId, Load]]) -> None:
     """Refuse speeds of a hospital that has no part in the run."""
     names = _names(rounds)
     for site in speeds.sites:
-        if site not in names:
+        if names and site not in names:
             raise ConfigError(f"cost.sites names {site!r}, which is no site of this run; {nearest(site, names)}")
 
 

@@ -20,7 +20,7 @@ from polysite.metrics.fairness import Fairness, fairness
 from polysite.metrics.measures import BETTER, DISTANCES, Policy
 from polysite.metrics.statistics import holm, interval, rank_biserial, signed_rank, wins
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
-from polysite.report.runs import Method
+from polysite.report.runs import Key, Method
 
 LEVEL = 0.05
 SIGN = {**BETTER, "accuracy": 1}  # +1: higher is better
@@ -59,6 +59,7 @@ class Comparison:
     policy: Policy
     tests: Sequence[Test]
     remarks: Sequence[str]
+    tail: Tail = "two-sided"
 
     @property
     def measures(self) -> list[str]:
@@ -75,8 +76,8 @@ class Comparison:
     @property
     def unit(self) -> str:
         """Of distances; nothing where the files do not say."""
-        found = self.methods[0].first.evaluation
-        return str(found.about["unit"]) if found else ""
+        found = {str(run.evaluation.about["unit"]) for m in self.methods for run in m.runs if run.evaluation}
+        return found.pop() if len(found) == 1 else ""
 
     @property
     def sites(self) -> list[str]:
@@ -95,7 +96,7 @@ def compare(
     if reference is not None and reference not in names:
         raise ConfigError(f"there is no method {reference!r} to compare with; {nearest(reference, names)}")
     chosen = reference or ("fedavg" if "fedavg" in names else names[0])
-    bare = Comparison(methods, chosen, policy, (), ())
+    bare = Comparison(methods, chosen, policy, (), (), tail)
     tested = [k for k in ("dice", "hd95", "accuracy") if k in bare.measures]
     tests = [t for measure in tested for t in _tests(bare, measure, tail)]
     return replace(bare, tests=tests, remarks=list(_remarks(bare)))
@@ -129,21 +130,36 @@ def _main(method: Method) -> str:
 
 def _tests(bare: Comparison, measure: str, tail: Tail) -> list[Test]:
     """Every other method against the reference, corrected for their number."""
-    usual = next(m for m in bare.methods if m.name == bare.reference).values(measure, bare.policy)
+    usual = next(m for m in bare.methods if m.name == bare.reference)
     found = []
     for method in bare.methods:
-        mine = method.values(measure, bare.policy)
-        keys = sorted(usual.keys() & mine.keys())
-        if method.name == bare.reference or not keys:
+        pairs = _gains(method, usual, measure, bare.policy)
+        if method.name == bare.reference or not pairs:
             continue
-        gain = np.array([SIGN[measure] * (mine[k] - usual[k]) for k in keys])
-        sites = np.array([site for site, _ in keys])
-        hospitals = np.array([gain[sites == s].mean() for s in dict.fromkeys(sites)])
-        effect, (low, high), p = rank_biserial(gain), interval(gain, sites), signed_rank(gain, tail)
-        mean = float(gain.mean())
-        found.append(Test(measure, method.name, len(keys), mean, low, high, p, p, effect, wins(gain), wins(hospitals)))
+        gain, sites = np.array(list(pairs.values())), [site for site, _ in pairs]
+        hospitals = [float(gain[[s == site for s in sites]].mean()) for site in dict.fromkeys(sites)]
+        alone = {site for site in sites if sites.count(site) == 1}  # of one case nothing can be drawn again
+        low, high = interval(gain, ["" if site in alone else site for site in sites])
+        p, effect, mean = signed_rank(gain, tail), rank_biserial(gain), float(gain.mean())
+        found.append(Test(measure, method.name, len(pairs), mean, low, high, p, p, effect, wins(gain), wins(hospitals)))
     corrected = holm(np.array([t.p for t in found]))
     return [replace(t, adjusted=float(p)) for t, p in zip(found, corrected, strict=True)]
+
+
+def _gains(mine: Method, usual: Method, measure: str, policy: Policy) -> dict[Key, float]:
+    """By how much a method is better, case by case: the mean over the labels that at least one of both has a value for.
+
+    A distance is none where both masks are empty. If the other method finds something there, its penalty is held
+    against 0: a false alarm must not fall out of the comparison. Where the policy leaves such cases out, so does this.
+    """
+    gains: dict[Key, list[float]] = {}
+    for label in mine.first.labels:
+        a, b = mine.values(measure, policy, label), usual.values(measure, policy, label)
+        whole = measure in DISTANCES and policy.empty == "penalty"
+        for key in (a.keys() | b.keys()) if whole else (a.keys() & b.keys()):
+            if key in mine.keys and key in usual.keys:
+                gains.setdefault(key, []).append(SIGN[measure] * (a.get(key, 0.0) - b.get(key, 0.0)))
+    return {key: fmean(gains[key]) for key in sorted(gains)}
 
 
 def _remarks(bare: Comparison) -> list[str]:
@@ -166,6 +182,16 @@ def _remarks(bare: Comparison) -> list[str]:
             f"{', '.join(small)} {'has' if len(small) == 1 else 'have'} fewer than five cases here: "
             "the mean of one hospital is then hardly more than an anecdote."
         )
+    if bare.methods[0].first.split == "validation":
+        said.append("These are the patients on which the best round was chosen: the scores are too good.")
+    if len(bare.methods) > 1 and len(common) < 6:
+        said.append(f"With {len(common)} cases no test can show a difference.")
+    tolerances = {run.evaluation.about["tolerance"] for m in bare.methods for run in m.runs if run.evaluation}
+    if len(tolerances) > 1:
+        said.append(f"NSD was measured with different tolerances: {', '.join(f'{t:g}' for t in sorted(tolerances))}.")
+    if bare.main == "dice" and bare.measures == ["dice"] and any(m.evaluated for m in bare.methods):
+        missing = [m.name for m in bare.methods if not m.evaluated]
+        said.append(f"Only Dice is shown: 'polysite evaluate' has not measured {', '.join(missing)}.")
     if "hd95" in bare.measures and not bare.unit:
         said.append("The voxel size is not known in millimetres, so distances are in the unit of the files.")
     return said
@@ -294,7 +320,7 @@ def _tested(found: Comparison) -> list[Grid]:
         for t in tests:
             gain = Cell(f"{t.difference:+.{digits}f} [{t.low:+.{digits}f}, {t.high:+.{digits}f}]", t.difference)
             cells = (
-                name(t.method), gain, number(t.effect, "+.2f"), _p(t.p), _p(t.adjusted),
+                name(t.method), gain, number(t.effect, "+.2f"), number(t.p), _p(t.adjusted),
                 Cell("{} / {} / {}".format(*t.cases_won), t.cases_won[0]),
                 Cell("{} / {} / {}".format(*t.hospitals_won), t.hospitals_won[0]),
             )  # fmt: skip
@@ -304,9 +330,10 @@ def _tested(found: Comparison) -> list[Grid]:
             "hospitals + / = / −",
         )  # fmt: skip
         note = (
-            f"Against {found.reference}, paired by case ({tests[0].cases} cases). A gain above 0 is better, also for "
-            "distances. p: Wilcoxon's signed-rank test; Holm: corrected for the number of methods in this table. "
-            "Effect: matched-pairs rank-biserial correlation. Interval: bootstrap, cases within their hospital."
+            f"Against {found.reference}, paired by case. A gain above 0 is better, also for distances. p: Wilcoxon's "
+            f"signed-rank test, {found.tail}; Holm: corrected for the number of methods in this table, * at {LEVEL:g}. "
+            "Effect: matched-pairs rank-biserial correlation. Interval: bootstrap, cases within their hospital. Cases "
+            "of one hospital, and folds that share training cases, are less independent than the test takes them to be."
         )
         title = f"Against {found.reference}: {NAMES[measure]}"
         grids.append(Grid(f"tests_{measure}", title, head, tuple(lines), note))
@@ -379,14 +406,15 @@ def summary(found: Comparison) -> list[str]:
     best, last = ranked[0], ranked[-1]
     said = [f"{best} has the highest mean {what}, {means[best]:.3f}; {last} the lowest, {means[last]:.3f}."]
     main = [t for t in found.tests if t.measure == found.main]
-    better = [t.method for t in main if t.significant and t.difference > 0]
-    worse = [t.method for t in main if t.significant and t.difference < 0]
+    better = [t.method for t in main if t.significant and t.effect > 0]
+    worse = [t.method for t in main if t.significant and t.effect < 0]
     told = []
     told += [f"better: {', '.join(better)}"] if better else []
     told += [f"worse: {', '.join(worse)}"] if worse else []
     rest = len(main) - len(better) - len(worse)
-    told += [f"no difference beyond chance: {rest} method{'s' * (rest != 1)}"] if rest else []
-    said.append(f"Against {found.reference} ({means[found.reference]:.3f}), tested over cases: {'; '.join(told)}.")
+    told += [f"no difference shown: {rest} method{'s' * (rest != 1)}"] if rest else []
+    how = "" if found.tail == "two-sided" else f" one-sided ({found.tail})"
+    said.append(f"Against {found.reference} ({means[found.reference]:.3f}), tested{how} over cases: {'; '.join(told)}.")
     worst_of = {m.name: found.fairness(m).worst for m in found.methods}
     kindest = max(worst_of, key=lambda n: worst_of[n][1])
     site, value = worst_of[kindest]

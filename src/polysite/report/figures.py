@@ -34,7 +34,7 @@ def _bars(found: Comparison, measure: str) -> str:
         groups = [method.of(s, measure, found.policy) for s in sites]
         x = np.arange(len(groups)) + (k - (len(found.methods) - 1) / 2) * width
         look = {"lw": 1, "capsize": 2, "ecolor": "#444"}
-        means, error = [fmean(g) if g else 0 for g in groups], [_error(g) for g in groups]
+        means, error = [fmean(g) if g else np.nan for g in groups], [_error(g) for g in groups]
         axes.bar(x, means, width * 0.92, yerr=error, label=_plain(method.name), color=_colour(k), error_kw=look)
     axes.set_xticks(range(len(sites)), [_plain(s or "all") for s in sites], rotation=45 if len(sites) > 10 else 0)
     _scale(axes, found, measure, "y")

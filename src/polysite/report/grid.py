@@ -84,7 +84,7 @@ class Grid:
         writer.writerow([*self.head, *(f"{self.head[k]} (value)" for k in numbers)])
         for line in self.lines:
             values = ("" if (v := line.cells[k].value) is None else repr(float(v)) for k in numbers)
-            writer.writerow([*(c.text for c in line.cells), *values])
+            writer.writerow([*(_harmless(c) for c in line.cells), *values])
         return text.getvalue()
 
     def terminal(self) -> Table:
@@ -142,6 +142,11 @@ def mark_best(lines: Sequence[Line], better: Sequence[int]) -> tuple[Line, ...]:
     return tuple(Line(tuple(map(cell, line.cells, at)), line.kind) for line in lines)
 
 
+def _harmless(cell: Cell) -> str:
+    """A name that a spreadsheet does not take for a formula."""
+    return f"'{cell.text}" if cell.value is None and cell.text[:1] in ("=", "+", "-", "@") else cell.text
+
+
 def _bold(text: str) -> str:
     return rf"\textbf{{{text}}}"
 
@@ -156,6 +161,6 @@ def _tex(text: str) -> str:
         "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
         "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$", "×": r"$\times$",
         "–": "--", "≤": r"$\leq$", "<": r"$<$", ">": r"$>$", "ω": r"$\omega$", "λ": r"$\lambda$", "μ": r"$\mu$",
-        "→": r"$\to$", "·": r"$\cdot$", "…": r"\ldots{}",
+        "\n": " ", "[": "{[}", "]": "{]}", "→": r"$\to$", "·": r"$\cdot$", "…": r"\ldots{}",
     }  # fmt: skip
     return "".join(plain.get(c, c) for c in text)

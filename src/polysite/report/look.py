@@ -16,8 +16,8 @@ METHODS = 5  # that are shown beside one another
 def cases(methods: Sequence[Method], reference: str) -> list[Shown]:
     """The worst, median and best case of every hospital by the reference, as every method sees them.
 
-    Of many methods the reference is shown and those of highest mean Dice. The reference is the first method, if nothing
-    was kept of it.
+    Of many methods the reference is shown and those of highest mean Dice; of several seeds, the first. The reference is
+    the best method, if nothing was kept of it.
     """
     able = [m for m in methods if any(run.evaluation and run.evaluation.about["shown"] for run in m.runs)]
     if not able or len(able[0].first.labels) > 8:
@@ -31,7 +31,7 @@ def cases(methods: Sequence[Method], reference: str) -> list[Shown]:
 def _ranked(method: Method) -> list[tuple[Evaluation, Mapping[str, Any], str]]:
     """Of what the runs of a method kept, by hospital: the worst, what is nearest to the median, and the best."""
     sites: dict[str, list[tuple[float, Evaluation, Mapping[str, Any]]]] = {}
-    for found in (run.evaluation for run in method.runs if run.evaluation):
+    for found in _evaluations(method, method.first.settings["seed"]):
         for place in found.about["shown"]:
             dice = fmean(row["dice"] for row in found.own[place["site"], place["case"]].values())
             sites.setdefault(place["site"], []).append((dice, found, place))
@@ -46,15 +46,21 @@ def _ranked(method: Method) -> list[tuple[Evaluation, Mapping[str, Any], str]]:
     return chosen
 
 
+def _evaluations(method: Method, seed: int) -> list[Evaluation]:
+    """Of its runs with one seed: another may have met other phantoms of the same names."""
+    return [run.evaluation for run in method.runs if run.evaluation and run.settings["seed"] == seed]
+
+
 def _case(first: Evaluation, place: Mapping[str, Any], why: str, methods: Sequence[Method]) -> Shown:
     site, case = place["site"], place["case"]
     image, truth = first.scan(site, case)
     predicted, scores = {}, {}
     for method in methods:
-        for found in (run.evaluation for run in method.runs if run.evaluation):
+        for found in _evaluations(method, methods[0].first.settings["seed"]):
             answer = found.answer(site, case)
-            if answer is not None:
-                predicted[method.name] = _cut(answer, place)
+            mask = None if answer is None or (site, case) not in found.own else _cut(answer, place)
+            if mask is not None and mask.shape == truth.shape:  # another study may prepare cases otherwise
+                predicted[method.name] = mask
                 scores[method.name] = {label: row["dice"] for label, row in found.own[site, case].items()}
                 break
     about, (height, width) = first.about, place["pixel"]
@@ -68,4 +74,6 @@ def _cut(answer: np.ndarray, place: Mapping[str, Any]) -> np.ndarray:
     """An answer on the grid of the case as it is kept to look at."""
     step = place["step"]
     upright = turned(answer[None], place["axes"])[0]
+    if max(place["slices"]) >= len(upright):
+        return np.zeros((0, 0, 0), np.uint8)  # of another grid
     return np.ascontiguousarray(upright[place["slices"]][:, ::step, ::step].astype(np.uint8))

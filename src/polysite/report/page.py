@@ -2,7 +2,7 @@
 folders alone: results first, then how sure they are, what they look like, how they came about and what they cost."""
 
 import json
-import re
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +55,7 @@ class Options:
     speeds: Speeds = Speeds()
     assessment: Path | None = None
     scans: bool = True  # pictures of patients
+    remarks: tuple[str, ...] = ()  # to be said first
 
 
 def build(title: str, methods: Sequence[Method], options: Options = Options(), lead: str = "", live: str = "") -> str:
@@ -62,7 +63,7 @@ def build(title: str, methods: Sequence[Method], options: Options = Options(), l
     if all(run.finished for m in methods for run in m.runs):
         found = compare(methods, options.reference, options.policy, options.tail)
         said, sections = summary(found), list(_results(found, options))
-        remarks = list(found.remarks)
+        remarks = [*options.remarks, *found.remarks]
     else:
         said, sections, remarks = list(_state(methods)), [], []
     sections += [*_training(methods, options), *_provenance(methods)]
@@ -90,7 +91,8 @@ def _results(found: Comparison, options: Options) -> Iterator[Section]:
     if shown:
         words = (
             "The worst, the median and the best case of every hospital by the mean Dice of "
-            f"{next(iter(shown[0].predicted), found.reference)}."
+            f"{next(iter(shown[0].predicted), found.reference)}. These are pictures of patients; --no-scans makes a "
+            "page without them."
         )
         yield Section("look", "What it looks like", (words, Markup(viewer.viewer(shown)), Markup(viewer.plate(shown))))
     tests = [g for n, g in grids.items() if n.startswith("tests_")]
@@ -170,7 +172,7 @@ def _assessed(folder: Path) -> Section:
         told = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
         drawn = {n: (folder / "figures" / f"{n}.svg") for n in ("distances-emd", "distances-euclidean", "tree-emd")}
         pictures = [
-            Picture(title, _inline(drawn[n].read_text(encoding="utf-8")), "", narrow=True)
+            Picture(title, _inline(drawn[n].read_bytes()), "", narrow=True)
             for n, title in zip(drawn, ("Earth Mover's distances", "Distances of embeddings", "Tree"), strict=True)
             if drawn[n].is_file()
         ]
@@ -179,9 +181,9 @@ def _assessed(folder: Path) -> Section:
         raise RunError(f"{folder} is no assessment that can be read: {problem}") from problem
 
 
-def _inline(svg: str) -> str:
-    """An SVG file as part of a page."""
-    return re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
+def _inline(svg: bytes) -> str:
+    """An SVG file as a picture, in which no script runs."""
+    return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(svg).decode()}">'
 
 
 def _state(methods: Sequence[Method]) -> Iterator[str]:

@@ -45,14 +45,26 @@ def comparison(
         (draft / "tables.tex").write_text("\n".join(g.latex() for g in grids), encoding="utf-8")
         for grid in grids:
             (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
-        if folder.exists():
-            rmtree(folder)
-        draft.rename(folder)
+        put(draft, folder)
     except OSError as problem:
         raise RunError(f"the comparison {folder} could not be written: {problem}") from problem
     finally:
         rmtree(draft, ignore_errors=True)
     return found
+
+
+def put(draft: Path, folder: Path) -> None:
+    """Rename a finished draft; what was there before goes only when the new one is in its place."""
+    old = draft.with_name(f"{draft.name}.old")
+    if folder.exists():
+        folder.rename(old)
+    try:
+        draft.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
+    rmtree(old, ignore_errors=True)
 
 
 def plain(found: Comparison) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from polysite.errors import RunError
 from polysite.metrics.measures import Policy
 from polysite.site import ASIDE
 
-SHARED = "all"  # whose model it is, where everyone uses the same
+SHARED = "*"  # whose model it is, where everyone uses the same
 Key = tuple[str, str]  # site and case
 MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
 WORDS = ("model", "site", "case", "label")  # columns of an evaluation that hold no number
@@ -48,14 +48,6 @@ class Evaluation:
             if row["model"] in (SHARED, row["site"]):
                 found.setdefault((row["site"], row["case"]), {})[row["label"]] = row
         return found
-
-    def matrix(self, measure: str = "dice") -> dict[str, dict[str, float]]:
-        """The mean of every model on the patients of every hospital; whose model -> whose patients."""
-        cells: dict[tuple[str, str], list[float]] = {}
-        for row in self.rows:
-            cells.setdefault((row["model"], row["site"]), []).append(row[measure])
-        models = sorted({model for model, _ in cells})
-        return {m: {site: fmean(v) for (model, site), v in sorted(cells.items()) if model == m} for m in models}
 
     def answer(self, site: str, case: str) -> np.ndarray | None:
         """What the hospital's model answered, on the grid of the prepared case; None if it was not kept."""
@@ -135,6 +127,13 @@ class Summary:
             return {}
         return {key: mean for key, numbers in sorted(found.items()) if not isnan(mean := _mean(numbers))}
 
+    def named(self, values: Mapping[Key, float]) -> Mapping[Key, float]:
+        """The same; phantoms that another seed draws are other patients, although they have the same names."""
+        other = self.evaluation and self.evaluation.about["data"]
+        if not str(self.settings["data"]["name"]).startswith("phantom") or other:
+            return values
+        return {(site, f"{case}, seed {self.settings['seed']}"): value for (site, case), value in values.items()}
+
     @property
     def curve(self) -> tuple[list[int], list[float]]:
         """The measure on validation patients by round."""
@@ -170,7 +169,13 @@ class Method:
 
     def values(self, measure: str, policy: Policy = Policy(), label: str | None = None) -> dict[Key, float]:
         """A measure of every case: of whichever fold examined it, the mean over seeds."""
-        return _mean_by_key([_named(run, run.values(measure, policy, label)) for run in self.runs])
+        return _mean_by_key([run.named(run.values(measure, policy, label)) for run in self.runs])
+
+    @cached_property
+    def keys(self) -> set[Key]:
+        """All cases that were examined."""
+        main = "dice" if self.first.measure == "Dice" else "accuracy"
+        return set(self.values(main))
 
     def of(self, site: str | None, measure: str, policy: Policy = Policy(), label: str | None = None) -> list[float]:
         """The numbers alone, of one hospital or of all."""
@@ -185,43 +190,46 @@ class Method:
 
     def curve(self, of: Callable[[Summary], tuple[list[int], list[float]]]) -> tuple[list[int], list[float]]:
         """The mean over the runs of a curve by round."""
-        points: dict[int, list[float]] = {}
-        for run in self.runs:
-            for at, value in zip(*of(run), strict=True):
-                points.setdefault(at, []).append(value)
-        return sorted(points), [fmean(points[at]) for at in sorted(points)]
+        lines = [dict(zip(*of(run), strict=True)) for run in self.runs]
+        shared = sorted(set.intersection(*map(set, lines)))  # a run that stopped early would make the mean jump
+        return shared, [fmean(line[at] for line in lines) for at in shared]
 
     def matrix(self) -> dict[str, dict[str, float]]:
         """Whose model on whose patients, mean Dice; empty where everyone uses the same model or nothing is known."""
-        known = [run.evaluation.matrix() for run in self.runs if run.evaluation and run.measure == "Dice"]
-        if not known or any(SHARED in matrix or len(matrix) < 2 for matrix in known):
-            return {}
-        rows = sorted({m for matrix in known for m in matrix})
-        columns = sorted({c for matrix in known for row in matrix.values() for c in row})
+        known = [run.evaluation for run in self.runs if run.evaluation and run.measure == "Dice"]
+        found = matrix([row for evaluation in known for row in evaluation.rows]) if known else {}
+        return {} if SHARED in found or len(found) < 2 else found
 
-        def mean(row: str, column: str) -> float:
-            return _mean([matrix[row][column] for matrix in known if column in matrix.get(row, {})])
 
-        return {row: {column: mean(row, column) for column in columns} for row in rows}
+def matrix(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The mean Dice of every model on the patients of every hospital; whose model -> whose patients."""
+    cells: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        cells.setdefault((row["model"], row["site"]), []).append(row["dice"])
+    models, sites = (sorted({key[k] for key in cells}) for k in (0, 1))
+    return {m: {s: _mean(cells.get((m, s), ())) for s in sites} for m in models}
 
 
 def read(path: Path, name: str | None = None, evaluation: str | None = None) -> Summary:
     """The summary of a run folder, with the evaluation of that name, or else that of the part its scores are of."""
     folder = RunFolder.open(path)
-    versions = json.loads((path / "versions.json").read_text())
-    bare = Summary(path, name or title(path), folder.config, versions, folder.records())
-    if not folder.finished:
-        return bare
-    result = folder.result
-    split = examined(result)
-    scores = {site: cases for site, cases in result[split].items() if cases}
+    try:
+        versions, records = json.loads((path / "versions.json").read_text()), folder.records()
+        bare = Summary(path, name or title(path), folder.config, versions, records)
+        _ = bare.settings["algorithm"], [(r["round"], r["sites"], r["absent"], r["refused"]) for r in records]
+        if not folder.finished:
+            return bare
+        result = folder.result
+        split, best = examined(result), int(result["best_round"])
+        scores = {site: cases for site, cases in result[split].items() if cases}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise RunError(f"the run folder {path} is damaged and cannot be read: {problem!r}") from problem
     found = read_evaluation(path, evaluation or split)
     if evaluation and found is None:
         raise RunError(f"{path} has no evaluation {evaluation!r}; 'polysite evaluate {path}' makes one")
-    if evaluation and found and found.about["data"]:
-        scores = _scores_of(found)
-        split = evaluation
-    return Summary(path, bare.name, folder.config, versions, bare.records, split, scores, result["best_round"], found)
+    if evaluation and found:
+        scores, split = _scores_of(found), evaluation
+    return Summary(path, bare.name, folder.config, versions, records, split, scores, best, found)
 
 
 def _scores_of(found: Evaluation) -> dict[str, dict[str, dict[str, float]]]:
@@ -229,8 +237,8 @@ def _scores_of(found: Evaluation) -> dict[str, dict[str, dict[str, float]]]:
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for (site, case), labels in found.own.items():
         whole = {k: row["dice"] for k, row in labels.items() if "dice" in row}
-        right = next((row["accuracy"] for row in labels.values() if "accuracy" in row), None)
-        scores.setdefault(site, {})[case] = whole or {"accuracy": float(right or 0)}
+        right = next(iter(labels.values()))  # of a classification
+        scores.setdefault(site, {})[case] = whole or {k: right[k] for k in ("accuracy", "said", "true")}
     return scores
 
 
@@ -238,9 +246,18 @@ def read_evaluation(path: Path, name: str) -> Evaluation | None:
     place = path / "evaluation" / name
     if not (place / "about.json").is_file():
         return None
-    with (place / "cases.csv").open(newline="", encoding="utf-8") as file:
-        rows = [{k: v if k in WORDS else float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-    return Evaluation(place, json.loads((place / "about.json").read_text(encoding="utf-8")), rows)
+    try:
+        with (place / "cases.csv").open(newline="", encoding="utf-8") as file:
+            rows = [{k: v if k in WORDS else float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+        about = json.loads((place / "about.json").read_text(encoding="utf-8"))
+        told, there = sum(about["cases"].values()), len({(row["site"], row["case"]) for row in rows})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise RunError(f"the evaluation {place} cannot be read ({problem!r}); 'polysite evaluate --again'") from problem
+    if there != told:
+        raise RunError(
+            f"{place / 'cases.csv'} holds {there} cases of {told}; 'polysite evaluate --again' makes it anew"
+        )
+    return Evaluation(place, about, rows)
 
 
 def title(path: Path) -> str:
@@ -260,7 +277,8 @@ def methods(runs: Iterable[Summary]) -> list[Method]:
     found: dict[str, Method] = {}
     for group in grouped.values():
         parents = {run.path.resolve().parent for run in group}
-        name = group[0].name if len(group) == 1 or len(parents) > 1 else parents.pop().name
+        alike = len({run.name for run in group}) == 1 or len(parents) > 1
+        name = group[0].name if alike else parents.pop().name
         names = (name if k == 1 else f"{name} ({k})" for k in range(1, len(grouped) + 1))
         free = next(n for n in names if n not in found)
         found[free] = Method(free, tuple(group))
@@ -272,13 +290,6 @@ def _identity(run: Summary) -> str:
     chosen = dict(run.settings)
     chosen["split"] = {k: v for k, v in chosen["split"].items() if k not in ("fold", "seed")}
     return json.dumps({k: v for k, v in chosen.items() if k != "seed"}, sort_keys=True)
-
-
-def _named(run: Summary, values: Mapping[Key, float]) -> Mapping[Key, float]:
-    """The same; phantoms that another seed draws are other patients, although they have the same names."""
-    if run.settings["data"]["name"] != "phantom":
-        return values
-    return {(site, f"{case}, seed {run.settings['seed']}"): value for (site, case), value in values.items()}
 
 
 def _mean_by_key(tables: Sequence[Mapping[Key, float]]) -> dict[Key, float]:

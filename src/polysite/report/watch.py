@@ -20,8 +20,8 @@ HOSTS = ("127.0.0.1", "localhost")
 class Live:
     """The page, and the state of the folder that it shows."""
 
-    def __init__(self, run: Path):
-        self.run, self.lock = run, Lock()
+    def __init__(self, run: Path, options: Options = Options()):
+        self.run, self.options, self.lock = run, options, Lock()
         self.seen, self.text = "", ""
 
     @property
@@ -37,15 +37,17 @@ class Live:
             if state != self.seen:
                 found = methods([read(self.run)])
                 live = "" if found[0].first.finished and found[0].first.evaluation else state
-                self.text = build(f"{found[0].name}, live", found, Options(), live=live)
+                self.text = build(f"{found[0].name}, live", found, self.options, live=live)
                 self.seen = state
             return self.text
 
 
-def serve(run: Path, port: int = 8765, ready: Callable[[str], None] = lambda address: None) -> None:
+def serve(
+    run: Path, port: int = 8765, ready: Callable[[str], None] = lambda address: None, options: Options = Options()
+) -> None:
     """Answer until interrupted; ``ready`` is told the address."""
     RunFolder.open(run)
-    live = Live(run)
+    live = Live(run, options)
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), _handler(live))
     except (OSError, OverflowError) as problem:
@@ -63,8 +65,7 @@ def _handler(live: Live) -> type[BaseHTTPRequestHandler]:
         timeout = 10
 
         def do_GET(self) -> None:
-            host = (self.headers.get("Host") or "").rpartition(":")[0]
-            if host not in HOSTS:
+            if (self.headers.get("Host") or "").partition(":")[0] not in HOSTS:
                 return self._answer(403, "this page is for this machine alone")
             if self.path == "/state":
                 return self._answer(200, live.state)
