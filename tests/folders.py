@@ -26,10 +26,13 @@ def row(dice, hd95=1.0, truth=10.0, predicted=10.0):
     }  # fmt: skip
 
 
-def write(path: Path, cases, *, own=False, rounds=3, split="test", unit="mm", seed=0, fold=0, **settings) -> Path:
+def write(
+    path: Path, cases, *, own=False, rounds=3, split="test", unit="mm", seed=0, fold=0, split_seed=None, **settings
+):
     """A finished and evaluated run; ``cases`` is site -> case -> label -> Dice or a whole row."""
     study = config.build({"seed": seed, **settings})
     study = replace(study, split=replace(study.split, folds=5, fold=fold)) if fold else study
+    study = replace(study, split=replace(study.split, seed=split_seed))
     folder = RunFolder.create(path, config.dump(study), seed)
     whole = {
         s: {c: {k: v if isinstance(v, dict) else row(v) for k, v in labels.items()} for c, labels in found.items()}

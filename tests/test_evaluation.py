@@ -11,6 +11,7 @@ from monai.metrics.hausdorff_distance import compute_hausdorff_distance
 from pyarrow import parquet
 
 import polysite as ps
+from polysite import evaluation
 from polysite.data.federation import LeaveOut
 from polysite.data.phantom import write
 from polysite.errors import ConfigError, DataError, RunError
@@ -158,3 +159,47 @@ def test_without_pyarrow_parquet_is_refused_in_a_sentence(root, monkeypatch):
     with pytest.raises(ConfigError, match=r"pip install 'polysite\[parquet\]'"):
         ps.evaluate(root / "fedavg", "validation", parquet=True)
     assert not (root / "fedavg" / "evaluation" / "validation").exists()
+
+
+def test_an_evaluation_goes_by_its_own_name(root, elsewhere, tmp_path):
+    ps.evaluate(root / "fedavg", "train", pictures=False)
+    assert read(root / "fedavg", evaluation="train").split == "train"
+    same = tmp_path / "test.csv"
+    same.write_text(elsewhere.read_text())
+    place = ps.evaluate(root / "fedavg", on=same)
+    assert place.name == "on test" and read(root / "fedavg").sites == ["east", "north", "west"]
+
+
+def test_the_kept_cases_are_the_worst_median_and_best(root):
+    found = read(root / "fedavg").evaluation
+    for site in ("east", "north", "west"):
+        shown = [s for s in found.about["shown"] if s["site"] == site]
+        dice = [np.mean([r["dice"] for r in found.own[site, s["case"]].values()]) for s in shown]
+        assert next(s["why"] for s in shown) == "worst" and dice == sorted(dice)
+
+
+def test_a_large_scan_is_thinned_out_but_seen_everywhere():
+    label = np.zeros((1, 200, 8, 8), np.uint8)
+    label[0, 150:153, 2:4, 2:4] = 1
+    label[0, 151, 1:6, 1:6] = 1
+    slices = evaluation._slices(label)
+    assert len(slices) <= evaluation.SLICES and {150, 151, 152} <= set(slices) and (slices[0], slices[-1]) == (0, 199)
+    assert max(np.diff(slices)) <= 8
+    grey = evaluation._grey(np.array([[0.0, 1.0, 2.0, 3.0]]))
+    assert grey.tolist()[0][0] == 0 and grey.max() == 255
+
+
+def test_an_old_evaluation_stays_if_a_new_one_cannot_take_its_place(root, monkeypatch):
+    before = (root / "local" / "evaluation" / "test" / "cases.csv").read_text()
+    rename = evaluation.Path.rename
+
+    def fail(self, target):
+        if self.name.endswith(".partial"):
+            raise OSError("no space left")
+        return rename(self, target)
+
+    monkeypatch.setattr(evaluation.Path, "rename", fail)
+    with pytest.raises(RunError, match="could not be written: no space left"):
+        ps.evaluate(root / "local", again=True)
+    assert (root / "local" / "evaluation" / "test" / "cases.csv").read_text() == before
+    assert not list((root / "local" / "evaluation").glob(".*"))

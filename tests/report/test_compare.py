@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 
 from folders import cases, load, row, write
 from polysite.cli import app
+from polysite.cost.speeds import Speeds
 from polysite.errors import ConfigError, RunError
 from polysite.metrics.measures import Policy
-from polysite.report import publish
+from polysite.report import costs, look, publish
 from polysite.report.compare import compare, summary, tables
 from polysite.report.page import Options
+from polysite.report.runs import methods, read
 
 
 def test_identical_runs_are_never_said_to_differ(tmp_path):
@@ -161,3 +163,115 @@ def test_nothing_is_left_behind_where_a_folder_cannot_be_written(tmp_path):
     with pytest.raises(RunError, match="could not be written"):
         publish.comparison(blocked / "out", "title", load(run), Options())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "run"]
+
+
+def test_a_false_alarm_does_not_fall_out_of_the_paired_test(tmp_path):
+    right = {"a": {f"{k}": {"WT": row(1.0, truth=0.0, predicted=0.0)} for k in range(6)}}
+    right["a"] |= {f"t{k}": {"WT": row(0.6, 5.0)} for k in range(7)}
+    wrong = {"a": {c: {"WT": row(0.0, truth=0.0) if c.isdigit() else row(0.6, 4.5)} for c in right["a"]}}
+    loaded = load(write(tmp_path / "fedavg", right), write(tmp_path / "x", wrong, algorithm="fedprox"))
+    test = next(t for t in compare(loaded).tests if t.measure == "hd95")
+    assert test.cases == 13 and test.difference == pytest.approx((7 * 0.5 - 6 * 100) / 13)
+    assert test.cases_won == (7, 0, 6)
+    excluded = next(t for t in compare(loaded, policy=Policy("excluded")).tests if t.measure == "hd95")
+    assert excluded.cases == 7 and excluded.difference == pytest.approx(0.5)
+
+
+def test_better_and_worse_go_by_the_effect_that_was_tested(tmp_path):
+    usual = {"a": {f"{k:02d}": {"WT": 0.5 + k / 100} for k in range(13)}}
+    better = {"a": {c: {"WT": 0.01 if c == "12" else v["WT"] + 0.02} for c, v in usual["a"].items()}}
+    found = compare(load(write(tmp_path / "fedavg", usual), write(tmp_path / "x", better, algorithm="fedprox")))
+    assert found.tests[0].difference < 0 < found.tests[0].effect and found.tests[0].significant
+    said = summary(found)
+    assert "better: x" in said[1] and "worse" not in said[1]
+    assert said[0] == "fedavg has the highest mean Dice, 0.560; x the lowest, 0.532."
+    assert said[2] == "The worst-served hospital does best with fedavg: a at 0.560."
+
+
+def test_hospitals_of_one_case_still_have_an_interval(tmp_path):
+    usual = {f"s{k}": {"c": {"WT": 0.5}} for k in range(8)}
+    other = {s: {"c": {"WT": 0.5 + 0.01 * k}} for k, s in enumerate(usual)}
+    found = compare(load(write(tmp_path / "fedavg", usual), write(tmp_path / "x", other, algorithm="fedprox")))
+    assert found.tests[0].low < found.tests[0].difference < found.tests[0].high
+    assert found.tests[0].hospitals_won == (7, 1, 0)
+
+
+def test_the_best_is_marked_whichever_way_is_better(tmp_path):
+    near = {s: {c: {"WT": row(0.5, 4.0)} for c in found} for s, found in cases().items()}
+    far = {s: {c: {"WT": row(0.6, 9.0)} for c in found} for s, found in cases().items()}
+    found = compare(load(write(tmp_path / "fedavg", near), write(tmp_path / "x", far, algorithm="fedprox")))
+    grids = {g.name: g for g in tables(found)}
+    best = {g.name: [[c.best for c in line.cells] for line in g.lines] for g in grids.values()}
+    assert best["overview"] == [[False, False, True], [False, True, False]]
+    assert best["hospitals_hd95"] == [[False, False, True, False]] * 4
+    assert best["hospitals_dice"] == [[False, False, False, True]] * 4
+    assert best["measures"][0] == [False, False, False, True, True, False]  # specificity is equal, ASSD less
+    assert [c.text for c in grids["fairness"].lines[0].cells][1:3] == ["0.500", "0.500 (island)"]
+
+
+def test_names_of_methods(tmp_path):
+    files = {"data": {"name": "files", "path": "x", "modalities": ["t1"]}}
+    runs = [
+        write(tmp_path / "runs" / f"2026111{k}-101500-{n}", cases(), seed=k, algorithm=n, **files)
+        for n in ("fedavg", "fedprox")
+        for k in (0, 1)
+    ]
+    found = methods(read(p) for p in runs)
+    assert [m.name for m in found] == ["fedavg", "fedprox"] and all(len(m.runs) == 2 for m in found)
+    other = write(tmp_path / "s", cases(), seed=5, split_seed=3, **files)
+    assert len(methods([*(read(p) for p in runs[:2]), read(other)])) == 1
+
+
+def test_a_matrix_is_the_mean_over_cases_of_all_folds(tmp_path):
+    one = {"a": {"1": {"WT": 0.2}}, "b": {"2": {"WT": 0.5}}}
+    two = {"a": {k: {"WT": 0.8} for k in "345"}, "b": {"6": {"WT": 0.5}}}
+    runs = [
+        write(tmp_path / "m" / f"f{k}", c, own=True, fold=k, algorithm="local") for k, c in enumerate((one, two), 1)
+    ]
+    (method,) = load(*runs)
+    assert method.matrix()["a"]["a"] == pytest.approx(np.mean([0.2, 0.8, 0.8, 0.8]))
+    assert method.curve(lambda run: run.curve)[0] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("evaluation/test/cases.csv", None),
+        ("evaluation/test/about.json", "{}"),
+        ("versions.json", "{"),
+        ("result.json", "{}"),
+        ("rounds.jsonl", "[1]\n"),
+        ("config.toml", "x ="),
+        ("config.toml", ""),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_a_sentence(file, text, tmp_path):
+    run = write(tmp_path / "run", cases())
+    path = run / file
+    path.write_text("\n".join(path.read_text().splitlines()[:-3]) if text is None else text)
+    with pytest.raises(RunError, match=r"cannot be read|holds 12 cases of 13"):
+        read(run)
+
+
+def test_validation_patients_are_said_to_be_flattering(tmp_path):
+    run = write(tmp_path / "run", cases(), split="validation")
+    assert any("the scores are too good" in r for r in compare(load(run)).remarks)
+
+
+def test_what_a_cost_table_says(tmp_path):
+    grid = costs.table(load(write(tmp_path / "run", cases())), Speeds(patch=1.0, case=1.0, down=1e-4, up=1e-4))
+    cells = dict(zip(grid.head, (c.value for c in grid.lines[0].cells), strict=True))
+    assert (cells["rounds"], cells["best round"], cells["steps"], cells["parallel steps"]) == (3, 3, 36, 12)
+    assert (cells["to sites"], cells["from sites"], cells["busiest site"]) == (900, 1800, 900)
+    assert cells["simulated time"] == pytest.approx(3 * (4 * 4 + 2 + 1 + 2))
+
+
+def test_the_cases_to_look_at_are_ranked_by_the_reference(tmp_path):
+    dice = {"a": {f"{k}": {"WT": 0.1 * (k + 1)} for k in range(2)}}
+    runs = [write(tmp_path / "m" / f"s{k}", dice, seed=k) for k in (0, 1)]
+    other = {"a": {c: {"WT": 0.9} for c in dice["a"]}}
+    loaded = load(*runs, write(tmp_path / "x", other, algorithm="fedprox"))
+    shown = look.cases(loaded, "m")
+    assert [(s.case, s.why) for s in shown] == [("0", "worst"), ("1", "best")]
+    assert [list(s.scores) for s in shown] == [["m", "x"]] * 2 and shown[0].scores["m"] == {"WT": 0.1}
+    assert look.cases(loaded, "x")[0].scores["x"] == {"WT": 0.9}

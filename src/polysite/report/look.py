@@ -40,9 +40,10 @@ def _ranked(method: Method) -> list[tuple[Evaluation, Mapping[str, Any], str]]:
         kept.sort(key=lambda each: each[0])
         middle = median(method.of(site, "dice"))
         near = min(kept, key=lambda each: abs(each[0] - middle))
-        named = {"worst": kept[0], "median": near, "best": kept[-1]}
-        distinct = {id(each): (each, why) for why, each in reversed(named.items())}
-        chosen += [(each[1], each[2], why) for each, why in reversed(distinct.values())]
+        named = {"worst": kept[0], "best": kept[-1], "median": near}  # one case may be several of these
+        distinct = {id(each): (why, each) for why, each in reversed(named.items())}
+        for why in ("worst", "median", "best"):
+            chosen += [(each[1], each[2], w) for w, each in distinct.values() if w == why]
     return chosen
 
 
