@@ -320,7 +320,7 @@ def _tested(found: Comparison) -> list[Grid]:
         for t in tests:
             gain = Cell(f"{t.difference:+.{digits}f} [{t.low:+.{digits}f}, {t.high:+.{digits}f}]", t.difference)
             cells = (
-                name(t.method), gain, number(t.effect, "+.2f"), number(t.p), _p(t.adjusted),
+                name(t.method), gain, number(t.effect, "+.2f"), _p(t.p), _p(t.adjusted, " *" * t.significant),
                 Cell("{} / {} / {}".format(*t.cases_won), t.cases_won[0]),
                 Cell("{} / {} / {}".format(*t.hospitals_won), t.hospitals_won[0]),
             )  # fmt: skip
@@ -340,9 +340,8 @@ def _tested(found: Comparison) -> list[Grid]:
     return grids
 
 
-def _p(value: float) -> Cell:
-    text = "< 0.001" if value < 0.001 else f"{value:.3f}"
-    return Cell(f"{text}{' *' if value <= LEVEL else ''}", value)
+def _p(value: float, star: str = "") -> Cell:
+    return Cell(f"{'< 0.001' if value < 0.001 else f'{value:.3f}'}{star}", value)
 
 
 def _empties(found: Comparison) -> Grid:
