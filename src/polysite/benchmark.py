@@ -376,8 +376,7 @@ class Room:
 
 def free_memory() -> tuple[int, ...]:
     """Bytes that are free: of the machine, and of its first GPU if there is one."""
-    with open("/proc/meminfo") as file:  # noqa: PTH123
-        lines = dict(line.split(":", 1) for line in file)
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     found = [int(lines["MemAvailable"].split()[0]) * 1024]
     import torch
 

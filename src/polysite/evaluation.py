@@ -8,7 +8,7 @@
         predictions.npz        what each hospital's model answers to its own patients: bit k of a voxel is label k
         scans.npz              the worst, median and best case of every hospital to look at
 
-A model is that of the hospital it is served to, or ``all`` where everyone uses the same. The folder stays where the
+A model is that of the hospital it is served to, or ``*`` where everyone uses the same. The folder stays where the
 patients are: the last two files are pictures of them.
 """
 
@@ -18,8 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from secrets import token_hex
-from shutil import rmtree
 from statistics import fmean
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -38,7 +36,7 @@ from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.payload import Payload, SiteId
 from polysite.report.preview import axes_of, turned, turned_size, widest
-from polysite.report.publish import put
+from polysite.report.publish import drafted
 from polysite.report.runs import SHARED
 from polysite.site import Examined
 from polysite.train.torch_site import TorchSite, packed
@@ -84,9 +82,7 @@ def evaluate(
     if target.exists() and not again:
         raise RunError(f"{target} exists already; --again examines once more and replaces it")
     sites = study.hospitals(subject.study, subject.dealt, watch)
-    draft = target.with_name(f".{target.name}.{token_hex(4)}.partial")
-    try:
-        draft.mkdir(parents=True)
+    with drafted(target, "evaluation") as draft:
         models = Models(subject, folder, sites)
         rows = list(_examine(models, subject, draft, tolerance, others, pictures))
         _write(draft / "cases.csv", rows)
@@ -109,11 +105,6 @@ def evaluate(
         (draft / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         if target.exists() and not again:
             raise RunError(f"{target} was written meanwhile by another process; it is left as it is")
-        put(draft, target)
-    except OSError as problem:
-        raise RunError(f"the evaluation {target} could not be written: {problem}") from problem
-    finally:
-        rmtree(draft, ignore_errors=True)
     return target
 
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
-from secrets import token_hex
-from shutil import rmtree
 from typing import Any, cast
 
 from polysite import config
@@ -33,6 +31,7 @@ from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.encoders import Embedder
 from polysite.report import assess_page
+from polysite.report.publish import drafted
 from polysite.site import Site
 from polysite.train import tasks
 from polysite.train.survey import SurveySite
@@ -180,20 +179,14 @@ def _publish(
     path: Path, found: Assessment, verdict: Verdict, ready: Mapping[str, str], about: Mapping[str, Any]
 ) -> None:
     """The whole folder, or nothing: the page, its figures, all numbers, and a study for every strategy."""
-    draft = path.with_name(f".{path.name}.{token_hex(4)}.partial")
     numbers = {**found.plain(), "verdict": asdict(verdict), "versions": dict(about)}
-    try:
-        (draft / "strategies").mkdir(parents=True)
+    with drafted(path, "assessment") as draft:
+        (draft / "strategies").mkdir()
         for name, text in ready.items():
             (draft / "strategies" / name).write_text(text, encoding="utf-8")
         (draft / "assessment.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
         (draft / "distances.csv").write_text(found.table(), encoding="utf-8")
         assess_page.write(draft, found, verdict, about)
-        draft.rename(path)
-    except OSError as problem:
-        raise RunError(f"the assessment {path} could not be written: {problem}") from problem
-    finally:
-        rmtree(draft, ignore_errors=True)
 
 
 def surveyed(study: Study, watch: rounds.Watch = rounds.Watch()) -> Simulator:

@@ -59,7 +59,8 @@ def evaluate(
     found = [read(path, name, done.name) for name, path in map(_named, runs)]
     if as_json:
         for each in found:
-            print(json.dumps({"run": str(each.path), "evaluation": str(done.name), **each.evaluation.about}))  # type: ignore[union-attr]
+            about = each.evaluation.about if each.evaluation else {}
+            print(json.dumps({"run": str(each.path), "evaluation": done.name, **about}))
     elif not quiet:
         tables.show(methods(found))
         print(f"\nEvery case: {', '.join(str(r.evaluation.path / 'cases.csv') for r in found if r.evaluation)}")
@@ -157,7 +158,7 @@ def options_of(
     from polysite.cost.speeds import SPEEDS
     from polysite.errors import nearest
     from polysite.metrics.measures import Policy
-    from polysite.report.compare import Tail
+    from polysite.metrics.statistics import Tail
     from polysite.report.page import Options
 
     if speeds is not None and speeds not in SPEEDS:

@@ -10,6 +10,9 @@
     checkpoints/       the last two and the best: state and memories, to resume or to serve from
     models/            best and last models as plain safetensors
     result.json        at the end: the best round, its scores per site, case and label
+    evaluation/        what ``polysite evaluate`` measured: every case by every measure
+    index.html         the page about the run
+    tensorboard/, mlflow/   where they were asked for
     .lock              held by the process that writes here
 
 A new run gets a new folder; nothing is ever overwritten.

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from statistics import fmean
-from typing import Literal
 
 import numpy as np
 
@@ -18,17 +17,15 @@ from polysite.errors import ConfigError, RunError, nearest
 from polysite.metrics import classification
 from polysite.metrics.fairness import Fairness, fairness
 from polysite.metrics.measures import BETTER, DISTANCES, Policy
-from polysite.metrics.statistics import holm, interval, rank_biserial, signed_rank, wins
+from polysite.metrics.statistics import Tail, holm, interval, rank_biserial, signed_rank, wins
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
 from polysite.report.runs import Key, Method
 
 LEVEL = 0.05
-SIGN = {**BETTER, "accuracy": 1}  # +1: higher is better
 NAMES = {
     "dice": "Dice", "iou": "IoU", "sensitivity": "sensitivity", "specificity": "specificity", "hd95": "HD95",
     "assd": "ASSD", "nsd": "NSD", "accuracy": "accuracy",
 }  # fmt: skip
-Tail = Literal["two-sided", "greater", "less"]
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ def _gains(mine: Method, usual: Method, measure: str, policy: Policy) -> dict[Ke
         whole = measure in DISTANCES and policy.empty == "penalty"
         for key in (a.keys() | b.keys()) if whole else (a.keys() & b.keys()):
             if key in mine.keys and key in usual.keys:
-                gains.setdefault(key, []).append(SIGN[measure] * (a.get(key, 0.0) - b.get(key, 0.0)))
+                gains.setdefault(key, []).append(BETTER[measure] * (a.get(key, 0.0) - b.get(key, 0.0)))
     return {key: fmean(gains[key]) for key in sorted(gains)}
 
 
@@ -246,7 +243,7 @@ def _part(found: Comparison) -> str:
 
 def _hospitals(found: Comparison, measure: str) -> Grid:
     """Every hospital by every method; whichever are more stand in the rows."""
-    digits, better = _digits(measure), SIGN[measure]
+    digits, better = _digits(measure), BETTER[measure]
     unseen = found.methods[0].first.unseen
     shown = {s: f"{s} (unseen)" if s in unseen else s for s in found.sites}
     cells = {
@@ -256,7 +253,7 @@ def _hospitals(found: Comparison, measure: str) -> Grid:
     title = f"{_unit(found, measure)} hospital by hospital"
     note = f"Mean ± standard deviation over the {_part(found)} cases of a hospital; the best of each is marked."
     if len(found.methods) > len(found.sites):
-        columns = [[*found.sites, None][k] for k in range(len(found.sites) + 1)]
+        columns = [*found.sites, None]
         head = ("method", *(f"{shown[s]} ({counts[s]})" if s else "all" for s in columns))
         lines = [Line((name(m.name), *(cells[m.name, s] for s in columns))) for m in found.methods]
         return Grid(f"hospitals_{measure}", title, head, mark_best(lines, [0, *[better] * len(columns)]), note)
@@ -290,7 +287,7 @@ def _more(found: Comparison) -> Grid:
         f"{found.unit or 'of the files’ unit'} of the other. Specificity counts the voxels of the prepared image."
     )
     head = ("method", *(_unit(found, k) for k in rest))
-    return Grid("measures", "Other measures", head, mark_best(lines, [0, *(SIGN[k] for k in rest)]), note)
+    return Grid("measures", "Other measures", head, mark_best(lines, [0, *(BETTER[k] for k in rest)]), note)
 
 
 def _wide(method: Method, measure: str, policy: Policy) -> Cell:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil
 from statistics import fmean, stdev
 
@@ -10,7 +11,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polysite.report.compare import NAMES, SIGN, Comparison
+from polysite.metrics.measures import BETTER
+from polysite.report.compare import NAMES, Comparison
 from polysite.report.runs import Method, Summary
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
@@ -44,7 +46,7 @@ def _bars(found: Comparison, measure: str) -> str:
 
 def _dots(found: Comparison, measure: str) -> str:
     """A line a method, the best on top; a mark a hospital, a black bar for all patients."""
-    sign = SIGN[measure]
+    sign = BETTER[measure]
     means = {m.name: fmean(m.of(None, measure, found.policy) or [0.0]) for m in found.methods}
     ranked = sorted(found.methods, key=lambda m: sign * means[m.name])
     figure, axes = _new(WIDE, 0.9 + 0.27 * len(ranked))
@@ -89,7 +91,7 @@ def site_curves(methods: Sequence[Method]) -> str:
     figure, panels = _panels(sites, 2.1)
     for site, axes in panels:
         for k, method in enumerate(methods):
-            rounds, scores = method.curve(lambda run: run.site_curve(site))  # noqa: B023
+            rounds, scores = method.curve(partial(Summary.site_curve, site=site))
             axes.plot(rounds, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.3, label=_plain(method.name))
         axes.set_ylim(0, 1)
     if len(methods) > 1:

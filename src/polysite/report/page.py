@@ -13,8 +13,9 @@ from markupsafe import Markup
 from polysite.cost.speeds import Speeds
 from polysite.errors import RunError
 from polysite.metrics.measures import Policy
+from polysite.metrics.statistics import Tail
 from polysite.report import costs, figures, look, viewer
-from polysite.report.compare import Comparison, Tail, compare, summary, tables
+from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.grid import Grid, Line, name, number
 from polysite.report.runs import Method
 from polysite.report.template import render

@@ -1,6 +1,7 @@
 """Pages and tables as files: the whole folder, or nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from secrets import token_hex
@@ -36,35 +37,35 @@ def comparison(
     grids = [*tables(found), costs.table(methods, options.speeds)]
     words = "\n\n".join([f"# {title}", *summary(found), *found.remarks])
     text = build(title, methods, options)
-    draft = folder.with_name(f".{folder.name}.{token_hex(4)}.partial")
-    try:
-        draft.mkdir(parents=True)
+    with drafted(folder, "comparison") as draft:
         (draft / "index.html").write_text(text, encoding="utf-8")
         body = "\n".join(g.markdown() for g in grids)
         (draft / "tables.md").write_text(f"{words}\n\n{body}", encoding="utf-8")
         (draft / "tables.tex").write_text("\n".join(g.latex() for g in grids), encoding="utf-8")
         for grid in grids:
             (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
-        put(draft, folder)
-    except OSError as problem:
-        raise RunError(f"the comparison {folder} could not be written: {problem}") from problem
-    finally:
-        rmtree(draft, ignore_errors=True)
     return found
 
 
-def put(draft: Path, folder: Path) -> None:
-    """Rename a finished draft; what was there before goes only when the new one is in its place."""
+@contextmanager
+def drafted(folder: Path, what: str) -> Iterator[Path]:
+    """A folder to fill, which then takes the place of ``folder``, whole or not at all; what was there before goes only
+    when the new one is in its place."""
+    draft = folder.with_name(f".{folder.name}.{token_hex(4)}.partial")
     old = draft.with_name(f"{draft.name}.old")
-    if folder.exists():
-        folder.rename(old)
     try:
+        draft.mkdir(parents=True)
+        yield draft
+        if folder.exists():
+            folder.rename(old)
         draft.rename(folder)
-    except OSError:
+    except OSError as problem:
         if old.exists():
             old.rename(folder)
-        raise
-    rmtree(old, ignore_errors=True)
+        raise RunError(f"the {what} {folder} could not be written: {problem}") from problem
+    finally:
+        rmtree(draft, ignore_errors=True)
+        rmtree(old, ignore_errors=True)
 
 
 def plain(found: Comparison) -> dict[str, Any]:
