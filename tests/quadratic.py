@@ -47,6 +47,11 @@ class Quadratic:
         site.fits = []
         return site
 
+    def begin(self, round, start):
+        site = copy.copy(self)
+        site.start = start
+        return site
+
     def amount(self, channel):
         return float(sum(k == channel for k in self.kinds or (0,) * self.size))
 

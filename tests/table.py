@@ -21,6 +21,7 @@ from polysite.algorithms.fedper import FedPer, LGFedAvg
 from polysite.algorithms.fedprox import FedProx
 from polysite.algorithms.fedrep import FedRep
 from polysite.algorithms.fedrod import FedRoD
+from polysite.algorithms.fine_tune import FineTune
 from polysite.algorithms.fpfc import Fpfc
 from polysite.algorithms.ifca import Ifca
 from polysite.algorithms.l2gd import L2gd
@@ -73,6 +74,8 @@ CASES = {
     "fedrep": FedRep(head_epochs=2),
     "fedrep, by size": FedRep(steps=3, head_steps=4, head_lr=0.02, uniform=False),
     "fedrod": FedRoD(),
+    "fine-tuning": FineTune(),
+    "fine-tuning, searched": FineTune(lr=(0.01, 0.05), lam=(0.0, 0.5), steps=3),
     "fpfc": Fpfc(lam=0.2, nu=0.05),
     "fpfc, relative after a warm-up": Fpfc(relative=True, lam=0.3, warmup=2, nu=0.1),
     "geometric median": GeometricMedian(),

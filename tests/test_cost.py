@@ -44,7 +44,8 @@ def paper_sizes():
 
 
 def table_2(algorithm, train, validation, count=300):
-    return planned(rehearse(algorithm, UNET, train, Effort(batch=4), rounds=count), validation, SPEEDS["paper_b"], 4)
+    loads = rehearse(algorithm, UNET, train, Effort(batch=4), rounds=count, validation=validation)
+    return planned(loads, SPEEDS["paper_b"], 4)
 
 
 def test_the_parameters_of_the_benchmarks_network():
@@ -78,7 +79,7 @@ def test_table_2_of_paper_b_without_a_network():
     assert tuned.pooled_steps * 330 // 300 == 65_340 and tuned.parallel_steps + alone.steps // 10 == 27_060
     assert (tuned.seconds + alone.seconds / 10) / HOUR == pytest.approx(20.9, abs=0.05)
     steps = math.ceil(sum(train.values()) / 4)
-    central = planned([{POOLED: Load(steps)}] * 300, {POOLED: sum(validation.values())}, SPEEDS["paper_b"], 4)
+    central = planned([{POOLED: Load(steps, sum(validation.values()))}] * 300, SPEEDS["paper_b"], 4)
     assert central.steps == central.parallel_steps == 59_400 and central.bytes_of_busiest == 0
     assert central.seconds / HOUR == pytest.approx(44.6, abs=0.1)  # 44.69 with 210 validation cases, 44.62 with 209
 
@@ -158,8 +159,10 @@ def test_a_plan_is_what_the_run_then_costs(algorithm, tmp_path):
         Effort(study.train.batch, study.train.epochs, study.train.patches, study.train.steps),
         rounds=study.run.rounds,
         cohort=partial(cohort, engine.names, study.run.share, study.seed),
+        validation=validation,
+        validate_every=study.run.validate_every,
     )
-    plan = planned(loads, validation, speeds, study.train.batch, study.run.validate_every)
+    plan = planned(loads, speeds, study.train.batch)
     found = measured(run.folder.records(), speeds, study.train.batch)
     assert replace(plan, pooled_steps=None) == found
     assert plan.pooled_steps <= plan.steps and found.seconds > 0

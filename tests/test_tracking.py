@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from polysite.algorithms.fedavg import FedAvg
 from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import Plan, Watch, find_progress, train
+from polysite.engines.rounds import Phase, Plan, Watch, find_progress, train
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, RunError
 from polysite.report import tracking
@@ -42,10 +42,11 @@ def go(path, watch, rounds=6, resume=False, **plan):
     algorithm = FedAvg()
     engine = Simulator(algorithm, {"a": Quadratic(1.0, np.zeros(1)), ODD: Quadratic(4.0, np.array([1.0, 1.2]))})
     folder = RunFolder.open(path) if resume else RunFolder.create(path, CONFIG, 0)
-    at = find_progress(folder, engine, algorithm) if resume else None
-    watch.begin(path.name, rounds, at.round + 1 if at else 0, at.best_score if at else 0.0)
     plan = {"checkpoint_every": 2, "validate_every": 2, **plan}
-    train(algorithm, engine, START, Plan(rounds=rounds, **plan), 0, folder, resume=at, watch=watch)
+    phases = [Phase(algorithm, engine, Plan(rounds=rounds, **plan))]
+    at = find_progress(folder, phases) if resume else None
+    watch.begin(path.name, rounds, at.round + 1 if at else 0, at.best_score if at else 0.0)
+    train(phases, START, 0, folder, resume=at, watch=watch)
     watch.end()
     return folder
 

@@ -51,6 +51,7 @@ class Study:
     assess: Assess = Assess()
     encoder: Encoder = Bundled()
     cost: Speeds = SPEEDS["paper_b"]
+    then: tuple[Mapping[str, Any], ...] = ()  # later phases, each from the best model so far: what they change
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -66,6 +67,7 @@ class Study:
                 raise ConfigError(
                     f"train.{name} = {list(given)}: every side must be a multiple of {step} for this model"
                 )
+        stages(self)
 
     def check(self) -> None:
         """Refuse what does not fit the data; this looks at them."""
@@ -83,6 +85,39 @@ class Study:
                 fit = f"for {dims}D data; set it to {[given[0]] * dims}"
                 raise ConfigError(f"train.{name} = {list(given)} has {len(given)} sides {fit}")
         tasks.check_loss(tasks.find(self.data.task, self.train.exclusive), self.train.loss)
+
+
+# What a phase may change: how sites train and for how long, not what they train, nor on what.
+PHASE: Mapping[str, tuple[str, ...]] = {
+    "train": ("lr", "gamma", "epochs", "patches", "steps", "optimiser", "momentum", "weight_decay", "loss", "augment"),
+    "run": ("rounds", "share", "validate_every", "best", "patience"),
+}
+
+
+def stages(study: Study) -> tuple[Study, ...]:
+    """The phases of a study, each as a study of its own.
+
+    >>> study = Study(then=({"algorithm": "scaffold", "run": {"rounds": 5}},))
+    >>> [(name_of(s.algorithm), s.run.rounds) for s in stages(study)]
+    [('fedavg', 30), ('scaffold', 5)]
+    """
+    base = dataclasses.replace(study, then=()) if study.then else study
+    return (base, *(_stage(base, changes, f"then[{k}]") for k, changes in enumerate(study.then)))
+
+
+def _stage(base: Study, changes: Mapping[str, Any], at: str) -> Study:
+    for section, keys in changes.items():
+        if section != "algorithm" and section not in PHASE:
+            raise ConfigError(f"{at} has {section!r}; a phase has algorithm, {' and '.join(PHASE)}, the rest stays")
+        if section in PHASE and not isinstance(keys, Mapping):
+            _refuse(f"{at}.{section}", keys, "must be a section")
+        for key in keys if section in PHASE else ():
+            if key not in PHASE[section]:
+                raise ConfigError(f"a phase does not change {section}.{key} ({at}); {nearest(key, PHASE[section])}")
+    try:
+        return vary(base, changes)
+    except ConfigError as problem:
+        raise ConfigError(f"{at}: {problem}") from problem
 
 
 def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
@@ -162,6 +197,8 @@ def _unset(study: Study, at: str) -> list[str]:
     """The keys of a section that have no value."""
     value: Any = study
     for name in at.split("."):
+        if isinstance(value, tuple):  # of phases, which have only what they change
+            return []
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
     return [f.name for f in fields(value) if getattr(value, f.name) is None] if is_dataclass(value) else []
 
@@ -283,6 +320,8 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     if is_dataclass(kind):
         return _instance(kind, given, at, default)
     origin, inside = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return given
     if origin in (Union, types.UnionType):
         if given is None and type(None) in inside:
             return None

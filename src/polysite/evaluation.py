@@ -149,13 +149,16 @@ class Models:
     """The models of a run's best round, and whose they are."""
 
     def __init__(self, subject: Subject, folder: RunFolder, sites: Mapping[SiteId, TorchSite]):
-        algorithm, judges = subject.study.algorithm, [s for s in sites if sites[s].cases(subject.part)]
-        self.engine = Simulator(algorithm, sites)
-        best = rounds.find_best(folder, self.engine, algorithm, folder.result["best_round"])
-        self.round = best.round
+        stages = config.stages(subject.study)
+        engines = [Simulator(s.algorithm, {i: site.under(s.train) for i, site in sites.items()}) for s in stages]
+        phases = [rounds.Phase(s.algorithm, e, s.run) for s, e in zip(stages, engines, strict=True)]
         pooled = subject.study.run.pooled
         self.trained = [study.POOLED] if pooled else sorted(s for s, p in subject.dealt.items() if p["train"])
-        served = judges if algorithm.strangers else [s for s in judges if s in self.trained]
+        strangers = all(s.algorithm.strangers for s in stages)  # a phase goes on from what those before it serve
+        known = sorted(sites) if strangers else [s for s in self.trained if s in sites]
+        phase, best = rounds.find_best(folder, phases, folder.result["best_round"], known)
+        algorithm, self.engine, self.round = phase.algorithm, engines[best.phase], best.round
+        served = [s for s in known if sites[s].cases(subject.part)]
         self.sent = dict(algorithm.send(best.state, served)) if served else {}
         alone = [s for s in self.trained if s not in served and s != study.POOLED]
         self.elsewhere = dict(algorithm.send(best.state, alone)) if alone else {}

@@ -143,7 +143,8 @@ class Site(Protocol):
 
     @property
     def start(self) -> Tree:
-        """The initial parameters, which every site builds from the same configuration and seed."""
+        """The initial parameters, which every site builds from the same configuration and seed; in a later phase,
+        what the site was served when it began."""
         ...
 
     @property
@@ -158,6 +159,10 @@ class Site(Protocol):
 
     def at(self, round: int) -> "Site":
         """This site with the randomness of one round. Engines call it; algorithms never seed."""
+        ...
+
+    def begin(self, round: int, start: Tree) -> "Site":
+        """This site in a phase that begins with this round, from these parameters. Engines call it."""
         ...
 
     def fit(

@@ -14,11 +14,12 @@ from typing import Any, cast
 from polysite import config
 from polysite.algorithms import name_of
 from polysite.algorithms.base import Algorithm
+from polysite.algorithms.fine_tune import FineTune
 from polysite.assess.assessment import Assessment, analyse
 from polysite.assess.exchange import INTENSITY
 from polysite.assess.verdict import Verdict, judge
 from polysite.config import Study
-from polysite.cost.model import Cost, planned
+from polysite.cost.model import Cost, Load, planned
 from polysite.cost.rehearsal import Effort, rehearse
 from polysite.data.cache import Cache, place
 from polysite.data.case import PARTS, Case, Patient
@@ -36,6 +37,7 @@ from polysite.site import Site
 from polysite.train import tasks
 from polysite.train.survey import SurveySite
 from polysite.train.torch_site import Network, TorchSite, device_of
+from polysite.tree import Tree
 
 POOLED = "pooled"
 
@@ -125,8 +127,12 @@ def _refuse_twins(cache: Cache, patients: Iterable[Patient]) -> None:
 def simulator(
     study: Study, dealt: Mapping[str, Parts] | None = None, watch: rounds.Watch = rounds.Watch()
 ) -> Simulator:
-    """The simulated federation; ``pooled`` puts all training cases into one site and lets the hospitals judge."""
-    sites = hospitals(study, dealt, watch)
+    """The simulated federation, in its first phase."""
+    return _simulator(study, hospitals(study, dealt, watch))
+
+
+def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:
+    """One phase of it; ``pooled`` puts all training cases into one site and lets the hospitals judge."""
     train = {s: site for s, site in sites.items() if site.size}
     judge = {s: site for s, site in sites.items() if site.cases("validation") or site.cases("test")}
     strangers = sorted(judge.keys() - train.keys())
@@ -138,6 +144,15 @@ def simulator(
     if study.run.pooled:
         train = {POOLED: TorchSite.pool(POOLED, sites)}
     return Simulator(study.algorithm, train, guests=judge, wire=study.run.wire)
+
+
+def phases(study: Study, sites: Mapping[str, TorchSite]) -> list[rounds.Phase]:
+    """The simulated federation, phase by phase; all have the same cases and take turns in the same network."""
+    if isinstance(study.algorithm, FineTune):
+        raise ConfigError("fine_tune goes on from a model: let it come after another algorithm, under [[then]]")
+    stages = config.stages(study)
+    engines = [_simulator(s, {i: site.under(s.train) for i, site in sites.items()}) for s in stages]
+    return [rounds.Phase(s.algorithm, e, s.run) for s, e in zip(stages, engines, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -231,34 +246,71 @@ def forecast(study: Study) -> Cost:
     judged = {site: len(parts["validation"]) for site, parts in dealt.items() if parts["validation"]}
     if study.run.pooled:
         train, judged = {POOLED: sum(train.values())}, {POOLED: sum(judged.values())}
+    loads: list[Mapping[str, Load]] = []
+    for stage in config.stages(study):
+        loads += _rehearsed(stage, params, train, judged, loads)
+    return planned(loads, study.cost, study.train.batch)
+
+
+def _rehearsed(
+    study: Study,
+    params: Tree,
+    train: Mapping[str, int],
+    judged: Mapping[str, int],
+    before: Sequence[Mapping[str, Load]],
+) -> list[Mapping[str, Load]]:
+    """What the sites would do in the rounds of a phase; to begin with, they receive once more what they did last."""
     effort = Effort(study.train.batch, study.train.epochs, study.train.patches, study.train.steps)
 
     def asked(index: int) -> Sequence[str]:
-        return cohort(tuple(sorted(train)), study.run.share, study.seed, index)
+        return cohort(tuple(sorted(train)), study.run.share, study.seed, len(before) + index)
 
-    loads = list(rehearse(study.algorithm, params, train, effort, rounds=study.run.rounds, cohort=asked))
-    if study.run.pooled:
+    plan = study.run
+    loads = list(
+        rehearse(
+            study.algorithm,
+            params,
+            train,
+            effort,
+            rounds=plan.rounds,
+            cohort=asked,
+            validation=judged,
+            validate_every=plan.validate_every,
+        )
+    )
+    for site in train if before else ():
+        last = next((each[site].down for each in reversed(before) if site in each), 0)
+        mine = loads[0].get(site, Load())
+        loads[0][site] = replace(mine, down=mine.down + last)
+    if plan.pooled:
         loads = [{i: replace(load, down=0, up=0) for i, load in each.items()} for each in loads]
-    return planned(loads, judged, study.cost, study.train.batch, study.run.validate_every)
+    return list(loads)
 
 
 def run(
     study: Study, out: Path | str | None = None, watch: rounds.Watch = rounds.Watch(), track: Sequence[str] = ()
 ) -> Run:
     """Run a study into a new folder; ``track`` also writes it for ``tensorboard`` or ``mlflow``."""
-    dealt = federation(study)
-    study.algorithm.init({}, [site for site, parts in dealt.items() if parts["train"]])  # it may refuse these sites
+    dealt, stages = federation(study), config.stages(study)
+    for stage in stages:
+        stage.algorithm.init({}, [site for site, parts in dealt.items() if parts["train"]])  # it may refuse these sites
     if isinstance(study.data, Files):
         for remark in study.data.remarks:
             logging.getLogger("polysite").warning(remark)
-    engine = simulator(study, dealt, watch)  # before the folder: bad data leaves nothing behind
-    study.algorithm.init(next(iter(engine.sites.values())).start, engine.names)  # or this network
-    name = POOLED if study.run.pooled else _title(study.algorithm)
+    sites = hospitals(study, dealt, watch)  # before the folder: bad data leaves nothing behind
+    parts = phases(study, sites)
+    for phase in parts:
+        phase.algorithm.init(_start(sites), phase.transport.names)  # or this network
+    name = POOLED if study.run.pooled else "-then-".join(_title(stage.algorithm) for stage in stages)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), name)
     watch = _tracked(watch, track, path)  # before the folder, too: a package may be missing
     folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt))
     with folder.alone():
-        return _train(study, dealt, engine, folder, None, watch)
+        return _train(study, dealt, parts, _start(sites), folder, None, watch)
+
+
+def _start(sites: Mapping[str, TorchSite]) -> Tree:
+    return next(iter(sites.values())).start
 
 
 def _tracked(watch: rounds.Watch, kinds: Sequence[str], path: Path) -> rounds.Watch:
@@ -286,11 +338,12 @@ def resume(path: Path | str, watch: rounds.Watch = rounds.Watch(), track: Sequen
                 f"the data are not those that {folder.path} began with: its split.csv names other cases or parts; "
                 "bring them back, or start a new run"
             )
-        engine = simulator(study, dealt, watch)
+        sites = hospitals(study, dealt, watch)
+        parts = phases(study, sites)
         watch = _tracked(watch, track, folder.path)
         with _log(folder):
-            at = rounds.find_progress(folder, engine, study.algorithm)
-        return _train(study, dealt, engine, folder, at, watch)
+            at = rounds.find_progress(folder, parts)
+        return _train(study, dealt, parts, _start(sites), folder, at, watch)
 
 
 def pinned(study: Study) -> Study:
@@ -308,23 +361,23 @@ def pinned(study: Study) -> Study:
 def _train(
     study: Study,
     dealt: Mapping[str, Parts],
-    engine: Simulator,
+    phases: Sequence[rounds.Phase],
+    start: Tree,
     folder: RunFolder,
     at: rounds.Progress | None,
     watch: rounds.Watch,
 ) -> Run:
     with _log(folder) as log:
-        log.info("%s over %s", _title(study.algorithm), ", ".join(engine.names))
+        names = phases[0].transport.names
+        log.info("%s over %s", ", then ".join(_title(phase.algorithm) for phase in phases), ", ".join(names))
         for site, parts in dealt.items():
             hidden = {study.data.modality_names[k] for each in parts.values() for p in each for k in p.hidden}
             blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""
             log.info("%s: %s%s", site, ", ".join(f"{len(parts[k])} {k}" for k in PARTS), blind)
-        watch.begin(folder.path.name, study.run.rounds, *((at.round + 1, at.best_score) if at else (0, 0.0)))
-        start = next(iter(engine.sites.values())).start
+        total = sum(phase.plan.rounds for phase in phases)
+        watch.begin(folder.path.name, total, *((at.round + 1, at.best_score) if at else (0, 0.0)))
         about = {"task": study.data.task, "labels": study.data.label_names, "modalities": study.data.modality_names}
-        result = rounds.train(
-            study.algorithm, engine, start, study.run, study.seed, folder, resume=at, watch=watch, about=about
-        )
+        result = rounds.train(phases, start, study.seed, folder, resume=at, watch=watch, about=about)
         watch.end()
         log.info("finished; best round %d", result["best_round"])
     return Run(folder, result)

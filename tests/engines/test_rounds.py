@@ -12,7 +12,7 @@ from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.local import Local
 from polysite.engines import checkpoint
 from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import Plan, find_progress, run, train
+from polysite.engines.rounds import Phase, Plan, find_progress, run, train
 from polysite.engines.sampling import cohort
 from polysite.engines.simulator import Simulator
 from polysite.errors import RunError
@@ -30,7 +30,7 @@ def study(tmp_path, algorithm=None, name="run", guests=None, **plan):
     algorithm = algorithm or FedAvg()
     engine = Simulator(algorithm, sites(), guests=guests)
     folder = RunFolder.create(tmp_path / name, "seed = 0\n", 0)
-    return train(algorithm, engine, START, Plan(**plan), 0, folder), folder
+    return train([Phase(algorithm, engine, Plan(**plan))], START, 0, folder), folder
 
 
 def test_the_folder_tells_everything(tmp_path):
@@ -63,7 +63,7 @@ def test_the_best_round_is_kept_and_not_the_last(tmp_path):
 
     algorithm, all_sites = FedAvg(), {"a": Wanders(1.0, np.array([0.0]))}
     folder = RunFolder.create(tmp_path / "run", "", 0)
-    result = train(algorithm, Simulator(algorithm, all_sites), START, Plan(rounds=12), 0, folder)
+    result = train([Phase(algorithm, Simulator(algorithm, all_sites), Plan(rounds=12))], START, 0, folder)
     path = [3 * (1 - all_sites["a"].pull) ** (r + 1) for r in range(12)]
     best = int(np.argmin(np.abs(np.array(path) - 1.5)))
     assert 0 < best < 11 and result["best_round"] == best
@@ -77,17 +77,9 @@ def test_early_stopping_waits_as_long_as_told(tmp_path):
             return {n: {"L": 0.5, "loss": 0.5} for n in cases}
 
     folder = RunFolder.create(tmp_path / "run", "", 0)
-    result = train(
-        FedAvg(),
-        Simulator(FedAvg(), {"a": Dull(1.0, np.array([0.0]))}),
-        START,
-        Plan(rounds=50, patience=3, validate_every=2),
-        0,
-        folder,
-    )
-    assert (
-        result["best_round"] == 1 and result["rounds"] == 8
-    )  # best at the first look, then three looks without a better
+    plan, dull = Plan(rounds=50, patience=3, validate_every=2), {"a": Dull(1.0, np.array([0.0]))}
+    result = train([Phase(FedAvg(), Simulator(FedAvg(), dull), plan)], START, 0, folder)
+    assert result["best_round"] == 1 and result["rounds"] == 8  # best at the first look, then three without a better
 
 
 def test_a_run_that_had_stopped_early_does_not_go_on_when_resumed(tmp_path):
@@ -97,13 +89,13 @@ def test_a_run_that_had_stopped_early_does_not_go_on_when_resumed(tmp_path):
 
     plan, dull = Plan(rounds=50, patience=3), {"a": Dull(1.0, np.array([0.0]))}
     folder = RunFolder.create(tmp_path / "run", "", 0)
-    train(FedAvg(), Simulator(FedAvg(), dull), START, plan, 0, folder)
+    train([Phase(FedAvg(), Simulator(FedAvg(), dull), plan)], START, 0, folder)
     before = last_model(folder)
     (folder.path / "result.json").unlink()
     (folder.path / "checkpoints" / ".round-000009.safetensors.partial").write_bytes(b"half")
-    engine = Simulator(FedAvg(), dull)
-    at = find_progress(folder, engine, FedAvg())
-    assert train(FedAvg(), engine, START, plan, 0, folder, resume=at)["rounds"] == 4
+    again = [Phase(FedAvg(), Simulator(FedAvg(), dull), plan)]
+    at = find_progress(folder, again)
+    assert train(again, START, 0, folder, resume=at)["rounds"] == 4
     assert last_model(folder) == before and len(folder.records()) == 4
     assert not list((folder.path / "checkpoints").glob(".*"))
 
@@ -148,8 +140,9 @@ def interrupted(tmp_path, rounds_done):
 
 def finish(folder):
     engine = Simulator(FedAvg(), sites())
-    at = find_progress(folder, engine, FedAvg())
-    train(FedAvg(), engine, START, Plan(rounds=12, checkpoint_every=2), 0, folder, resume=at)
+    again = [Phase(FedAvg(), engine, Plan(rounds=12, checkpoint_every=2))]
+    at = find_progress(folder, again)
+    train(again, START, 0, folder, resume=at)
     return at
 
 

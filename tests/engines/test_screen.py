@@ -10,7 +10,7 @@ from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddyn import FedDyn
 from polysite.algorithms.scaffold import Scaffold
 from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import Plan, Reply, run, train
+from polysite.engines.rounds import Phase, Plan, Reply, run, train
 from polysite.engines.screen import screen
 from polysite.engines.simulator import Simulator
 from polysite.payload import Payload
@@ -142,7 +142,7 @@ def test_zero_cases_are_refused_and_a_zero_cost_is_not():
 def test_the_record_lists_who_was_refused_and_why(tmp_path, caplog):
     folder = RunFolder.create(tmp_path / "run", "", 0)
     engine = Hostile(FedAvg(), sites(), "b", TREES["nan"][0], since=1)
-    train(FedAvg(), engine, START, Plan(rounds=3), 0, folder)
+    train([Phase(FedAvg(), engine, Plan(rounds=3))], START, 0, folder)
     assert [r["refused"] for r in folder.records()] == [{}, *[{"b": "'model' is not finite"}] * 2]
     assert "the reply of 'b' is refused: 'model' is not finite" in caplog.text
 
@@ -269,7 +269,7 @@ def test_who_was_not_asked_is_not_heard(tmp_path):
             yield "stranger", reply
 
     folder = RunFolder.create(tmp_path / "run", "", 0)
-    train(FedAvg(), Crowd(FedAvg(), sites()), START, Plan(rounds=2), 0, folder)
+    train([Phase(FedAvg(), Crowd(FedAvg(), sites()), Plan(rounds=2))], START, 0, folder)
     assert folder.records()[1]["refused"] == {"stranger": "it was not asked"}
 
 

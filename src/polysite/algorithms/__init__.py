@@ -31,6 +31,7 @@ ALGORITHMS = {
     "fedrep": "fedrep:FedRep",
     "fedrod": "fedrod:FedRoD",
     "fedyogi": "fedavg:FEDYOGI",
+    "fine_tune": "fine_tune:FineTune",
     "fpfc": "fpfc:Fpfc",
     "geometric_median": "robust:GeometricMedian",
     "ifca": "ifca:Ifca",

@@ -13,7 +13,7 @@ which wait, of the server and of cooling is left out. ``measured`` reads the rec
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -85,25 +85,16 @@ def measured(records: Iterable[Mapping[str, Any]], speeds: Speeds, batch: int, *
     return _total([_one_machine(r) for r in rounds] if pooled else rounds, speeds, batch)
 
 
-def planned(
-    exchanges: Iterable[Mapping[SiteId, Load]],
-    validation: Mapping[SiteId, int],
-    speeds: Speeds,
-    batch: int,
-    validate_every: int = 1,
-) -> Cost:
-    """The cost of a run that has not begun, from what its sites will do in every round (``rehearse`` tells), the
-    number of every site's validation cases, and the run's train.batch and run.validate_every.
+def planned(exchanges: Iterable[Mapping[SiteId, Load]], speeds: Speeds, batch: int) -> Cost:
+    """The cost of a run that has not begun, from what its sites will do in every round (``rehearse`` tells), and the
+    run's train.batch.
 
-    >>> once = {"a": Load(steps=3, down=8, up=16, patches=9), "b": Load(steps=1, down=8, up=16, patches=3)}
-    >>> cost = planned([once] * 10, {"a": 2}, Speeds(), batch=4)
+    >>> once = {"a": Load(steps=3, cases=2, down=8, up=16, patches=9), "b": Load(steps=1, down=8, up=16, patches=3)}
+    >>> cost = planned([once] * 10, Speeds(), batch=4)
     >>> cost.steps, cost.parallel_steps, cost.pooled_steps
     (40, 30, 30)
     """
     rounds = [dict(loads) for loads in exchanges]
-    for index, loads in enumerate(rounds, start=1):
-        if index % validate_every == 0 or index == len(rounds):
-            loads.update({i: replace(loads.get(i, Load()), cases=n) for i, n in validation.items()})
     _know(speeds, rounds)
     return _total(rounds, speeds, batch)
 
@@ -111,9 +102,14 @@ def planned(
 def _load(record: Mapping[str, Any]) -> dict[SiteId, Load]:
     """Who did what in a recorded round; a site that only judges does that alone."""
     cases = {i: found["cases"] for i, found in record.get("validation", {}).items()}
-    trained = record["sites"]
-    load = {i: Load(s["steps"], cases.get(i, 0), s["bytes_down"], s["bytes_up"]) for i, s in trained.items()}
-    return {**load, **{i: Load(cases=n) for i, n in cases.items() if i not in trained}}
+    handed, trained = record.get("handed", {}), record["sites"]  # what a phase began from, and what it did
+    idle = {"steps": 0, "bytes_down": 0, "bytes_up": 0}
+
+    def of(site: SiteId) -> Load:
+        did = trained.get(site, idle)
+        return Load(did["steps"], cases.get(site, 0), did["bytes_down"] + handed.get(site, 0), did["bytes_up"])
+
+    return {site: of(site) for site in dict.fromkeys([*trained, *cases, *handed])}
 
 
 def _one_machine(load: Mapping[SiteId, Load]) -> dict[SiteId, Load]:

@@ -6,7 +6,7 @@ sites takes no memory; what crosses is counted at the size of the arrays themsel
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -110,11 +110,13 @@ def rehearse(
     *,
     rounds: int,
     cohort: Callable[[int], Collection[SiteId]] | None = None,
+    validation: Mapping[SiteId, int] | None = None,
+    validate_every: int = 1,
 ) -> Iterator[dict[SiteId, Load]]:
     """What every site will do, round by round, given the number of its training cases.
 
     Of the parameters only names, shapes and types count. ``cohort`` says who takes part in a round; without it all do
-    that have training cases. Nobody drops out, and where an algorithm decides by what training finds (CFL splits), the
+    that have training cases. ``validation`` are the numbers of cases that judge, every so many rounds. Nobody drops out, and where an algorithm decides by what training finds (CFL splits), the
     rehearsal may decide otherwise.
     """
     elements = {k: math.prod(v.shape) for k, v in params.items()}
@@ -131,6 +133,8 @@ def rehearse(
             steps = sum(f.steps for f in site.fits)
             loads[i] = Load(steps, 0, _nbytes(got, elements), _nbytes(replies[i], elements), site.patches)
         state = algorithm.merge(state, replies) if replies else state
+        if (index + 1) % validate_every == 0 or index + 1 == rounds:
+            loads.update({i: replace(loads.get(i, Load()), cases=n) for i, n in (validation or {}).items()})
         yield loads
 
 

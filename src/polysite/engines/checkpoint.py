@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def save(path: Path, value: Any) -> None:
     write(path, lambda temporary: safetensors.numpy.save_file(arrays, temporary, metadata=header))
 
 
-def load(path: Path, lift: Lift = lambda t: t, module: str = "polysite") -> Any:
+def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = ()) -> Any:
     """The value in a file; a damaged file raises RunError. ``lift`` puts arrays where they are computed with."""
     try:
         with safetensors.safe_open(path, "np") as file:
@@ -42,7 +42,7 @@ def load(path: Path, lift: Lift = lambda t: t, module: str = "polysite") -> Any:
         digest, _, shape = header["checkpoint"].partition(" ")
         if digest != _digest(shape, arrays):
             raise RunError(f"{path} is damaged: its content does not match its digest")
-        return _restore(json.loads(shape), dict(lift(arrays)), module)
+        return _restore(json.loads(shape), dict(lift(arrays)), modules)
     except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
         raise RunError(f"{path} cannot be read as a checkpoint: {problem}") from problem
 
@@ -96,9 +96,9 @@ def _flatten(x: Any, at: str, arrays: dict[str, np.ndarray]) -> Any:
     )
 
 
-def _restore(x: Any, arrays: Mapping[str, Any], module: str) -> Any:
+def _restore(x: Any, arrays: Mapping[str, Any], modules: Collection[str]) -> Any:
     def deeper(y: Any) -> Any:
-        return _restore(y, arrays, module)
+        return _restore(y, arrays, modules)
 
     match x:
         case {"is": value}:
@@ -114,13 +114,13 @@ def _restore(x: Any, arrays: Mapping[str, Any], module: str) -> Any:
         case {"list": items}:
             return [deeper(v) for v in items]
         case {"class": name, "fields": inside}:
-            return _dataclass(name, module)(**{k: deeper(v) for k, v in inside.items()})
+            return _dataclass(name, modules)(**{k: deeper(v) for k, v in inside.items()})
     raise ValueError(f"unknown entry {str(x)[:60]!r}")
 
 
-def _dataclass(name: str, module: str) -> Any:
+def _dataclass(name: str, modules: Collection[str]) -> Any:
     home, _, attribute = name.partition(":")
-    if home != module and not home.startswith("polysite."):
+    if home not in modules and not home.startswith("polysite."):
         raise ValueError(f"class {name!r} does not belong to polysite or to the algorithm's own module")
     found = getattr(sys.modules.get(home), attribute, None)
     if not (isinstance(found, type) and is_dataclass(found)):

@@ -7,7 +7,7 @@
     versions.json      what ran it: polysite, Python, libraries, platform, seed
     rounds.jsonl       one line a round: per site losses, Dice per label, steps, seconds, bytes up and down
     log.txt            what was said
-    checkpoints/       the last two and the best: state and memories, to resume or to serve from
+    checkpoints/       the last two, the best, and what each phase began from: state and memories
     models/            best and last models as plain safetensors
     result.json        at the end: the best round, its scores per site, case and label
     evaluation/        what ``polysite evaluate`` measured: every case by every measure
@@ -138,7 +138,8 @@ class RunFolder:
         kept = "".join(json.dumps(r) + "\n" for r in self.records() if r["round"] <= round)
         checkpoint.write(self.path / "rounds.jsonl", lambda p: p.write_text(kept))
         half = (p for inside in ("checkpoints", "models") for p in (self.path / inside).glob(".*.partial"))
-        late = (p for p in (self.path / "checkpoints").glob("*.safetensors") if _round(p) > round)
+        found = (p for kind in ("round", "best") for p in (self.path / "checkpoints").glob(f"{kind}-*.safetensors"))
+        late = (p for p in found if _round(p) > round)
         for path in (*half, *late):
             path.unlink()
 
@@ -158,6 +159,13 @@ class RunFolder:
         """Write the best so far."""
         checkpoint.save(self.best(round), value)
         self._prune()
+
+    def handover(self, phase: int) -> Path:
+        return self.path / "checkpoints" / f"phase-{phase}.safetensors"
+
+    def hand_over(self, phase: int, value: Any) -> None:
+        """Write what a phase begins from; it is kept."""
+        checkpoint.save(self.handover(phase), value)
 
     def _prune(self) -> None:
         kept, old = self.checkpoints()[:KEPT], self.checkpoints()[KEPT:]

@@ -1,4 +1,4 @@
-"""The rounds of a study, whatever carries the messages.
+"""The rounds of a study, phase by phase, whatever carries the messages.
 
 A transport is what differs between a simulation and real hospitals: it takes payloads to sites and brings replies
 back. Everything else is here once: sampling, merging, validation, the best round, early stopping, checkpoints, records.
@@ -7,8 +7,8 @@ back. Everything else is here once: sampling, merging, validation, the best roun
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from polysite.algorithms.base import Algorithm, shares, told
@@ -83,6 +83,10 @@ class Transport(Protocol):
         """The parameters that every site would use, one tree per group of its patients."""
         ...
 
+    def begin(self, round: int, start: Mapping[SiteId, Tree]) -> None:
+        """From this round on: these are the parameters that sites start from, and schedules start anew."""
+        ...
+
     def memories(self) -> Mapping[SiteId, Payload]:
         """What the sites remember, as far as this side keeps it."""
         ...
@@ -94,6 +98,15 @@ class Transport(Protocol):
     def lift(self, params: Tree) -> Tree:
         """The same values where the server computes."""
         ...
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a study that has an algorithm of its own; it starts from the best model of those before."""
+
+    algorithm: Algorithm[Any]
+    transport: Transport
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +131,17 @@ class Progress:
     memories: Mapping[SiteId, Payload]
     best_round: int = -1
     best_score: float = -1.0
-    waited: int = 0  # validations since the best
+    waited: int = 0  # validations since the best, in this phase
+    phase: int = 0
+    first: int = 0  # the round that the phase began with
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What a phase begins from."""
+
+    first: int  # its first round
+    best: Progress  # where the study stood after the best round until then
 
 
 class Watch:
@@ -150,7 +173,8 @@ def run(
     state = resume.state if resume else algorithm.init(params, names)
     if resume:
         transport.remember(resume.memories)
-    for index in range(resume.round + 1 if resume else 0, plan.rounds):
+    first, begin = (resume.first, resume.round + 1) if resume else (0, 0)
+    for index in range(begin, first + plan.rounds):
         sent = algorithm.send(state, cohort(names, plan.share, seed, index))
         replies: dict[SiteId, Reply] = {}
         for site, reply in transport.train(index, sent):
@@ -168,10 +192,8 @@ def run(
 
 
 def train(
-    algorithm: Algorithm[Any],
-    transport: Transport,
+    phases: Sequence[Phase],
     params: Tree,
-    plan: Plan,
     seed: int,
     folder: RunFolder,
     *,
@@ -180,42 +202,118 @@ def train(
     about: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
     """Run all rounds, keep the best model, write everything down; returns the result that is also in the folder,
-    with what is known ``about`` the study."""
-    at = resume or Progress(-1, None, {})
-    if resume and _patience_is_out(plan, at):  # it was interrupted after its last round
+    with what is known ``about`` the study. Rounds are counted through all phases."""
+    at = resume
+    if at and at.phase:
+        _enter(phases, at.phase, folder)
+    handed: Mapping[SiteId, int] = {}
+    while True:
+        at = _train(phases[at.phase if at else 0], params, seed, folder, at, handed, watch)
+        if at.phase + 1 == len(phases):
+            return _finish(phases, folder, at, about or {})
+        at, handed = _next(phases, folder, at)
+
+
+def _train(
+    phase: Phase,
+    params: Tree,
+    seed: int,
+    folder: RunFolder,
+    at: Progress | None,
+    handed: Mapping[SiteId, int],
+    watch: Watch,
+) -> Progress:
+    """What is left of a phase; returns where it ends."""
+    plan, transport, began = phase.plan, phase.transport, time.perf_counter()
+    if at and _is_over(plan, at):  # it was interrupted after its last round
         transport.remember(at.memories)
-        return _finish(algorithm, transport, folder, at, about or {})
-    began = time.perf_counter()
-    for r in run(algorithm, transport, params, plan, seed, resume=resume, watch=watch):
-        record = _record(r)
-        at = Progress(r.index, r.state, transport.memories(), at.best_round, at.best_score, at.waited)
-        last = r.index == plan.rounds - 1
-        if (r.index + 1) % plan.validate_every == 0 or last:
-            at = _validate(algorithm, transport, plan, folder, at, record)
+        return at
+    resume, at = at, at or Progress(-1, None, {})
+    for r in run(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch):
+        record = _record(r, at.phase, handed if r.index == at.first else {})
+        at = replace(at, round=r.index, state=r.state, memories=transport.memories())
+        done = r.index + 1 - at.first
+        if done % plan.validate_every == 0 or done == plan.rounds:
+            at = _validate(phase, folder, at, record)
         record["elapsed"] = round(time.perf_counter() - began, 3)
         folder.append(record)
-        stop = _patience_is_out(plan, at)
-        if (r.index + 1) % plan.checkpoint_every == 0 or last or stop:
+        over = _is_over(plan, at)
+        if done % plan.checkpoint_every == 0 or over:
             folder.keep(r.index, at)
         watch.round(record)
-        if stop:
+        if over and done < plan.rounds:
             log.info("stopped after round %d: %d validations without a better one", r.index, at.waited)
+        if over:
             break
-    return _finish(algorithm, transport, folder, at, about or {})
+    return at
 
 
-def _patience_is_out(plan: Plan, at: Progress) -> bool:
-    return plan.patience is not None and at.waited >= plan.patience
+def _is_over(plan: Plan, at: Progress) -> bool:
+    """Whether a phase has had all its rounds, or lost patience."""
+    return at.round + 1 - at.first >= plan.rounds or (plan.patience is not None and at.waited >= plan.patience)
 
 
-def find_progress(folder: RunFolder, transport: Transport, algorithm: Algorithm[Any]) -> Progress | None:
+def _next(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> tuple[Progress, Mapping[SiteId, int]]:
+    """The beginning of the next phase, and the bytes that it took to bring the sites what they start from."""
+    index, first = at.phase + 1, at.round + 1
+    best = load_best(folder, phases, at.best_round)
+    folder.hand_over(index, Handover(first, best))
+    log.info("phase %d begins from the model of round %d", index + 1, best.round)
+    start, handed = _enter(phases, index, folder)
+    phase = phases[index]
+    state = phase.algorithm.init(phase.transport.lift(start), phase.transport.names)
+    return replace(at, state=state, memories={}, waited=0, phase=index, first=first), handed
+
+
+def _enter(
+    phases: Sequence[Phase], index: int, folder: RunFolder, everyone: Sequence[SiteId] = ()
+) -> tuple[Tree, Mapping[SiteId, int]]:
+    """Have the sites start from what they were served when this phase began, and the server from the model of all;
+    returns that, and the bytes that went to every site. ``everyone``: whom it concerns, if not the sites of the phase.
+
+    A server that is to merge models needs one to begin with; where the sites had their own, it has none.
+    """
+    phase = phases[index]
+    begun: Handover = checkpoint.load(folder.handover(index), phase.transport.lift, _modules(phases))
+    best, before = begun.best, phases[begun.best.phase]
+    if best.phase:
+        _enter(phases, best.phase, folder, everyone)
+    before.transport.remember(best.memories)
+    whom = everyone or sorted({*phase.transport.names, *phase.transport.audience})
+    sent = before.algorithm.send(best.state, whom)
+    served = before.transport.serve(best.round, sent)
+    several = next((i for i, models in served.items() if len(models) != 1), None)
+    if several is not None:
+        raise ConfigError(
+            f"phase {index + 1} starts from one model at every site, but in phase {best.phase + 1} {several!r} has "
+            f"{len(served[several])}, for different patients; let another algorithm come before it"
+        )
+    start = {i: models[0] for i, models in served.items()}
+    first, *others = (Payload(model=model) for model in start.values())
+    if any(kind in ("model", "update") for kind in phase.algorithm.reply.values()) and any(o != first for o in others):
+        raise ConfigError(
+            f"phase {index + 1} trains a model that sites share, but after phase {best.phase + 1} every site has its "
+            "own; let it be fine_tune or local, or let another algorithm come before it"
+        )
+    phase.transport.begin(begun.first, start)
+    return first["model"], {i: sent[i].nbytes for i in phase.transport.names}
+
+
+def _modules(phases: Sequence[Phase]) -> set[str]:
+    """Where the classes of states may be looked up, besides polysite."""
+    return {type(phase.algorithm).__module__ for phase in phases}
+
+
+def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None:
     """The newest checkpoint that can be read; a damaged one is reported, set aside, and the one before is used."""
-    found, module = folder.checkpoints(), type(algorithm).__module__
+    found, modules = folder.checkpoints(), _modules(phases)
     for path in found:
         try:
-            at: Progress = checkpoint.load(path, transport.lift, module)
+            at: Progress = checkpoint.load(path, phases[0].transport.lift, modules)
             if at.best_round >= 0:
-                checkpoint.load(folder.best(at.best_round), module=module)
+                checkpoint.load(folder.best(at.best_round), modules=modules)
+            if at.phase:
+                checkpoint.load(folder.handover(at.phase), modules=modules)
         except RunError as problem:
             log.warning("%s; trying the checkpoint before it", problem)
             continue
@@ -232,11 +330,24 @@ def find_progress(folder: RunFolder, transport: Transport, algorithm: Algorithm[
     return None
 
 
-def find_best(folder: RunFolder, transport: Transport, algorithm: Algorithm[Any], round: int) -> Progress:
-    """Where the study stood after its best round; the sites remember again what they did then."""
-    best: Progress = checkpoint.load(folder.best(round), transport.lift, type(algorithm).__module__)
-    transport.remember(best.memories)
+def load_best(folder: RunFolder, phases: Sequence[Phase], round: int) -> Progress:
+    """Where the study stood after its best round."""
+    best: Progress = checkpoint.load(folder.best(round), phases[0].transport.lift, _modules(phases))
     return best
+
+
+def find_best(
+    folder: RunFolder, phases: Sequence[Phase], round: int, everyone: Sequence[SiteId] = ()
+) -> tuple[Phase, Progress]:
+    """Where the study stood after its best round, and in which phase; the sites remember again what they did then.
+
+    ``everyone``: whom the models concern, if not the sites of the study.
+    """
+    best = load_best(folder, phases, round)
+    if best.phase:
+        _enter(phases, best.phase, folder, everyone)
+    phases[best.phase].transport.remember(best.memories)
+    return phases[best.phase], best
 
 
 def mean_score(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) -> float:
@@ -262,7 +373,7 @@ def examined(result: Mapping[str, Any]) -> str:
     return "test" if any(result["test"].values()) else "validation"
 
 
-def _record(r: Round) -> dict[str, Any]:
+def _record(r: Round, phase: int = 0, handed: Mapping[SiteId, int] | None = None) -> dict[str, Any]:
     def of(site: SiteId, reply: Reply) -> dict[str, Any]:
         steps = sum(f.steps for f in reply.fits)
         return {
@@ -277,20 +388,20 @@ def _record(r: Round) -> dict[str, Any]:
 
     sites = {i: of(i, p) for i, p in r.replies.items()}
     absent = sorted(r.sent.keys() - r.replies.keys())
-    more = {"shares": dict(r.shares), **({"told": dict(r.told)} if r.told else {})}
-    return {"round": r.index, "sites": sites, "absent": absent, "refused": dict(r.refused), **more}
+    more: dict[str, Any] = {"shares": dict(r.shares), **({"told": dict(r.told)} if r.told else {})}
+    if handed:  # bytes that brought the sites what the phase starts from
+        more["handed"] = dict(handed)
+    return {"round": r.index, "phase": phase, "sites": sites, "absent": absent, "refused": dict(r.refused), **more}
 
 
-def _validate(
-    algorithm: Algorithm[Any], transport: Transport, plan: Plan, folder: RunFolder, at: Progress, record: dict[str, Any]
-) -> Progress:
+def _validate(phase: Phase, folder: RunFolder, at: Progress, record: dict[str, Any]) -> Progress:
     """Have every site judge the model; remember it if it is the best so far."""
-    sent = algorithm.send(at.state, transport.audience)
-    scores = transport.score(at.round, sent, "validation")
-    score = mean_score(scores, plan.best)
+    sent = phase.algorithm.send(at.state, phase.transport.audience)
+    scores = phase.transport.score(at.round, sent, "validation")
+    score = mean_score(scores, phase.plan.best)
     better = score > at.best_score
     best = (at.round, score, 0) if better else (at.best_round, at.best_score, at.waited + 1)
-    at = Progress(at.round, at.state, at.memories, *best)
+    at = replace(at, best_round=best[0], best_score=best[1], waited=best[2])
     record["validation"] = {i: _per_label(s) for i, s in scores.items()}
     record["measure"], record["mean_score"], record["best_round"] = measure(scores), score, at.best_round
     if better:
@@ -305,18 +416,19 @@ def _per_label(scores: Scores) -> dict[str, Any]:
     return {"cases": len(scores), "loss": mean.get("loss"), "score": quality}
 
 
-def _finish(
-    algorithm: Algorithm[Any], transport: Transport, folder: RunFolder, at: Progress, about: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _finish(phases: Sequence[Phase], folder: RunFolder, at: Progress, about: Mapping[str, Any]) -> Mapping[str, Any]:
     """Export the last and the best model, examine the best on the test cases, write the result."""
-    _export(transport, folder, "last", at.round, algorithm.send(at.state, transport.audience))
-    best = find_best(folder, transport, algorithm, at.best_round)
-    sent = algorithm.send(best.state, transport.audience)
+    last = phases[at.phase]
+    _export(last.transport, folder, "last", at.round, last.algorithm.send(at.state, last.transport.audience))
+    phase, best = find_best(folder, phases, at.best_round)
+    transport = phase.transport
+    sent = phase.algorithm.send(best.state, transport.audience)
     _export(transport, folder, "best", best.round, sent)
     result = {
         **about,
         "rounds": at.round + 1,
         "best_round": best.round,
+        "best_phase": best.phase,
         "validation": transport.score(best.round, sent, "validation"),
         "test": transport.score(best.round, sent, "test"),
     }

@@ -74,6 +74,12 @@ class Simulator:
                     for found in host.examine(params, cases, tolerance):
                         yield owner, name, found
 
+    def begin(self, round: int, start: Mapping[SiteId, Tree]) -> None:
+        def begun(sites: Mapping[SiteId, Site]) -> dict[SiteId, Site]:
+            return {i: site.begin(round, start[i]) if i in start else site for i, site in sites.items()}
+
+        self.sites, self.guests = begun(self.sites), None if self.guests is None else begun(self.guests)
+
     def memories(self) -> Mapping[SiteId, Payload]:
         return dict(self._memory)
 

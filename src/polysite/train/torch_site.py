@@ -175,6 +175,7 @@ class TorchSite:
         self._volumes = {c.name: self._load(c) for s in PARTS for c in cases.get(s, ())}
         self.grids = {c.name: (c.spacing, c.unit) for s in PARTS for c in cases.get(s, ())}  # voxel size and unit
         self.fits: list[Fit] = []
+        self._first, self._start = 0, network.start  # round and parameters that the phase began with
         self._seen: dict[str, torch.Tensor] = {}  # the shares of the labels in a random patch, by case
         self._amounts: list[float] = []  # of every channel, once they are counted
 
@@ -193,7 +194,7 @@ class TorchSite:
 
     @property
     def start(self) -> Tree:
-        return self.network.start
+        return self._start
 
     @property
     def fresh(self) -> Tree:
@@ -204,7 +205,8 @@ class TorchSite:
             order = torch.as_tensor(rng.permutation(x.numel()), device=x.device)
             return x.reshape(-1)[order].reshape(x.shape)
 
-        return {**self.start, **tree.map(shuffled, tree.trained(self.start))}
+        initial = self.network.start
+        return {**initial, **tree.map(shuffled, tree.trained(initial))}
 
     def amount(self, channel: int) -> float:
         if not self._amounts:
@@ -224,6 +226,17 @@ class TorchSite:
     def at(self, round: int) -> "TorchSite":
         site = copy.copy(self)
         site.round, site.fits = round, []
+        return site
+
+    def begin(self, round: int, start: Tree) -> "TorchSite":
+        site = copy.copy(self)
+        site._first, site._start = round, start
+        return site
+
+    def under(self, train: Train) -> "TorchSite":
+        """This site, training in another way; network and volumes are the same."""
+        site = copy.copy(self)
+        site.train, site._loss_name = train, tasks.check_loss(self.task, train.loss)
         return site
 
     def lift(self, params: Tree) -> Tree:
@@ -256,7 +269,7 @@ class TorchSite:
         trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
         for k, p in self.network.parameters.items():
             p.requires_grad_(k in trained)
-        rate = (self.train.lr if lr is None else lr) * self.train.gamma**self.round
+        rate = (self.train.lr if lr is None else lr) * self.train.gamma ** (self.round - self._first)
         mixing = Mixing(trained, mix, self._rng(None, _MIXING)) if mix else None
         weights = mixing.weights if mixing else list(trained.values())
         force = _Force(tilt or Tilt(), mixing.shared if mixing else trained)

@@ -1,0 +1,82 @@
+"""Fine-tuning: every site goes on alone from the model it has, and keeps what its own validation cases like best.
+
+Paper: Manthe et al., Federated brain tumor segmentation: an extensive benchmark, 2024, section 3.3; Ditto after
+training: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, section 3
+
+    v_k <- steps on F_k(v) + lam/2 |v - w|^2 from v_k,    v_k = w at first,    w the model that the site began with
+
+A phase after another algorithm; a round is an epoch. lam = 0 is plain fine-tuning, lam > 0 is Ditto post hoc. Where
+lists are given, every pair of a learning rate and a lam is trained, and the site chooses: the pair and the round with
+the highest mean Dice (accuracy) on its validation cases, w itself among them, so nobody ends with less there than it
+had. A site without validation cases has nothing to choose by and stays with w, as does one that does not train.
+
+No model is sent in either direction; a site tells only what it chose. The benchmark takes 30 epochs.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean
+from typing import Any, ClassVar, Literal
+
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site, Tilt, quality
+from polysite.tree import Tree
+
+
+@dataclass(frozen=True)
+class FineTune:
+    lr: tuple[float, ...] = ()  # learning rates to choose from; none: the site's own (train.lr)
+    lam: tuple[float, ...] = (0.0,)  # how strongly a site may be held near the model that it began with
+    epochs: int | None = None  # local epochs a round; None: the site's own (train.epochs)
+    steps: int | None = None  # local iterations a round, instead of epochs
+
+    reply: ClassVar[Mapping[str, Kind]] = {"chosen_round": "number", "chosen_lr": "number", "chosen_lam": "number"}
+    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, epochs=(1, INF), steps=(1, INF))
+        if not self.lam:
+            raise ConfigError("lam is an empty list; 0 is plain fine-tuning")
+        for name, values, least in (("lr", self.lr, TINY), ("lam", self.lam, 0.0)):
+            odd = next((v for v in values if not least <= v < INF), None)
+            if odd is not None:
+                raise ConfigError(f"{name} holds {odd}; every one must be {'more than' if least else 'at least'} 0")
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> None:
+        return None
+
+    def send(self, state: None, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload() for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        judges = site.cases("validation")
+
+        def judged(params: Tree) -> float:
+            return fmean(quality(s) for s in site.score(params, judges).values()) if judges else 0.0
+
+        kept: dict[str, Any] = {
+            **(memory or {"best": site.start, "score": judged(site.start), "round": 0.0, **NOTHING})
+        }
+        kept["round"] += 1.0
+        for k, (lr, lam) in enumerate(product(self.lr or (None,), self.lam)):
+            tilt = Tilt(anchor=site.start, weight=lam) if lam else None
+            fit = site.fit(kept.get(f"{k}", site.start), tilt=tilt, lr=lr, epochs=self.epochs, steps=self.steps)
+            kept[f"{k}"], score = fit.params, judged(fit.params)
+            if score > kept["score"]:
+                kept.update(best=fit.params, score=score)
+                kept.update(chosen_round=kept["round"], chosen_lr=lr or 0.0, chosen_lam=lam)
+        return Payload(**{name: kept[name] for name in self.reply}), Payload(**kept)
+
+    def merge(self, state: None, replies: Mapping[SiteId, Payload]) -> None:
+        return None
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield memory.get("best", site.start), cases
+
+
+NOTHING = dict.fromkeys(FineTune.reply, 0.0)  # chosen so far
