@@ -9,11 +9,13 @@ from PIL import Image as Pillow
 
 import polysite as ps
 from polysite.algorithms import ALGORITHMS
+from polysite.algorithms.fine_tune import FineTune
 from polysite.config import dump, parse
+from polysite.cost.model import measured
 from polysite.data.federation import HideModalities, Iid, LabelRatio, LeaveOut
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.densenet import DenseNet
-from polysite.report import tables
+from polysite.report import compare, tables
 from polysite.report.page import build
 from polysite.report.runs import methods, read
 from polysite.study import federation, hospitals, simulator
@@ -47,8 +49,11 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
         "trimmed_mean": {"algorithm.beta": "0.34"},
         "weighted": {"algorithm.weights.west": "0.3"},
     }.get(name, {})
-    chosen = parse("", {"algorithm.name": name, **extra})
-    study = replace(SMALL, algorithm=chosen.algorithm, run=ps.Plan(rounds=2, wire=True, checkpoint_every=1))
+    plan = ps.Plan(rounds=2, wire=True, checkpoint_every=1)
+    if name == "fine_tune":  # goes on from another
+        study = replace(SMALL, run=plan, then=({"algorithm": name},))
+    else:
+        study = replace(SMALL, algorithm=parse("", {"algorithm.name": name, **extra}).algorithm, run=plan)
     run = ps.run(study, tmp_path / name)
     assert all(0 <= d <= 1 for d in run.dice().values()) and parse(dump(study)) == study
     assert not any(r["refused"] for r in run.folder.records())
@@ -59,9 +64,99 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
     } == {(s, c): {k: case[k] for k in found.labels} for s, cases in found.scores.items() for c, case in cases.items()}
     before = {p.name: p.read_bytes() for p in (tmp_path / name / "models").iterdir()}
     (tmp_path / name / "result.json").unlink()
-    (tmp_path / name / "checkpoints" / "round-000001.safetensors").unlink()
+    run.folder.checkpoints()[0].unlink()
     assert ps.resume(tmp_path / name).dice() == run.dice()
     assert {p.name: p.read_bytes() for p in (tmp_path / name / "models").iterdir()} == before
+
+
+GROUPS = {"coast": ("east", "west"), "inland": ("north",)}
+TWO = replace(SMALL, run=ps.Plan(rounds=2, checkpoint_every=1), train=replace(SMALL.train, gamma=0.5, lr=1.0))
+PHASES = (
+    {"algorithm": ps.Clustered(GROUPS), "run": {"rounds": 2}},
+    {"algorithm": {"name": "fine_tune", "lam": [0.0, 0.1]}, "train": {"lr": 0.25, "augment": "none"}},
+)
+
+
+def test_a_study_in_phases_is_the_same_after_a_run_of_the_first(tmp_path):
+    study = replace(TWO, then=PHASES)
+    whole = ps.run(study, tmp_path / "whole")
+    rates = [r["sites"]["east"]["lr_sum"] / r["sites"]["east"]["steps"] for r in whole.folder.records()]
+    assert rates == [1.0, 0.5, 1.0, 0.5, 0.25, 0.125]  # schedules start anew
+    first = ps.run(replace(study, then=PHASES[:1]), tmp_path / "first", after=ps.run(TWO, tmp_path / "one").folder.path)
+    after = ps.run(study, tmp_path / "after", after=first.folder.path)
+    assert after.result == whole.result and len(after.folder.records()) == 6
+    for path in (tmp_path / "whole" / "models").iterdir():
+        assert (tmp_path / "after" / "models" / path.name).read_bytes() == path.read_bytes()
+    ps.evaluate(tmp_path / "after", others=False, pictures=False)
+    found = read(tmp_path / "after")
+    assert found.groups == {name: list(sites) for name, sites in GROUPS.items()} and found.evaluation is not None
+    assert measured(found.records, study.cost, 4) == replace(ps.forecast(study), pooled_steps=None)
+    assert "Groups of hospitals" in build("phases", methods([found]))
+
+
+def test_only_the_beginning_of_a_study_is_taken_over(tmp_path):
+    ps.run(TWO, tmp_path / "one")
+    for study, sentence in (
+        (TWO, "is not the beginning of this study"),
+        (replace(TWO, seed=1, then=PHASES), "is not the beginning of this study"),
+        (replace(TWO, then=PHASES, algorithm=ps.FedProx()), "is not the beginning of this study"),
+    ):
+        with pytest.raises(RunError, match=sentence):
+            ps.run(study, tmp_path / "two", after=tmp_path / "one")
+    (tmp_path / "one" / "result.json").unlink()
+    with pytest.raises(RunError, match="has not finished, so nothing can come after it"):
+        ps.run(replace(TWO, then=PHASES), tmp_path / "two", after=tmp_path / "one")
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_hospital_that_does_not_train_is_served_what_fine_tuning_begins_with(tmp_path):
+    study = replace(TWO, federation=LeaveOut("west"), then=PHASES[1:])
+    run, shared = ps.run(study, tmp_path / "run"), ps.run(replace(study, then=()), tmp_path / "shared")
+    assert run.result["test"]["west"] == shared.result["test"]["west"]
+    assert run.result["test"]["east"] != shared.result["test"]["east"]
+    ps.evaluate(tmp_path / "run", pictures=False)
+    alone = ps.Clustered({"coast": ("east",), "inland": ("north",)})
+    with pytest.raises(ConfigError, match="clustered has no model for 'west'"):
+        ps.run(replace(study, then=({"algorithm": alone}, PHASES[1])), tmp_path / "no")
+
+
+@pytest.mark.parametrize(
+    ("then", "sentence"),
+    [
+        ({"model": {"name": "unet"}}, r"then\[0\] has 'model'; a phase has algorithm, train and run, the rest stays"),
+        ({"train": {"batch": 2}}, r"a phase does not change train.batch \(then\[0\]\)"),
+        ({"train": 3}, r"then\[0\].train = 3 must be a section"),
+        ({"run": {"pooled": True}}, "a phase does not change run.pooled"),
+        ({"algorithm": {"name": "fedprx"}}, r"then\[0\]: there is no algorithm called 'fedprx'"),
+        ({"algorithm": {"name": "scaffold"}, "train": {"momentum": 0.9}}, "scaffold is derived for plain SGD"),
+    ],
+    ids=str,
+)
+def test_a_phase_changes_how_sites_train_and_nothing_else(then, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        replace(SMALL, then=(then,))
+
+
+def test_looking_at_the_test_changes_nothing_and_is_told_apart(tmp_path):
+    study = replace(SMALL, run=ps.Plan(rounds=4))
+    honest = ps.run(study, tmp_path / "honest")
+    peeking = ps.run(replace(study, run=ps.Plan(rounds=4, peek=True)), tmp_path / "peeking")
+    assert honest.result == peeking.result
+    found = {m.name: m for m in methods([read(tmp_path / "honest"), read(tmp_path / "peeking")])}
+    seen = [r["peeked"] for r in peeking.folder.records()]
+    means = [np.mean([np.mean(list(s["score"].values())) for s in sites.values()]) for sites in seen]
+    peeked = found["peeking"].first
+    assert peeked.best_mean == pytest.approx(max(means)) and np.isnan(found["honest"].first.best_mean)
+    assert peeked.mean_of_hospitals == pytest.approx(means[peeking.result["best_round"]])
+    (table,) = [g for g in compare.tables(compare.compare([found["peeking"]])) if g.name == "best_mean"]
+    assert [c.value for c in table.lines[0].cells[1:3]] == pytest.approx([peeked.mean_of_hospitals, max(means)])
+    assert not any(g.name == "best_mean" for g in compare.tables(compare.compare([found["honest"]])))
+
+
+def test_fine_tuning_needs_something_to_begin_with(tmp_path):
+    with pytest.raises(ConfigError, match="let it come after another algorithm"):
+        ps.run(replace(SMALL, algorithm=FineTune()), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_synthetic_sites_train_and_the_real_ones_judge(tmp_path):

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -193,7 +193,7 @@ def run(
         _fits(job)
         if _done(job):
             step(f"{job.words}: there already")
-    failed = _work([job for job in work if not _done(job)], jobs, step)
+    failed = _work(work, jobs, step)
     methods = []
     for name in bench.methods:
         done = [read(job.run, name) for job in work if job.method == name and _done(job)]
@@ -296,17 +296,22 @@ def _done(job: Job) -> bool:
     return folder.finished and any((job.run / "evaluation").glob("*/about.json"))
 
 
-def _work(waiting: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
-    """Start runs while there is room, wait, say how each ended; one that fails does not stop the others."""
+def _work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
+    """Start runs while there is room, wait, say how each ended; one that fails does not stop the others.
+
+    A job whose first phases are a job of their own waits for that.
+    """
     signal(SIGTERM, default_int_handler)  # being asked to end is being interrupted: no child is left behind
-    left, room = list(waiting), Room(most)
+    done, room = [job for job in jobs if _done(job)], Room(most)
+    left = [job for job in jobs if job not in done]
     running: dict[Job, subprocess.Popen[bytes]] = {}
     failed: dict[str, str] = {}
     try:
         while left or running:
-            while left and len(running) < room.now:
-                job = left.pop(0)
-                running[job] = _start(job, room.threads)
+            while len(running) < room.now and (ready := [j for j in left if not _first(j, [*left, *running])]):
+                job = ready[0]
+                left.remove(job)
+                running[job] = _start(job, room.threads, _first(job, done))
                 step(f"{len(running)} at a time · {job.words}", 0)
             time.sleep(0.2)
             room.look()
@@ -315,6 +320,7 @@ def _work(waiting: Sequence[Job], most: int | None, step: Step) -> dict[str, str
                     continue
                 del running[job]
                 room.learnt = room.learnt or not process.returncode
+                done += [] if process.returncode else [job]
                 if process.returncode:
                     failed[job.words] = _last_words(job, process.returncode)
                 step(f"{job.words}: {'failed' if process.returncode else 'done'}")
@@ -327,7 +333,14 @@ def _work(waiting: Sequence[Job], most: int | None, step: Step) -> dict[str, str
     return failed
 
 
-def _start(job: Job, threads: int) -> "subprocess.Popen[bytes]":
+def _first(job: Job, among: Iterable[Job]) -> Job | None:
+    """The one that trains the first phases of a job, and as many of them as any."""
+    beginnings = [replace(job.study, then=job.study.then[:k]) for k in range(len(job.study.then))]
+    found = [other for other in among if other.study in beginnings]
+    return max(found, key=lambda other: len(other.study.then), default=None)
+
+
+def _start(job: Job, threads: int, before: Job | None) -> "subprocess.Popen[bytes]":
     """``polysite train`` in a process of its own, or the rest of it."""
     job.run.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "polysite.cli", "train"]
@@ -335,6 +348,7 @@ def _start(job: Job, threads: int) -> "subprocess.Popen[bytes]":
         command += ["--resume", str(job.run)]
     else:
         command += [str(job.root / "studies" / f"{job.place}.toml"), "--out", str(job.run)]
+        command += ["--after", str(before.run)] if before else []
     said = job.said.open("ab")
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     try:

@@ -54,6 +54,8 @@ class Study:
     then: tuple[Mapping[str, Any], ...] = ()  # later phases, each from the best model so far: what they change
 
     def __post_init__(self) -> None:
+        plain = tuple({k: _plain(_section(k, v), k) for k, v in phase.items()} for phase in self.then)
+        object.__setattr__(self, "then", plain)
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed = {self.seed} must lie between 0 and 2**63")
         if self.run.pooled and not isinstance(self.algorithm, FedAvg):

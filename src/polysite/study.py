@@ -288,11 +288,18 @@ def _rehearsed(
 
 
 def run(
-    study: Study, out: Path | str | None = None, watch: rounds.Watch = rounds.Watch(), track: Sequence[str] = ()
+    study: Study,
+    out: Path | str | None = None,
+    watch: rounds.Watch = rounds.Watch(),
+    track: Sequence[str] = (),
+    after: Path | str | None = None,
 ) -> Run:
-    """Run a study into a new folder; ``track`` also writes it for ``tensorboard`` or ``mlflow``."""
-    dealt, stages = federation(study), config.stages(study)
-    for stage in stages:
+    """Run a study into a new folder; ``track`` also writes it for ``tensorboard`` or ``mlflow``.
+
+    ``after`` a finished run of the same study with fewer phases, its rounds are taken over, not trained again.
+    """
+    dealt = federation(study)
+    for stage in config.stages(study):
         stage.algorithm.init({}, [site for site, parts in dealt.items() if parts["train"]])  # it may refuse these sites
     if isinstance(study.data, Files):
         for remark in study.data.remarks:
@@ -301,12 +308,27 @@ def run(
     parts = phases(study, sites)
     for phase in parts:
         phase.algorithm.init(_start(sites), phase.transport.names)  # or this network
-    name = POOLED if study.run.pooled else "-then-".join(_title(stage.algorithm) for stage in stages)
-    path = Path(out) if out else RunFolder.fresh(Path("runs"), name)
+    path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
     watch = _tracked(watch, track, path)  # before the folder, too: a package may be missing
-    folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt))
+    before = _before(study, table(dealt), Path(after)) if after else None
+    folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt), before)
     with folder.alone():
-        return _train(study, dealt, parts, _start(sites), folder, None, watch)
+        with _log(folder):
+            at = rounds.find_progress(folder, parts) if before else None
+        return _train(study, dealt, parts, _start(sites), folder, at, watch)
+
+
+def _before(study: Study, split: str, path: Path) -> RunFolder:
+    """The run of the first phases of a study; refuse one that is of something else."""
+    folder = RunFolder.open(path)
+    if not folder.finished:
+        raise RunError(f"{path} has not finished, so nothing can come after it; 'polysite train --resume {path}'")
+    mine, other = pinned(study), config.parse(folder.config, where=str(path / "config.toml"))
+    if other not in [replace(mine, then=mine.then[:k]) for k in range(len(mine.then))]:
+        raise RunError(f"{path} is not the beginning of this study: without its last [[then]] it must be the same")
+    if folder.split != split:
+        raise RunError(f"{path} was trained on other cases, or other parts of them, than this study has")
+    return folder
 
 
 def _start(sites: Mapping[str, TorchSite]) -> Tree:
@@ -317,6 +339,15 @@ def _tracked(watch: rounds.Watch, kinds: Sequence[str], path: Path) -> rounds.Wa
     from polysite.report.tracking import Many, tracker
 
     return Many(watch, *(tracker(kind, path) for kind in kinds)) if kinds else watch
+
+
+def title(study: Study) -> str:
+    """What trains, by name.
+
+    >>> title(Study(then=({"algorithm": "fine_tune"},)))
+    'fedavg-then-fine_tune'
+    """
+    return POOLED if study.run.pooled else "-then-".join(_title(stage.algorithm) for stage in config.stages(study))
 
 
 def _title(algorithm: Any) -> str:
@@ -368,8 +399,7 @@ def _train(
     watch: rounds.Watch,
 ) -> Run:
     with _log(folder) as log:
-        names = phases[0].transport.names
-        log.info("%s over %s", ", then ".join(_title(phase.algorithm) for phase in phases), ", ".join(names))
+        log.info("%s over %s", title(study), ", ".join(phases[0].transport.names))
         for site, parts in dealt.items():
             hidden = {study.data.modality_names[k] for each in parts.values() for p in each for k in p.hidden}
             blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""

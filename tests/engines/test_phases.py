@@ -195,7 +195,7 @@ def test_a_study_of_phases_resumes_wherever_it_was_interrupted(tmp_path, after, 
 def test_a_damaged_beginning_of_a_phase_is_noticed_and_made_again(tmp_path, caplog):
     result, folder = go(tmp_path / "run", *PARTS[:1], PARTS[2])
     (folder.path / "result.json").unlink()
-    folder.handover(1).write_bytes(b"x")
+    folder.phase(1).write_bytes(b"x")
     again = phases(*PARTS[:1], PARTS[2])
     at = find_progress(folder, again)
     assert at.phase == 0 and "phase-1.safetensors cannot be read" in caplog.text

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file
 
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.local import Local
-from polysite.engines import checkpoint
+from polysite.engines import checkpoint, rounds
 from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import Phase, Plan, find_progress, run, train
+from polysite.engines.rounds import Phase, Plan, Progress, find_best, find_progress, run, train
 from polysite.engines.sampling import cohort
 from polysite.engines.simulator import Simulator
 from polysite.errors import RunError
@@ -163,9 +163,10 @@ def test_resume_uses_the_newest_checkpoint_that_is_whole(tmp_path, damage, caplo
     half = interrupted(tmp_path, 8)
     newest, before = half.checkpoints()
     if damage == "best":  # of the newest alone: the one before keeps its own
-        progress = [checkpoint.load(p).best_round for p in (newest, before)]
+        progress = [checkpoint.load(p).at.best_round for p in (newest, before)]
         shutil.copy(half.best(progress[0]), half.best(6))
-        checkpoint.save(newest, replace(checkpoint.load(newest), best_round=6))
+        later = checkpoint.load(newest)
+        checkpoint.save(newest, replace(later, at=replace(later.at, best_round=6)))
         harm(half.best(6), "truncated")
     elif damage != "none":
         harm(newest, damage)
@@ -221,7 +222,7 @@ def test_disk_full_while_writing_a_checkpoint(tmp_path, monkeypatch):
         with pytest.raises(
             RunError, match=r"round-000009.safetensors could not be written: .*No space left.*untouched"
         ):
-            half.keep(9, Payload(m=START))
+            half.keep(half.round(9), Payload(m=START), [])
     assert {p.name: p.read_bytes() for p in (half.path / "checkpoints").iterdir()} == before  # not even a partial file
     finish(half)
 
@@ -241,3 +242,61 @@ def test_the_bare_rounds_are_an_iterator():
     engine = Simulator(FedAvg(), sites())
     seen = [r.index for r in run(FedAvg(), engine, START, Plan(rounds=3), seed=0)]
     assert seen == [0, 1, 2]
+
+
+def test_what_sites_remember_lies_apart_and_has_a_version(tmp_path):
+    """Of every checkpoint that is kept, a file for every site; who is not asked keeps the version it has."""
+    _, folder = study(tmp_path, Local(), rounds=9, share=0.5, checkpoint_every=1)
+    assert {p.name for p in folder.path.glob("sites/*/*")} == {p.name for p in folder.path.glob("checkpoints/*")}
+    heard = [next(iter(r["sites"])) for r in folder.records()]  # one of two in every round
+    for path in folder.checkpoints():
+        for site in ("a", "b"):
+            found = checkpoint.load(folder.memory(path, site))
+            last = max(k for k, i in enumerate(heard[: int(path.stem[-6:]) + 1]) if i == site)
+            assert (found.site, found.algorithm, found.version) == (site, "local", last)
+    assert heard[-1] == heard[-2]  # so one version is older than both checkpoints
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"version": 3}, "is the memory of another version: 3 instead of 7"),
+        ({"site": "b"}, "is the memory of another site: 'b' instead of 'a'"),
+        ({"algorithm": "ditto"}, "is the memory of another algorithm: 'ditto' instead of 'local'"),
+        ({"format": 2}, "holds no memory of a site that this version of polysite can read"),
+        (None, "cannot be read as a checkpoint"),
+    ],
+    ids=["version", "site", "algorithm", "format", "gone"],
+)
+def test_a_memory_that_does_not_fit_is_not_mixed_in(tmp_path, changes, sentence, caplog):
+    _, whole = study(tmp_path, Local(), rounds=12, checkpoint_every=2, name="whole")
+    _, folder = study(tmp_path, Local(), rounds=8, checkpoint_every=2)
+    (folder.path / "result.json").unlink()
+    path = folder.memory(folder.checkpoints()[0], "a")
+    if changes is None:
+        path.unlink()
+    else:
+        checkpoint.save(path, replace(checkpoint.load(path), **changes))
+    again = [Phase(Local(), Simulator(Local(), sites()), Plan(rounds=12, checkpoint_every=2))]
+    at = find_progress(folder, again)
+    assert sentence in caplog.text and at.round == 5  # the one before
+    train(again, START, 0, folder, resume=at)
+    for site in ("a", "b"):
+        assert load_file(folder.path / "models" / f"last.{site}.safetensors") == load_file(
+            whole.path / "models" / f"last.{site}.safetensors"
+        )
+
+
+def test_going_back_to_the_best_round_forgets_what_came_after(tmp_path):
+    """A site that had not been heard until then remembers nothing."""
+    algorithm = Local()
+    folder = RunFolder.create(tmp_path / "run", "", 0)
+    phases = [Phase(algorithm, Simulator(algorithm, sites()), Plan(rounds=6, share=0.5))]
+    train(phases, START, 0, folder)
+    first = next(iter(folder.records()[0]["sites"]))
+    other = {"a": "b", "b": "a"}[first]
+    at = Progress(0, None, {first: Payload(model=START)}, 0, 1.0, versions={first: 0})
+    rounds._keep(folder, folder.best(9), phases[0], at)
+    assert phases[0].transport.memories()[other]
+    find_best(folder, phases, 9)
+    assert phases[0].transport.memories() == {first: Payload(model=START), other: Payload()}

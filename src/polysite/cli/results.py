@@ -67,6 +67,27 @@ def evaluate(
 
 
 @app.command()
+def serve_model(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    site: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose model; not needed where all hospitals use the same.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder; one below RUN/bundles/ by default.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write the model that a hospital uses as a MONAI bundle: weights, configuration, how to run it."""
+    from polysite.export import serve_model as export
+
+    target = export(run, site, out)
+    if as_json:
+        about = json.loads((target / "configs" / "metadata.json").read_text(encoding="utf-8"))
+        print(json.dumps({"bundle": str(target), **{k: about[k] for k in ("description", "eval_metrics", "weights")}}))
+    elif not quiet:
+        print(f"{target} is a MONAI bundle; {target / 'docs' / 'README.md'} says what it is and how to run it.")
+
+
+@app.command()
 def compare(
     runs: Runs,
     reference: Reference = None,

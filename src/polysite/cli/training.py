@@ -36,6 +36,9 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Continue this run folder to the same end.")
     ] = None,
+    after: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A finished run of the first phases, which need not be repeated.")
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show the whole study, explained, and stop.")
     ] = False,
@@ -52,8 +55,10 @@ def train(
     """Train a study, measure what every hospital gets, and write a run folder."""
     from polysite import config as configuration
 
-    if resume and (config or override or out):
-        raise PolysiteError("--resume takes its configuration from the run folder; leave out the file, --set and --out")
+    if resume and (config or override or out or after):
+        raise PolysiteError(
+            "--resume takes its configuration from the run folder; leave out the file, --set, --out and --after"
+        )
     if resume and print_config:
         from polysite.engines.folder import RunFolder
 
@@ -67,7 +72,8 @@ def train(
     from polysite import study as studies
 
     with watching(quiet, as_json) as watch:
-        run = studies.resume(resume, watch, track or ()) if resume else studies.run(study, out, watch, track or ())
+        tracked = track or ()
+        run = studies.resume(resume, watch, tracked) if resume else studies.run(study, out, watch, tracked, after)
         if examine and not (run.folder.path / "evaluation" / run.split).exists():
             from polysite.evaluation import evaluate
 
@@ -169,15 +175,14 @@ def cost(
 ) -> None:
     """Say what a study would cost before it runs: steps, bytes, simulated time, energy."""
     study = study_of(config, override or [])
-    from polysite.algorithms import name_of
+    from polysite import study as studies
     from polysite.report import costs, tables
-    from polysite.study import forecast
 
-    found = forecast(study)
+    found = studies.forecast(study)
     if as_json:
         print(json.dumps({**asdict(found), "seconds": found.seconds}))
     else:
-        tables.show_grid(costs.forecast(name_of(study.algorithm), found, study.cost))
+        tables.show_grid(costs.forecast(studies.title(study), found, study.cost))
 
 
 @app.command()

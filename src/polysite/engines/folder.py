@@ -7,7 +7,8 @@
     versions.json      what ran it: polysite, Python, libraries, platform, seed
     rounds.jsonl       one line a round: per site losses, Dice per label, steps, seconds, bytes up and down
     log.txt            what was said
-    checkpoints/       the last two, the best, and what each phase began from: state and memories
+    checkpoints/       the last two, the best, and what each phase began from: where the study stood
+    sites/NAME/        what this hospital remembered then, under the same names
     models/            best and last models as plain safetensors
     result.json        at the end: the best round, its scores per site, case and label
     evaluation/        what ``polysite evaluate`` measured: every case by every measure
@@ -35,7 +36,8 @@ from typing import Any
 
 import safetensors.numpy
 
-from polysite.engines import checkpoint
+from polysite.engines import checkpoint, memory
+from polysite.engines.memory import Memory
 from polysite.errors import RunError
 from polysite.payload import plain
 from polysite.tree import Tree
@@ -57,20 +59,26 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config: str, seed: int, split: str = "") -> "RunFolder":
-        """A new folder, complete or not there at all."""
+    def create(
+        cls, path: Path, config: str, seed: int, split: str = "", after: "RunFolder | None" = None
+    ) -> "RunFolder":
+        """A new folder, complete or not there at all; ``after`` another, it begins with all its rounds."""
         if path.exists():
             raise RunError(
                 f"{path} exists already; a run never overwrites another: choose another folder or resume this one"
             )
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         try:
-            for inside in ("checkpoints", "models"):
+            for inside in ("checkpoints", "sites", "models"):
                 (draft / inside).mkdir(parents=True)
             (draft / "config.toml").write_text(config)
             (draft / "versions.json").write_text(json.dumps({**versions(), "seed": seed}, indent=1) + "\n")
             (draft / "split.csv").write_text(split)
             (draft / "rounds.jsonl").touch()
+            if after:
+                shutil.copy(after.path / "rounds.jsonl", draft)
+                for inside in ("checkpoints", "sites"):
+                    shutil.copytree(after.path / inside, draft / inside, dirs_exist_ok=True)
             draft.rename(path)
         except OSError as problem:
             shutil.rmtree(draft, ignore_errors=True)
@@ -137,35 +145,38 @@ class RunFolder:
         """Forget what came after a round, and what was being written: it will be run again, to the same result."""
         kept = "".join(json.dumps(r) + "\n" for r in self.records() if r["round"] <= round)
         checkpoint.write(self.path / "rounds.jsonl", lambda p: p.write_text(kept))
-        half = (p for inside in ("checkpoints", "models") for p in (self.path / inside).glob(".*.partial"))
+        half = (p for inside in ("checkpoints", "sites", "models") for p in (self.path / inside).rglob(".*.partial"))
         found = (p for kind in ("round", "best") for p in (self.path / "checkpoints").glob(f"{kind}-*.safetensors"))
         late = (p for p in found if _round(p) > round)
         for path in (*half, *late):
             path.unlink()
+        self._prune()
 
     def checkpoints(self) -> list[Path]:
         """Newest first."""
         return sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
 
+    def round(self, round: int) -> Path:
+        return self.path / "checkpoints" / f"round-{round:06d}.safetensors"
+
     def best(self, round: int) -> Path:
         return self.path / "checkpoints" / f"best-{round:06d}.safetensors"
 
-    def keep(self, round: int, value: Any) -> None:
-        """Write a checkpoint, then let go of what the last two do not need (each: the newest best up to its round)."""
-        checkpoint.save(self.path / "checkpoints" / f"round-{round:06d}.safetensors", value)
-        self._prune()
-
-    def keep_best(self, round: int, value: Any) -> None:
-        """Write the best so far."""
-        checkpoint.save(self.best(round), value)
-        self._prune()
-
-    def handover(self, phase: int) -> Path:
+    def phase(self, phase: int) -> Path:
+        """What a phase began from; it is never let go."""
         return self.path / "checkpoints" / f"phase-{phase}.safetensors"
 
-    def hand_over(self, phase: int, value: Any) -> None:
-        """Write what a phase begins from; it is kept."""
-        checkpoint.save(self.handover(phase), value)
+    def memory(self, at: Path, site: str) -> Path:
+        """Where a site's memory lies that belongs to a checkpoint."""
+        return self.path / "sites" / file_name(site) / at.name
+
+    def keep(self, path: Path, value: Any, memories: Iterable[Memory]) -> None:
+        """Write a checkpoint, the memories first; then let go of what is not needed: of checkpoints all but the last
+        two, of bests all but the newest of each of these."""
+        for each in memories:
+            memory.save(self.memory(path, each.site), each)
+        checkpoint.save(path, value)
+        self._prune()
 
     def _prune(self) -> None:
         kept, old = self.checkpoints()[:KEPT], self.checkpoints()[KEPT:]
@@ -173,6 +184,10 @@ class RunFolder:
         needed = {max((b for b in bests if _round(b) <= _round(c)), default=None) for c in kept} | set(bests[-1:])
         for path in (*old, *(b for b in bests if b not in needed)):
             path.unlink()
+        there = {p.name for p in (self.path / "checkpoints").iterdir()}
+        for path in (self.path / "sites").glob("*/*.safetensors"):
+            if path.name not in there:
+                path.unlink()
 
     def set_aside(self, damaged: Iterable[Path]) -> None:
         """Out of the way, but not gone: somebody may want to look."""

@@ -8,12 +8,15 @@ import logging
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from polysite.algorithms import name_of
 from polysite.algorithms.base import Algorithm, shares, told
-from polysite.engines import checkpoint
+from polysite.engines import checkpoint, memory
 from polysite.engines.folder import RunFolder
+from polysite.engines.memory import Memory
 from polysite.engines.sampling import cohort
 from polysite.engines.screen import screen
 from polysite.errors import ConfigError, RunError
@@ -33,6 +36,7 @@ class Plan:
     validate_every: int = 1  # rounds
     best: Literal["case", "site"] = "case"  # mean validation Dice (accuracy) over all cases, or over the sites' means
     patience: int | None = None  # stop after this many validations without a better one
+    peek: bool = False  # look at the test cases whenever validating, for the report alone: the papers' "best mean"
     checkpoint_every: int = 5  # rounds
     wire: bool = False  # simulator: send every payload through the codec, as a network would
     pooled: bool = False  # simulator: one site holds all training cases (the centralised yardstick)
@@ -128,20 +132,21 @@ class Progress:
 
     round: int  # the last one that is finished
     state: Any
-    memories: Mapping[SiteId, Payload]
+    memories: Mapping[SiteId, Payload]  # on disk, each is a file of its own
     best_round: int = -1
     best_score: float = -1.0
     waited: int = 0  # validations since the best, in this phase
     phase: int = 0
     first: int = 0  # the round that the phase began with
+    versions: Mapping[SiteId, int] = field(default_factory=dict)  # of the memories: when each site was last heard
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
-    """What a phase begins from."""
+class Checkpoint:
+    """What is on disk of where a study stood."""
 
-    first: int  # its first round
-    best: Progress  # where the study stood after the best round until then
+    at: Progress  # without the memories
+    begins: int = 0  # of what a phase began from: its first round
 
 
 class Watch:
@@ -231,7 +236,9 @@ def _train(
     resume, at = at, at or Progress(-1, None, {})
     for r in run(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch):
         record = _record(r, at.phase, handed if r.index == at.first else {})
-        at = replace(at, round=r.index, state=r.state, memories=transport.memories())
+        heard = {i: r.index for i in r.replies if i not in r.refused}
+        versions = {**at.versions, **heard}
+        at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)
         done = r.index + 1 - at.first
         if done % plan.validate_every == 0 or done == plan.rounds:
             at = _validate(phase, folder, at, record)
@@ -239,7 +246,7 @@ def _train(
         folder.append(record)
         over = _is_over(plan, at)
         if done % plan.checkpoint_every == 0 or over:
-            folder.keep(r.index, at)
+            _keep(folder, folder.round(r.index), phase, at)
         watch.round(record)
         if over and done < plan.rounds:
             log.info("stopped after round %d: %d validations without a better one", r.index, at.waited)
@@ -257,12 +264,12 @@ def _next(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> tuple[Pro
     """The beginning of the next phase, and the bytes that it took to bring the sites what they start from."""
     index, first = at.phase + 1, at.round + 1
     best = load_best(folder, phases, at.best_round)
-    folder.hand_over(index, Handover(first, best))
+    _keep(folder, folder.phase(index), phases[best.phase], best, first)
     log.info("phase %d begins from the model of round %d", index + 1, best.round)
     start, handed = _enter(phases, index, folder)
     phase = phases[index]
     state = phase.algorithm.init(phase.transport.lift(start), phase.transport.names)
-    return replace(at, state=state, memories={}, waited=0, phase=index, first=first), handed
+    return replace(at, state=state, memories={}, versions={}, waited=0, phase=index, first=first), handed
 
 
 def _enter(
@@ -274,8 +281,8 @@ def _enter(
     A server that is to merge models needs one to begin with; where the sites had their own, it has none.
     """
     phase = phases[index]
-    begun: Handover = checkpoint.load(folder.handover(index), phase.transport.lift, _modules(phases))
-    best, before = begun.best, phases[begun.best.phase]
+    begun = _load(folder, folder.phase(index), phases)
+    best, before = begun.at, phases[begun.at.phase]
     if best.phase:
         _enter(phases, best.phase, folder, everyone)
     before.transport.remember(best.memories)
@@ -295,25 +302,41 @@ def _enter(
             f"phase {index + 1} trains a model that sites share, but after phase {best.phase + 1} every site has its "
             "own; let it be fine_tune or local, or let another algorithm come before it"
         )
-    phase.transport.begin(begun.first, start)
+    phase.transport.begin(begun.begins, start)
     return first["model"], {i: sent[i].nbytes for i in phase.transport.names}
 
 
-def _modules(phases: Sequence[Phase]) -> set[str]:
-    """Where the classes of states may be looked up, besides polysite."""
-    return {type(phase.algorithm).__module__ for phase in phases}
+def _keep(folder: RunFolder, path: Path, phase: Phase, at: Progress, begins: int = 0) -> None:
+    """Write down where a study stands, and apart from it what every site remembers."""
+    name = name_of(phase.algorithm)
+    memories = [Memory(i, name, at.versions.get(i, -1), content) for i, content in at.memories.items() if content]
+    bare = replace(at, memories={}, versions={m.site: m.version for m in memories})
+    folder.keep(path, Checkpoint(bare, begins), memories)
+
+
+def _load(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
+    """What was written down, with the memories that belong to it."""
+    modules = {type(phase.algorithm).__module__ for phase in phases}  # whose classes a state may hold
+    lift = phases[0].transport.lift
+    found: Checkpoint = checkpoint.load(path, lift, modules)
+    if not isinstance(found, Checkpoint) or found.at.phase >= len(phases):
+        raise RunError(f"{path} does not belong to this study")
+    name = name_of(phases[found.at.phase].algorithm)
+    nothing = dict.fromkeys(phases[0].transport.names, Payload())
+    known = {i: memory.load(folder.memory(path, i), i, name, v, lift) for i, v in found.at.versions.items()}
+    return replace(found, at=replace(found.at, memories={**nothing, **known}))
 
 
 def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None:
     """The newest checkpoint that can be read; a damaged one is reported, set aside, and the one before is used."""
-    found, modules = folder.checkpoints(), _modules(phases)
+    found = folder.checkpoints()
     for path in found:
         try:
-            at: Progress = checkpoint.load(path, phases[0].transport.lift, modules)
+            at = _load(folder, path, phases).at
             if at.best_round >= 0:
-                checkpoint.load(folder.best(at.best_round), modules=modules)
+                _load(folder, folder.best(at.best_round), phases)
             if at.phase:
-                checkpoint.load(folder.handover(at.phase), modules=modules)
+                _load(folder, folder.phase(at.phase), phases)
         except RunError as problem:
             log.warning("%s; trying the checkpoint before it", problem)
             continue
@@ -332,8 +355,7 @@ def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None
 
 def load_best(folder: RunFolder, phases: Sequence[Phase], round: int) -> Progress:
     """Where the study stood after its best round."""
-    best: Progress = checkpoint.load(folder.best(round), phases[0].transport.lift, _modules(phases))
-    return best
+    return _load(folder, folder.best(round), phases).at
 
 
 def find_best(
@@ -404,8 +426,11 @@ def _validate(phase: Phase, folder: RunFolder, at: Progress, record: dict[str, A
     at = replace(at, best_round=best[0], best_score=best[1], waited=best[2])
     record["validation"] = {i: _per_label(s) for i, s in scores.items()}
     record["measure"], record["mean_score"], record["best_round"] = measure(scores), score, at.best_round
+    if phase.plan.peek:  # nothing is chosen by it
+        seen = phase.transport.score(at.round, sent, "test")
+        record["peeked"] = {i: _per_label(s) for i, s in seen.items() if s}
     if better:
-        folder.keep_best(at.round, at)
+        _keep(folder, folder.best(at.round), phase, at)
     return at
 
 

@@ -132,7 +132,7 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         yield Section("weights", "Weights over rounds", tuple(inside))
     if options.assessment:
         yield _assessed(options.assessment)
-    grouped = [m for m in methods if m.first.settings["algorithm"].get("groups")]
+    grouped = [m for m in methods if m.first.groups]
     if grouped:
         yield Section("groups", "Groups of hospitals", tuple(_groups(m) for m in grouped))
     blocks: list[Any] = [replace(costs.table(methods, options.speeds), title="")]
@@ -146,7 +146,7 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
 
 
 def _groups(method: Method) -> str:
-    groups = method.first.settings["algorithm"]["groups"]
+    groups = method.first.groups
     return f"{method.name}: " + "; ".join(f"{n}: {', '.join(members)}" for n, members in groups.items()) + "."
 
 

@@ -21,7 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import examined, measure
+from polysite.engines.rounds import examined, mean_score, measure
 from polysite.errors import RunError
 from polysite.metrics.measures import Policy
 from polysite.site import ASIDE
@@ -91,6 +91,13 @@ class Summary:
         return tomllib.loads(self.config)
 
     @property
+    def groups(self) -> Mapping[str, Sequence[str]]:
+        """The groups of sites that train together, of the last phase that has some."""
+        phases = (self.settings, *self.settings.get("then", ()))
+        chosen = (p["algorithm"] for p in phases if isinstance(p.get("algorithm"), dict))
+        return next((a["groups"] for a in reversed(list(chosen)) if a.get("groups")), {})
+
+    @property
     def sites(self) -> list[str]:
         """Those whose patients are examined; while it is under way, those that train."""
         return sorted(s for s, cases in self.scores.items() if cases) or sorted(self.trained)
@@ -133,6 +140,17 @@ class Summary:
         if not str(self.settings["data"]["name"]).startswith("phantom") or other:
             return values
         return {(site, f"{case}, seed {self.settings['seed']}"): value for (site, case), value in values.items()}
+
+    @property
+    def mean_of_hospitals(self) -> float:
+        """Every hospital counts once, with the mean over its cases."""
+        return mean_score(self.scores, "site")
+
+    @property
+    def best_mean(self) -> float:
+        """The highest that the mean over hospitals reached on test patients in any round; NaN if nobody looked."""
+        looks = [r["peeked"].values() for r in self.records if r.get("peeked")]
+        return max((fmean(fmean(found["score"].values()) for found in sites) for sites in looks), default=nan)
 
     @property
     def curve(self) -> tuple[list[int], list[float]]:
