@@ -31,6 +31,7 @@ _HOME = {
     "Speeds": "polysite.cost.speeds",
     "forecast": "polysite.study",
     "evaluate": "polysite.evaluation",
+    "serve_model": "polysite.export",
     "survey": "polysite.study",
     "run": "polysite.study",
     "resume": "polysite.study",

@@ -12,6 +12,7 @@
     models/            best and last models as plain safetensors
     result.json        at the end: the best round, its scores per site, case and label
     evaluation/        what ``polysite evaluate`` measured: every case by every measure
+    bundles/           what ``polysite serve-model`` wrote: a hospital's model as a MONAI bundle
     index.html         the page about the run
     tensorboard/, mlflow/   where they were asked for
     .lock              held by the process that writes here
