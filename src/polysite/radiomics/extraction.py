@@ -1,0 +1,249 @@
+"""The 93 features of an image inside a mask, on all cores.
+
+Crop to the mask; grey levels; one look at all neighbours of every voxel for dependences and differences, one at those
+ahead for pairs, runs and zones; then the formulas. Every thread has a stretch of the voxels and tables of its own,
+which hold whole numbers: their sum is the same however many threads there are.
+
+>>> image = np.arange(27.0).reshape(3, 3, 3)
+>>> found = features(image, image > 3, settings=Settings(bin_width=5))
+>>> len(found), found["firstorder_Mean"], found["glszm_ZonePercentage"]
+(93, 15.0, 0.34782608695652173)
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polysite.errors import DataError
+from polysite.radiomics import formulas, kernels
+from polysite.radiomics.formulas import Counts, Direction, Floats, Values, Zones
+from polysite.radiomics.settings import Settings, check, check_values
+
+ROOM = 1 << 27  # bytes for the tables of all threads; with many grey levels, fewer directions and threads at a time
+SMALL = 256  # zones of fewer voxels are counted in a table, larger ones are listed
+
+Voxels = NDArray[np.uint8]
+Levels = NDArray[np.uint16]
+Vector = tuple[int, int, int]
+
+
+def features(
+    image: NDArray[Any],
+    mask: NDArray[Any],
+    *,
+    spacing: Sequence[float] | None = None,
+    settings: Settings = Settings(),
+    threads: int | None = None,
+) -> dict[str, float]:
+    """By PyRadiomics' names (`NAMES`), of an image with two or three axes where the mask equals the label.
+
+    The spacing is the size of a voxel in mm, axis by axis, 1 mm if not given; it matters for TotalEnergy alone. Axes
+    may come in any order; only `force2D_dimension` depends on it. NaN stands for a feature that this mask leaves
+    undefined, as in PyRadiomics: those of the GLCM where no two voxels touch, those of the GLRLM where no two lie on a
+    line, the robust deviation of two voxels. All cores are used unless a number of threads is given.
+    """
+    spacing = spacing or (1.0,) * image.ndim
+    check(image.shape, mask.shape, spacing, settings)
+    image, inside, axis = _laid_out(image, mask, settings)
+    workers = threads or cores()
+    with ThreadPoolExecutor(workers) as pool:
+        values, levels = _levels(image, inside, settings, pool, workers)
+        vectors = directions(axis)
+        dependence, apart = _neighbours(levels, vectors, pool, workers)
+        parent = np.arange(levels.size, dtype=np.int32 if levels.size < 2**31 else np.int64)
+        along: list[Future[dict[str, float]]] = []
+        for group in _directions(levels, vectors, parent, pool, workers):
+            wait(along)  # tables of two groups at most
+            along += [pool.submit(formulas.along, direction, dependence.sum(1)) for direction in group]
+        zones = pool.submit(_zones, levels, parent)
+        sums = _values(values, levels, dependence.sum(1), float(np.prod(spacing)), settings, pool, workers)
+        return formulas.all_features(sums, [a.result() for a in along], zones.result(), dependence, apart)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def directions(axis: int | None) -> list[Vector]:
+    """Half of a voxel's 26 neighbours, those ahead; of its slice only, where slices are stacked along this axis.
+
+    >>> len(directions(None)), directions(0)
+    (13, [(0, 0, 1), (0, 1, -1), (0, 1, 0), (0, 1, 1)])
+    """
+    ahead = [(i, j, k) for i, j, k in product((-1, 0, 1), repeat=3) if (i, j, k) > (0, 0, 0)]
+    return [v for v in ahead if axis is None or v[axis] == 0]
+
+
+def lined(levels: Levels, vector: Vector) -> bool:
+    """Whether any line in this direction holds two voxels; asked where no two are neighbours, which is rare."""
+    at = np.argwhere(levels)
+    axis = next(n for n, v in enumerate(vector) if v)
+    foot = at - np.outer(at[:, axis] * vector[axis], vector)
+    return len(np.unique(foot, axis=0)) < len(at)
+
+
+def _laid_out(image: NDArray[Any], mask: NDArray[Any], settings: Settings) -> tuple[NDArray[Any], Voxels, int | None]:
+    """Image and mask with three axes, row by row in memory, in numbers that can be compiled for."""
+    if image.dtype.kind not in "buif":
+        raise DataError(f"the image holds numbers of type {image.dtype}; give whole or real numbers")
+    inside = mask if mask.dtype == bool and settings.label == 1 else mask == settings.label
+    axis = settings.force2D_dimension if settings.force2D else None
+    if image.flags.f_contiguous and not image.flags.c_contiguous:  # as nibabel reads it: turned round, not copied
+        image, inside = image.T, inside.T
+        axis = axis if axis is None else image.ndim - 1 - axis
+    missing = 3 - image.ndim
+    shape = (1,) * missing + image.shape
+    if image.dtype.kind == "f" and image.dtype not in (np.float32, np.float64):
+        image = image.astype(np.float64)
+    native = image.dtype.newbyteorder("=") if image.dtype.kind != "b" else np.uint8
+    image = np.ascontiguousarray(image, native).reshape(shape)
+    inside = np.ascontiguousarray(inside).view(np.uint8).reshape(shape)
+    return image, inside, axis if axis is None else axis + missing
+
+
+def _levels(
+    image: NDArray[Any], inside: Voxels, settings: Settings, pool: Executor, workers: int
+) -> tuple[Floats, Levels]:
+    """The values inside the mask, one after the other, and their grey levels in the box of the mask, with a rim."""
+    found = np.zeros((len(inside), 5), np.int64)
+    _over(pool, kernels.bounds, _cuts(len(inside), workers), inside, found)
+    held = np.flatnonzero(found[:, 0])
+    check_values(int(found[:, 0].sum()), 0, 0, settings.label)
+    box = (
+        slice(held[0], held[-1] + 1),
+        slice(found[held, 1].min(), found[held, 2].max()),
+        slice(found[held, 3].min(), found[held, 4].max()),
+    )
+    image, inside = image[box], inside[box]
+    starts = np.concatenate([[0], np.cumsum(found[box[0], 0])])
+    cuts = np.searchsorted(starts, np.linspace(0, starts[-1], 4 * workers + 1)).tolist()  # as many voxels to each
+    values = np.empty(starts[-1])
+    _over(pool, kernels.gather, cuts, image, inside, starts, values)
+    least, largest = float(values.min()), float(values.max())
+    check_values(len(values), least, largest, settings.label)
+    levels = np.zeros(tuple(n + 2 for n in inside.shape), np.uint16)
+    edges = settings.edges(least, largest, image.dtype)
+    _over(pool, kernels.digitise, cuts, values, inside, starts, edges, levels)
+    return values, levels
+
+
+def _neighbours(levels: Levels, vectors: Sequence[Vector], pool: Executor, workers: int) -> tuple[Counts, Counts]:
+    """Of each level: voxels by the number of equal neighbours; differences from all, by their number."""
+    ahead = _steps(levels, vectors)
+    cuts = _inner(levels, ahead, workers)
+    own = np.zeros((2, len(cuts) - 1, int(levels.max()) + 1, 2 * len(ahead) + 1), np.int64)
+    _over(pool, kernels.neighbours, cuts, levels.ravel(), np.concatenate([ahead, -ahead]), own=tuple(own))
+    dependence, apart = own.sum(1)
+    return dependence, apart
+
+
+def _directions(
+    levels: Levels, vectors: Sequence[Vector], parent: NDArray[Any], pool: Executor, workers: int
+) -> Iterator[list[Direction]]:
+    """Pairs and runs of each direction, as many directions at a time as there is room for; and the trees of zones."""
+    top, longest = int(levels.max()), max(levels.shape)
+    at_once = max(1, ROOM // (4 * (top + 1) * (top + longest)))
+    steps = _steps(levels, vectors)
+    cuts = _inner(levels, steps, min(workers, at_once))
+    group = max(1, at_once // (len(cuts) - 1))
+    for n in range(0, len(steps), group):
+        some = steps[n : n + group]
+        counts = np.zeros((len(cuts) - 1, len(some), top + 1, top + 1), np.uint32)
+        runs = np.zeros((len(cuts) - 1, len(some), top + 1, longest), np.uint32)
+        _over(pool, kernels.pairs, cuts, levels.ravel(), some, parent, own=(counts, runs))
+        kernels.compiled(kernels.bridge)(levels.ravel(), some, np.array(cuts[1:-1], np.int64), parent)
+        pairs, ran = counts.sum(0, dtype=np.int64), runs.sum(0, dtype=np.int64)
+        yield [
+            Direction(p, r, bool(p[:, 1:].any()) or lined(levels, vector))
+            for p, r, vector in zip(pairs, ran, vectors[n : n + group], strict=True)
+        ]
+
+
+def _zones(levels: Levels, parent: NDArray[Any]) -> Zones:
+    """Sizes of the zones: a table of the small ones, a list of the others."""
+    flat = levels.ravel()
+    small = np.zeros((int(levels.max()) + 1, SMALL), np.int64)
+    kernels.compiled(kernels.zones)(flat, parent, small)
+    level, size = np.nonzero(small)
+    roots = np.flatnonzero(parent <= -SMALL)
+    large, times = np.unique(flat[roots] * np.int64(flat.size) - parent[roots], return_counts=True)
+    return Zones(
+        np.concatenate([level, large // flat.size]),
+        np.concatenate([size, large % flat.size]),
+        np.concatenate([small[level, size], times]),
+    )
+
+
+def _percentiles(values: Floats, levels: Levels, voxels: Counts) -> dict[int, float]:
+    """Looked for only among the values of the grey levels that hold them."""
+    places = np.array(formulas.places(len(values)))
+    until = np.cumsum(voxels)
+    wanted = np.zeros(len(voxels), bool)
+    wanted[np.searchsorted(until, places, side="right")] = True
+    some = np.empty(voxels[wanted].sum())
+    kernels.compiled(kernels.select)(levels.ravel(), wanted, values, some)
+    left_out = np.cumsum(np.where(wanted, 0, voxels))[np.searchsorted(until, places, side="right")]
+    some.partition(places - left_out)
+    return formulas.percentiles(dict(zip(places.tolist(), some[places - left_out].tolist(), strict=True)), len(values))
+
+
+def _values(
+    values: Floats, levels: Levels, voxels: Counts, volume: float, settings: Settings, pool: Executor, workers: int
+) -> Values:
+    """Sums over the values, chunk by chunk."""
+    percentiles = _percentiles(values, levels, voxels)
+    chunks = -(-len(values) // kernels.CHUNK)
+    cuts = _cuts(chunks, workers)
+    plain = np.empty((chunks, 2))
+    _over(pool, kernels.sums, cuts, values, float(settings.voxel_array_shift), plain)
+    total, energy = plain.sum(0)
+    mean = total / len(values)
+    powers, robust = np.empty((chunks, 6)), np.empty(chunks)
+    _over(pool, kernels.moments, cuts, values, mean, percentiles[10], percentiles[90], powers)
+    absolute, second, third, fourth, number, inside = powers.sum(0).tolist()
+    centre = inside / number if number else math.nan  # of two voxels, none may lie between the percentiles
+    _over(pool, kernels.deviation, cuts, values, centre, percentiles[10], percentiles[90], robust)
+    return Values(
+        least=float(values.min()),
+        largest=float(values.max()),
+        mean=float(mean),
+        percentiles=percentiles,
+        energy=float(energy),
+        absolute=absolute,
+        powers=(second, third, fourth),
+        robust=float(robust.sum()) / number if number else math.nan,
+        volume=volume,
+    )
+
+
+def _steps(levels: Levels, vectors: Sequence[Vector]) -> NDArray[np.int64]:
+    """How far it is, in the flat array, to the neighbour in each direction."""
+    plane, row = levels.shape[1] * levels.shape[2], levels.shape[2]
+    return np.array([i * plane + j * row + k for i, j, k in vectors], np.int64)
+
+
+def _inner(levels: Levels, steps: NDArray[np.int64], parts: int) -> list[int]:
+    """Stretches of the flat array without the first and last voxels, whose neighbours are not in it; they are rim."""
+    reach = int(steps.max())
+    return [reach + cut for cut in _cuts(levels.size - 2 * reach, parts)]
+
+
+def _cuts(length: int, parts: int) -> list[int]:
+    return [length * n // parts for n in range(parts + 1)]
+
+
+def _over(
+    pool: Executor, kernel: Callable[..., Any], cuts: Sequence[int], *shared: Any, own: Sequence[NDArray[Any]] = ()
+) -> None:
+    """Run a kernel on each stretch between two cuts, with tables of its own."""
+    stretches = enumerate(pairwise(cuts))
+    done = [pool.submit(kernels.compiled(kernel), a, b, *shared, *(o[n] for o in own)) for n, (a, b) in stretches]
+    for each in done:
+        each.result()

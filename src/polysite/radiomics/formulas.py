@@ -1,0 +1,409 @@
+"""From matrices to the 93 features: PyRadiomics 3.0.1's formulas and names.
+
+Haralick et al. 1973, Textural features for image classification (GLCM); Galloway 1975 (GLRLM); Thibault et al. 2009
+(GLSZM); Amadasun and King 1989 (NGTDM); Sun and Wee 1983 (GLDM); van Griethuysen et al. 2017, Computational radiomics
+system to decode the radiographic phenotype, Cancer Research 77 (all of them as implemented).
+
+Whoever makes the matrices, processor or GPU, the numbers are made here. Levels are counted from 1; row and column 0 of
+a matrix stand for what is outside of the mask. GLCM and GLRLM features are means over the directions in which the mask
+has pairs (GLCM) or lines of two voxels or more (GLRLM); with no such direction they are NaN, as PyRadiomics has it.
+
+Where PyRadiomics says one thing and does another, this does what it does:
+
+* IMC2 of a direction is said to be 0 where rounding makes HXY exceed HXY2; it is NaN there and left out of the mean.
+* Voxels without any neighbour are said not to count in the NGTDM; they do, with a difference of 0.
+* MCC has an ε in its denominators, which shifts it where levels are rare among millions of voxels.
+
+Where it is wrong, this does not follow: the mean of many equal values may be off by a rounding error, and PyRadiomics
+then gives a flat region a skewness of ±1 and a kurtosis of 1; here both are 0, as it documents.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polysite.radiomics.kernels import compiled, second_eigenvalue
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.integer]
+
+EPS = float(np.spacing(1))
+BLOCKED = 512  # rows from which on LAPACK is worth its threads
+PERCENTILES = (10, 25, 50, 75, 90)
+
+FIRST_ORDER = [
+    "10Percentile",
+    "90Percentile",
+    "Energy",
+    "Entropy",
+    "InterquartileRange",
+    "Kurtosis",
+    "Maximum",
+    "MeanAbsoluteDeviation",
+    "Mean",
+    "Median",
+    "Minimum",
+    "Range",
+    "RobustMeanAbsoluteDeviation",
+    "RootMeanSquared",
+    "Skewness",
+    "TotalEnergy",
+    "Uniformity",
+    "Variance",
+]
+GLCM = [
+    "Autocorrelation",
+    "ClusterProminence",
+    "ClusterShade",
+    "ClusterTendency",
+    "Contrast",
+    "Correlation",
+    "DifferenceAverage",
+    "DifferenceEntropy",
+    "DifferenceVariance",
+    "Id",
+    "Idm",
+    "Idmn",
+    "Idn",
+    "Imc1",
+    "Imc2",
+    "InverseVariance",
+    "JointAverage",
+    "JointEnergy",
+    "JointEntropy",
+    "MCC",
+    "MaximumProbability",
+    "SumAverage",
+    "SumEntropy",
+    "SumSquares",
+]
+# One order for three matrices: entries of grey level by size, where the size is of runs, zones or dependences.
+GLRLM = [
+    "ShortRunEmphasis",
+    "LongRunEmphasis",
+    "GrayLevelNonUniformity",
+    "GrayLevelNonUniformityNormalized",
+    "RunLengthNonUniformity",
+    "RunLengthNonUniformityNormalized",
+    "RunPercentage",
+    "GrayLevelVariance",
+    "RunVariance",
+    "RunEntropy",
+    "LowGrayLevelRunEmphasis",
+    "HighGrayLevelRunEmphasis",
+    "ShortRunLowGrayLevelEmphasis",
+    "ShortRunHighGrayLevelEmphasis",
+    "LongRunLowGrayLevelEmphasis",
+    "LongRunHighGrayLevelEmphasis",
+]
+GLSZM = [
+    "SmallAreaEmphasis",
+    "LargeAreaEmphasis",
+    "GrayLevelNonUniformity",
+    "GrayLevelNonUniformityNormalized",
+    "SizeZoneNonUniformity",
+    "SizeZoneNonUniformityNormalized",
+    "ZonePercentage",
+    "GrayLevelVariance",
+    "ZoneVariance",
+    "ZoneEntropy",
+    "LowGrayLevelZoneEmphasis",
+    "HighGrayLevelZoneEmphasis",
+    "SmallAreaLowGrayLevelEmphasis",
+    "SmallAreaHighGrayLevelEmphasis",
+    "LargeAreaLowGrayLevelEmphasis",
+    "LargeAreaHighGrayLevelEmphasis",
+]
+GLDM = [  # "-": the same as another feature, or always 1
+    "SmallDependenceEmphasis",
+    "LargeDependenceEmphasis",
+    "GrayLevelNonUniformity",
+    "-",
+    "DependenceNonUniformity",
+    "DependenceNonUniformityNormalized",
+    "-",
+    "GrayLevelVariance",
+    "DependenceVariance",
+    "DependenceEntropy",
+    "LowGrayLevelEmphasis",
+    "HighGrayLevelEmphasis",
+    "SmallDependenceLowGrayLevelEmphasis",
+    "SmallDependenceHighGrayLevelEmphasis",
+    "LargeDependenceLowGrayLevelEmphasis",
+    "LargeDependenceHighGrayLevelEmphasis",
+]
+NGTDM = ["Busyness", "Coarseness", "Complexity", "Contrast", "Strength"]
+
+NAMES = tuple(
+    f"{family}_{name}"
+    for family, names in {
+        "firstorder": FIRST_ORDER,
+        "glcm": GLCM,
+        "gldm": GLDM,
+        "glrlm": GLRLM,
+        "glszm": GLSZM,
+        "ngtdm": NGTDM,
+    }.items()
+    for name in names
+    if name != "-"
+)
+
+
+@dataclass(frozen=True)
+class Values:
+    """Sums over the values x of the mask: what first-order features are made of."""
+
+    least: float
+    largest: float
+    mean: float
+    percentiles: Mapping[int, float]
+    energy: float  # Σ (x + shift)²
+    absolute: float  # Σ |x − mean|
+    powers: tuple[float, float, float]  # Σ (x − mean)², ³, ⁴
+    robust: float  # mean |x − their mean| of the values from the 10th to the 90th percentile
+    volume: float  # of a voxel, in mm³
+
+
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """Along one direction: how often level b follows level a, and how often level a runs for n voxels, n ≥ 2."""
+
+    pairs: Counts
+    runs: Counts
+    lined: bool  # whether any line along it holds two voxels, next to one another or not
+
+
+@dataclass(frozen=True, eq=False)
+class Zones:
+    """How often zones of a level and a size occur; entries that occur only."""
+
+    level: Counts
+    size: Counts
+    count: Counts
+
+
+def places(voxels: int) -> list[int]:
+    """Where, among the sorted values, those lie that percentiles are made of."""
+    at = [q / 100 * (voxels - 1) for q in PERCENTILES]
+    return sorted({place for a in at for place in (int(a), min(int(a) + 1, voxels - 1))})
+
+
+def percentiles(found: Mapping[int, float], voxels: int) -> dict[int, float]:
+    """Percentiles from the values at these places, interpolated the way NumPy does it.
+
+    >>> percentiles({0: 1.0, 1: 2.0}, 2)[90] == float(np.percentile([1, 2], 90))
+    True
+    """
+    result = {}
+    for q in PERCENTILES:
+        at = q / 100 * (voxels - 1)
+        low, high = found[int(at)], found[min(int(at) + 1, voxels - 1)]
+        t = at - int(at)
+        result[q] = high - (high - low) * (1 - t) if t >= 0.5 else low + (high - low) * t
+    return result
+
+
+def all_features(
+    values: Values, directions: Iterable[Mapping[str, float]], zones: Zones, dependence: Counts, apart: Counts
+) -> dict[str, float]:
+    """All 93 by name; directions are what `along` said of each."""
+    voxels = dependence.sum(1)
+    present = np.flatnonzero(voxels)
+    level, size = np.nonzero(dependence)
+    gldm = by_size(Zones(level, size + 1, dependence[level, size]))
+    found = {
+        **_named("firstorder", first_order(values, voxels[present])),
+        **_mean(list(directions)),
+        **_named("gldm", dict(zip(GLDM, gldm, strict=True))),
+        **_named("glszm", dict(zip(GLSZM, by_size(zones), strict=True))),
+        **_named("ngtdm", ngtdm(voxels[present], differences(apart)[present], present)),
+    }
+    return {name: float(found[name]) for name in NAMES}
+
+
+def along(direction: Direction, voxels: Counts) -> dict[str, float]:
+    """GLCM and GLRLM features of one direction, as far as it has any; from the number of voxels of each level."""
+    found: dict[str, float] = {}
+    pairs, runs = direction.pairs, direction.runs.astype(np.int64)
+    present = np.flatnonzero(voxels)
+    held = pairs[np.ix_(present, present)]
+    if held.any():
+        found |= _named("glcm", glcm(held, present, len(voxels) - 1))
+    if direction.lined:
+        # what does not follow its equal begins a run
+        runs[:, 1] = voxels - np.diagonal(pairs) - runs[:, 2:].sum(1)
+        runs[0] = 0
+        level, size = np.nonzero(runs)
+        found |= _named("glrlm", dict(zip(GLRLM, by_size(Zones(level, size, runs[level, size])), strict=True)))
+    return found
+
+
+def first_order(values: Values, histogram: Counts) -> dict[str, float]:
+    """Of the values, and (entropy, uniformity) of how many voxels each level has."""
+    voxels = int(histogram.sum())
+    p = histogram / voxels
+    at = values.percentiles
+    m2, m3, m4 = (power / voxels for power in values.powers)
+    flat = values.least == values.largest
+    return {
+        "10Percentile": at[10],
+        "90Percentile": at[90],
+        "Energy": values.energy,
+        "Entropy": _entropy(p),
+        "InterquartileRange": at[75] - at[25],
+        "Kurtosis": 0.0 if flat else m4 / m2**2,
+        "Maximum": values.largest,
+        "Mean": values.mean,
+        "MeanAbsoluteDeviation": 0.0 if flat else values.absolute / voxels,
+        "Median": at[50],
+        "Minimum": values.least,
+        "Range": values.largest - values.least,
+        "RobustMeanAbsoluteDeviation": 0.0 if flat else values.robust,
+        "RootMeanSquared": float(np.sqrt(values.energy / voxels)),
+        "Skewness": 0.0 if flat else m3 / m2**1.5,
+        "TotalEnergy": values.energy * values.volume,
+        "Uniformity": float(p @ p),
+        "Variance": 0.0 if flat else m2,
+    }
+
+
+def glcm(pairs: Counts, levels: Counts, top: int) -> dict[str, float]:
+    """Of one direction, made symmetric; the highest level of all normalises IDN and IDMN."""
+    p = (pairs + pairs.T) / (2 * pairs.sum(dtype=np.int64))
+    x, level = p.sum(1), levels.astype(np.float64)
+    both = _gathered(np.add.outer(levels, levels), p)
+    apart = _gathered(np.abs(np.subtract.outer(levels, levels)), p)
+    total, k = np.arange(len(both), dtype=np.float64), np.arange(len(apart), dtype=np.float64)
+    mean = x @ level
+    away, spread = level - mean, total - 2 * mean
+    variance = x @ away**2
+    product = np.multiply.outer(x, x)
+    log = np.log2(product + EPS)
+    joint, crossed, independent = _entropy(p), -float((p * log).sum()), -float((product * log).sum())
+    single = _entropy(x)
+    information = independent - joint
+    difference = k @ apart
+    return {
+        "Autocorrelation": (p * level).sum(1) @ level,
+        "ClusterProminence": spread**4 @ both,
+        "ClusterShade": spread**3 @ both,
+        "ClusterTendency": spread**2 @ both,
+        "Contrast": k**2 @ apart,
+        "Correlation": (p * away).sum(1) @ away / (variance + EPS) if variance else 1.0,
+        "DifferenceAverage": difference,
+        "DifferenceEntropy": _entropy(apart),
+        "DifferenceVariance": (k - difference) ** 2 @ apart,
+        "Id": apart @ (1 / (1 + k)),
+        "Idm": apart @ (1 / (1 + k**2)),
+        "Idmn": apart @ (1 / (1 + k**2 / top**2)),
+        "Idn": apart @ (1 / (1 + k / top)),
+        "Imc1": (joint - crossed) / single if single else 0.0,
+        "Imc2": float(np.sqrt(1 - np.exp(-2 * information))) if information >= 0 else np.nan,
+        "InverseVariance": apart[1:] @ (1 / k[1:] ** 2),
+        "JointAverage": mean,
+        "JointEnergy": (p * p).sum(),
+        "JointEntropy": joint,
+        "MCC": maximal_correlation(p, x, product),
+        "MaximumProbability": p.max(),
+        "SumAverage": total @ both,
+        "SumEntropy": _entropy(both),
+        "SumSquares": variance,
+    }
+
+
+def maximal_correlation(p: Floats, x: Floats, product: Floats) -> float:
+    """√ of the second eigenvalue of Q(i, j) = Σ_k p(i, k) p(j, k) / (x(i) x(k) + ε); 1 where there is one level.
+
+    Without ε, Q has the eigenvalues of S², where S(i, k) = p(i, k) / √(x(i) x(k)) is symmetric: much the faster to
+    solve. With it, Q ~ (S − Δ) S, which has those of (S − Δ/2)² but for terms of the second order in Δ; where these
+    could matter, Q itself is solved.
+    """
+    if len(p) < 2:
+        return 1.0
+    s = np.divide(p, np.sqrt(product), out=np.zeros_like(p), where=product > 0)
+    delta = s * (EPS / (product + EPS))
+    if float((delta * delta).sum()) < 1e-7:
+        if 4 <= len(p) <= BLOCKED:
+            return float(compiled(second_eigenvalue)(s - delta / 2))
+        return float(np.sort(np.abs(np.linalg.eigvalsh(s - delta / 2)))[-2])
+    second = np.sort(np.linalg.eigvals((p / (product + EPS)) @ p.T))[-2]
+    return float(np.sqrt(complex(second)).real)
+
+
+def by_size(zones: Zones) -> list[float]:
+    """The 16 features of grey level × size, in the order of their names: runs, zones and dependences alike."""
+    i, j, count = zones.level, zones.size, zones.count.astype(np.float64)
+    total = count.sum()
+    p = count / total
+    of_level = _gathered(i, p)
+    sizes, where = np.unique(j, return_inverse=True)
+    of_size = _gathered(where, p)
+    low, high = 1 / i.astype(np.float64) ** 2, i.astype(np.float64) ** 2
+    small, large = 1 / j.astype(np.float64) ** 2, j.astype(np.float64) ** 2
+    level = np.arange(len(of_level))
+    return [
+        p @ small,
+        p @ large,
+        of_level @ of_level * total,
+        of_level @ of_level,
+        of_size @ of_size * total,
+        of_size @ of_size,
+        1 / (p @ j),
+        of_level @ (level - of_level @ level) ** 2,
+        of_size @ (sizes - of_size @ sizes) ** 2,
+        _entropy(p),
+        p @ low,
+        p @ high,
+        p @ (low * small),
+        p @ (high * small),
+        p @ (low * large),
+        p @ (high * large),
+    ]
+
+
+def differences(apart: Counts) -> Floats:
+    """Of each level, Σ |level − mean of the neighbours|, from Σ |n · level − sum of n neighbours| for each n."""
+    return apart[:, 1:] @ (1 / np.arange(1, apart.shape[1]))
+
+
+def ngtdm(voxels: Counts, differs: Floats, levels: Counts) -> dict[str, float]:
+    """Of the levels that occur: their voxels, and how much these differ from their neighbours."""
+    p, i = voxels / voxels.sum(), levels.astype(np.float64)
+    n, weighted, total = len(p), p * differs, differs.sum()
+    coarse = weighted.sum()
+    apart = np.subtract.outer(i, i) ** 2
+    busy = np.abs(np.subtract.outer(i * p, i * p)).sum()
+    sums = np.add.outer(p, p)
+    return {
+        "Busyness": coarse / busy if busy else 0.0,
+        "Coarseness": 1 / coarse if coarse else 1e6,
+        "Complexity": (np.sqrt(apart) * np.add.outer(weighted, weighted) / sums).sum() / voxels.sum(),
+        "Contrast": (p * apart).sum(1) @ p * total / voxels.sum() / (n * (n - 1)) if n > 1 else 0.0,
+        "Strength": (sums * apart).sum() / total if total else 0.0,
+    }
+
+
+def _gathered(index: Counts, p: Floats) -> Floats:
+    """The sum of p at every index."""
+    return np.bincount(index.ravel(), p.ravel()).astype(np.float64, copy=False)
+
+
+def _entropy(p: Floats) -> float:
+    p = p[p > 0]
+    return -float(p @ np.log2(p + EPS))
+
+
+def _named(family: str, found: Mapping[str, float]) -> dict[str, float]:
+    return {f"{family}_{name}": value for name, value in found.items()}
+
+
+def _mean(directions: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean over the directions that have a feature; NaN where none has."""
+    result = {}
+    for name in NAMES:
+        if name.startswith(("glcm_", "glrlm_")):
+            found = [d[name] for d in directions if name in d and not np.isnan(d[name])]
+            result[name] = sum(found) / len(found) if found else np.nan
+    return result

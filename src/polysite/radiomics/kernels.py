@@ -1,0 +1,289 @@
+"""Compiled loops that make the matrices. They release the GIL and never share what they write.
+
+Grey levels lie in one flat array with a rim of zeros (outside) on every side, so that a neighbour is a step in it and
+no border has to be looked for. Half of the directions are forward steps; their opposites are the same pairs.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+BLOCK = 512  # voxels whose neighbours are counted together, so that the processor takes many at once
+CHUNK = 4096  # values whose sum is taken on its own: sums do not depend on the number of threads
+
+
+@cache
+def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel as machine code; Numba is asked for it when it is first needed, because its import takes a while."""
+    import numba
+
+    try:
+        return numba.njit(kernel, cache=True, nogil=True)  # type: ignore[no-any-return]
+    except RuntimeError:  # nowhere to keep it
+        return numba.njit(kernel, nogil=True)  # type: ignore[no-any-return]
+
+
+# What follows is compiled: plain loops over arrays that are contiguous.
+
+
+def bounds(first, last, mask, found):  # type: ignore[no-untyped-def]
+    """Of each plane: number of voxels, first and past the last row and column."""
+    for i in range(first, last):
+        voxels = bottom = right = 0
+        top, left = mask.shape[1:]
+        for j in range(mask.shape[1]):
+            row = mask[i, j]
+            some = 0
+            for k in range(len(row)):
+                some += row[k]
+            if some:
+                voxels += some
+                top, bottom = min(top, j), j + 1
+                for k in range(left):
+                    if row[k]:
+                        left = k
+                        break
+                for k in range(len(row) - 1, right - 1, -1):
+                    if row[k]:
+                        right = k + 1
+                        break
+        found[i, 0], found[i, 1], found[i, 2], found[i, 3], found[i, 4] = voxels, top, bottom, left, right
+
+
+def gather(first, last, image, mask, starts, values):  # type: ignore[no-untyped-def]
+    """The values inside the mask, in order; every plane knows where its own begin."""
+    for i in range(first, last):
+        n = starts[i]
+        for j in range(mask.shape[1]):
+            for k in range(mask.shape[2]):
+                if mask[i, j, k]:
+                    values[n] = image[i, j, k]
+                    n += 1
+
+
+def digitise(first, last, values, mask, starts, edges, levels):  # type: ignore[no-untyped-def]
+    """The number of edges at or below each value, into an array with a rim."""
+    top = len(edges) - 1
+    low = edges[0]
+    per = 1 / (edges[1] - edges[0])
+    for i in range(first, last):
+        n = starts[i]
+        for j in range(mask.shape[1]):
+            for k in range(mask.shape[2]):
+                if mask[i, j, k]:
+                    v = values[n]
+                    n += 1
+                    t = min(int((v - low) * per), top)  # edges are not quite even: a guess
+                    while v < edges[t]:
+                        t -= 1
+                    while t < top and v >= edges[t + 1]:
+                        t += 1
+                    levels[i + 1, j + 1, k + 1] = t + 1
+
+
+def select(levels, wanted, values, found):  # type: ignore[no-untyped-def]
+    """The values of the wanted levels; returns their number."""
+    n = at = 0
+    for p in range(len(levels)):
+        if levels[p]:
+            if wanted[levels[p]]:
+                found[n] = values[at]
+                n += 1
+            at += 1
+    return n
+
+
+def sums(first, last, values, shift, found):  # type: ignore[no-untyped-def]
+    """Of each chunk: Σ x and Σ (x + shift)²."""
+    for c in range(first, last):
+        plain = square = 0.0
+        for v in values[c * CHUNK : (c + 1) * CHUNK]:
+            plain += v
+            square += (v + shift) * (v + shift)
+        found[c, 0], found[c, 1] = plain, square
+
+
+def moments(first, last, values, mean, low, high, found):  # type: ignore[no-untyped-def]
+    """Of each chunk: Σ |x − mean|, its powers 2 to 4; number and Σ of the values from low to high."""
+    for c in range(first, last):
+        absolute = second = third = fourth = inside = 0.0
+        n = 0
+        for v in values[c * CHUNK : (c + 1) * CHUNK]:
+            d = v - mean
+            absolute += abs(d)
+            second += d * d
+            third += d * d * d
+            fourth += d * d * d * d
+            here = (v >= low) & (v <= high)
+            n += here
+            inside += v * here
+        found[c, 0], found[c, 1], found[c, 2], found[c, 3] = absolute, second, third, fourth
+        found[c, 4], found[c, 5] = n, inside
+
+
+def deviation(first, last, values, mean, low, high, found):  # type: ignore[no-untyped-def]
+    """Of each chunk: Σ |x − mean| of the values from low to high."""
+    for c in range(first, last):
+        absolute = 0.0
+        for v in values[c * CHUNK : (c + 1) * CHUNK]:
+            absolute += abs(v - mean) * ((v >= low) & (v <= high))
+        found[c] = absolute
+
+
+def pairs(first, last, levels, steps, parent, counts, runs):  # type: ignore[no-untyped-def]
+    """Pairs, runs of two and more, and trees of touching equals: one look at each neighbour ahead.
+
+    Trees stay within the voxels from first to last; `bridge` joins them.
+    """
+    for p in range(first, last):
+        a = levels[p]
+        if a == 0:
+            continue
+        for d in range(len(steps)):
+            step = steps[d]
+            b = levels[p + step]
+            counts[d, a, b] += 1
+            if b != a:
+                continue
+            if levels[p - step] != a:  # a run begins
+                n, q = 2, p + 2 * step
+                while levels[q] == a:
+                    n += 1
+                    q += step
+                runs[d, a, n] += 1
+            if p + step < last:
+                s, t = p, p + step
+                while parent[s] != s:
+                    parent[s] = parent[parent[s]]
+                    s = parent[s]
+                while parent[t] != t:
+                    parent[t] = parent[parent[t]]
+                    t = parent[t]
+                if s < t:
+                    parent[t] = s
+                elif t < s:
+                    parent[s] = t
+
+
+def bridge(levels, steps, cuts, parent):  # type: ignore[no-untyped-def]
+    """Join the trees of touching equals across the cuts between threads."""
+    reach = steps.max()
+    for cut in cuts:
+        for p in range(max(0, cut - reach), cut):
+            a = levels[p]
+            if a == 0:
+                continue
+            for step in steps:
+                if p + step >= cut and levels[p + step] == a:
+                    s, t = p, p + step
+                    while parent[s] != s:
+                        parent[s] = parent[parent[s]]
+                        s = parent[s]
+                    while parent[t] != t:
+                        parent[t] = parent[parent[t]]
+                        t = parent[t]
+                    if s < t:
+                        parent[t] = s
+                    elif t < s:
+                        parent[s] = t
+
+
+def zones(levels, parent, small):  # type: ignore[no-untyped-def]
+    """Trees become zones: a root holds minus its size. Counts the small ones by level and size."""
+    for p in range(len(levels)):
+        if levels[p]:
+            r = parent[p]
+            if r == p:
+                parent[p] = -1
+            else:
+                if parent[r] >= 0:  # roots come first, and so what lies before points to its root
+                    r = parent[r]
+                    parent[p] = r
+                parent[r] -= 1
+    for p in range(len(levels)):
+        if levels[p] and -small.shape[1] < parent[p] < 0:
+            small[levels[p], -parent[p]] += 1
+
+
+def neighbours(first, last, levels, steps, dependence, apart):  # type: ignore[no-untyped-def]
+    """Of each level: voxels by equal neighbours, and Σ |n · level − sum of the neighbours| by their number n."""
+    equal, number = np.empty(BLOCK, np.uint16), np.empty(BLOCK, np.uint16)
+    total = np.empty(BLOCK, np.uint32)
+    for start in range(first, last, BLOCK):
+        size = min(BLOCK, last - start)
+        here = levels[start : start + size]
+        some = np.uint16(0)
+        for q in range(size):
+            some |= here[q]
+        if some == 0:
+            continue
+        equal[:] = 0
+        number[:] = 0
+        total[:] = 0
+        for step in steps:
+            there = levels[start + step : start + step + size]
+            for q in range(size):
+                b = there[q]
+                equal[q] += b == here[q]
+                number[q] += b != 0
+                total[q] += b
+        for q in range(size):
+            a = here[q]
+            if a:
+                n = number[q]
+                dependence[a, equal[q]] += 1
+                apart[a, n] += abs(np.int64(n) * np.int64(a) - np.int64(total[q]))
+
+
+def second_eigenvalue(matrix):  # type: ignore[no-untyped-def]
+    """The second largest by absolute value, of a symmetric matrix of four rows or more, which is used up.
+
+    Householder's reflections make it tridiagonal; Sturm's sequence counts eigenvalues below a number, and bisection
+    finds the two at each end. LAPACK would do, but not without threads of its own, which get in the way of ours.
+    """
+    n = len(matrix)
+    diagonal, beside = np.empty(n), np.zeros(n)
+    for k in range(n - 2):
+        diagonal[k], v = matrix[k, k], matrix[k, k + 1 :].copy()
+        rest = matrix[k + 1 :, k + 1 :]
+        norm = np.sqrt((v * v).sum())
+        beside[k + 1] = -norm if v[0] > 0 else norm
+        half = norm * norm - v[0] * beside[k + 1]
+        if half == 0:
+            continue
+        v[0] -= beside[k + 1]
+        w = np.zeros(len(v))
+        for i in range(len(v)):
+            row, factor = rest[i], v[i] / half
+            for j in range(len(v)):
+                w[j] += factor * row[j]
+        w -= v * ((v * w).sum() / (2 * half))
+        for i in range(len(v)):
+            row = rest[i]
+            for j in range(len(v)):
+                row[j] -= v[i] * w[j] + w[i] * v[j]
+    diagonal[n - 2], diagonal[n - 1], beside[n - 1] = matrix[n - 2, n - 2], matrix[n - 1, n - 1], matrix[n - 2, n - 1]
+    reach = 0.0
+    for k in range(n):
+        reach = max(reach, abs(diagonal[k]) + abs(beside[k]) + (abs(beside[k + 1]) if k + 1 < n else 0.0))
+    first = second = 0.0
+    for rank in (1, 2, n - 1, n):
+        low, high = -reach, reach
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = 0
+            q = 1.0
+            for k in range(n):
+                q = diagonal[k] - middle - beside[k] * beside[k] / q
+                if q == 0:
+                    q = 1e-300
+                below += q < 0
+            if below >= rank:
+                high = middle
+            else:
+                low = middle
+        found = abs(low + high) / 2
+        first, second = max(first, found), max(second, min(first, found))
+    return second

@@ -1,0 +1,80 @@
+"""What is asked of the features, and how grey values become grey levels.
+
+With a fixed width, bins start at multiples of the width; with a fixed count, they divide the range of the values. Both
+are PyRadiomics' (`imageoperations.getBinEdges`) as it runs on NumPy 1, to the last bit of every edge. On NumPy 2 it
+computes the edges of a fixed width in the type of the image: in single precision, so that some voxels change their bin,
+and for images of bytes past 255 and round to 0, which is wrong.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from polysite.errors import ConfigError, DataError
+
+BINS = 4096  # a matrix of grey levels by grey levels has to fit into memory
+
+
+@dataclass(frozen=True)
+class Settings:
+    """PyRadiomics' options under its names; a bin count, where given, is used instead of the width."""
+
+    bin_width: float = 25.0
+    bin_count: int | None = None
+    voxel_array_shift: float = 0.0  # added to the values in Energy, TotalEnergy and RootMeanSquared
+    force2D: bool = False  # neighbours within slices only
+    force2D_dimension: int = 0  # the axis of the array that slices are stacked along
+    label: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bin_width < math.inf:
+            raise ConfigError(f"bin_width is {self.bin_width}; give a positive number")
+        if self.bin_count is not None and not 1 <= self.bin_count <= BINS:
+            raise ConfigError(f"bin_count is {self.bin_count}; give a whole number from 1 to {BINS}, or none")
+        if not math.isfinite(self.voxel_array_shift):
+            raise ConfigError(f"voxel_array_shift is {self.voxel_array_shift}; give a number")
+
+    def edges(self, least: float, largest: float, dtype: DTypeLike) -> NDArray[np.float64]:
+        """Where bins begin, for values of this range and type; level k is at or above edge k − 1.
+
+        >>> Settings(bin_width=25).edges(54.0, 166.0, np.float64).tolist()
+        [50.0, 75.0, 100.0, 125.0, 150.0, 175.0, 200.0]
+        """
+        if self.bin_count is not None:
+            edges = np.histogram_bin_edges(np.array([least, largest], dtype), self.bin_count)
+            edges[-1] += 1  # the largest value belongs to the last bin
+            return edges.astype(np.float64)
+        if (largest - least) / self.bin_width > BINS - 1:
+            raise ConfigError(
+                f"bin_width {self.bin_width:g} cuts values from {least:g} to {largest:g} into more than {BINS} bins; "
+                f"take a width near {(largest - least) / 100:.2g}, or a bin_count"
+            )
+        return np.arange(least - least % self.bin_width, largest + 2 * self.bin_width, self.bin_width)
+
+
+def check(image: Sequence[int], mask: Sequence[int], spacing: Sequence[float], settings: Settings) -> None:
+    """Refuse shapes that differ, a spacing that is none, and slices along an axis that is not there."""
+    if tuple(image) != tuple(mask):
+        raise DataError(f"the image has shape {tuple(image)}, the mask {tuple(mask)}; bring both to one grid")
+    if len(image) not in (2, 3) or len(spacing) != len(image) or not all(0 < s < math.inf for s in spacing):
+        raise DataError(
+            f"an image of shape {tuple(image)} with spacing {tuple(spacing)}; give two or three axes and a positive "
+            "size for each"
+        )
+    if settings.force2D and not 0 <= settings.force2D_dimension < len(image):
+        raise ConfigError(
+            f"force2D_dimension is {settings.force2D_dimension}, but the image has {len(image)} axes, counted from 0"
+        )
+
+
+def check_values(voxels: int, least: float, largest: float, label: int) -> None:
+    """Refuse a mask without a voxel or with one only, and values that are not finite."""
+    if voxels == 0:
+        raise DataError(f"the mask holds no voxel of label {label}; give a mask that does, or another label")
+    if voxels == 1:
+        raise DataError(f"the mask holds one voxel of label {label}; texture needs two at least")
+    if not (math.isfinite(least) and math.isfinite(largest)):
+        raise DataError("the image holds NaN or infinity inside the mask; mend the image or take them out of the mask")

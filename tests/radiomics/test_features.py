@@ -1,0 +1,273 @@
+"""The 93 features against PyRadiomics, against plain definitions, on tensors, under turns, and with bad input."""
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polysite.errors import ConfigError, DataError
+from polysite.radiomics import NAMES, Settings, extraction, features, kernels
+from polysite.train.radiomics import features as tensor_features
+from radiomics.volumes import Volume, ball, real, smooth, volumes
+
+REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
+OPTIONS = {
+    "binWidth": "bin_width",
+    "binCount": "bin_count",
+    "voxelArrayShift": "voxel_array_shift",
+    "force2D": "force2D",
+    "force2Ddimension": "force2D_dimension",
+    "label": "label",
+}
+VOLUMES = volumes()
+
+
+def of_tensors(image, mask, **options):
+    return tensor_features(torch.from_numpy(image), torch.from_numpy(mask), **options)
+
+
+WAYS = {"arrays": features, "tensors": of_tensors}
+
+
+def asked(volume: Volume):
+    """The volume and its options, as they are called here."""
+    options = Settings(**{OPTIONS[k]: v for k, v in volume.options.items() if k in OPTIONS})
+    return (volume.image, volume.mask), {"spacing": volume.spacing, "settings": options}
+
+
+def agree(found, expected, relative=1e-6, absolute=1e-12):
+    for name in NAMES:
+        assert found[name] == pytest.approx(expected[name], rel=relative, abs=absolute, nan_ok=True), name
+
+
+def test_names():
+    families = [name.split("_")[0] for name in NAMES]
+    assert {f: families.count(f) for f in families} == {
+        "firstorder": 18,
+        "glcm": 24,
+        "gldm": 14,
+        "glrlm": 16,
+        "glszm": 16,
+        "ngtdm": 5,
+    }
+    assert all(set(found) == set(NAMES) for found in REFERENCE.values())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", VOLUMES)
+def test_pyradiomics(name, way):
+    arrays, options = asked(VOLUMES[name])
+    found = WAYS[way](*arrays, **options)
+    assert tuple(found) == NAMES and all(type(v) is float for v in found.values())
+    agree(found, REFERENCE[name])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pyradiomics_on_real_cases(shared, way):
+    for name, volume in real(shared).items():
+        arrays, options = asked(volume)
+        agree(WAYS[way](*arrays, **options), REFERENCE[name])
+
+
+def by_definition(levels):
+    """Matrices by loops over voxels and sets of neighbours, nothing shared with the kernels."""
+    held = {tuple(at): int(levels[tuple(at)]) for at in np.argwhere(levels)}
+    steps = [s for s in product((-1, 0, 1), repeat=levels.ndim) if any(s)]
+
+    def near(at, step, far=1):
+        return tuple(a + far * s for a, s in zip(at, step, strict=True))
+
+    pairs = {s: np.zeros((levels.max() + 1,) * 2, int) for s in steps}
+    runs = {s: [] for s in steps}
+    dependence, differs = [], dict.fromkeys(held.values(), 0.0)
+    for at, level in held.items():
+        around = [held[near(at, s)] for s in steps if near(at, s) in held]
+        dependence.append((level, 1 + around.count(level)))
+        differs[level] += abs(level - np.mean(around)) if around else 0.0
+        for s in steps:
+            if near(at, s) in held:
+                pairs[s][level, held[near(at, s)]] += 1
+            if held.get(near(at, s, -1)) != level:
+                length = 1
+                while held.get(near(at, s, length)) == level:
+                    length += 1
+                runs[s].append((level, length))
+    zones, left = [], dict(held)
+    while left:
+        at, level = left.popitem()
+        edge, size = [at], 0
+        while edge:
+            here, size = edge.pop(), size + 1
+            for s in steps:
+                if left.get(near(here, s)) == level:
+                    del left[near(here, s)]
+                    edge.append(near(here, s))
+        zones.append((level, size))
+    return pairs, runs, zones, dependence, differs
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1))
+def test_matrices_by_definition(seed):
+    rng = np.random.default_rng(seed)
+    image = rng.integers(0, rng.integers(1, 6), rng.integers(1, 7, rng.choice([2, 3])))
+    mask = rng.random(image.shape) < rng.choice([0.3, 0.7, 1.0])
+    if mask.sum() < 2:
+        return
+    found = features(image, mask, settings=Settings(bin_width=1))
+    pairs, runs, zones, dependence, differs = by_definition(np.where(mask, image - image[mask].min() + 1, 0))
+    some = [p for p in pairs.values() if p.any()]
+    i = np.arange(1 + int(image[mask].max() - image[mask].min() + 1))
+    contrast = [(p * np.subtract.outer(i, i) ** 2).sum() / p.sum() for p in some]
+    assert found["glcm_Contrast"] == pytest.approx(np.mean(contrast) if some else math.nan, nan_ok=True)
+    if len(some) == len(pairs):  # else lines with gaps come in, which PyRadiomics counts
+        emphasis = [np.mean([level**2 * length**2 for level, length in r]) for r in runs.values()]
+        assert found["glrlm_LongRunHighGrayLevelEmphasis"] == pytest.approx(np.mean(emphasis))
+    for name, sizes in (
+        ("glszm_SmallAreaHighGrayLevelEmphasis", zones),
+        ("gldm_SmallDependenceHighGrayLevelEmphasis", dependence),
+    ):
+        assert found[name] == pytest.approx(np.mean([level**2 / size**2 for level, size in sizes]))
+    count = {level: (image[mask] - image[mask].min() + 1 == level).sum() for level in differs}
+    coarse = sum(count[level] / mask.sum() * d for level, d in differs.items())
+    assert found["ngtdm_Coarseness"] == pytest.approx(1 / coarse if coarse else 1e6)
+
+
+TEXTURE = {"image": smooth(np.random.default_rng(3), (9, 11, 13)), "mask": ball((9, 11, 13))}
+BINS = Settings(bin_width=0.3)
+EXPECTED = features(**TEXTURE, settings=BINS)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.permutations(range(3)),
+    st.lists(st.sampled_from([1, -1]), min_size=3, max_size=3),
+    st.lists(st.integers(0, 3), min_size=6, max_size=6),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_turns_padding_labels_and_threads_change_nothing(order, signs, rim, threads, fortran):
+    image, mask = (np.transpose(a, order)[tuple(slice(None, None, s) for s in signs)] for a in TEXTURE.values())
+    rims = np.reshape(rim, (3, 2)).tolist()
+    image, mask = np.pad(image, rims, constant_values=np.nan), np.pad(mask * 7, rims, constant_values=3)
+    image, mask = (np.asfortranarray(a) if fortran else a for a in (image, mask))
+    image.setflags(write=False)
+    mask.setflags(write=False)
+    found = features(image, mask, settings=Settings(bin_width=0.3, label=7), threads=threads)
+    agree(found, EXPECTED, 1e-10)
+
+
+def test_the_number_of_threads_does_not_matter():
+    volume = VOLUMES["large"]
+    arrays, options = asked(volume)
+    alone = features(*arrays, **options, threads=1)
+    for threads in (2, 3, 7):
+        assert features(*arrays, **options, threads=threads) == alone
+
+
+def test_many_at_once():
+    cases = [asked(VOLUMES[name]) for name in ("textured noise", "2D", "thin sheet", "two values")] * 3
+    alone = [features(*arrays, **options) for arrays, options in cases]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda case: features(*case[0], **case[1]), cases))
+    assert together == alone
+
+
+@pytest.mark.parametrize("room", [1, 1 << 17])
+def test_little_room(monkeypatch, room):
+    """Directions one after another, or a few at a time, give the same."""
+    monkeypatch.setattr(extraction, "ROOM", room)
+    assert features(**TEXTURE, settings=BINS, threads=2) == EXPECTED
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, ">i2", np.int64, np.float16, ">f4", np.float64])
+def test_types_of_numbers(dtype):
+    image = (TEXTURE["image"] > 0).astype(dtype)
+    agree(features(image, TEXTURE["mask"]), features(image.astype(np.float64), TEXTURE["mask"] > 0))
+
+
+def test_a_flat_region_has_no_skewness():
+    """The mean of many times 0.1 is not 0.1: PyRadiomics gives such a region a kurtosis of 1."""
+    for way in WAYS.values():
+        found = way(np.full((7, 7, 7), 0.1), np.ones((7, 7, 7), np.uint8))
+        assert [found[f"firstorder_{n}"] for n in ("Skewness", "Kurtosis", "Variance", "Range")] == [0, 0, 0, 0]
+
+
+def test_rare_levels_among_many():
+    """Where ε weighs in the MCC, the quick way and the plain way to its eigenvalues agree."""
+    from polysite.radiomics.formulas import EPS, maximal_correlation
+
+    rng = np.random.default_rng(0)
+    for voxels in (10**4, 3 * 10**6, 3 * 10**7, 10**9):
+        counts = rng.poisson(np.exp(-(np.subtract.outer(np.arange(30), np.arange(30)) ** 2) / 40) * voxels / 300)
+        counts = (counts + counts.T).astype(float)
+        counts[0], counts[:, 0] = 0, 0
+        counts[0, 0] = 2  # one pair that touches nothing else
+        p = counts / counts.sum()
+        x = p.sum(1)
+        plain = np.sort(np.linalg.eigvals((p / (np.outer(x, x) + EPS)) @ p.T).real)[-2] ** 0.5
+        assert maximal_correlation(p, x, np.outer(x, x)) == pytest.approx(plain, rel=1e-6)
+
+
+CUBE = np.arange(27.0).reshape(3, 3, 3)
+HOLED = np.where(CUBE == 13, np.nan, CUBE)
+ONE, ALL = (CUBE == 4).astype(np.uint8), np.ones((3, 3, 3), np.uint8)
+BAD = {
+    "empty mask": (CUBE, 0 * ALL, {}, DataError, "no voxel of label 1"),
+    "another label": (CUBE, ALL, {"label": 2}, DataError, "no voxel of label 2"),
+    "one voxel": (CUBE, ONE, {}, DataError, "one voxel of label 1"),
+    "NaN": (HOLED, ALL, {}, DataError, "NaN or infinity"),
+    "infinity": (np.where(CUBE == 13, np.inf, CUBE), ALL, {}, DataError, "NaN or infinity"),
+    "shapes": (CUBE, ALL[:2], {}, DataError, r"\(3, 3, 3\), the mask \(2, 3, 3\)"),
+    "four axes": (CUBE[None], ALL[None], {}, DataError, "two or three axes"),
+    "absurd width": (CUBE, ALL, {"bin_width": 1e-7}, ConfigError, "more than 4096 bins; take a width near 0.26"),
+    "slices of no axis": (CUBE, ALL, {"force2D": True, "force2D_dimension": 3}, ConfigError, "3 axes, counted from 0"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", BAD)
+def test_refused(what, way):
+    image, mask, options, error, words = BAD[what]
+    with pytest.raises(error, match=words):
+        WAYS[way](image, mask, settings=Settings(**options))
+
+
+@pytest.mark.parametrize("spacing", [(1, 1), (1, 1, 0), (1, 1, math.nan)])
+def test_refused_spacing(spacing):
+    for way in WAYS.values():
+        with pytest.raises(DataError, match="a positive size for each"):
+            way(CUBE, ALL, spacing=spacing)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bin_width": 0},
+        {"bin_width": math.nan},
+        {"bin_count": 0},
+        {"bin_count": 10**7},
+        {"voxel_array_shift": math.inf},
+    ],
+)
+def test_refused_settings(options):
+    with pytest.raises(ConfigError, match="give a"):
+        Settings(**options)
+
+
+def test_refused_numbers():
+    with pytest.raises(DataError, match="complex128"):
+        features(CUBE + 1j, ALL)
+
+
+def test_kernels_compile_where_nothing_can_be_kept():
+    space = {}
+    exec(compile("def double(x):\n    return 2 * x", "<nowhere>", "exec"), space)
+    assert kernels.compiled.__wrapped__(space["double"])(21) == 42

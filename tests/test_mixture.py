@@ -1,0 +1,472 @@
+"""Clusters of cases: assigned as by scikit-learn, and fitted by sums as they would be with all cases in one place."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import adjusted_rand_score
+from sklearn.mixture import GaussianMixture
+
+from polysite.cluster import federated_mixture as fed
+from polysite.cluster import quantiles
+from polysite.cluster.mixture import Mixture, Settings, agreement, pooled, scaled
+from polysite.engines import checkpoint
+from polysite.errors import ConfigError, DataError
+from polysite.payload import Payload, decode, encode
+
+SIZES = (240, 160, 100, 70, 50, 40)
+
+
+def planted(seed=0, sizes=SIZES, features=93, apart=12.0, latent=10, sites=5):
+    """Cases of some clusters with the features that radiomics have, dealt unevenly: (vectors, clusters, by site).
+
+    Features on all scales, some log-normal, one value in a hundred far out; two constant, two collinear.
+    """
+    rng = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(len(sizes)), sizes)
+    centres = rng.normal(size=(len(sizes), latent)) * apart / np.sqrt(2 * latent)
+    hidden = centres[truth] + rng.normal(size=(len(truth), latent))
+    x = hidden @ rng.normal(size=(latent, features)) / np.sqrt(latent) + 0.15 * rng.normal(size=(len(truth), features))
+    x[:, ::3] = np.exp(0.5 * x[:, ::3])
+    x = np.where(rng.random(x.shape) < 0.01, x * rng.uniform(10, 100, x.shape), x)
+    x[:, 0], x[:, 1], x[:, 2] = 7.3, 0.0, 3 * x[:, 3] - 1
+    x *= 10.0 ** rng.integers(-3, 6, features)
+    share = rng.dirichlet(np.full(sites, 0.4), len(sizes))
+    home = np.array([rng.choice(sites, p=share[k]) for k in truth])
+    return x, truth, {f"site {i}": x[home == i] for i in range(sites)}
+
+
+def exchanged(state, sites, times=1):
+    for _ in range(times):
+        asked = fed.ask(state)
+        state = fed.learn(state, {name: fed.answer(asked, found) for name, found in sites.items()})
+    return state
+
+
+def until(stage, sites, given_settings):
+    state = fed.begin(given_settings)
+    while state.stage != stage:
+        state = exchanged(state, sites)
+    return state
+
+
+def equal(one, other):
+    """Bit for bit."""
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, fed.State | Mixture):
+        names = one.__dataclass_fields__
+        return type(one) is type(other) and all(equal(getattr(one, n), getattr(other, n)) for n in names)
+    return one == other
+
+
+def of_scikit_learn(mixture):
+    """The same parameters in scikit-learn's own objects."""
+    pca = PCA(len(mixture.axes))
+    pca.mean_, pca.components_, pca.whiten = mixture.centre, mixture.axes, False
+    gaussians = GaussianMixture(len(mixture.weights), covariance_type="tied")
+    gaussians.weights_, gaussians.means_, gaussians.covariances_ = mixture.weights, mixture.means, mixture.covariance
+    gaussians.precisions_cholesky_ = np.linalg.inv(np.linalg.cholesky(mixture.covariance)).T
+    return pca, gaussians
+
+
+# The mixture.
+
+
+@pytest.mark.parametrize(
+    "fit", [pooled, lambda x, s: fed.federated({"all": x}, s).mixture], ids=["pooled", "federated"]
+)
+def test_cases_are_assigned_as_scikit_learn_assigns_them(fit):
+    x, *_ = planted(1, apart=5.0)
+    mixture, (strangers, *_) = fit(x, Settings(components=7)), planted(2, apart=5.0)
+    pca, gaussians = of_scikit_learn(mixture)
+    points = pca.transform(scaled(strangers, mixture.low, mixture.high))
+    assert np.allclose(mixture.transform(strangers), points, rtol=0, atol=1e-12)
+    assert np.array_equal(mixture.assign(strangers), gaussians.predict(points))
+    assert np.allclose(mixture.probabilities(strangers), gaussians.predict_proba(points), atol=1e-9)
+    assert mixture.likelihood(strangers) == pytest.approx(gaussians.score(points) * len(points), rel=1e-9)
+    assert mixture.bic(strangers) == pytest.approx(gaussians.bic(points), rel=1e-9)
+
+
+def test_pooled_is_percentiles_then_components_then_gaussians():
+    x, *_ = planted(3, apart=6.0)
+    low, high = np.percentile(x, [2, 98], axis=0)
+    with np.errstate(invalid="ignore"):
+        table = np.nan_to_num(np.clip((x - low) / (high - low), 0, 1))
+    points = PCA(30, svd_solver="full").fit_transform(table)
+    expected = GaussianMixture(10, covariance_type="tied", n_init=5, random_state=4).fit(points)
+    mixture = pooled(x, Settings(seed=4))
+    assert mixture.axes.shape == (30, 93) and mixture.means.shape == (10, 30)
+    assert np.allclose(mixture.transform(x), points, atol=1e-9)
+    assert np.array_equal(mixture.assign(x), expected.predict(points))
+
+
+def test_a_mixture_travels_as_plain_arrays():
+    x, *_ = planted(4, (30, 20), 6)
+    mixture = pooled(x, Settings(components=2))
+    arrays = mixture.arrays()
+    assert all(a.dtype == np.float64 and a.ndim <= 2 for a in arrays.values())
+    assert equal(Mixture.of(decode(encode(Payload(mixture=arrays)))["mixture"]), mixture)
+    for broken, sentence in [
+        ({k: v for k, v in arrays.items() if k != "low"}, "made of axes, .*low.*; these are"),
+        ({**arrays, "low": arrays["low"][1:]}, "do not fit together"),
+        ({**arrays, "weights": arrays["weights"] * np.nan}, "finite numbers"),
+    ]:
+        with pytest.raises(DataError, match=sentence):
+            Mixture.of(broken)
+
+
+def test_features_that_are_constant_or_only_round_play_no_part():
+    x, *_ = planted(5, (180, 120), 8)
+    noise = 1e-12 * np.random.default_rng(0).normal(size=300)
+    flat = np.stack([np.full(300, 7.0), np.zeros(300), 1 + noise, np.eye(300)[0] * 1e6], 1)
+    for fit in (pooled, lambda v, s: fed.federated({"a": v[::2], "b": v[1::2]}, s).mixture):
+        plain, wider = (fit(v, Settings(components=2)) for v in (x, np.hstack([x, flat])))
+        assert np.array_equal(wider.low[-4:], wider.high[-4:]) and not wider.centre[-4:].any()
+        assert np.array_equal(wider.assign(np.hstack([x, flat + 5])), plain.assign(x))
+
+
+def test_dimensions_are_no_more_than_cases_differ_in():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 9))
+    x /= 100 * abs(x).max()  # not clipped at the middle: collinear after scaling, too
+    wide = Settings(components=2, percentiles=(0, 100))
+    assert pooled(x, wide).axes.shape == (3, 9)
+    assert fed.federated({"a": x}, wide).mixture.axes.shape == (3, 9)
+    assert pooled(rng.normal(size=(8, 20)), Settings(components=2)).axes.shape[0] == 7
+
+
+X = np.random.default_rng(0).normal(size=(12, 3))
+HOLE = np.where(np.arange(36).reshape(12, 3) == 4, np.nan, X)
+
+
+@pytest.mark.parametrize(
+    ("use", "sentence"),
+    [
+        (lambda: pooled(X, Settings(components=13)), "12 cases cannot be 13 clusters; have more cases"),
+        (lambda: pooled(X, Settings(components=(2, 20))), "12 cases cannot be 20 clusters"),
+        (lambda: fed.federated({"a": X[:6], "b": X[6:]}, Settings(components=13)), "12 cases cannot be 13 clusters"),
+        (lambda: pooled(HOLE, Settings(components=2)), "^1 of 12 cases have a feature that is not a finite number"),
+        (lambda: fed.answer(fed.ask(fed.begin()), HOLE), "^1 of 12 cases have a feature that is not a finite number"),
+        (lambda: pooled(X[0]), r"a row for each case; this is of shape \(3,\)"),
+        (lambda: pooled([["a"]]), "a table of numbers"),
+        (lambda: pooled(np.ones((12, 3)), Settings(components=2)), "no feature differs"),
+        (lambda: fed.federated({"a": np.ones((12, 3))}, Settings(components=2)), "no feature differs"),
+        (lambda: pooled(X, Settings(components=2)).assign(X[:, 1:]), "2 features, and the clusters are made of 3"),
+        (lambda: fed.federated({"a": X[:4], "b": X[:2]}, Settings(components=2)), "none of 2 sites has 5 cases"),
+    ],
+)
+def test_what_cannot_be_clustered_is_refused(use, sentence):
+    with pytest.raises(DataError, match=sentence):
+        use()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"percentiles": (98, 2)}, {"components": 0}, {"components": ()}, {"components": (3, 0)}, {"restarts": 0},
+     {"dimensions": 0}, {"reg": 0.0}, {"tolerance": 0.0}, {"fewest": -1}, {"iterations": 0}],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Settings(**wrong)
+
+
+# Percentiles by counting.
+
+_rng = np.random.default_rng(7)
+LAWS = {
+    "normal": _rng.normal(size=900),
+    "log-normal": np.exp(2 * _rng.normal(size=900)),
+    "Cauchy": _rng.standard_cauchy(900),
+    "one far out": np.append(_rng.normal(size=899), 1e6),
+    "far from zero": 1e6 + _rng.normal(size=900),
+    "whole numbers": _rng.poisson(3, 900).astype(float),
+    "mostly zero": np.where(_rng.random(900) < 0.9, 0.0, _rng.random(900)),
+    "seven cases": _rng.normal(size=7),
+    "two heaps": np.append(_rng.normal(size=440), 1e3 + _rng.normal(size=460)),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("wanted", [(2.0, 98.0), (0.0, 100.0), (25.0, 50.0)], ids=str)
+def test_percentiles_by_counting(law, wanted):
+    x = LAWS[law][:, None]
+    low, high = quantiles.brackets(len(x), x.sum(0), np.square(x).sum(0), wanted)
+    expected = np.percentile(x, wanted, axis=0)
+    spread, countings, fine = np.ptp(expected), 0, False
+    while not fine and countings < 6:
+        counted = sum(quantiles.counts(part, low, high) for part in (x[::3], x[1::3], x[2::3]))
+        low, high, found = quantiles.narrowed(low, high, counted, len(x), wanted)
+        countings, fine = countings + 1, quantiles.resolved(low, high, found, 1e-7).all()
+    assert abs(found - expected).max() <= 1e-4 * spread + 1e-12
+    assert countings <= (3 if law in ("normal", "seven cases", "far from zero", "two heaps") else 4) or spread == 0
+
+
+@pytest.mark.parametrize("first", [slice(None, 500), slice(400, None)], ids=["the least", "the largest"])
+def test_a_bracket_that_lost_its_number_finds_it_again(first):
+    x, wanted = np.sort(LAWS["normal"])[:, None], (2.0, 98.0)
+    some = x[first]
+    low, high = quantiles.brackets(len(some), some.sum(0), np.square(some).sum(0), wanted)
+    for part in (some, some, x, x, x, x, x, x):  # not all sites answer at first
+        low, high, found = quantiles.narrowed(low, high, quantiles.counts(part, low, high), len(part), wanted)
+    assert abs(found - np.percentile(x, wanted, axis=0)).max() < 1e-4
+
+
+def test_the_first_bracket_holds_percentiles_even_where_the_variance_is_lost_to_rounding():
+    for far in (1e6, 1e8, 1e9, 1e12):
+        x = far + LAWS["normal"][:, None]
+        low, high = quantiles.brackets(len(x), x.sum(0), np.square(x).sum(0), (2.0, 98.0))
+        assert (low < np.percentile(x, 2)).all() and (high > np.percentile(x, 98)).all()
+
+
+def test_nothing_is_counted_more_finely_than_asked_for():
+    _, _, sites = planted(1)
+    state, asked = fed.begin(), []
+    while state.stage in ("moments", "counts"):
+        state = exchanged(state, sites)
+        asked.append(state.known)
+    spread = state.known["high"] - state.known["low"]
+    assert len(asked) > 3  # some features need more countings than others
+    for brackets in asked[:-1]:
+        assert ((brackets["high"] - brackets["low"])[:, spread > 0] > 0.9 * quantiles.FINE * spread[spread > 0]).all()
+
+
+# The federated fit.
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_federated_is_pooled_on_planted_clusters(seed):
+    x, truth, sites = planted(seed)
+    state = fed.federated(sites, Settings(components=6))
+    reference = pooled(x, Settings(components=6))
+    told = agreement(state.mixture, reference, x)
+    assert told["rand"] >= 0.99 and adjusted_rand_score(truth, state.mixture.assign(x)) >= 0.99
+    assert 0 < told["percentiles"] < 1e-4
+    assert told["explained"] == pytest.approx(told["other_explained"], abs=1e-4) and told["explained"] > 0.9
+    assert state.exchanges <= 20
+    assert agreement(reference, reference, x)["rand"] == 1 and agreement(reference, reference, x)["percentiles"] == 0
+    flat = replace(reference, high=np.where(np.arange(93) == 9, reference.low, reference.high))
+    assert agreement(flat, reference, x)["percentiles"] == agreement(reference, flat, x)["percentiles"] == 1
+
+
+def test_principal_components_are_those_of_scikit_learn():
+    x, _, sites = planted(1)
+    known = until("cells", sites, Settings()).known
+    pca = PCA(30, svd_solver="full").fit(scaled(x, known["low"], known["high"]))
+    assert np.allclose(known["centre"], pca.mean_, rtol=0, atol=1e-12)
+    assert np.allclose(known["axes"], pca.components_, rtol=0, atol=1e-6)
+
+
+def test_an_exchange_is_an_iteration_of_scikit_learn():
+    x, _, sites = planted(2, apart=5.0)
+    before = until("mixtures", sites, Settings(components=(4, 7), restarts=2, fewest=0))
+    after, known = exchanged(before, sites), before.known
+    points = (scaled(x, known["low"], known["high"]) - known["centre"]) @ known["axes"].T
+    assert known["sizes"].tolist() == [4, 4, 7, 7]
+    pairs = zip(fed._fits(known), fed._fits(after.known), after.likelihoods, strict=True)
+    for (weights, means, covariance), found, likelihood in pairs:
+        start = {"weights_init": weights, "means_init": means, "precisions_init": np.linalg.inv(covariance)}
+        one = GaussianMixture(len(weights), covariance_type="tied", max_iter=1, **start)
+        with pytest.warns(ConvergenceWarning):
+            one.fit(points)
+        for mine, theirs in zip(found, (one.weights_, one.means_, one.covariances_), strict=True):
+            assert np.allclose(mine, theirs, rtol=0, atol=1e-9)
+        assert likelihood == pytest.approx(one.lower_bound_, rel=1e-9)
+
+
+def test_when_a_fit_ends():
+    _, _, sites = planted(2, apart=5.0)
+    lengths = {}
+    for name, value in [
+        ("iterations", 1),
+        ("iterations", 4),
+        ("tolerance", 1.0),
+        ("tolerance", 1e-2),
+        ("tolerance", 1e-4),
+    ]:
+        start = until("mixtures", sites, Settings(**{name: value}))
+        end = fed.federated(sites, start.settings)
+        lengths[name, value] = end.exchanges - start.exchanges
+        assert (end.converged > 0).any() or name == "iterations"
+    assert lengths["iterations", 1] == 1 and lengths["iterations", 4] == 4
+    assert lengths["tolerance", 1.0] < lengths["tolerance", 1e-2] < lengths["tolerance", 1e-4]
+
+
+def test_restarts_differ_and_so_do_seeds():
+    _, _, sites = planted(2, apart=5.0)
+    one, same, other = (until("mixtures", sites, Settings(seed=seed)).known["means"] for seed in (0, 0, 9))
+    assert np.array_equal(one, same) and not np.array_equal(one, other)
+    assert len({restart.tobytes() for restart in np.split(one, 5)}) > 1
+
+
+@pytest.mark.parametrize("fewest", [0, 5])
+def test_the_planted_number_has_the_least_bic(fewest):
+    """Of clusters that are Gaussian, and not clipped; of others more components are likelier, pooled as well."""
+    rng = np.random.default_rng(1)
+    truth = np.repeat(range(6), SIZES)
+    x = rng.normal(size=(6, 12))[truth] * 4 + rng.normal(size=(len(truth), 12))
+    sites = {name: x[i::5] for i, name in enumerate("abcde")}
+    chosen = Settings(components=range(3, 10), percentiles=(0, 100), restarts=2, fewest=fewest)
+    state = fed.federated(sites, chosen)
+    assert len(state.mixture.weights) == 6 == len(pooled(x, chosen).weights)
+    assert min(state.bic, key=lambda entry: entry[1])[0] == 6 and [k for k, _ in state.bic] == list(range(3, 10))
+    assert dict(state.bic)[6] == pytest.approx(state.mixture.bic(x), rel=1e-9)
+    assert adjusted_rand_score(truth, state.mixture.assign(x)) >= 0.99
+
+
+def test_a_clear_structure_is_found_by_one_site_alone():
+    x, truth, _ = planted(6)
+    assert adjusted_rand_score(truth, fed.federated({"a": x}, Settings(components=6)).mixture.assign(x)) >= 0.99
+
+
+# What leaves a site.
+
+
+def rows(array):
+    return {row.tobytes() for row in np.ascontiguousarray(np.atleast_2d(array) + 0.0)}
+
+
+def gone(vectors, given_settings, sites):
+    """Every answer of one site: by stage, with what it was asked."""
+    state = fed.begin(given_settings)
+    while fed.done(state) is None:
+        asked = fed.ask(state)
+        yield state.stage, asked, fed.answer(asked, vectors)
+        state = exchanged(state, sites)
+
+
+@pytest.mark.parametrize(("fewest", "safe"), [(5, True), (0, False)])
+def test_no_case_leaves_its_site(fewest, safe):
+    """Nor a case scaled or projected; without a fewest, a component with a single case would tell it."""
+    _, _, sites = planted(5, apart=6.0)
+    mine = next(v for v in sites.values() if 20 < len(v) < 120)
+    left = False
+    for stage, asked, said in gone(mine, Settings(components=10, fewest=fewest), sites):
+        private = rows(mine)
+        if stage in ("products", "cells", "mixtures"):
+            table = scaled(mine, asked["low"], asked["high"])
+            private |= rows(table)
+            if stage != "products":
+                points = (table - asked["centre"]) @ asked["axes"].T
+                private |= rows(points)
+                single = {tuple(r) for r in np.round(points, 9).tolist()}
+                left |= any(tuple(r) in single for r in np.round(said["sums"], 9).tolist())
+        assert not any(rows(array) & private for array in said.values()) or not safe
+    assert left is not safe
+
+
+def test_answers_have_the_same_form_whatever_the_number_of_cases():
+    _, _, sites = planted(5, sizes=(60, 60, 60), features=12)
+    small, large = sites["site 0"][:7], np.concatenate(list(sites.values()))
+    for asked, one, other in (
+        (asked, one, fed.answer(asked, large)) for _, asked, one in gone(small, Settings(components=3), sites)
+    ):
+        assert {k: v.shape for k, v in one.items()} == {k: v.shape for k, v in other.items()}
+        for array in (*one.values(), *asked.values()):
+            assert array.dtype == np.float64 and array.ndim <= 2
+        assert equal(decode(encode(Payload(x=one)))["x"] | {}, one)
+        assert fed.answer(asked, small[:4]) == {}  # fewer than five say nothing, whatever they are asked
+
+
+def test_the_sum_of_all_answers_is_all_that_the_server_needs():
+    _, _, sites = planted(5, sizes=(60, 60, 60), features=12)
+    state = fed.begin(Settings(components=3))
+    while fed.done(state) is None:
+        asked = fed.ask(state)
+        said = [a for name in sorted(sites) if (a := fed.answer(asked, sites[name]))]
+        secure = {"sum": {name: np.sum([a[name] for a in said], axis=0) for name in said[0]}}
+        before, state = state, fed.learn(state, secure)
+        assert equal(exchanged(before, sites), state)
+
+
+def test_a_small_site_is_not_heard_but_served():
+    _, _, sites = planted(0)
+    with_small = {**sites, "small": sites["site 0"][:4] * 1.5}
+    one, other = (fed.federated(s, Settings(components=6)) for s in (sites, with_small))
+    assert equal(one, other) and other.mixture.assign(with_small["small"]).shape == (4,)
+
+
+# Who is there.
+
+
+def test_an_exchange_without_a_site_is_one_of_the_others():
+    x, truth, sites = planted(1)
+    state, rng, names = fed.begin(Settings(components=6, iterations=15)), np.random.default_rng(0), sorted(sites)
+    for _ in range(60):
+        if fed.done(state) is not None:
+            break
+        absent = names[rng.integers(len(names))] if rng.random() < 0.3 else None
+        asked = fed.ask(state)
+        before = state
+        state = fed.learn(state, {n: fed.answer(asked, v) for n, v in sites.items() if n != absent})
+        others = {n: fed.answer(asked, v) if n != absent else {} for n, v in sites.items()}
+        assert equal(fed.learn(before, others), state)
+    assert adjusted_rand_score(truth, fed.done(state).assign(x)) >= 0.95
+    assert fed.learn(state, {}) is state
+
+
+def test_if_nobody_answers_all_are_asked_again():
+    _, _, sites = planted(1, (30, 20), 8)
+    state = fed.begin(Settings(components=2))
+    while fed.done(state) is None:
+        later = fed.learn(state, {})
+        assert later.exchanges == state.exchanges + 1 and equal(fed.ask(later), fed.ask(state))
+        assert equal(replace(later, exchanges=state.exchanges), state)
+        state = exchanged(state, sites)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 50), st.permutations(range(4)))
+def test_the_order_of_the_sites_plays_no_part(seed, order):
+    _, _, sites = planted(seed, (40, 30, 20), 8, apart=6.0, sites=4)
+    sites = {name: found for name, found in sites.items() if len(found)}
+    names = sorted(sites)
+    shuffled = {names[i]: sites[names[i]] for i in order if i < len(names)}
+    assert equal(*(fed.federated(s, Settings(components=(2, 3), restarts=2)) for s in (sites, shuffled)))
+
+
+def test_the_state_survives_its_disk_codec(tmp_path):
+    _, _, sites = planted(2, (60, 40, 30), 10)
+    state = fed.begin(Settings(components=range(2, 5)))
+    stages = set()
+    for number in range(100):
+        checkpoint.save(tmp_path / f"{number}", state)
+        again = checkpoint.load(tmp_path / f"{number}")
+        assert equal(again, state) and again.settings == state.settings
+        stages.add(state.stage)
+        if fed.done(state) is not None:
+            break
+        state = exchanged(again, sites)
+    assert stages == set(fed.STAGES) and fed.done(state) is not None
+
+
+def test_components_without_a_case_do_no_harm():
+    x = np.repeat(np.random.default_rng(0).normal(size=(3, 6)), 20, axis=0)  # three places, twenty cases in each
+    state = fed.federated({"a": x[:31], "b": x[31:]}, Settings(components=8, percentiles=(0, 100)))
+    assert state.mixture.weights.sum() == pytest.approx(1) and (state.mixture.weights < 1e-9).sum() == 5
+    assert adjusted_rand_score(np.repeat(range(3), 20), state.mixture.assign(x)) == 1
+    assert np.isfinite(state.mixture.probabilities(x)).all()
+    begun = until("mixtures", {"a": x}, Settings(components=3, restarts=1))
+    lost = {**begun.known, "means": begun.known["means"] + np.array([[0.0], [0.0], [1e3]])}
+    after = exchanged(replace(begun, known=lost), {"a": x}).known
+    assert np.array_equal(after["means"][2], lost["means"][2]) and 0 < after["weights"][2] < 1e-9
+
+
+def test_answers_that_do_not_go_together_are_refused():
+    _, _, sites = planted(2, (60, 40), 10)
+    state = fed.begin(Settings(components=2))
+    good, late = fed.answer(fed.ask(state), sites["site 0"]), until("products", sites, Settings(components=2))
+    for bad, sentence in [
+        (fed.answer(fed.ask(state), sites["site 1"][:, 1:]), r"'site 1' answers with sums of shape \(9,\)"),
+        (fed.answer(fed.ask(late), sites["site 1"]), r"'site 1' answers \['cases', 'products', 'sums'\]"),
+        (fed.answer(fed.ask(state), sites["site 1"] * 1e200), "'site 1' answers with squares that are not finite"),
+    ]:
+        with pytest.raises(DataError, match=sentence):
+            fed.learn(state, {"site 0": good, "site 1": bad})
