@@ -58,6 +58,11 @@ class Quadratic:
     def sketch(self, kind, cases):
         return np.array([np.mean([b for n, b in zip(self.cases("train"), self.b, strict=True) if n in cases])])
 
+    def radiomics(self, cases, bin_width):
+        """What a case looks like tells its optimum."""
+        b = np.array([x for n, x in zip(self.cases("train"), self.b, strict=True) if n in cases])
+        return np.stack([b, np.abs(b), bin_width + 0 * b], axis=1)
+
     def cases(self, split):
         return tuple(str(i) for i in range(self.size))
 

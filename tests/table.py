@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 import pytest
 
+from polysite.algorithms.cfft import Cfft
 from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
@@ -40,6 +41,8 @@ from polysite.payload import Payload
 from quadratic import Quadratic
 
 CASES = {
+    "cfft": Cfft(components=(2,), rounds=3, fewest=0, dimensions=2),
+    "cfft, pooled": Cfft(components=(2,), rounds=3, fit="pooled", dimensions=2, steps=2),
     "cfl": Cfl(eps1=0.4, eps2=0.3, after=1),
     "cfl, at fixed rounds": Cfl(split_at=(2, 4), least=2, linkage="complete"),
     "cfl, half suffices": Cfl(relative=True, eps1=0.9, eps2=0.01, after=0, quorum=0.5, least=2),

@@ -52,6 +52,9 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
     plan = ps.Plan(rounds=2, wire=True, checkpoint_every=1)
     if name == "fine_tune":  # goes on from another
         study = replace(SMALL, run=plan, then=({"algorithm": name},))
+    elif name == "cfft":
+        own = {"name": name, "components": 2, "rounds": 2, "fewest": 0, "dimensions": 3}
+        study = replace(SMALL, run=plan, then=({"algorithm": own, "run": {"rounds": 40}},))
     else:
         study = replace(SMALL, algorithm=parse("", {"algorithm.name": name, **extra}).algorithm, run=plan)
     run = ps.run(study, tmp_path / name)
@@ -126,7 +129,7 @@ def test_a_hospital_that_does_not_train_is_served_what_fine_tuning_begins_with(t
         ({"model": {"name": "unet"}}, r"then\[0\] has 'model'; a phase has algorithm, train and run, the rest stays"),
         ({"train": {"batch": 2}}, r"a phase does not change train.batch \(then\[0\]\)"),
         ({"train": 3}, r"then\[0\].train = 3 must be a section"),
-        ({"run": {"pooled": True}}, "a phase does not change run.pooled"),
+        ({"run": {"wire": True}}, "a phase does not change run.wire"),
         ({"algorithm": {"name": "fedprx"}}, r"then\[0\]: there is no algorithm called 'fedprx'"),
         ({"algorithm": {"name": "scaffold"}, "train": {"momentum": 0.9}}, "scaffold is derived for plain SGD"),
     ],
@@ -135,6 +138,29 @@ def test_a_hospital_that_does_not_train_is_served_what_fine_tuning_begins_with(t
 def test_a_phase_changes_how_sites_train_and_nothing_else(then, sentence):
     with pytest.raises(ConfigError, match=sentence):
         replace(SMALL, then=(then,))
+
+
+def test_clusters_of_patients_are_tuned_and_the_ideal_pools_them(tmp_path):
+    """Two scanners inside every hospital; what a patient gets goes by its scan, also where nobody trained."""
+    one, other = ps.Hospital(cases=6), ps.Hospital(cases=6, scanner=11, contrast=3.0)
+    own = ps.Cfft(components=(2,), rounds=8, fewest=0, dimensions=4, bin_width=0.15, steps=6)
+    data = ps.Phantom(shape=(24, 24, 24), sites={"a": one, "b": other, "c": one, "new": other})
+    study = replace(TWO, data=data, federation=LeaveOut("new"), then=({"algorithm": own, "run": {"rounds": 40}},))
+    run = ps.run(study, tmp_path / "run")
+    told = run.folder.records()[-1]["told"]
+    assert told["clusters with cases"] == 2 and len(run.folder.records()) == 2 + told["exchanges of the fit"] + 1 + 9
+    pooled = ({"algorithm": own, "run": {"rounds": 40, "pooled": True}},)
+    ideal = ps.run(replace(study, then=pooled), tmp_path / "ideal")
+    assert set(ideal.folder.records()[-1]["sites"]) == {"pooled"} and ideal.result["best_phase"] == 1
+    for name, done in (("run", run), ("ideal", ideal)):
+        ps.evaluate(tmp_path / name, pictures=False)
+        found = read(tmp_path / name)
+        assert {row["model"] for row in found.evaluation.rows} == {"*"}  # the same models for everyone
+        for (site, case), labels in found.evaluation.own.items():
+            assert {k: r["dice"] for k, r in labels.items()} == {
+                k: v for k, v in done.result["test"][site][case].items() if k != "loss"
+            }
+        assert len(done.result["test"]["new"]) == 6
 
 
 def test_looking_at_the_test_changes_nothing_and_is_told_apart(tmp_path):

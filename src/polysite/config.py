@@ -21,6 +21,7 @@ import tomli_w
 
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of
 from polysite.algorithms.base import Algorithm
+from polysite.algorithms.cfft import Cfft
 from polysite.algorithms.fedavg import FedAvg
 from polysite.assess.exchange import Assess
 from polysite.cost.speeds import SPEEDS, Speeds
@@ -58,9 +59,9 @@ class Study:
         object.__setattr__(self, "then", plain)
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed = {self.seed} must lie between 0 and 2**63")
-        if self.run.pooled and not isinstance(self.algorithm, FedAvg):
+        if self.run.pooled and not isinstance(self.algorithm, FedAvg | Cfft):
             name = name_of(self.algorithm)
-            raise ConfigError(f"run.pooled is centralised training and goes with fedavg, not with {name!r}")
+            raise ConfigError(f"run.pooled is centralised training and goes with fedavg or cfft, not with {name!r}")
         self.train.allow(self.algorithm, name_of(self.algorithm))
         step = self.model.divisor
         for name in ("patch", "window"):
@@ -92,7 +93,7 @@ class Study:
 # What a phase may change: how sites train and for how long, not what they train, nor on what.
 PHASE: Mapping[str, tuple[str, ...]] = {
     "train": ("lr", "gamma", "epochs", "patches", "steps", "optimiser", "momentum", "weight_decay", "loss", "augment"),
-    "run": ("rounds", "share", "validate_every", "best", "patience"),
+    "run": ("rounds", "share", "validate_every", "best", "patience", "pooled"),
 }
 
 

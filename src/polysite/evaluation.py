@@ -25,6 +25,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import numpy as np
 
 from polysite import config, study
+from polysite.algorithms.base import offered
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import PARTS, Case, Patient
@@ -159,16 +160,16 @@ class Models:
         phase, best = rounds.find_best(folder, phases, folder.result["best_round"], known)
         algorithm, self.engine, self.round = phase.algorithm, engines[best.phase], best.round
         served = [s for s in known if sites[s].cases(subject.part)]
-        self.sent = dict(algorithm.send(best.state, served)) if served else {}
+        self.sent = dict(offered(algorithm, best.state, served)) if served else {}
         alone = [s for s in self.trained if s not in served and s != study.POOLED]
-        self.elsewhere = dict(algorithm.send(best.state, alone)) if alone else {}
+        self.elsewhere = dict(offered(algorithm, best.state, alone)) if alone else {}
         self.shared = self._shared()
 
     def _shared(self) -> bool:
-        """Whether everyone uses the same one model."""
+        """Whether everyone uses the same model, or the same models for the same patients."""
         served = self.engine.serve(self.round, {**self.sent, **self.elsewhere})
         models = [[Payload(model=tree) for tree in trees] for trees in served.values()]
-        return len(models[0]) == 1 and all(each == models[0] for each in models)
+        return all(each == models[0] for each in models)
 
     def examine(self, part: str, tolerance: float, others: bool) -> Iterator[tuple[SiteId, SiteId, Examined]]:
         """(Whose model, whose patient, what came out)."""

@@ -219,6 +219,13 @@ class Site(Protocol):
         """
         ...
 
+    def radiomics(self, cases: Collection[str], bin_width: float) -> Any:
+        """The radiomic features of these cases (float64), a row for each: 93 of every modality, within the head.
+
+        A modality that is the same everywhere, as one that was not acquired, has none: zeros.
+        """
+        ...
+
     def cases(self, split: str) -> Cases:
         """The names of the cases of ``train``, ``validation`` or ``test``."""
         ...

@@ -14,6 +14,7 @@ from typing import Any, cast
 from polysite import config
 from polysite.algorithms import name_of
 from polysite.algorithms.base import Algorithm
+from polysite.algorithms.cfft import Cfft
 from polysite.algorithms.fine_tune import FineTune
 from polysite.assess.assessment import Assessment, analyse
 from polysite.assess.exchange import INTENSITY
@@ -148,8 +149,9 @@ def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:
 
 def phases(study: Study, sites: Mapping[str, TorchSite]) -> list[rounds.Phase]:
     """The simulated federation, phase by phase; all have the same cases and take turns in the same network."""
-    if isinstance(study.algorithm, FineTune):
-        raise ConfigError("fine_tune goes on from a model: let it come after another algorithm, under [[then]]")
+    if isinstance(study.algorithm, FineTune | Cfft):
+        name = name_of(study.algorithm)
+        raise ConfigError(f"{name} goes on from a model: let it come after another algorithm, under [[then]]")
     stages = config.stages(study)
     engines = [_simulator(s, {i: site.under(s.train) for i, site in sites.items()}) for s in stages]
     return [rounds.Phase(s.algorithm, e, s.run) for s, e in zip(stages, engines, strict=True)]
@@ -276,6 +278,7 @@ def _rehearsed(
             cohort=asked,
             validation=judged,
             validate_every=plan.validate_every,
+            modalities=len(study.data.modality_names),
         )
     )
     for site in train if before else ():
@@ -347,7 +350,7 @@ def title(study: Study) -> str:
     >>> title(Study(then=({"algorithm": "fine_tune"},)))
     'fedavg-then-fine_tune'
     """
-    return POOLED if study.run.pooled else "-then-".join(_title(stage.algorithm) for stage in config.stages(study))
+    return "-then-".join(POOLED if s.run.pooled else _title(s.algorithm) for s in config.stages(study))
 
 
 def _title(algorithm: Any) -> str:

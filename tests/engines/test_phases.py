@@ -105,7 +105,7 @@ def test_ditto_after_training_is_the_limit_of_ditto_with_a_model_that_rests(tmp_
     _, after = go(tmp_path / "after", *parts, goal=fixed_point())
     at = find_progress(after, phases(*parts))
     _, beside = go(tmp_path / "beside", (Ditto(lam=0.8), {"rounds": 600}))
-    assert {i: at.memories[i]["0"]["w"].item() for i in NAMES} == pytest.approx(served(beside, "last"), rel=1e-9)
+    assert {i: at.memories[i]["trial_0"]["w"].item() for i in NAMES} == pytest.approx(served(beside, "last"), rel=1e-9)
 
 
 def test_a_site_without_validation_cases_stays_with_what_it_had():
@@ -146,7 +146,9 @@ def test_a_phase_that_does_not_help_changes_nothing_and_the_next_goes_on_from_th
     moved = {i: tuned(w, B[k], A[k], 0, 4 * K) for k, i in enumerate(NAMES)}
     again = phases(first, away, (FineTune(), {"rounds": 4}), goal=w)
     at = find_progress(folder, again)
-    assert {i: at.memories[i]["0"]["w"].item() for i in NAMES} == pytest.approx(moved)  # from w, not from the groups
+    assert {i: at.memories[i]["trial_0"]["w"].item() for i in NAMES} == pytest.approx(
+        moved
+    )  # from w, not from the groups
 
 
 def test_costs_add_up(tmp_path):

@@ -80,7 +80,7 @@ ANY = {
 
 def damages(algorithm):
     kinds = set(algorithm.reply.values())
-    if not kinds:
+    if not kinds or any(name.endswith("?") for name in algorithm.reply):  # these lies tell of no stage in particular
         return {"a field too many": ANY["a field too many"]}
     return {
         **ANY,

@@ -22,7 +22,8 @@ Kind = Literal["model", "update", "count", "counts", "one", "rate", "cost", "sta
 class Algorithm(Protocol[S]):
     """Five functions of values: no file, no socket, no device, no seed, no training loop.
 
-    ``reply`` says what a site answers, field by field: all that ever leaves it, and what the server holds it to.
+    ``reply`` says what a site answers, field by field: all that ever leaves it, and what the server holds it to. A
+    field whose name ends in ``?`` may be left out; ``x*`` are all fields that begin with x and that it was sent.
     A field called ``weight`` multiplies all that the server takes of a site, so ``weighted`` can scale it.
     ``needs`` says whether ``merge`` can live with a (secure) sum of the replies or must see each one.
     ``plain_sgd`` says that the mathematics holds for plain SGD alone: no momentum, no Adam.
@@ -74,6 +75,25 @@ def shares(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Payload])
     weights = {i: float(p["weight"]) for i, p in sorted(replies.items()) if "weight" in p}
     total = sum(weights.values())
     return {i: w / total for i, w in weights.items()} if total > 0 else {}
+
+
+def offered(algorithm: Algorithm[S], state: S, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+    """What sites are sent to be served by: what ``offer`` says, where that is not what they are sent to train with."""
+    offer = getattr(algorithm, "offer", algorithm.send)
+    found: Mapping[SiteId, Payload] = offer(state, sites)
+    return found
+
+
+def objections(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Payload]) -> dict[SiteId, str]:
+    """Whom the server should not hear, and why, where only the algorithm can tell: its method ``refuse``, if any."""
+    refuse = getattr(algorithm, "refuse", None)
+    return {} if refuse is None else dict(refuse(state, replies))
+
+
+def over(algorithm: Algorithm[S], state: S) -> bool:
+    """Whether an algorithm that comes to an end by itself, and says so in a method of this name, has come to it."""
+    own = getattr(algorithm, "over", None)
+    return own is not None and bool(own(state))
 
 
 def told(algorithm: Algorithm[S], state: S) -> dict[str, float]:

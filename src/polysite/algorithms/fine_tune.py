@@ -65,8 +65,8 @@ class FineTune:
         kept["round"] += 1.0
         for k, (lr, lam) in enumerate(product(self.lr or (None,), self.lam)):
             tilt = Tilt(anchor=site.start, weight=lam) if lam else None
-            fit = site.fit(kept.get(f"{k}", site.start), tilt=tilt, lr=lr, epochs=self.epochs, steps=self.steps)
-            kept[f"{k}"], score = fit.params, judged(fit.params)
+            fit = site.fit(kept.get(f"trial_{k}", site.start), tilt=tilt, lr=lr, epochs=self.epochs, steps=self.steps)
+            kept[f"trial_{k}"], score = fit.params, judged(fit.params)
             if score > kept["score"]:
                 kept.update(best=fit.params, score=score)
                 kept.update(chosen_round=kept["round"], chosen_lr=lr or 0.0, chosen_lam=lam)

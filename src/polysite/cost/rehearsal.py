@@ -55,6 +55,7 @@ class Understudy:
     size: int
     start: Tree
     effort: Effort
+    modalities: int = 1
     fits: list[Fit] = field(default_factory=list)
     patches: int = 0  # trained on so far
 
@@ -70,6 +71,11 @@ class Understudy:
 
     def sketch(self, kind: Sketch, cases: Collection[str]) -> np.ndarray:
         return np.array([float(len(cases))])
+
+    def radiomics(self, cases: Collection[str], bin_width: float) -> np.ndarray:
+        """Two kinds of cases, as good as any."""
+        rng = np.random.default_rng(self.size)
+        return rng.normal(size=(len(cases), 93 * self.modalities)) + 5 * (np.arange(len(cases)) % 2)[:, None]
 
     def lift(self, params: Tree) -> Tree:
         return params
@@ -112,12 +118,14 @@ def rehearse(
     cohort: Callable[[int], Collection[SiteId]] | None = None,
     validation: Mapping[SiteId, int] | None = None,
     validate_every: int = 1,
+    modalities: int = 1,
 ) -> Iterator[dict[SiteId, Load]]:
     """What every site will do, round by round, given the number of its training cases.
 
     Of the parameters only names, shapes and types count. ``cohort`` says who takes part in a round; without it all do
-    that have training cases. ``validation`` are the numbers of cases that judge, every so many rounds. Nobody drops out, and where an algorithm decides by what training finds (CFL splits), the
-    rehearsal may decide otherwise.
+    that have training cases. ``validation`` are the numbers of cases that judge, every so many rounds. Nobody drops out,
+    and where an algorithm decides by what training finds, the rehearsal may decide otherwise: CFL splits, CFFT fits
+    other clusters, in as many exchanges as these need.
     """
     elements = {k: math.prod(v.shape) for k, v in params.items()}
     start = {k: np.ones((1,) * len(v.shape), str(v.dtype).rpartition(".")[2]) for k, v in params.items()}
@@ -128,14 +136,17 @@ def rehearse(
         sent = algorithm.send(state, [i for i in names if i in asked])
         replies, loads = {}, {}
         for i, got in sent.items():
-            site = Understudy(train[i], start, effort)
+            site = Understudy(train[i], start, effort, modalities)
             replies[i], memory[i] = algorithm.local(got, memory[i], site)
             steps = sum(f.steps for f in site.fits)
             loads[i] = Load(steps, 0, _nbytes(got, elements), _nbytes(replies[i], elements), site.patches)
         state = algorithm.merge(state, replies) if replies else state
-        if (index + 1) % validate_every == 0 or index + 1 == rounds:
+        ended = hasattr(algorithm, "over") and algorithm.over(state)
+        if (index + 1) % validate_every == 0 or index + 1 == rounds or ended:
             loads.update({i: replace(loads.get(i, Load()), cases=n) for i, n in (validation or {}).items()})
         yield loads
+        if ended:
+            return
 
 
 def traffic(algorithm: Exchange, params: Tree, sites: Sequence[SiteId]) -> dict[SiteId, tuple[int, int]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from polysite.algorithms import name_of
-from polysite.algorithms.base import Algorithm, shares, told
+from polysite.algorithms.base import Algorithm, objections, offered, over, shares, told
 from polysite.engines import checkpoint, memory
 from polysite.engines.folder import RunFolder
 from polysite.engines.memory import Memory
@@ -186,6 +186,8 @@ def run(
             replies[site] = reply
             watch.site(index, site, len(replies), len(sent))
         refused = screen(algorithm.reply, params, sent, {i: r.payload for i, r in replies.items()})
+        sound = {i: r.payload for i, r in replies.items() if i not in refused}
+        refused |= objections(algorithm, state, sound)
         for site, reason in refused.items():
             log.warning("round %d: the reply of %r is refused: %s", index, site, reason)
         heard = {i: r.payload for i, r in replies.items() if i not in refused}
@@ -230,7 +232,7 @@ def _train(
 ) -> Progress:
     """What is left of a phase; returns where it ends."""
     plan, transport, began = phase.plan, phase.transport, time.perf_counter()
-    if at and _is_over(plan, at):  # it was interrupted after its last round
+    if at and _is_over(phase, at):  # it was interrupted after its last round
         transport.remember(at.memories)
         return at
     resume, at = at, at or Progress(-1, None, {})
@@ -239,25 +241,27 @@ def _train(
         heard = {i: r.index for i in r.replies if i not in r.refused}
         versions = {**at.versions, **heard}
         at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)
-        done = r.index + 1 - at.first
-        if done % plan.validate_every == 0 or done == plan.rounds:
+        done, ended = r.index + 1 - at.first, over(phase.algorithm, r.state)
+        if done % plan.validate_every == 0 or done == plan.rounds or ended:
             at = _validate(phase, folder, at, record)
         record["elapsed"] = round(time.perf_counter() - began, 3)
         folder.append(record)
-        over = _is_over(plan, at)
-        if done % plan.checkpoint_every == 0 or over:
+        last = _is_over(phase, at)
+        if done % plan.checkpoint_every == 0 or last:
             _keep(folder, folder.round(r.index), phase, at)
         watch.round(record)
-        if over and done < plan.rounds:
+        if last and done < plan.rounds and not ended:
             log.info("stopped after round %d: %d validations without a better one", r.index, at.waited)
-        if over:
+        if last:
             break
     return at
 
 
-def _is_over(plan: Plan, at: Progress) -> bool:
-    """Whether a phase has had all its rounds, or lost patience."""
-    return at.round + 1 - at.first >= plan.rounds or (plan.patience is not None and at.waited >= plan.patience)
+def _is_over(phase: Phase, at: Progress) -> bool:
+    """Whether a phase has had all its rounds, has come to its end by itself, or lost patience."""
+    plan, begun = phase.plan, at.round >= at.first
+    impatient = plan.patience is not None and at.waited >= plan.patience
+    return at.round + 1 - at.first >= plan.rounds or impatient or (begun and over(phase.algorithm, at.state))
 
 
 def _next(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> tuple[Progress, Mapping[SiteId, int]]:
@@ -286,8 +290,8 @@ def _enter(
     if best.phase:
         _enter(phases, best.phase, folder, everyone)
     before.transport.remember(best.memories)
-    whom = everyone or sorted({*phase.transport.names, *phase.transport.audience})
-    sent = before.algorithm.send(best.state, whom)
+    whom = everyone or sorted({*before.transport.names, *before.transport.audience})
+    sent = offered(before.algorithm, best.state, whom)
     served = before.transport.serve(best.round, sent)
     several = next((i for i, models in served.items() if len(models) != 1), None)
     if several is not None:
@@ -297,13 +301,15 @@ def _enter(
         )
     start = {i: models[0] for i, models in served.items()}
     first, *others = (Payload(model=model) for model in start.values())
-    if any(kind in ("model", "update") for kind in phase.algorithm.reply.values()) and any(o != first for o in others):
+    if all(other == first for other in others):  # whoever trains now
+        start = dict.fromkeys([*whom, *phase.transport.names, *phase.transport.audience], first["model"])
+    elif any(kind in ("model", "update") for kind in phase.algorithm.reply.values()):
         raise ConfigError(
             f"phase {index + 1} trains a model that sites share, but after phase {best.phase + 1} every site has its "
             "own; let it be fine_tune or local, or let another algorithm come before it"
         )
     phase.transport.begin(begun.begins, start)
-    return first["model"], {i: sent[i].nbytes for i in phase.transport.names}
+    return first["model"], {i: sent[i].nbytes for i in phase.transport.names if i in sent}
 
 
 def _keep(folder: RunFolder, path: Path, phase: Phase, at: Progress, begins: int = 0) -> None:
@@ -322,7 +328,7 @@ def _load(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
     if not isinstance(found, Checkpoint) or found.at.phase >= len(phases):
         raise RunError(f"{path} does not belong to this study")
     name = name_of(phases[found.at.phase].algorithm)
-    nothing = dict.fromkeys(phases[0].transport.names, Payload())
+    nothing = dict.fromkeys(phases[found.at.phase].transport.names, Payload())
     known = {i: memory.load(folder.memory(path, i), i, name, v, lift) for i, v in found.at.versions.items()}
     return replace(found, at=replace(found.at, memories={**nothing, **known}))
 
@@ -418,7 +424,7 @@ def _record(r: Round, phase: int = 0, handed: Mapping[SiteId, int] | None = None
 
 def _validate(phase: Phase, folder: RunFolder, at: Progress, record: dict[str, Any]) -> Progress:
     """Have every site judge the model; remember it if it is the best so far."""
-    sent = phase.algorithm.send(at.state, phase.transport.audience)
+    sent = offered(phase.algorithm, at.state, phase.transport.audience)
     scores = phase.transport.score(at.round, sent, "validation")
     score = mean_score(scores, phase.plan.best)
     better = score > at.best_score
@@ -444,10 +450,10 @@ def _per_label(scores: Scores) -> dict[str, Any]:
 def _finish(phases: Sequence[Phase], folder: RunFolder, at: Progress, about: Mapping[str, Any]) -> Mapping[str, Any]:
     """Export the last and the best model, examine the best on the test cases, write the result."""
     last = phases[at.phase]
-    _export(last.transport, folder, "last", at.round, last.algorithm.send(at.state, last.transport.audience))
+    _export(last.transport, folder, "last", at.round, offered(last.algorithm, at.state, last.transport.audience))
     phase, best = find_best(folder, phases, at.best_round)
     transport = phase.transport
-    sent = phase.algorithm.send(best.state, transport.audience)
+    sent = offered(phase.algorithm, best.state, transport.audience)
     _export(transport, folder, "best", best.round, sent)
     result = {
         **about,
@@ -462,12 +468,11 @@ def _finish(phases: Sequence[Phase], folder: RunFolder, at: Progress, about: Map
 
 
 def _export(transport: Transport, folder: RunFolder, name: str, round: int, sent: Mapping[SiteId, Payload]) -> None:
-    """One file if all hospitals use the same parameters, one per hospital (and group of patients) otherwise."""
+    """One file if all hospitals use the same parameters, one per hospital otherwise; and one per group of patients."""
     served = {i: [Payload(model=t) for t in trees] for i, trees in transport.serve(round, sent).items()}
     first = next(iter(served.values()))
-    if len(first) == 1 and all(models == first for models in served.values()):
-        folder.save_model(name, first[0]["model"])
-        return
-    for site, models in served.items():
+    shared = all(models == first for models in served.values())
+    for site, models in {"": first}.items() if shared else served.items():
         for k, model in enumerate(models):
-            folder.save_model(f"{name}.{site}" if len(models) == 1 else f"{name}.{site}.{k}", model["model"])
+            parts = (name, *([site] if site else []), *([f"{k}"] if len(models) > 1 else []))
+            folder.save_model(".".join(parts), model["model"])

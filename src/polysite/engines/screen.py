@@ -28,10 +28,13 @@ def screen(
     refused: dict[SiteId, str] = {}
     sizes: dict[SiteId, dict[str, float]] = {}
     for site in sorted(replies):
-        problem = "it was not asked" if site not in sent else _malformed(expected, params, sent[site], replies[site])
+        kinds = _kinds(expected, sent.get(site, Payload()), replies[site])
+        problem = (
+            "it was not asked" if site not in sent else _malformed(expected, kinds, params, sent[site], replies[site])
+        )
         if problem is None:
             with np.errstate(all="ignore"):  # what is beyond all numbers is infinite, and that is looked for
-                problem, sizes[site] = _sizes(expected, replies[site])
+                problem, sizes[site] = _sizes(kinds, replies[site])
         if problem is not None:
             refused[site] = problem[:200]  # a hostile reply may have names without end
             sizes.pop(site, None)
@@ -39,20 +42,35 @@ def screen(
         first = sent[next(iter(sizes))]
         known = {**params, **first.get("model", {})}
         model = _length(tree.trained({k: known[k] for k in _asked(first, params)}))
-        refused.update(_unlike_others(expected, sizes, model))
+        every = {f: k for i in sizes for f, k in _kinds(expected, sent[i], replies[i]).items()}
+        refused.update(_unlike_others(every, sizes, model))
     return refused
 
 
-def _malformed(expected: Mapping[str, Kind], params: Tree, got: Payload, reply: Payload) -> str | None:
+def _kinds(expected: Mapping[str, Kind], got: Payload, reply: Payload) -> dict[str, Kind]:
+    """What every field of a reply is, as far as it was expected."""
+    found = {}
+    for field in reply:
+        several = (k for name, k in expected.items() if name.endswith("*") and field.startswith(name[:-1]))
+        kind = expected.get(field) or expected.get(f"{field}?") or (next(several, None) if field in got else None)
+        if kind and not field.endswith(("?", "*")):
+            found[field] = kind
+    return found
+
+
+def _malformed(
+    expected: Mapping[str, Kind], kinds: Mapping[str, Kind], params: Tree, got: Payload, reply: Payload
+) -> str | None:
     """What is wrong with the form of a reply: its fields, names, shapes, types, numbers.
 
     Of a model, a site answers with the parameters that it was asked for by name, or else with those that it was sent:
     where a part stays at the sites, it is not asked.
     """
-    if reply.keys() != expected.keys():
+    needed = {name for name in expected if not name.endswith(("?", "*"))}
+    if reply.keys() != kinds.keys() or not needed <= kinds.keys():
         return f"it holds {sorted(reply) or 'nothing'} instead of {sorted(expected)}"
     whole = {k: params[k] for k in _asked(got, params)}
-    for field, kind in expected.items():
+    for field, kind in kinds.items():
         value = reply[field]
         if isinstance(value, float) != (kind in LIMITS):
             return f"{field!r} is {'a number' if isinstance(value, float) else 'a set of arrays'}"
@@ -137,7 +155,7 @@ def _unlike_others(
     found = {}
     for site, mine in sizes.items():
         for field, size in mine.items():
-            others = sorted(s[field] for i, s in sizes.items() if i != site)
+            others = sorted(s[field] for i, s in sizes.items() if i != site and field in s)
             usual = others[(len(others) - 1) // 2] if others else 0.0
             kind = expected[field]
             if kind in ("model", "update"):

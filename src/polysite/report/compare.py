@@ -304,7 +304,8 @@ def _fair(found: Comparison) -> Grid:
             Line((name(m.name), number(f.mean), worst, number(f.spread), number(f.std), number(f.jain, ".4f")))
         )
     head = ("method", "mean of hospitals", "worst hospital", "best − worst", "std over hospitals", "Jain index")
-    note = f"Every hospital counts once, with its mean {NAMES[found.main]}. Jain's index is 1 if all are served alike, 1/K at worst."
+    note = f"Every hospital counts once, with its mean {NAMES[found.main]}. "
+    note += "Jain's index is 1 if all are served alike, 1/K at worst."
     return Grid("fairness", "How evenly", head, mark_best(lines, [0, 1, 1, -1, -1, 1]), note)
 
 

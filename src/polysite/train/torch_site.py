@@ -21,6 +21,7 @@ from polysite.errors import ConfigError, DataError, RunError
 from polysite.metrics import surface
 from polysite.metrics.measures import measure
 from polysite.models.names import canonical, deepest_of, head_of
+from polysite.radiomics import NAMES, Settings, features
 from polysite.site import Cases, Examined, Fit, Loss, Mix, Scores, Sketch, Term, Tilt
 from polysite.train import surface as device_surface
 from polysite.train import tasks
@@ -34,6 +35,7 @@ from polysite.train.terms import Extra
 from polysite.tree import Tree
 
 SMALL = 40**3  # voxels
+NONE = [0.0] * len(NAMES)  # the radiomics of a modality that shows nothing
 _FIXED = 1 << 32  # a round that never comes: the randomness of fixed patches
 _FRESH = _FIXED + 1  # and that of other initial parameters
 _ORDER, _PATCHES, _MIXING = 1, 2, 3  # streams of a round, apart from its own
@@ -178,14 +180,17 @@ class TorchSite:
         self._first, self._start = 0, network.start  # round and parameters that the phase began with
         self._seen: dict[str, torch.Tensor] = {}  # the shares of the labels in a random patch, by case
         self._amounts: list[float] = []  # of every channel, once they are counted
+        self._radiomics: dict[tuple[str, float], np.ndarray] = {}  # of a case by bin width, once they are extracted
 
     @classmethod
     def pool(cls, name: str, sites: Mapping[str, "TorchSite"]) -> "TorchSite":
-        """One site that trains on the cases of all: the centralised yardstick. Its volumes are theirs, not copies."""
+        """One site that has the training and validation cases of all: the centralised yardstick. Its volumes are
+        theirs, not copies."""
         pooled = copy.copy(next(iter(sites.values())))
-        pooled.name, pooled.fits, pooled._seen, pooled._amounts = name, [], {}, []
-        pooled._volumes = {f"{i}/{n}": s._volumes[n] for i, s in sites.items() for n in s.cases("train")}
-        pooled._splits = {"train": tuple(pooled._volumes), "validation": (), "test": ()}
+        pooled.name, pooled.fits, pooled._seen, pooled._amounts, pooled._radiomics = name, [], {}, [], {}
+        parts = {p: {f"{i}/{n}": s._volumes[n] for i, s in sites.items() for n in s.cases(p)} for p in PARTS[:2]}
+        pooled._volumes = {name: volume for part in parts.values() for name, volume in part.items()}
+        pooled._splits = {"test": (), **{p: tuple(part) for p, part in parts.items()}}
         return pooled
 
     @property
@@ -219,6 +224,16 @@ class TorchSite:
         of = _label_shares if kind == "labels" else _moments
         found = torch.stack([of(self._volumes[n][kind == "labels"]) for n in cases])
         return found.mean(0).cpu().numpy()
+
+    def radiomics(self, cases: Collection[str], bin_width: float) -> np.ndarray:
+        for name in cases:
+            if (name, bin_width) not in self._radiomics:
+                image = self._volumes[name][0].cpu().numpy()
+                try:
+                    self._radiomics[name, bin_width] = _radiomics(image, bin_width)
+                except (ConfigError, DataError) as problem:
+                    raise DataError(f"case {name!r} of site {self.name!r}: {problem}") from problem
+        return np.array([self._radiomics[name, bin_width] for name in cases])
 
     def cases(self, split: str) -> Cases:
         return self._splits[split]
@@ -449,6 +464,16 @@ class TorchSite:
             )
         kind = torch.optim.Adam if self.train.optimiser == "adam" else torch.optim.AdamW
         return kind(weights, rate, weight_decay=self.train.weight_decay, foreach=True)
+
+
+def _radiomics(image: np.ndarray, bin_width: float) -> np.ndarray:
+    """All features of all modalities, within what any of them shows."""
+    mask = (image != 0).any(0)
+    rows = [
+        list(features(x, mask, settings=Settings(bin_width=bin_width)).values()) if np.ptp(x[mask]) else NONE
+        for x in image
+    ]
+    return np.nan_to_num(np.concatenate(rows).astype(np.float64), nan=0.0)
 
 
 def _label_shares(truth: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,272 @@
+"""CFFT: clusters of patients, not of hospitals; a model is fine-tuned for every cluster, and each patient gets its own.
+
+Paper: Manthe et al., Whole-brain radiomics for clustered federated personalization in brain tumor segmentation, 2023
+
+    z = scale, project, cluster(radiomic features of a case)                           once, over all training cases
+    w_c <- sum_k n_ck / N_c fit_k(w_c; the cases of cluster c at site k)               from the model before, all c
+    a patient of cluster c is served the best w_c so far, by the validation cases of cluster c
+
+A phase after another algorithm. First the clusters: 93 radiomic features of every modality, within the head, scaled
+between their 2nd and 98th percentile, principal components, a Gaussian mixture. ``fit = "federated"`` learns all three
+from sums (cluster/federated_mixture.py: some 10 to 40 exchanges), so that no case's features leave; with "pooled", as
+in the paper, they do, in one. Then sites learn the clusters and say how many cases of each they have. Then ``rounds``
+of fine-tuning, and one exchange more that judges the last models. The phase then is over: run.rounds must leave room
+for all that, and is not reached.
+
+A site is sent the models of those clusters only that it has cases of, and sends nothing for the others. A cluster
+without a validation case anywhere is judged by all of them. One that nobody trains keeps the model that the phase
+began with, which is a candidate in every cluster. Sites that were not there when clusters were made known learn them
+when they are asked next. With run.pooled, the paper's "ideal": all cases in one place, an upper bound.
+
+The paper takes ten clusters, 50 rounds, no augmentation (train.augment = "none") and bin_width 0.09 (0.15 for CC359).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from math import fsum
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.cluster import federated_mixture
+from polysite.cluster.mixture import Mixture, Settings, pooled
+from polysite.payload import Payload, SiteId, mean, plain
+from polysite.site import Cases, Site, quality
+from polysite.tree import Tree
+
+Counts = Mapping[str, float]  # cluster -> cases
+ABSURD = 1e6  # times what is usual: squares of features have heavy tails
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    start: Tree
+    fit: federated_mixture.State | None = None  # while the clusters are being fitted from sums
+    mixture: Mapping[str, Any] | None = None  # the arrays of the clusters, once they are known
+    models: Mapping[str, Tree] = field(default_factory=dict)  # of every cluster that somebody trains
+    best: Mapping[str, Tree] = field(default_factory=dict)
+    scores: Counts = field(default_factory=dict)  # of the best
+    train: Mapping[SiteId, Counts] = field(default_factory=dict)  # cases of every cluster, of sites that know them
+    judges: Mapping[SiteId, Counts] = field(default_factory=dict)
+    judged: int = 0  # exchanges in which models were judged
+
+
+@dataclass(frozen=True)
+class Cfft:
+    components: tuple[int, ...] = (10,)  # clusters; of several numbers, the one with the least BIC
+    rounds: int = 50  # of fine-tuning
+    fit: Literal["federated", "pooled"] = "federated"  # clusters from sums alone, or from the features of every case
+    bin_width: float = 0.09  # of the grey levels of radiomics, in standard deviations of the image
+    dimensions: int = 30  # principal components
+    restarts: int = 5  # of the mixture
+    iterations: int = 30  # of the mixture, at most
+    fewest: int = 5  # cases behind a sum; a site with fewer has no say in where clusters lie
+    seed: int = 0  # of the mixture
+    lr: float | None = None  # local learning rate; None: the site's own (train.lr)
+    epochs: int | None = None  # local epochs; None: the site's own (train.epochs)
+    steps: int | None = None  # local iterations, instead of epochs
+
+    reply: ClassVar[Mapping[str, Kind]] = {
+        "sums?": "statistics",  # of features
+        "features?": "statistics",  # where the fit is pooled: those of every case
+        "counts?": "counts",  # of cases in clusters, and the sum of their scores
+        "cluster_*": "model",
+    }
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, rounds=(1, INF), bin_width=(TINY, INF), lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
+        self._settings()  # which refuses what makes no sense
+
+    def _settings(self) -> Settings:
+        return Settings(
+            dimensions=self.dimensions, components=self.components, restarts=self.restarts,
+            iterations=self.iterations, fewest=self.fewest, seed=self.seed,
+        )  # fmt: skip
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params, federated_mixture.begin(self._settings()) if self.fit == "federated" else None)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        if state.mixture is None:
+            asked = {"sums": federated_mixture.ask(_plainly(state.fit))} if state.fit else {"features": {}}
+            return {i: Payload(**asked) for i in cohort}
+        return {i: self._task(state, i) if i in state.train else Payload(mixture=state.mixture) for i in cohort}
+
+    def offer(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        """What a site is served by: the best models of all clusters, and how to tell whose patient is whose."""
+        found = {f"cluster_{c}": model for c, model in state.best.items()}
+        clusters = {"mixture": state.mixture} if state.mixture is not None else {}
+        return {i: Payload(model=state.start, **clusters, **found) for i in sites}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        if "features" in got:
+            return Payload(features={"cases": self._vectors(site, "train")}), memory
+        if "sums" in got:
+            asked = {k: plain(v) for k, v in got["sums"].items()}
+            return Payload(sums=federated_mixture.answer(asked, self._vectors(site, "train"))), memory
+        if "mixture" in got:
+            known = Payload(mixture=got["mixture"])
+            members = {part: self._members(known, site, site.cases(part)) for part in ("train", "validation")}
+            return Payload(**_counted(train=_sizes(members["train"]), judge=_sizes(members["validation"]))), known
+        return self._tuned(got, memory, site), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        if state.mixture is None:
+            return self._clustered(state, replies)
+        new = [i for i in sorted(replies) if i not in state.train]
+        if new:
+            told = {i: _told(replies[i]) for i in new}
+            train, judges = ({i: _named(told[i], word) for i in new} for word in ("train", "judge"))
+            state = replace(state, train={**state.train, **train}, judges={**state.judges, **judges})
+            own = {c for counts in state.train.values() for c in counts}
+            more = {c: state.start for c in sorted(own, key=int) if c not in state.models}
+            state = replace(state, models={**state.models, **more}, best={**state.best, **more})
+        heard = {i: p for i, p in replies.items() if i not in new}
+        return self._merged(state, heard) if heard else state
+
+    def refuse(self, state: State, replies: Mapping[SiteId, Payload]) -> Mapping[SiteId, str]:
+        """Whose numbers cannot be: what was not asked for, or not what the others tell, or scores above one."""
+        if state.mixture is None:
+            return _unlike(replies, "sums" if state.fit else "features")
+        clusters = {f"{c}" for c in range(len(state.mixture["weights"]))}
+        found = {}
+        for i, p in replies.items():
+            words = ("judge", "score") if i in state.train else ("train", "judge")
+            told = _told(p)
+            odd = next((k for k in told if k.split(" ")[0] not in words or k.split(" ")[-1] not in clusters), None)
+            high = next((c for c in clusters if told.get(f"score {c}", 0) > told.get(f"judge {c}", 0) + 1e-6), None)
+            if i in state.train and any(
+                state.train[i].get(f.removeprefix("cluster_")) is None for f in p if f != "counts"
+            ):
+                found[i] = "it sends the model of a cluster that it has no case of"
+            elif odd is not None or high is not None:
+                found[i] = f"it counts {odd!r}" if odd is not None else f"its scores in cluster {high} are above one"
+            elif i not in state.train and not _named(told, "train"):
+                found[i] = "it does not say which clusters its cases are of"
+        return found
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        if "mixture" not in got:
+            yield got["model"], cases
+            return
+        members = self._members(got, site, cases)
+        for c in range(len(got["mixture"]["weights"])):
+            yield got.get(f"cluster_{c}", got["model"]), members.get(f"{c}", ())
+
+    def over(self, state: State) -> bool:
+        return state.judged > self.rounds
+
+    def tell(self, state: State) -> Mapping[str, float]:
+        sizes = [fsum(counts.get(c, 0.0) for counts in state.train.values()) for c in state.models]
+        told = {"clusters with cases": len(sizes), "cases of the smallest": min(sizes)} if sizes else {}
+        return {"exchanges of the fit": state.fit.exchanges, **told} if state.fit else told
+
+    def _vectors(self, site: Site, part: str) -> np.ndarray:
+        return np.asarray(site.radiomics(site.cases(part), self.bin_width))
+
+    def _members(self, known: Payload, site: Site, cases: Cases) -> dict[str, Cases]:
+        """The cases of every cluster that has some."""
+        if not cases:
+            return {}
+        mixture = Mixture.of({k: plain(v) for k, v in known["mixture"].items()})
+        labels = mixture.assign(site.radiomics(cases, self.bin_width))
+        return {f"{c}": tuple(n for n, k in zip(cases, labels, strict=True) if k == c) for c in sorted(set(labels))}
+
+    def _task(self, state: State, site: SiteId) -> Payload:
+        """The models that a site has to do with, and which of them all its validation cases judge."""
+        unjudged = [c for c in state.models if not any(counts.get(c) for counts in state.judges.values())]
+        mine = [c for c in state.models if c in state.train[site] or c in state.judges[site] or c in unjudged]
+        models = {f"cluster_{c}": state.models[c] for c in mine}
+        marks = {"all": {c: np.ones(1) for c in unjudged}} if unjudged else {}
+        return Payload(**models, **marks, **({"last": 1.0} if state.judged == self.rounds else {}))
+
+    def _tuned(self, got: Payload, memory: Payload, site: Site) -> Payload:
+        train, judges = (self._members(memory, site, site.cases(part)) for part in ("train", "validation"))
+        cases: dict[str, float] = {}
+        scores: dict[str, float] = {}
+        models: dict[str, Tree] = {}
+        for name in (name for name in got if name.startswith("cluster_")):
+            c = name.removeprefix("cluster_")
+            asked = site.cases("validation") if c in got.get("all", {}) else judges.get(c, ())
+            if asked:
+                found = [quality(s) for s in site.score(got[name], asked).values()]
+                cases[c], scores[c] = float(len(found)), fsum(found)
+            if c in train and "last" not in got:
+                fit = site.fit(got[name], keep=train[c], lr=self.lr, epochs=self.epochs, steps=self.steps)
+                models[name] = fit.params
+        return Payload(**_counted(judge=cases, score=scores), **models)
+
+    def _clustered(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        """The server learns where clusters lie."""
+        if state.fit is None:
+            rows = [plain(replies[i]["features"]["cases"]) for i in sorted(replies)]
+            return replace(state, mixture=pooled(np.concatenate(rows), self._settings()).arrays())
+        sums = {i: {k: plain(v) for k, v in p["sums"].items()} for i, p in replies.items()}
+        fit = federated_mixture.learn(_plainly(state.fit), sums)
+        found = federated_mixture.done(fit)
+        return replace(state, fit=replace(fit, mixture=None), mixture=None if found is None else found.arrays())
+
+    def _merged(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        """Keep the models that were judged if they are better than those before, and average what sites made of them."""
+        told = [_told(p) for p in replies.values()]
+        best, scores, models = dict(state.best), dict(state.scores), dict(state.models)
+        for c, model in state.models.items():
+            judges = fsum(t.get(f"judge {c}", 0.0) for t in told)
+            score = fsum(t.get(f"score {c}", 0.0) for t in told) / judges if judges else -1.0
+            if score > scores.get(c, -1.0):
+                best[c], scores[c] = model, score
+            tuned = {i: p for i, p in replies.items() if f"cluster_{c}" in p}
+            if tuned:
+                models[c] = mean(tuned, f"cluster_{c}", {i: state.train[i][c] for i in tuned})
+        return replace(state, best=best, scores=scores, models=models, judged=state.judged + 1)
+
+
+def _plainly(x: Any) -> Any:
+    """The same with plain arrays, wherever they were: a checkpoint gives them back where the server computes."""
+    if hasattr(x, "dtype"):
+        return plain(x)
+    if is_dataclass(x) and not isinstance(x, type):
+        return replace(x, **{f.name: _plainly(getattr(x, f.name)) for f in fields(x)})
+    if isinstance(x, Mapping):
+        return {k: _plainly(v) for k, v in x.items()}
+    return tuple(map(_plainly, x)) if isinstance(x, tuple) else x
+
+
+def _unlike(replies: Mapping[SiteId, Payload], asked: str) -> dict[SiteId, str]:
+    """Whose arrays are missing, not of the shape that most have, or absurdly larger than others'."""
+    shapes = {i: {k: (tuple(x.shape)[-1:], x.ndim) for k, x in p.get(asked, {}).items()} for i, p in replies.items()}
+    said = [repr(sorted(s.items())) for s in shapes.values() if s]
+    usual = max(sorted(set(said)), key=said.count, default="")
+    found = {i: f"it does not answer what it was asked, {asked!r}" for i, p in replies.items() if set(p) != {asked}}
+    odd = {i for i, s in shapes.items() if s and repr(sorted(s.items())) != usual}
+    found |= {i: f"its {asked} are of other names or shapes than those of most sites" for i in odd if i not in found}
+    rest = {i: p[asked] for i, p in replies.items() if i not in found and p[asked]}
+    for name in next(iter(rest.values()), {}):
+        sizes = {i: float(abs(plain(arrays[name])).max()) for i, arrays in rest.items() if arrays[name].size}
+        for i, size in sizes.items():
+            others = sorted(v for j, v in sizes.items() if j != i)
+            if others and size > ABSURD * max(others[(len(others) - 1) // 2], 1.0):
+                found[i] = f"its {asked} have {name!r} up to {size:.0e}, far beyond all others"
+    return found
+
+
+def _sizes(members: Mapping[str, Cases]) -> Counts:
+    return {c: float(len(cases)) for c, cases in members.items()}
+
+
+def _counted(**named: Counts) -> dict[str, Tree]:
+    """The field of a reply; a site that has nothing to count leaves it out."""
+    found = {f"{word} {c}": np.array([float(n)]) for word, counts in named.items() for c, n in counts.items()}
+    return {"counts": found} if found else {}
+
+
+def _told(reply: Payload) -> Counts:
+    return {k: float(v[0]) for k, v in reply.get("counts", {}).items()}
+
+
+def _named(told: Counts, word: str) -> Counts:
+    return {k.removeprefix(f"{word} "): n for k, n in told.items() if k.startswith(f"{word} ")}

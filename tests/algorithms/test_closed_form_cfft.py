@@ -1,0 +1,248 @@
+"""CFFT against answers on paper: clusters of cases that are planted across sites, the first round, the limit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from polysite.algorithms.base import offered, over
+from polysite.algorithms.cfft import Cfft
+from polysite.algorithms.fedavg import FedAvg
+from polysite.engines.folder import RunFolder
+from polysite.engines.rounds import Phase, Plan, Reply, run, train
+from polysite.engines.simulator import Simulator
+from polysite.errors import ConfigError
+from polysite.payload import Payload
+from quadratic import Quadratic
+
+START, ETA, K = {"w": np.array([3.0])}, 0.1, 5
+LOW, HIGH = -1.0, 2.0  # where the cases of the two kinds pull the model
+N = {"a": (6, 2), "b": (3, 9), "c": (0, 7)}  # cases of both kinds at every site: shift within sites
+A = {"a": 0.5, "b": 1.0, "c": 2.0}
+TWO = Cfft(components=(2,), fewest=0, dimensions=2, rounds=4)
+
+
+class Shifted(Quadratic):
+    """Validation cases of its own, named apart."""
+
+    judges = None  # optimum of every validation case; None: as in training
+
+    def cases(self, split):
+        count = len(self.b) if split != "validation" or self.judges is None else len(self.judges)
+        return tuple(f"{split[0]}{k}" for k in range(count))
+
+    def _values(self, cases):
+        judges = self.b if self.judges is None else self.judges
+        return np.array([(judges if n[0] == "v" else self.b)[int(n[1:])] for n in cases])
+
+    def radiomics(self, cases, bin_width):
+        b = self._values(cases)
+        jitter = 0.05 * np.sin(np.arange(len(b)) * 7.0 + self.a)
+        return np.stack([b + jitter, b**2 - jitter], axis=1)
+
+    def score(self, params, cases):
+        miss = np.abs(params["w"].item() - self._values(cases))
+        return {n: {"L": 1 / (1 + m), "loss": m} for n, m in zip(cases, miss, strict=True)}
+
+
+def sites(judges=None):
+    made = {}
+    for i, (low, high) in N.items():
+        made[i] = Shifted(A[i], np.array([LOW] * low + [HIGH] * high), lr=ETA, steps=K, start=START)
+        made[i].judges = None if judges is None else np.array(judges.get(i, ()))
+    return made
+
+
+def played(algorithm, rounds=60, judges=None, share=1.0, start=START):
+    engine, found = Simulator(algorithm, sites(judges)), []
+    for r in run(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0):
+        found.append(r)
+        assert not r.refused
+        if over(algorithm, r.state):
+            break
+    return engine, found
+
+
+def kinds(state):
+    """(Cluster of the low cases, cluster of the high ones)."""
+    low = next(c for c in state.models if state.train["a"].get(c) == 6 and state.train["b"].get(c) == 3)
+    return low, next(c for c in state.models if c != low)
+
+
+def pulled(i, b, w):
+    return b + (1 - ETA * A[i]) ** K * (w - b)
+
+
+@pytest.mark.parametrize("fit", ["federated", "pooled"])
+def test_first_round_and_limit(fit):
+    """Every cluster is FedAvg over the cases of its kind, wherever they are; who has none sends nothing for it."""
+    algorithm = replace(TWO, fit=fit, rounds=400)
+    _, rounds = played(algorithm, 900)
+    first = next(r for r in rounds if r.state.judged == 1)
+    low, high = kinds(first.state)
+    for c, b, k in ((low, LOW, 0), (high, HIGH, 1)):
+        n = {i: counts[k] for i, counts in N.items() if counts[k]}
+        mean = sum(n[i] * pulled(i, b, 3.0) for i in n) / sum(n.values())
+        assert first.state.models[c]["w"] == pytest.approx(mean)
+        assert rounds[-1].state.best[c]["w"] == pytest.approx(b, abs=1e-6)
+    assert f"cluster_{low}" not in first.sent["c"] and f"cluster_{low}" not in first.replies["c"].payload
+    assert first.replies["c"].payload.nbytes < first.replies["a"].payload.nbytes
+    assert sum(len(r.replies[i].fits) for r in rounds for i in N) == 400 * 5  # the last exchange only judges
+
+
+def test_no_feature_of_a_case_leaves_unless_the_fit_is_pooled():
+    own = np.concatenate([s.radiomics(s.cases("train"), 0.09) for s in sites().values()])
+    for fit in ("federated", "pooled"):
+        _, rounds = played(replace(TWO, fit=fit, fewest=5 if fit == "federated" else 0))
+        told = [
+            x
+            for r in rounds
+            for p in r.replies.values()
+            for f, t in p.payload.items()
+            if f != "counts"
+            for x in t.values()
+        ]
+        rows = [row for x in told if x.ndim == 2 and x.shape[1] == 2 for row in x]
+        left = any(np.allclose(row, case, atol=1e-9) for row in rows for case in own)
+        assert left == (fit == "pooled")
+        assert {f.split("_")[0] for r in rounds for p in r.replies.values() for f in p.payload} <= {
+            "sums" if fit == "federated" else "features", "counts", "cluster",
+        }  # fmt: skip
+
+
+def test_every_patient_is_served_by_its_own_cluster_and_so_is_a_stranger():
+    engine, rounds = played(TWO)
+    state = rounds[-1].state
+    low, high = kinds(state)
+    stranger = Shifted(1.0, np.array([LOW, HIGH, HIGH]), start=START)
+    got = offered(TWO, state, ["new"])["new"]
+    groups = dict(enumerate(TWO.serve(got, Payload(), stranger, stranger.cases("test"))))
+    assert groups[int(low)] == (state.best[low], ("t0",)) and groups[int(high)] == (state.best[high], ("t1", "t2"))
+    scores = engine.score(0, offered(TWO, state, ["a"]), "validation")
+    assert len(scores["a"]) == 8
+
+
+def test_the_model_before_is_served_until_there_are_clusters():
+    state = TWO.init(START, list(N))
+    site = sites()["a"]
+    assert list(TWO.serve(offered(TWO, state, ["a"])["a"], Payload(), site, ("t0",))) == [(START, ("t0",))]
+
+
+def test_a_cluster_keeps_its_best_round_and_may_keep_the_first():
+    """Validation cases of the low kind lie where the model began, so tuning only leads away from them."""
+    judges = {"a": [LOW, HIGH, HIGH], "b": [LOW], "c": [HIGH]}
+
+    class Began(Shifted):
+        def score(self, params, cases):
+            wanted = np.where(self._values(cases) == LOW, 3.0, HIGH)
+            miss = np.abs(params["w"].item() - wanted)
+            return {n: {"L": 1 / (1 + m), "loss": m} for n, m in zip(cases, miss, strict=True)}
+
+    made = {i: Began(s.a, s.b, lr=ETA, steps=K, start=START) for i, s in sites().items()}
+    for i, s in made.items():
+        s.judges = np.array(judges[i])
+    rounds = list(run(TWO, Simulator(TWO, made), START, Plan(rounds=40), seed=0))
+    ended = next(r.state for r in rounds if over(TWO, r.state))
+    low, high = kinds(ended)
+    assert ended.best[low] == START and ended.models[low] != START
+    assert ended.best[high] == ended.models[high] != START
+
+
+def test_a_cluster_without_validation_cases_is_judged_by_all():
+    _, rounds = played(TWO, judges={"a": [HIGH], "b": [HIGH, HIGH], "c": [HIGH]})
+    low, _ = kinds(rounds[-1].state)
+    asked = [r for r in rounds if r.state.judged > 0]
+    assert all(list(p["all"]) == [low] for r in asked for p in r.sent.values())
+    assert all(r.replies["c"].payload["counts"][f"judge {low}"] == [1.0] for r in asked)  # it has no case of that kind
+    assert f"cluster_{low}" not in asked[0].replies["c"].payload  # and still does not train it
+    nearest = [abs(r.sent["a"][f"cluster_{low}"]["w"].item() - HIGH) for r in asked]
+    best = asked[int(np.argmin(nearest))].sent["a"][f"cluster_{low}"]
+    assert rounds[-1].state.best[low] == best
+
+
+def test_a_site_that_was_away_learns_the_clusters_when_it_comes_back():
+    _, rounds = played(replace(TWO, rounds=12), rounds=200, share=0.67)
+    known = [set(r.state.train) for r in rounds]
+    assert any(len(k) == 2 for k in known) and known[-1] == set(N)
+    late = next(r for r, k in zip(rounds[1:], known, strict=False) if len(k) == 2 and len(r.state.train) == 3)
+    (new,) = (
+        set(late.state.train)
+        - {i for i in late.sent if "mixture" not in late.sent[i]}
+        - ({i for i in N if i not in late.sent})
+    )
+    assert set(late.sent[new]) == {"mixture"} and set(late.replies[new].payload) == {"counts"}
+    assert rounds[-1].state.judged == 13
+
+
+def test_one_cluster_is_fedavg():
+    one = Cfft(components=(1,), rounds=5, fewest=0, dimensions=2)
+    _, rounds = played(one)
+    *_, other = run(FedAvg(), Simulator(FedAvg(), sites()), START, Plan(rounds=5), seed=0)
+    assert rounds[-1].state.models["0"]["w"] == pytest.approx(other.state.model["w"], rel=1e-12)
+
+
+def test_a_phase_of_it_ends_by_itself_and_is_the_best_of_all(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", "", 0)
+    phases = [
+        Phase(FedAvg(), Simulator(FedAvg(), sites()), Plan(rounds=10)),
+        Phase(TWO, Simulator(TWO, sites()), Plan(rounds=300)),
+    ]
+    result = train(phases, START, 0, folder)
+    records = [r for r in folder.records() if r["phase"]]
+    assert len(records) < 60 and result["best_phase"] == 1
+    assert records[-1]["told"]["clusters with cases"] == 2 and "mean_score" in records[-1]
+    assert sorted(p.stem for p in (folder.path / "models").glob("best*")) == ["best.0", "best.1"]
+    assert records[0]["sites"]["a"]["steps"] == 0 < records[-2]["sites"]["a"]["steps"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [({"rounds": 0}, "rounds = 0"), ({"bin_width": 0.0}, "bin_width = 0.0"), ({"components": ()}, "components")],
+)
+def test_settings_that_make_no_sense_are_refused(keys, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        Cfft(**keys)
+
+
+class Hostile(Simulator):
+    """Site b tells something else from the first exchange of a stage on."""
+
+    def __init__(self, algorithm, field, lie):
+        super().__init__(algorithm, sites())
+        self.field, self.lie = field, lie
+
+    def train(self, round, sent):
+        for site, reply in super().train(round, sent):
+            if site == "b" and self.field in reply.payload:
+                reply = Reply(Payload(**self.lie(dict(reply.payload))), reply.fits, reply.seconds)
+            yield site, reply
+
+
+def times(factor):
+    return lambda p: {f: {k: x * factor for k, x in t.items()} for f, t in p.items()}
+
+
+@pytest.mark.parametrize(
+    ("fit", "field", "lie", "reason"),
+    [
+        ("federated", "sums", times(1e12), "far beyond all others"),
+        ("federated", "sums", times(np.nan), "'sums' is not finite"),
+        ("federated", "sums", lambda p: {}, "does not answer what it was asked, 'sums'"),
+        ("federated", "sums", lambda p: {"sums": {k: x[..., :1] for k, x in p["sums"].items()}}, "other names"),
+        ("pooled", "features", lambda p: {"features": {"more": p["features"]["cases"]}}, "other names or shapes"),
+        ("pooled", "features", times(1e12), "far beyond all others"),
+        ("pooled", "counts", lambda p: {"counts": {"train 7": np.ones(1)}}, "it counts 'train 7'"),
+        ("pooled", "counts", lambda p: {}, "does not say which clusters"),
+        ("pooled", "cluster_0", lambda p: {**p, "counts": {"judge 0": np.ones(1), "score 0": np.full(1, 5.0)}}, "abov"),
+        ("pooled", "cluster_0", lambda p: {**p, "cluster_0": {"w": np.ones(3)}}, "'w' of shape"),
+        ("pooled", "cluster_0", lambda p: {**p, "cluster_5": START}, "instead of"),
+    ],
+)  # fmt: skip
+def test_a_lie_is_refused_and_does_not_end_the_study(fit, field, lie, reason):
+    algorithm = replace(TWO, fit=fit)
+    rounds = list(run(algorithm, Hostile(algorithm, field, lie), START, Plan(rounds=45), seed=0))
+    said = [r.refused["b"] for r in rounds if r.refused]
+    assert said and all(set(r.refused) <= {"b"} for r in rounds) and reason in said[0]
+    assert over(algorithm, rounds[-1].state)  # the others went on to the end
+    honest = [x for model in rounds[-1].state.best.values() for x in model["w"]]
+    assert np.isfinite(honest).all() and all(LOW - 0.1 <= x <= 3.1 for x in honest)
