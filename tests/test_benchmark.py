@@ -59,7 +59,7 @@ def test_every_shipped_benchmark_is_a_list_of_studies_that_can_be_read():
             try:
                 bench = benchmark.load(name, small)
             except ConfigError:
-                assert small and name == "hospitals"
+                assert small and name in ("classes", "hospitals", "scanners")  # what there is, is small
                 continue
             for changes in bench.methods.values():
                 rest = {k: v for k, v in changes.items() if k not in ("outlier", "clusters")}

@@ -51,6 +51,7 @@ from polysite.report.page import Options
 from polysite.report.runs import Method, read
 
 SPARE = 0.8  # of the free memory that runs may take
+LOOK = 60.0  # seconds after which a run takes all the memory that it will
 KEYS = ("title", "about", "reference", "preset", "seeds", "folds", "study", "methods", "small")
 
 
@@ -370,13 +371,14 @@ class Room:
         self.cores = os.cpu_count() or 1
         self.most = most or self.cores
         self.threads = max(1, self.cores // self.most)
-        self.learnt = False
+        self.learnt, self.until = False, time.monotonic() + LOOK
         self.before = self.least = free_memory()
 
     def look(self) -> None:
-        """While the first one runs, see how much it takes."""
+        """While the first one runs, see how much it takes: until it ends, or has trained for a while."""
         if not self.learnt:
             self.least = tuple(map(min, self.least, free_memory()))
+            self.learnt = time.monotonic() > self.until
 
     @property
     def now(self) -> int:

@@ -56,6 +56,7 @@ class Hospital:
     cases: int = 12  # number of patients
     scanner: int = 0  # seed of the tissue contrasts; 0 is the reference scanner
     contrast: float = 0.0  # distance from the reference contrasts; at 1 some are reversed
+    second: int | None = None  # seed of the contrasts of a second scanner, which takes every other patient
     gamma: float = 1.0  # exponent of the intensity curve
     bias: float = 0.2  # strength of the smooth bias field
     noise: float = 0.03  # Rician noise, as a fraction of white matter signal
@@ -67,7 +68,8 @@ class Hospital:
 
     def __post_init__(self) -> None:
         _require(self.cases >= 1, f"cases = {self.cases}: a hospital needs at least one patient")
-        _require(self.scanner >= 0, f"scanner = {self.scanner}: it must not be negative")
+        for name, seed in (("scanner", self.scanner), ("second", self.second or 0)):
+            _require(seed >= 0, f"{name} = {seed}: it must not be negative")
         for name in ("gamma", "tumour"):
             value = getattr(self, name)
             _require(0 < value < np.inf, f"{name} = {value}: it must be positive and finite")
@@ -118,7 +120,7 @@ def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) 
     return Case(
         site=site,
         name=f"{site}-{index:03d}",
-        image=_acquire(scan, tissue, hospital),
+        image=_acquire(scan, tissue, hospital, _scanner(hospital, index)),
         label=(np.stack(parts[:3]) & (group != "healthy")).astype(np.uint8),
         group=group,
     )
@@ -132,7 +134,7 @@ def picture(
     It is the slice in which the tumour is largest, or in a healthy head would be, so that the place tells nothing.
     """
     tissue, (whole, *_), group, scan = _patient(hospital, site, index, seed, shape)
-    image = _acquire(scan, tissue, hospital)
+    image = _acquire(scan, tissue, hospital, _scanner(hospital, index))
     if flat:
         image = np.ascontiguousarray(image[..., int(whole.sum((0, 1)).argmax())])
     label = np.array([grade == group for grade in grades], np.uint8)
@@ -256,10 +258,15 @@ def _tumour(
     return whole, core, core & ~necrosis & (patchy > -1.6), necrosis
 
 
-def _acquire(random: np.random.Generator, tissue: Tissue, hospital: Hospital) -> NDArray[np.float32]:
+def _scanner(hospital: Hospital, index: int) -> int:
+    """The scanner that takes a patient."""
+    return hospital.scanner if hospital.second is None or index % 2 == 0 else hospital.second
+
+
+def _acquire(random: np.random.Generator, tissue: Tissue, hospital: Hospital, scanner: int) -> NDArray[np.float32]:
     """Scan a tissue map: (modality, x, y, z) in raw scanner units, exactly zero in air."""
     shape = tissue.shape
-    table = _contrasts(hospital.scanner, hospital.contrast)
+    table = _contrasts(scanner, hospital.contrast)
     table = table * np.exp(0.13 * random.standard_normal(table.shape))  # patients vary
     gain = WHITE_MATTER_SIGNAL * np.exp(0.2 * random.standard_normal(len(MODALITIES)))
     image = np.empty((len(MODALITIES), *shape), np.float32)
