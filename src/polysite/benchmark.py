@@ -51,7 +51,7 @@ from polysite.report.page import Options
 from polysite.report.runs import Method, read
 
 SPARE = 0.8  # of the free memory that runs may take
-LOOK = 60.0  # seconds after which a run takes all the memory that it will
+LOOK = 20.0  # seconds after which a run has most of the memory that it takes
 KEYS = ("title", "about", "reference", "preset", "seeds", "folds", "study", "methods", "small")
 
 
