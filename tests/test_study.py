@@ -94,7 +94,8 @@ def test_a_study_in_phases_is_the_same_after_a_run_of_the_first(tmp_path):
     found = read(tmp_path / "after")
     assert found.groups == {name: list(sites) for name, sites in GROUPS.items()} and found.evaluation is not None
     assert measured(found.records, study.cost, 4) == replace(ps.forecast(study), pooled_steps=None)
-    assert "Groups of hospitals" in build("phases", methods([found]))
+    page = build("phases", methods([found]))
+    assert "Groups of hospitals" in page and "where a phase begins" in page and found.begins == [3, 5]
 
 
 def test_only_the_beginning_of_a_study_is_taken_over(tmp_path):
@@ -175,6 +176,7 @@ def test_looking_at_the_test_changes_nothing_and_is_told_apart(tmp_path):
     assert peeked.best_mean == pytest.approx(max(means)) and np.isnan(found["honest"].first.best_mean)
     assert peeked.mean_of_hospitals == pytest.approx(means[peeking.result["best_round"]])
     (table,) = [g for g in compare.tables(compare.compare([found["peeking"]])) if g.name == "best_mean"]
+    assert "What papers would report" in build("peek", [found["peeking"]])
     assert [c.value for c in table.lines[0].cells[1:3]] == pytest.approx([peeked.mean_of_hospitals, max(means)])
     assert not any(g.name == "best_mean" for g in compare.tables(compare.compare([found["honest"]])))
 

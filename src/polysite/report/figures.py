@@ -73,6 +73,8 @@ def curves(methods: Sequence[Method]) -> str:
     for k, method in enumerate(methods):
         rounds, scores = method.curve(lambda run: run.curve)
         axes.plot(rounds, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.8, label=_plain(method.name))
+        for begin in method.first.begins:
+            axes.axvline(begin - 0.5, color=_colour(k), lw=0.9, ls=":")
         for run in method.runs:
             at = dict(zip(*run.curve, strict=True))
             if run.best_round + 1 in at and len(method.runs) == 1:

@@ -99,6 +99,8 @@ def _results(found: Comparison, options: Options) -> Iterator[Section]:
     tests = [g for n, g in grids.items() if n.startswith("tests_")]
     if several:
         yield Section("sure", "Is the difference more than chance?", tuple(tests))
+    if "best_mean" in grids:
+        yield Section("peeked", "What papers would report", (replace(grids["best_mean"], title=""),))
     if "fairness" in grids and len(found.sites) > 1:
         yield Section("fair", "How evenly are the hospitals served?", (replace(grids["fairness"], title=""),))
     far = [grids[n] for n in ("hospitals_hd95", "measures", "empty_masks") if n in grids]
@@ -117,6 +119,7 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         mark = "The mark is the round that was chosen on the validation patients."
         mean = "Means over the runs of a method."
         said = mean if any(len(m.runs) > 1 for m in seen) else mark
+        said += " A dotted line is where a phase begins." if any(m.first.begins for m in seen) else ""
         pictures = [Picture("", figures.curves(seen), said)]
         if any(len(m.sites) > 1 for m in seen):
             pictures.append(Picture("Hospital by hospital", figures.site_curves(seen), ""))

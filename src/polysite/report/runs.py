@@ -142,6 +142,12 @@ class Summary:
         return {(site, f"{case}, seed {self.settings['seed']}"): value for (site, case), value in values.items()}
 
     @property
+    def begins(self) -> list[int]:
+        """The rounds that later phases began with, counted from one."""
+        found = {r["phase"]: r["round"] + 1 for r in reversed(self.records) if r.get("phase")}
+        return sorted(found.values())
+
+    @property
     def mean_of_hospitals(self) -> float:
         """Every hospital counts once, with the mean over its cases."""
         return mean_score(self.scores, "site")
