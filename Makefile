@@ -30,6 +30,7 @@ bench: $(READY)
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/loading.py
 	$(BIN)/python bench/hd95.py
+	$(BIN)/python bench/radiomics.py
 	$(BIN)/python bench/emd.py
 	$(BIN)/python bench/assess.py planted
 	$(BIN)/python bench/demo.py
