@@ -162,6 +162,10 @@ def test_clusters_of_patients_are_tuned_and_the_ideal_pools_them(tmp_path):
                 k: v for k, v in done.result["test"][site][case].items() if k != "loss"
             }
         assert len(done.result["test"]["new"]) == 6
+        assert {c["site"] for c in found.evaluation.clusters} == {"a", "b", "c", "new"} and found.evaluation.about[
+            "clusters"
+        ]
+        assert "Which cases look alike" in build(name, methods([found]))
 
 
 def test_looking_at_the_test_changes_nothing_and_is_told_apart(tmp_path):

@@ -7,6 +7,7 @@
         about.json             what was examined and how, and which cases are kept to look at
         predictions.npz        what each hospital's model answers to its own patients: bit k of a voxel is label k
         scans.npz              the worst, median and best case of every hospital to look at
+        clusters.csv           where the method has models for clusters of patients: whose case is of which
 
 A model is that of the hospital it is served to, or ``*`` where everyone uses the same. The folder stays where the
 patients are: the last two files are pictures of them.
@@ -26,6 +27,8 @@ import numpy as np
 
 from polysite import config, study
 from polysite.algorithms.base import offered
+from polysite.algorithms.cfft import Cfft
+from polysite.cluster.mixture import Mixture, agreement, pooled
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import PARTS, Case, Patient
@@ -35,7 +38,7 @@ from polysite.engines import rounds
 from polysite.engines.folder import RunFolder, file_name, versions
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.payload import Payload, SiteId
+from polysite.payload import Payload, SiteId, plain
 from polysite.report.preview import axes_of, turned, turned_size, widest
 from polysite.report.publish import drafted
 from polysite.report.runs import SHARED
@@ -102,6 +105,7 @@ def evaluate(
             "modalities": subject.study.data.modality_names,
             "versions": versions(),
             "shown": shown,
+            **_clusters(draft / "clusters.csv", models, subject, sites),
         }
         (draft / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         if target.exists() and not again:
@@ -153,12 +157,13 @@ class Models:
         stages = config.stages(subject.study)
         engines = [Simulator(s.algorithm, {i: site.under(s.train) for i, site in sites.items()}) for s in stages]
         phases = [rounds.Phase(s.algorithm, e, s.run) for s, e in zip(stages, engines, strict=True)]
-        pooled = subject.study.run.pooled
-        self.trained = [study.POOLED] if pooled else sorted(s for s, p in subject.dealt.items() if p["train"])
+        central = subject.study.run.pooled
+        self.trained = [study.POOLED] if central else sorted(s for s, p in subject.dealt.items() if p["train"])
         strangers = all(s.algorithm.strangers for s in stages)  # a phase goes on from what those before it serve
         known = sorted(sites) if strangers else [s for s in self.trained if s in sites]
         phase, best = rounds.find_best(folder, phases, folder.result["best_round"], known)
         algorithm, self.engine, self.round = phase.algorithm, engines[best.phase], best.round
+        self.algorithm = algorithm
         served = [s for s in known if sites[s].cases(subject.part)]
         self.sent = dict(offered(algorithm, best.state, served)) if served else {}
         alone = [s for s in self.trained if s not in served and s != study.POOLED]
@@ -177,6 +182,30 @@ class Models:
         sent = {**self.sent, **self.elsewhere} if across else self.sent
         for owner, site, found in self.engine.examine(self.round, sent, part, tolerance, across):
             yield SHARED if self.shared else owner, site, found
+
+
+def _clusters(
+    path: Path, models: Models, subject: Subject, sites: Mapping[SiteId, TorchSite]
+) -> dict[str, dict[str, Any]]:
+    """Writes down which case is of which cluster of patients, and where it lies; returns how the clusters were fitted,
+    and how alike those are that all features in one place would have given."""
+    algorithm, got = models.algorithm, next(iter(models.sent.values()), Payload())
+    if not isinstance(algorithm, Cfft) or "mixture" not in got:
+        return {}
+    mixture = Mixture.of({k: plain(v) for k, v in got["mixture"].items()})
+    everyone = [(s, part, name) for s, site in sites.items() for part in PARTS for name in site.cases(part)]
+    vectors = np.array([sites[s].radiomics((name,), algorithm.bin_width)[0] for s, _, name in everyone])
+    labels, sure, points = mixture.assign(vectors), mixture.probabilities(vectors).max(1), mixture.transform(vectors)
+    rows: list[Row] = []
+    for k, (s, part, name) in enumerate(everyone):
+        shares = sites[s].sketch("labels", (name,))
+        row = {"site": s, "case": name, "part": part, "cluster": int(labels[k]), "probability": f"{sure[k]:.4f}"}
+        row |= {f"component {j + 1}": f"{x:.6g}" for j, x in enumerate(points[k])}
+        rows.append(row | {f"share {n}": f"{x:.6g}" for n, x in zip(sites[s].labels, shares, strict=False)})
+    _write(path, rows)
+    trained = vectors[[part == "train" for _, part, _ in everyone]]
+    alike = agreement(mixture, pooled(trained, algorithm.settings), trained)
+    return {"clusters": {"fit": algorithm.fit, "components": len(mixture.weights), **alike}}
 
 
 def _examine(

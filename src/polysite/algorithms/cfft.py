@@ -79,16 +79,18 @@ class Cfft:
 
     def __post_init__(self) -> None:
         within(self, rounds=(1, INF), bin_width=(TINY, INF), lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
-        self._settings()  # which refuses what makes no sense
+        _ = self.settings  # which refuses what makes no sense
 
-    def _settings(self) -> Settings:
+    @property
+    def settings(self) -> Settings:
+        """Of the mixture."""
         return Settings(
             dimensions=self.dimensions, components=self.components, restarts=self.restarts,
             iterations=self.iterations, fewest=self.fewest, seed=self.seed,
         )  # fmt: skip
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params, federated_mixture.begin(self._settings()) if self.fit == "federated" else None)
+        return State(params, federated_mixture.begin(self.settings) if self.fit == "federated" else None)
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         if state.mixture is None:
@@ -204,14 +206,14 @@ class Cfft:
         """The server learns where clusters lie."""
         if state.fit is None:
             rows = [plain(replies[i]["features"]["cases"]) for i in sorted(replies)]
-            return replace(state, mixture=pooled(np.concatenate(rows), self._settings()).arrays())
+            return replace(state, mixture=pooled(np.concatenate(rows), self.settings).arrays())
         sums = {i: {k: plain(v) for k, v in p["sums"].items()} for i, p in replies.items()}
         fit = federated_mixture.learn(_plainly(state.fit), sums)
         found = federated_mixture.done(fit)
         return replace(state, fit=replace(fit, mixture=None), mixture=None if found is None else found.arrays())
 
     def _merged(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        """Keep the models that were judged if they are better than those before, and average what sites made of them."""
+        """Keep the models that were judged where they are better than those before; average what sites made of them."""
         told = [_told(p) for p in replies.values()]
         best, scores, models = dict(state.best), dict(state.scores), dict(state.models)
         for c, model in state.models.items():

@@ -123,7 +123,7 @@ def rehearse(
     """What every site will do, round by round, given the number of its training cases.
 
     Of the parameters only names, shapes and types count. ``cohort`` says who takes part in a round; without it all do
-    that have training cases. ``validation`` are the numbers of cases that judge, every so many rounds. Nobody drops out,
+    that have training cases. ``validation``: how many cases judge, every so many rounds. Nobody drops out,
     and where an algorithm decides by what training finds, the rehearsal may decide otherwise: CFL splits, CFFT fits
     other clusters, in as many exchanges as these need.
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from polysite.cost.speeds import Speeds
@@ -135,6 +136,8 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         yield Section("weights", "Weights over rounds", tuple(inside))
     if options.assessment:
         yield _assessed(options.assessment)
+    for k, method in enumerate(methods):
+        yield from _clusters(method, f"_{k}" if len(methods) > 1 else "")
     grouped = [m for m in methods if m.first.groups]
     if grouped:
         yield Section("groups", "Groups of hospitals", tuple(_groups(m) for m in grouped))
@@ -146,6 +149,36 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
     trouble = _trouble(methods)
     if trouble.lines:
         yield Section("trouble", "What went wrong", (trouble,))
+
+
+def _clusters(method: Method, mark: str) -> Iterator[Section]:
+    """Which patients a method with clusters takes to be alike, in its first run."""
+    from polysite.report import clusters  # which needs what is here
+
+    found = method.first.evaluation
+    if found is None or not found.clusters:
+        return
+    rows = found.clusters
+    places, shares = ([k for k in rows[0] if k.startswith(word)] for word in ("component ", "share "))
+    shown = clusters.Shown(
+        [r["site"] for r in rows],
+        [str(int(r["cluster"]) + 1) for r in rows],
+        np.array([[float(r[k]) for k in places] for r in rows]),
+        [k.removeprefix("share ") for k in shares],
+        np.array([[float(r[k]) for k in shares] for r in rows]),
+    )
+    told = found.about["clusters"]
+    alike = f"{told['rand']:.2f} (adjusted Rand index: 1 is the same, 0 as by chance)"
+    fit = (
+        f"Fitted from sums, so that no patient's features left its hospital; agreement with the clusters that all "
+        f"features in one place would give: {alike}."
+        if told["fit"] == "federated"
+        else "Fitted from the features of all patients in one place."
+    )
+    whose = f"{method.name}: " if mark else ""
+    for k, section in enumerate(clusters.sections(shown)):
+        blocks = (fit, *section.blocks) if k == 0 else section.blocks
+        yield Section(section.id + mark, whose + section.title, blocks)
 
 
 def _groups(method: Method) -> str:

@@ -60,6 +60,18 @@ class Evaluation:
             raise RunError(f"{self.path / 'scans.npz'} does not hold case {case!r} of site {site!r}; {MEND}")
         return image, truth[0]
 
+    @cached_property
+    def clusters(self) -> list[dict[str, str]]:
+        """A row for every case: its hospital, its cluster, where it lies, what is labelled; none without clusters."""
+        path = self.path / "clusters.csv"
+        if not path.is_file():
+            return []
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                return list(csv.DictReader(file))
+        except (OSError, ValueError) as problem:
+            raise RunError(f"{path} cannot be read: {problem}; 'polysite evaluate --again' makes it anew") from problem
+
     def _kept(self, file: str, name: str) -> np.ndarray | None:
         try:
             with np.load(self.path / file, allow_pickle=False) as kept:
