@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from polysite.cli.base import Json, Override, Source, app, overrides_of, study_of
-from polysite.errors import PolysiteError
+from polysite.cli.base import Json, Override, Quiet, Source, app, overrides_of, study_of, watching
+from polysite.errors import ConfigError, PolysiteError
 
 PHANTOM = "WT=1,2,4; TC=1,4; ET=4"
 
@@ -128,3 +128,53 @@ def preview(
         study = replace(study, data=replace(study.data, allow=("missing", "empty")))
     for file in sheets.draw(study, out, cases):
         print(file)
+
+
+@app.command()
+def radiomics(
+    source: Source,
+    out: Annotated[Path | None, typer.Option(help="A new folder; one below radiomics/ by default.")] = None,
+    override: Override = None,
+    bin_width: Annotated[float, typer.Option(help="Of the grey levels, in the unit of the prepared images.")] = 0.09,
+    bin_count: Annotated[
+        int | None, typer.Option(metavar="N", help="So many grey levels instead, whatever the range.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The region: a label of the truth; by default the whole brain.")
+    ] = None,
+    clusters: Annotated[
+        str | None, typer.Option(metavar="K", help="Cluster the cases: 10, or 2,4,8 to choose by BIC.")
+    ] = None,
+    dimensions: Annotated[int, typer.Option(min=1, help="Principal components to cluster by.")] = 30,
+    fewest: Annotated[int, typer.Option(min=0, help="Cases behind a sum that leaves a site; 0 to switch off.")] = 5,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Cases at a time; by default one for every core.")] = None,
+    parquet: Annotated[bool, typer.Option("--parquet", help="Write features.parquet beside features.csv.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Extract 93 radiomic features of every modality of every case; find outliers, cluster the cases."""
+    from polysite import extract
+    from polysite.cluster.mixture import Settings as MixtureSettings
+    from polysite.radiomics import Settings
+
+    study = study_of(source, override or [])
+    settings = Settings(bin_width=bin_width, bin_count=bin_count)
+    try:
+        counts = tuple(int(k) for k in clusters.split(",")) if clusters else ()
+    except ValueError:
+        raise ConfigError(f"--clusters {clusters}: a number of clusters, or several as in 2,4,8") from None
+    mixture = MixtureSettings(dimensions=dimensions, components=counts or 1, fewest=fewest, seed=study.seed)
+    with watching(quiet or as_json, False) as watch:
+        done = extract.run(
+            study, out, settings=settings, label=label, clusters=mixture if counts else None, jobs=jobs,
+            parquet=parquet, watch=watch,
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps({"radiomics": str(done.folder), **done.about}))
+    elif not quiet:
+        from polysite.report import tables
+
+        for grid in extract.tables(done):
+            tables.show_grid(grid)
+        for sentence in extract.words(done):
+            print(sentence)
