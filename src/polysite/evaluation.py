@@ -198,7 +198,7 @@ def _clusters(
     labels, sure, points = mixture.assign(vectors), mixture.probabilities(vectors).max(1), mixture.transform(vectors)
     rows: list[Row] = []
     for k, (s, part, name) in enumerate(everyone):
-        shares = sites[s].sketch("labels", (name,))
+        shares = sites[s].shares(name)
         row = {"site": s, "case": name, "part": part, "cluster": int(labels[k]), "probability": f"{sure[k]:.4f}"}
         row |= {f"component {j + 1}": f"{x:.6g}" for j, x in enumerate(points[k])}
         rows.append(row | {f"share {n}": f"{x:.6g}" for n, x in zip(sites[s].labels, shares, strict=False)})

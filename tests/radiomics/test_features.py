@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite.errors import ConfigError, DataError
-from polysite.radiomics import NAMES, Settings, extraction, features, kernels
+from polysite.radiomics import NAMES, Settings, comparable, extraction, features, kernels
 from polysite.train.radiomics import features as tensor_features
 from radiomics.volumes import Volume, ball, real, smooth, volumes
 
@@ -271,3 +271,15 @@ def test_kernels_compile_where_nothing_can_be_kept():
     space = {}
     exec(compile("def double(x):\n    return 2 * x", "<nowhere>", "exec"), space)
     assert kernels.compiled.__wrapped__(space["double"])(21) == 42
+
+
+def test_a_mean_that_is_rounding_and_what_is_undefined_do_not_set_cases_apart():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(3, 2 * len(NAMES))) + 5
+    mean, size = (NAMES.index(f"firstorder_{n}") for n in ("Mean", "RootMeanSquared"))
+    rows[:, size], rows[0, mean], rows[1, mean] = 1.0, 3e-8, 0.01
+    rows[2, 7] = np.nan
+    found = comparable(rows)
+    assert found[0, mean] == 0 and found[1, mean] == 0.01 and found[2, 7] == 0
+    rows[0, mean] = rows[2, 7] = 0
+    assert np.array_equal(found, rows)

@@ -22,10 +22,11 @@ of their cases, and fits are compared on the same cases. Where sites come and go
 then ends after ``iterations``.
 
 What leaves. A site with fewer than ``fewest`` cases answers nothing; its cases can be assigned to clusters all the
-same. Of fewer than ``fewest`` cases in a cell or a component a site tells how many they are, and instead of their sum
-that of as many cases at the centre. So a component learns its place from the sites that have enough of it, and one
-that no site has enough of stays where it began. ``fewest = 0`` turns both off: it is then the EM of scikit-learn,
-number for number, but the sum of a component with a single case is that case.
+same. A site gives up cells and components of fewer than ``fewest`` of its cases, the smallest first, and counts these
+cases to the next nearest: no sum is of fewer. (Withheld sums would not fit the products, and S could collapse.) So a
+component learns its place from the sites that have enough of it, and one that no site has enough of stays where it
+began. ``fewest = 0`` turns both off: it is then the EM of scikit-learn, number for number, but the sum of a component
+with a single case is that case.
 
 What a curious server could still learn if it sees the answers of each site. Counts tell values of single features in
 single cases, not whose: anywhere to 1/256 of the first bracket, and finely next to both percentiles (which, with fewer
@@ -144,25 +145,32 @@ def answer(asked: Mapping[str, Values], vectors: ArrayLike) -> Arrays:
 
 
 def _of_cells(points: Values, cells: Values, fewest: float) -> Arrays:
-    member = np.eye(len(cells))[squared_distances(points, cells).argmin(1)]
-    counts = member.sum(0)
-    sums, squares = (_guarded(counts, member.T @ x, at, fewest) for x, at in ((points, cells), (points**2, cells**2)))
-    return {"counts": counts, "sums": sums, "squares": squares}
+    member = _shared(-squared_distances(points, cells), fewest, lambda near: np.eye(len(cells))[near.argmax(1)])
+    return {"counts": member.sum(0), "sums": member.T @ points, "squares": member.T @ points**2}
 
 
 def _of_fits(points: Values, asked: Mapping[str, Values], fewest: float) -> Arrays:
     counts, sums, likelihoods = [], [], []
     for weights, means, covariance in _fits(asked):
-        share, each = responsibilities(joint(points, weights, means, covariance))
+        logs = joint(points, weights, means, covariance)
+        share = _shared(logs, fewest, lambda likely: responsibilities(likely)[0])
         counts.append(share.sum(0))
-        sums.append(_guarded(counts[-1], share.T @ points, means, fewest))
-        likelihoods.append(each.sum())
+        sums.append(share.T @ points)
+        likelihoods.append(responsibilities(logs)[1].sum())
     return {"counts": np.concatenate(counts), "sums": np.concatenate(sums), "likelihoods": np.array(likelihoods)}
 
 
-def _guarded(counts: Values, sums: Values, centres: Values, fewest: float) -> Values:
-    """The sums; of too few cases, what they would be if all were at the centre."""
-    return np.where((counts < fewest)[:, None], counts[:, None] * centres, sums)
+def _shared(near: Values, fewest: float, share: Callable[[Values], Values]) -> Values:
+    """Cases x groups: how much of every case belongs to each. Groups of too few cases are given up, the smallest first,
+    and their cases go to the next nearest, so that no sum is of fewer."""
+    near = near.copy()
+    while True:
+        found = share(near)
+        counts = found.sum(0)
+        small = np.flatnonzero((counts < fewest) & np.isfinite(near[0]))
+        if not len(small) or np.isfinite(near[0]).sum() == 1:
+            return found
+        near[:, small[counts[small].argmin()]] = -np.inf
 
 
 # At the server.

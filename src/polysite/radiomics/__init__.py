@@ -4,8 +4,8 @@
 use the same formulas.
 """
 
-from polysite.radiomics.extraction import features
+from polysite.radiomics.extraction import comparable, features
 from polysite.radiomics.formulas import NAMES
 from polysite.radiomics.settings import Settings
 
-__all__ = ["NAMES", "Settings", "features"]
+__all__ = ["NAMES", "Settings", "comparable", "features"]

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from polysite.errors import DataError
 from polysite.radiomics import formulas, kernels
-from polysite.radiomics.formulas import Counts, Direction, Floats, Values, Zones
+from polysite.radiomics.formulas import NAMES, Counts, Direction, Floats, Values, Zones
 from polysite.radiomics.settings import Settings, check, check_values
 
 ROOM = 1 << 27  # bytes for the tables of all threads; with many grey levels, fewer directions and threads at a time
+ROUNDING = 1e-5  # of the size of the values, below which a mean is none
 SMALL = 256  # zones of fewer voxels are counted in a table, larger ones are listed
 
 Voxels = NDArray[np.uint8]
@@ -247,3 +248,12 @@ def _over(
     done = [pool.submit(kernels.compiled(kernel), a, b, *shared, *(o[n] for o in own)) for n, (a, b) in stretches]
     for each in done:
         each.result()
+
+
+def comparable(rows: Floats) -> Floats:
+    """Rows of features, 93 for every modality, as statistics take them: what is undefined is zero, and so is a mean
+    that is nothing but rounding, as that of z-scores: scaled, it would be noise as large as any feature."""
+    found: Floats = np.nan_to_num(np.asarray(rows, np.float64), nan=0.0).reshape(len(rows), -1, len(NAMES))
+    mean, size = (NAMES.index(f"firstorder_{name}") for name in ("Mean", "RootMeanSquared"))
+    found[..., mean] *= np.abs(found[..., mean]) > ROUNDING * found[..., size]
+    return found.reshape(len(rows), -1)

@@ -21,7 +21,7 @@ from polysite.errors import ConfigError, DataError, RunError
 from polysite.metrics import surface
 from polysite.metrics.measures import measure
 from polysite.models.names import canonical, deepest_of, head_of
-from polysite.radiomics import NAMES, Settings, features
+from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.site import Cases, Examined, Fit, Loss, Mix, Scores, Sketch, Term, Tilt
 from polysite.train import surface as device_surface
 from polysite.train import tasks
@@ -189,6 +189,7 @@ class TorchSite:
         pooled = copy.copy(next(iter(sites.values())))
         pooled.name, pooled.fits, pooled._seen, pooled._amounts, pooled._radiomics = name, [], {}, [], {}
         parts = {p: {f"{i}/{n}": s._volumes[n] for i, s in sites.items() for n in s.cases(p)} for p in PARTS[:2]}
+        pooled.grids = {f"{i}/{n}": s.grids[n] for i, s in sites.items() for p in PARTS[:2] for n in s.cases(p)}
         pooled._volumes = {name: volume for part in parts.values() for name, volume in part.items()}
         pooled._splits = {"test": (), **{p: tuple(part) for p, part in parts.items()}}
         return pooled
@@ -230,10 +231,19 @@ class TorchSite:
             if (name, bin_width) not in self._radiomics:
                 image = self._volumes[name][0].cpu().numpy()
                 try:
-                    self._radiomics[name, bin_width] = _radiomics(image, bin_width)
+                    self._radiomics[name, bin_width] = _radiomics(image, self.grids[name][0], bin_width)
                 except (ConfigError, DataError) as problem:
                     raise DataError(f"case {name!r} of site {self.name!r}: {problem}") from problem
         return np.array([self._radiomics[name, bin_width] for name in cases])
+
+    def shares(self, case: str) -> np.ndarray:
+        """How much of the head every label takes; in a classification, the class itself."""
+        image, truth = self._volumes[case]
+        head = (image != 0).any(0).sum() if truth.ndim > 1 else 1
+        found: np.ndarray = (
+            (truth.flatten(1).double().sum(1) / head if truth.ndim > 1 else truth.double()).cpu().numpy()
+        )
+        return found
 
     def cases(self, split: str) -> Cases:
         return self._splits[split]
@@ -466,14 +476,14 @@ class TorchSite:
         return kind(weights, rate, weight_decay=self.train.weight_decay, foreach=True)
 
 
-def _radiomics(image: np.ndarray, bin_width: float) -> np.ndarray:
+def _radiomics(image: np.ndarray, spacing: Sequence[float], bin_width: float) -> np.ndarray:
     """All features of all modalities, within what any of them shows."""
-    mask = (image != 0).any(0)
+    mask, settings = (image != 0).any(0), Settings(bin_width=bin_width)
     rows = [
-        list(features(x, mask, settings=Settings(bin_width=bin_width)).values()) if np.ptp(x[mask]) else NONE
-        for x in image
+        list(features(x, mask, spacing=spacing, settings=settings).values()) if np.ptp(x[mask]) else NONE for x in image
     ]
-    return np.nan_to_num(np.concatenate(rows).astype(np.float64), nan=0.0)
+    found: np.ndarray = comparable(np.concatenate(rows)[None])[0]
+    return found
 
 
 def _label_shares(truth: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,47 @@
+"""The command that attacks what leaves a hospital."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polysite.cli.base import Config, Json, Override, Quiet, app, study_of, watching
+
+
+@app.command()
+def audit(
+    config: Config = None,
+    override: Override = None,
+    what: Annotated[str, typer.Option(metavar="KIND", help="radiomics, embedding, quantiles or all.")] = "all",
+    modality: Annotated[
+        str, typer.Option(metavar="NAME", help="The one to rebuild, or all; the first by default.", show_default=False)
+    ] = "",
+    side: Annotated[int, typer.Option(help="Voxels a side of the rebuilt scans: 32 or 48.")] = 32,
+    epochs: Annotated[int, typer.Option(help="Of a decoder, at most.")] = 60,
+    restarts: Annotated[int, typer.Option(help="Decoders; the best on validation cases counts.")] = 3,
+    scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Whether slices of patients are on the page.")] = (
+        True
+    ),
+    out: Annotated[Path | None, typer.Option(help="A new folder; one below audits/ by default.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Attack the numbers that leave a hospital: rebuild scans from them, find patients again."""
+    study = study_of(config, override or [])
+    from polysite import audit as audits
+    from polysite.train.attack import Settings
+
+    settings = Settings(side=side, epochs=epochs, restarts=restarts)
+    with watching(quiet or as_json, False) as watch:
+        done = audits.audit(study, what, out, settings=settings, modality=modality, scans=scans, watch=watch)
+    if as_json:
+        import json
+
+        print(json.dumps(json.loads((done.folder / "audit.json").read_text(encoding="utf-8"))))
+    elif not quiet:
+        from polysite.report import audit_page, tables
+
+        tables.show_grid(audit_page.table(done.findings))
+        for finding in done.findings:
+            print(f"{finding.verdict} {finding.recognition}\n")
+        print(f"{audit_page.CAUTION} The page: {done.folder / 'index.html'}")

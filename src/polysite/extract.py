@@ -1,0 +1,422 @@
+"""From a study's data to a table of radiomic features: a row for every case, 93 columns for every modality.
+
+::
+
+    FOLDER/
+        features.csv           site, case, then MODALITY_FEATURE; an empty cell where there is no such number
+        outliers.csv           a row for every feature of a case that lies far outside, see ``outliers``
+        sites/NAME/outliers.csv   the same of one site alone, to be given to it
+        clusters.csv           of every case: its cluster, how probable that is, two principal components (--clusters)
+        cluster_sites.csv, cluster_labels.csv   cases of every site, and mean share of every label, in each cluster
+        mixture.npz            scaling, principal components and mixture, as fitted from sums
+        index.html             maps and tables of the clusters; names no case
+        radiomics.json         settings, agreement of the federated and the pooled fit, versions
+
+Cases are prepared as for training, but not padded. The region is what is not zero in some modality, which in
+skull-stripped scans is the brain, or a label of the truth. A modality that was not acquired has no features, nor has a
+case with fewer than two voxels of the label.
+
+Features of files are kept in the cache under a digest of the files, the preparation and the settings: a second run
+opens no scan, and an interrupted one goes on. The folder appears whole or not at all.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polysite.cluster.federated_mixture import federated
+from polysite.cluster.mixture import Mixture, agreement, pooled
+from polysite.cluster.mixture import Settings as MixtureSettings
+from polysite.config import Study
+from polysite.data.cache import Arrays, Cache, place
+from polysite.data.case import PARTS, Case, Patient
+from polysite.data.federation import Natural
+from polysite.data.files import Files
+from polysite.engines.folder import RunFolder, file_name, versions
+from polysite.engines.rounds import Watch
+from polysite.errors import ConfigError, DataError, RunError, nearest
+from polysite.payload import SiteId
+from polysite.radiomics import NAMES, Settings, comparable, features
+from polysite.radiomics.extraction import cores
+from polysite.report import clusters as clusters_page
+from polysite.report.grid import Grid, Line, name, number
+from polysite.report.publish import drafted
+from polysite.study import federation
+
+Values = NDArray[np.float64]
+
+VERSION = 1  # of what is extracted here; a change makes every remembered row new
+PAPER = Settings(bin_width=0.09)  # Manthe et al. 2023, for z-scored brains; 0.15 on CC359
+FAR = 100.0  # two orders of magnitude
+FEWEST = 10  # cases: of fewer, the inner range says too little
+ROUNDING = 1e-5  # of the size of a feature: what varies less is only rounding, as the mean of z-scores
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A row for every case."""
+
+    modalities: tuple[str, ...]
+    labels: tuple[str, ...]  # or classes
+    sites: tuple[SiteId, ...]  # whose the case is
+    cases: tuple[str, ...]
+    values: Values  # cases x (modalities x 93); NaN where there is no such number
+    shares: Values  # cases x labels: of the voxels that are not zero, those of the label; of a class, 1 or 0
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(f"{modality}_{feature}" for modality in self.modalities for feature in NAMES)
+
+    def only(self, rows: Iterable[int]) -> "Table":
+        """Some of the cases."""
+        kept = list(rows)
+        sites, cases = (tuple(each[i] for i in kept) for each in (self.sites, self.cases))
+        return Table(self.modalities, self.labels, sites, cases, self.values[kept], self.shares[kept])
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A feature of a case that lies far outside the range of all cases."""
+
+    site: SiteId
+    case: str
+    feature: str  # MODALITY_FEATURE
+    value: float
+    low: float
+    high: float
+    times: float  # how many times the width of the range it lies outside
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """Cases that look alike, by the mixture that was fitted from sums; the pooled one beside it."""
+
+    table: Table  # of the cases that have features
+    mixture: Mixture
+    pooled: Mixture
+    agreement: Mapping[str, float]
+    bic: Mapping[int, float]  # of every number of clusters that was tried
+    exchanges: int
+    settings: MixtureSettings
+
+    @property
+    def vectors(self) -> Values:
+        return _filled(self.table)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The cluster of every case: 1, 2, ..."""
+        return tuple(str(k + 1) for k in self.mixture.assign(self.vectors))
+
+
+@dataclass(frozen=True, eq=False)
+class Extracted:
+    """What a run leaves behind."""
+
+    folder: Path
+    table: Table
+    outliers: tuple[Outlier, ...]
+    clusters: Clusters | None
+    about: Mapping[str, Any]
+
+
+def run(
+    study: Study,
+    out: Path | str | None = None,
+    *,
+    settings: Settings = PAPER,
+    label: str | None = None,
+    clusters: MixtureSettings | None = None,
+    jobs: int | None = None,
+    parquet: bool = False,
+    watch: Watch = Watch(),
+) -> Extracted:
+    """Extract, look for outliers, cluster if wanted, and write a new folder."""
+    path = Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics")
+    if path.exists():
+        raise RunError(f"{path} exists already; a table never overwrites another: choose another folder")
+    if parquet:
+        _pyarrow()  # before the work
+    table = extract(study, settings, label, jobs, watch)
+    far, groups = outliers(table), cluster(table, clusters) if clusters else None
+    about = {
+        "region": label or "not zero",
+        "settings": asdict(settings),
+        "prepare": asdict(study.prepare),
+        "seed": study.seed,
+        "cases": {site: table.sites.count(site) for site in dict.fromkeys(table.sites)},
+        "outlying": {site: len({o.case for o in far if o.site == site}) for site in dict.fromkeys(table.sites)},
+        "remarks": list(_remarks(table, label)),
+        "clusters": _plain(groups) if groups else None,
+        "versions": versions(),
+    }
+    done = Extracted(path, table, far, groups, about)
+    with drafted(path, "table of radiomics") as draft:
+        _publish(draft, done, parquet)
+    return done
+
+
+def extract(
+    study: Study,
+    settings: Settings = PAPER,
+    label: str | None = None,
+    jobs: int | None = None,
+    watch: Watch = Watch(),
+) -> Table:
+    """The features of all cases of a study, of the whole brain or of a label; so many cases at a time, by default one
+    for every core."""
+    if isinstance(study.data, Files):
+        study = replace(study, data=replace(study.data, allow=("missing", "empty")))
+    data, everyone = study.data, _everyone(study)
+    if label is not None and (data.task == "classification" or label not in data.label_names):
+        known = nearest(label, data.label_names) if data.task == "segmentation" else "these images have classes only"
+        raise ConfigError(f"there is no label {label!r} to take as the region: {known}")
+    at_once = max(1, min(jobs or cores(), len(everyone)))
+    one = _Extraction(study, settings, label, max(1, cores() // at_once), Cache(place()))
+    rows: list[Arrays] = []
+    with ThreadPoolExecutor(at_once) as pool:
+        queue = [pool.submit(one, p) for p in everyone]
+        try:
+            for done, (p, job) in enumerate(zip(everyone, queue, strict=True), start=1):
+                rows.append(job.result())
+                watch.case(done, len(everyone), f"{p.site} · {p.name}")
+        except BaseException as problem:
+            pool.shutdown(cancel_futures=True)
+            if isinstance(problem, DataError) and isinstance(data, Files):
+                raise DataError(f"{problem} ('polysite check-data' lists all problems)") from problem
+            raise
+    names = tuple(p.site for p in everyone), tuple(p.name for p in everyone)
+    values, shares = (np.stack([row[what] for row in rows]) for what in ("features", "shares"))
+    return Table(data.modality_names, data.label_names, *names, values.reshape(len(rows), -1), shares)
+
+
+def _everyone(study: Study) -> list[Patient]:
+    """All patients, site by site; of hospitals as they are, however few they have."""
+    if isinstance(study.federation, Natural):
+        sites: Mapping[str, Sequence[Patient]] = study.data.patients(study.seed)
+    else:
+        sites = {site: [p for part in PARTS for p in parts[part]] for site, parts in federation(study).items()}
+    return [p for patients in sites.values() for p in patients]
+
+
+@dataclass(frozen=True, eq=False)
+class _Extraction:
+    """What is done to every patient, in any thread."""
+
+    study: Study
+    settings: Settings
+    label: str | None
+    threads: int
+    cache: Cache
+
+    def __call__(self, patient: Patient) -> Arrays:
+        how = ["radiomics", VERSION, version("monai"), asdict(self.study.prepare), asdict(self.settings), self.label]
+        known = self.cache.recall(patient, how)
+        if known is None:
+            raw = patient.open()
+            case = self.study.prepare.apply(raw, [1] * (raw.image.ndim - 1))
+            known = self._of(case)
+            self.cache.keep(patient, how, known)
+        return known
+
+    def _of(self, case: Case) -> Arrays:
+        inside = (case.image != 0).any(0)
+        if not inside.any():
+            raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is zero")
+        names = self.study.data.label_names
+        region = inside if self.label is None else case.label[names.index(self.label)] > 0
+        found = np.full((len(case.image), len(NAMES)), np.nan)
+        for k, (modality, image) in enumerate(zip(self.study.data.modality_names, case.image, strict=True)):
+            if image.any() and np.count_nonzero(region) > 1:
+                try:
+                    values = features(image, region, spacing=case.spacing, settings=self.settings, threads=self.threads)
+                except (ConfigError, DataError) as problem:
+                    who = f"case {case.name!r} of site {case.site!r}, {modality}"
+                    raise type(problem)(f"{who}: {problem}") from problem
+                found[k] = list(values.values())
+        whole = case.label.ndim > 1
+        shares = case.label.reshape(len(case.label), -1).sum(1) / inside.sum() if whole else case.label
+        return {"features": found, "shares": np.asarray(shares, np.float64)}
+
+
+def outliers(table: Table) -> tuple[Outlier, ...]:
+    """What lies two orders of magnitude outside the range from the 2nd to the 98th percentile of all cases: further
+    below or above it than 100 times its width (Manthe et al. 2023, appendix E, found one volume by its FLAIR).
+
+    The percentiles are rounded inwards to cases, the 2nd up and the 98th down, so that at least the least and the
+    largest are outside: interpolated, one far case among fifty would stretch the range that it is judged by. A range of
+    no more than rounding is as wide as rounding. Of fewer than ten cases with a feature nothing is said.
+    """
+    found = []
+    sizes = {column: np.abs(values) for column, values in zip(table.columns, table.values.T, strict=True)}
+    for column, values in zip(table.columns, table.values.T, strict=True):
+        known = values[np.isfinite(values)]
+        if len(known) < FEWEST:
+            continue
+        low, high = np.percentile(known, 2, method="higher"), np.percentile(known, 98, method="lower")
+        # the mean of z-scores is zero but for rounding: its size is that of what it is the mean of
+        mean = column.endswith("_firstorder_Mean")
+        size = np.nanmedian(sizes[column.removesuffix("Mean") + "RootMeanSquared" if mean else column])
+        width = max(float(high - low), ROUNDING * float(size))
+        times = np.maximum(low - values, values - high) / width if width else np.zeros_like(values)
+        for i in np.flatnonzero(times > FAR):
+            numbers = (float(x) for x in (values[i], low, high, times[i]))
+            found.append(Outlier(table.sites[i], table.cases[i], column, *numbers))
+    order = {at: n for n, at in enumerate(zip(table.sites, table.cases, strict=True))}
+    return tuple(sorted(found, key=lambda o: (order[o.site, o.case], -o.times)))
+
+
+def cluster(table: Table, settings: MixtureSettings = MixtureSettings()) -> Clusters:
+    """Clusters of the cases: scaling, principal components and mixture, from sums and from all cases at once."""
+    some = table.only(np.flatnonzero(np.isfinite(table.values).any(1)))
+    vectors, sites = _filled(some), np.array(some.sites)
+    state = federated({site: vectors[sites == site] for site in dict.fromkeys(some.sites)}, settings)
+    fitted, together = cast(Mixture, state.mixture), pooled(vectors, settings)
+    order = np.argsort(fitted.means[:, 0])  # from left to right on the map, however rounding came to number them
+    fitted = replace(fitted, weights=fitted.weights[order], means=fitted.means[order])
+    agreed = agreement(fitted, together, vectors)
+    return Clusters(some, fitted, together, agreed, dict(state.bic), state.exchanges, settings)
+
+
+def _filled(table: Table) -> Values:
+    """Zero for what there is not, as CFFT has it: a modality that was never acquired sets a case apart."""
+    return comparable(table.values)
+
+
+def _remarks(table: Table, label: str | None) -> Iterable[str]:
+    empty = np.isnan(table.values).reshape(len(table.cases), len(table.modalities), -1)
+    blank: NDArray[np.bool_] = np.all(empty, axis=2)
+    nothing: NDArray[np.bool_] = np.all(blank, axis=1)
+    if nothing.any():
+        yield f"{_cases(int(nothing.sum()))} with fewer than two voxels of {label}: empty cells."
+    for modality, missing in zip(table.modalities, blank.T, strict=True):
+        sites = dict.fromkeys(np.array(table.sites)[missing & ~nothing].tolist())
+        if sites:
+            count = _cases(int((missing & ~nothing).sum()))
+            yield f"{modality} was not acquired in {count} of {', '.join(sites)}: empty cells."
+    if len(table.cases) < FEWEST:
+        yield f"{_cases(len(table.cases))}: too few to say which lies far outside; that takes {FEWEST}."
+
+
+def tables(done: Extracted) -> list[Grid]:
+    """For the terminal: cases far outside, by name, and the clusters."""
+    grids = []
+    if done.outliers:
+        lines = []
+        for at in dict.fromkeys((o.site, o.case) for o in done.outliers):
+            far = [o for o in done.outliers if (o.site, o.case) == at]  # the farthest first
+            worst = (name(far[0].feature), number(far[0].value, ".4g"), name(f"{far[0].low:.4g} to {far[0].high:.4g}"))
+            lines.append(Line((name(at[0]), name(at[1]), number(len(far), "d"), *worst, number(far[0].times, ".4g"))))
+        head = ("site", "case", "features", "farthest", "value", "2-98 % of all cases", "widths outside")
+        note = "Further outside the range of all cases than 100 times its width: look at these scans."
+        grids.append(Grid("outliers", "Cases far outside", head, tuple(lines), note))
+    if done.clusters:
+        shown = _shown(done.clusters)
+        told = clusters_page.fit(done.about["clusters"])
+        grids += [clusters_page.by_site(shown), clusters_page.by_label(shown), told]
+    return grids
+
+
+def words(done: Extracted) -> list[str]:
+    """What was found, in sentences."""
+    table, cases, count = done.table, done.about["cases"], len(done.table.modalities)
+    sites = f"{len(cases)} site{'s' * (len(cases) > 1)}"
+    said = [f"{_cases(len(table.cases))} of {sites}, {count} x {len(NAMES)} features each."]
+    said += done.about["remarks"]
+    if not done.outliers and len(table.cases) >= FEWEST:
+        said.append("No case lies far outside the others.")
+    if done.clusters:
+        said += [*clusters_page.words(_shown(done.clusters)), f"The page with the maps: {done.folder / 'index.html'}"]
+    return [*said, f"The table: {done.folder / 'features.csv'}"]
+
+
+def _shown(groups: Clusters) -> clusters_page.Shown:
+    some, points = groups.table, groups.mixture.transform(groups.vectors)
+    return clusters_page.Shown(some.sites, groups.names, points, some.labels, some.shares)
+
+
+def _publish(draft: Path, done: Extracted, parquet: bool) -> None:
+    table = done.table
+    head = ["site", "case", *table.columns]
+    rows = [[s, c, *map(_cell, v)] for s, c, v in zip(table.sites, table.cases, table.values.tolist(), strict=True)]
+    _write(draft / "features.csv", head, rows)
+    if parquet:
+        _parquet(draft / "features.parquet", table)
+    titles = ["site", "case", "feature", "value", "low", "high", "times"]
+    _write(draft / "outliers.csv", titles, [list(asdict(o).values()) for o in done.outliers])
+    for site in dict.fromkeys(table.sites):
+        own = draft / "sites" / file_name(site)
+        own.mkdir(parents=True)
+        _write(own / "outliers.csv", titles, [list(asdict(o).values()) for o in done.outliers if o.site == site])
+    if done.clusters:
+        _publish_clusters(draft, done, done.clusters)
+    (draft / "radiomics.json").write_text(json.dumps(done.about, indent=1) + "\n", encoding="utf-8")
+
+
+def _publish_clusters(draft: Path, done: Extracted, groups: Clusters) -> None:
+    shown, some = _shown(groups), groups.table
+    sure = groups.mixture.probabilities(groups.vectors).max(1)
+    plane = np.hstack([shown.points, np.zeros((len(some.cases), 1))])[:, :2]  # there may be one component only
+    each = zip(some.sites, some.cases, groups.names, sure.tolist(), *plane.T.tolist(), strict=True)
+    _write(draft / "clusters.csv", ["site", "case", "cluster", "probability", "pc1", "pc2"], each)
+    np.savez(draft / "mixture.npz", **groups.mixture.arrays())  # type: ignore[arg-type]
+    for grid in (clusters_page.by_site(shown), clusters_page.by_label(shown)):
+        (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
+    text = clusters_page.page(shown, done.about)
+    (draft / "index.html").write_text(text, encoding="utf-8")
+
+
+def _plain(groups: Clusters) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "settings": asdict(groups.settings),
+        "cases": len(groups.table.cases),
+        "dimensions": int(groups.mixture.means.shape[1]),
+        "components": int(groups.mixture.means.shape[0]),
+        "exchanges": groups.exchanges,
+        "bic": {str(count): score for count, score in groups.bic.items()},
+        "agreement": dict(groups.agreement),
+    }
+
+
+def _cases(count: int) -> str:
+    return f"{count} case{'s' * (count != 1)}"
+
+
+def _cell(value: float) -> str:
+    return "" if np.isnan(value) else repr(value)
+
+
+def _write(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    path.write_text(text.getvalue(), encoding="utf-8")
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as problem:
+        raise ConfigError(
+            "Parquet takes pyarrow: pip install 'polysite[parquet]'; features.csv needs nothing"
+        ) from problem
+    return pyarrow
+
+
+def _parquet(path: Path, table: Table) -> None:
+    pyarrow = _pyarrow()
+    from pyarrow import parquet
+
+    columns = {name: pyarrow.array(v, mask=np.isnan(v)) for name, v in zip(table.columns, table.values.T, strict=True)}
+    parquet.write_table(pyarrow.table({"site": table.sites, "case": table.cases, **columns}), path)

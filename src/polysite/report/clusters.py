@@ -1,0 +1,329 @@
+"""Clusters of cases on a page: maps coloured by hospital and by cluster, who has cases of which, what is labelled.
+
+All takes plain arrays, so that a run that clusters its cases can show them as `polysite radiomics` does. No case is
+named: a page may go to every hospital. Maps by t-SNE: van der Maaten and Hinton, Journal of Machine Learning Research
+2008; it needs the vectors of all cases in one place, which the clusters themselves do not.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import Normal, Stroke
+from numpy.typing import NDArray
+
+from polysite.data.manifest import natural
+from polysite.report.figures import COLOURS, MARKERS, WIDE, _plain, _svg
+from polysite.report.grid import Cell, Grid, Line, name, number
+from polysite.report.page import Folded, Picture, Section
+from polysite.report.template import render
+
+Values = NDArray[np.float64]
+
+DOTS = 2000  # cases, from which they are drawn as pixels, so that the page stays small
+FEW = 3  # cases, and a tenth of its own: a hospital with fewer in a cluster is not said to be in it
+TITLE = "Which scans look alike, whoever made them"
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """Cases, one by one: whose, in which cluster, where, and what is labelled."""
+
+    sites: Sequence[str]
+    clusters: Sequence[str]
+    points: Values  # cases x dimensions: principal components, the first two for the map
+    labels: Sequence[str] = ()
+    shares: Values | None = None  # cases x labels: the volume of a label, as a share of the head's
+
+    @property
+    def site_names(self) -> list[str]:
+        return list(dict.fromkeys(self.sites))
+
+    @property
+    def cluster_names(self) -> list[str]:
+        return natural(set(self.clusters))
+
+    def held(self, site: str) -> dict[str, int]:
+        """The clusters that a hospital has more than a few cases of, with how many; the largest first."""
+        own = Counter(c for s, c in zip(self.sites, self.clusters, strict=True) if s == site)
+        least = max(FEW, own.total() / 10)
+        return {c: n for c, n in own.most_common() if n >= least}
+
+
+def tsne(vectors: Values, seed: int = 0) -> Values | None:
+    """Points of a plane, such that neighbours among the vectors are neighbours there; nothing of fewer than five."""
+    from sklearn.manifold import TSNE
+
+    if len(vectors) < 5:
+        return None
+    perplexity = min(30.0, (len(vectors) - 1) / 3)
+    start = vectors[:, :2] if vectors.shape[1] > 1 else np.hstack([vectors, np.zeros_like(vectors)])
+    start = start / (start[:, 0].std() or 1.0) * 1e-4  # principal components, as short as scikit-learn makes them
+    found: Values = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(vectors)
+    return found
+
+
+def maps(points: Values, shown: Shown, axes_names: tuple[str, str] | None = None) -> str:
+    """A dot a case, coloured by hospital on the left and by cluster on the right. SVG."""
+    left, right = shown.site_names, shown.cluster_names
+    rows = max(_legend_rows(left), _legend_rows([f"cluster {c}" for c in right]))
+    figure = Figure((WIDE, 3.4 + 0.19 * rows))
+    figure.set_layout_engine("constrained", wspace=0.06)
+    one, other = figure.subplots(1, 2)
+    flat = np.hstack([points, np.zeros((len(points), 1))])[:, :2]
+    _dots(one, flat, shown.sites, left, {s: s for s in left}, "by hospital")
+    _dots(other, flat, shown.clusters, right, {c: f"cluster {c}" for c in right}, "by cluster")
+    _numbers(other, flat, shown)
+    for axes, names in ((one, left), (other, [f"cluster {c}" for c in right])):
+        below = 0.17 if axes_names else 0.02
+        if axes_names:
+            axes.set_xlabel(axes_names[0], fontsize=9)
+            axes.set_ylabel(axes_names[1], fontsize=9)
+        else:
+            axes.set(xticks=[], yticks=[])
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -below), "ncols": _legend_columns(names)}
+        axes.legend(frameon=False, fontsize=8, handletextpad=0.1, columnspacing=0.9, markerscale=1.1, **place)
+    return _svg(figure)
+
+
+def shares(shown: Shown) -> str | None:
+    """How much is labelled, a panel for every label and a row for every cluster. SVG."""
+    if shown.shares is None or not shown.labels:
+        return None
+    names, columns = shown.cluster_names, min(3, len(shown.labels))
+    rows = ceil(len(shown.labels) / columns)
+    figure = Figure((WIDE, rows * (0.28 * len(names) + 1.0)), layout="constrained")
+    of = np.array(shown.clusters)
+    for k, label in enumerate(shown.labels):
+        axes = figure.add_subplot(rows, columns, k + 1)
+        for row, cluster in enumerate(names):
+            values = 100 * shown.shares[of == cluster, k]
+            beside = np.random.default_rng(0).uniform(-0.22, 0.22, len(values))
+            pixels = len(of) > DOTS
+            axes.plot(values, row + beside, "o", ms=3, mew=0, alpha=0.45, color=_look(row)["color"], rasterized=pixels)
+            low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+            axes.plot((low, high), (row, row), color="#1c2430", lw=1.5, solid_capstyle="butt")
+            axes.plot((middle, middle), (row - 0.3, row + 0.3), color="#1c2430", lw=2, solid_capstyle="butt")
+        axes.set_yticks(range(len(names)), [f"cluster {c}" if k % columns == 0 else "" for c in names], fontsize=8)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_xlim(left=0)
+        axes.set_title(_plain(label), fontsize=10, loc="left")
+        axes.set_xlabel("% of the head", fontsize=8.5)
+        axes.tick_params(labelsize=8, axis="x")
+        axes.tick_params(length=0, axis="y")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    return _svg(figure)
+
+
+def by_site(shown: Shown) -> Grid:
+    """How many cases of every cluster each hospital has."""
+    counts = Counter(zip(shown.sites, shown.clusters, strict=True))
+    columns = shown.cluster_names
+
+    def line(title: str, sites: Sequence[str], kind: str = "") -> Line:
+        own = [sum(counts[s, c] for s in sites) for c in columns]
+        return Line((name(title), number(sum(own), "d"), *(_count(n) for n in own)), kind)
+
+    lines = [line(site, [site]) for site in shown.site_names]
+    total = line("all", shown.site_names, "total")
+    head = ("hospital", "cases", *(f"cluster {c}" for c in columns))
+    note = "Cases of every hospital in every cluster."
+    return Grid("cluster_sites", "Who has cases of which cluster", head, (*lines, total), note)
+
+
+def by_label(shown: Shown) -> Grid:
+    """The mean share of every label in each cluster, and how many hospitals have cases of it."""
+    of, table = np.array(shown.clusters), shown.shares
+    lines = []
+    for cluster in [*shown.cluster_names, None]:
+        held = of == cluster if cluster else np.ones(len(of), bool)
+        sites = {s for s, inside in zip(shown.sites, held, strict=True) if inside}
+        cells = [_share(100 * table[held, k]) for k in range(len(shown.labels))] if table is not None else []
+        first = name(f"cluster {cluster}" if cluster else "all")
+        lines.append(
+            Line((first, number(int(held.sum()), "d"), number(len(sites), "d"), *cells), "" if cluster else "total")
+        )
+    head = ("cluster", "cases", "hospitals", *(f"{label} (%)" for label in (shown.labels if table is not None else ())))
+    note = (
+        "Mean and deviation of the share of the head that carries a label, in per cent; of a class, the share of the "
+        "cases. Where clusters differ little here, they tell scanners apart and not diseases."
+    )
+    return Grid("cluster_labels", "What is labelled, cluster by cluster", head, tuple(lines), note)
+
+
+def words(shown: Shown) -> list[str]:
+    """What the clusters say of the hospitals, in plain words."""
+    held = {site: shown.held(site) for site in shown.site_names}
+    said = []
+    for site, clusters in held.items():
+        if len(clusters) > 1:
+            where = _listed([f"{n} cases in cluster {c}" for c, n in clusters.items()])
+            many = "two" if len(clusters) == 2 else "several"
+            said.append(
+                f"The scans of {site} are of {len(clusters)} kinds: {where}. So look {many} scanners or protocols "
+                "inside one hospital; or patients who differ, if what is labelled differs, too."
+            )
+    for cluster in shown.cluster_names:
+        sites = [site for site, clusters in held.items() if cluster in clusters]
+        if len(sites) > 1:
+            said.append(f"Cluster {cluster} holds scans of {_listed(sites)}, which look alike.")
+    own = [next(iter(clusters)) for clusters in held.values() if len(clusters) == 1]
+    if len(own) == len(held) > 1 and len(set(own)) == len(own):
+        said.append("Every hospital has a cluster of its own: its scans look alike, and unlike those of the others.")
+    return said
+
+
+def fit(told: Mapping[str, Any]) -> Grid:
+    """How alike the fit from sums and the fit of all cases in one place are; ``told`` is that of ``radiomics.json``."""
+    agreed = told["agreement"]
+    lines = [
+        ("same clusters: adjusted Rand index (1: the same, 0: as by chance)", number(agreed["rand"])),
+        ("variance that the principal components keep, federated", _percent(agreed["explained"])),
+        ("the same, pooled", _percent(agreed["other_explained"])),
+        ("largest difference of a percentile, as a share of its feature's range", _percent(agreed["percentiles"])),
+        ("principal components", number(told["dimensions"], "d")),
+        ("exchanges with every hospital", number(told["exchanges"], "d")),
+    ]
+    lines += [
+        (
+            f"BIC of {_clusters(int(count))} (less is better)",
+            Cell(f"{score:.0f}", score, int(count) == told["components"]),
+        )
+        for count, score in told["bic"].items()
+    ]
+    note = (
+        "Federated: percentiles, principal components and mixture are learned from sums over the cases of a hospital, "
+        "so that the features of no case leave it. Pooled: from the features of all cases in one place. The clusters "
+        "shown here are the federated ones."
+    )
+    return Grid("cluster_fit", "Federated and pooled", ("", "value"), tuple(Line((name(n), c)) for n, c in lines), note)
+
+
+def sections(shown: Shown, seed: int = 0) -> Iterator[Section]:
+    """What a page says of clusters."""
+    explained = (
+        "A dot is a case. Cases that lie close together have scans that look alike in grey values and texture, whoever "
+        "made them. On the left the colour is the hospital, on the right the cluster."
+    )
+    pictures = [Picture("Principal components", maps(shown.points, shown, ("first", "second")), explained)]
+    spread = tsne(shown.points, seed)
+    if spread is not None:
+        said = (
+            "The same cases by t-SNE, which keeps neighbours together: distances between groups mean nothing. It was "
+            "made where all features are in one place."
+        )
+        pictures.append(Picture("t-SNE", maps(spread, shown), said))
+    yield Section("map", "Which cases look alike", (*words(shown), *pictures))
+    yield Section("sites", "Who has cases of which cluster", (by_site(shown),))
+    drawn = shares(shown)
+    told = "A dot is a case; the line spans the middle half of a cluster, the upright mark is the median."
+    figure = (Picture("", drawn, told),) if drawn else ()
+    yield Section("labels", "What is labelled, cluster by cluster", (by_label(shown), *figure))
+
+
+def page(shown: Shown, about: Mapping[str, Any]) -> str:
+    """The page of ``polysite radiomics``: ``about`` is what ``radiomics.json`` holds. It names no case."""
+    found = [*sections(shown, about["seed"])]
+    found.append(Section("fit", "Federated and pooled", (fit(about["clusters"]),)))
+    found.append(Section("far", "Cases far outside", (_outlying(about),)))
+    made = {k: about[k] for k in ("region", "settings", "prepare", "seed")} | {"mixture": about["clusters"]["settings"]}
+    listed = "\n".join(f"{k}: {v}" for k, v in made.items())
+    versions = "\n".join(f"{k}: {v}" for k, v in about["versions"].items())
+    said = "Every number is in features.csv, clusters.csv and radiomics.json."
+    found.append(Section("made", "How it was made", (said, Folded("Settings", listed), Folded("Versions", versions))))
+    kind = {Grid: "grid", Picture: "picture", Folded: "folded", str: "words"}
+    tried = list(about["clusters"]["bic"])
+    why = "as many as were asked for" if len(tried) == 1 else f"the number of {_listed(tried)} with the least BIC"
+    empty = about["clusters"]["components"] - len(shown.cluster_names)
+    lead = (
+        f"{len(shown.sites)} cases of {len(shown.site_names)} hospitals, sorted by 93 radiomic features of every "
+        f"modality into {_clusters(about['clusters']['components'])}, {why}{f'; {empty} hold no case' * (empty > 0)}."
+    )
+    return render(
+        "page.html",
+        title=TITLE,
+        lead=lead,
+        said=[],
+        remarks=about["remarks"],
+        sections=[(s, [(kind[type(b)], b) for b in s.blocks]) for s in found],
+        version=about["versions"]["polysite"],
+        live="",
+    )
+
+
+def _outlying(about: Mapping[str, Any]) -> Grid:
+    lines = [
+        Line((name(site), number(count, "d"), _count(about["outlying"][site])))
+        for site, count in about["cases"].items()
+    ]
+    note = (
+        "Cases with a feature that lies a hundred times the width of the range from the 2nd to the 98th percentile "
+        "outside of it: look at these scans. Which they are is told to their own hospital, in sites/NAME/outliers.csv."
+    )
+    return Grid("outlying", "Cases far outside", ("hospital", "cases", "far outside"), tuple(lines), note)
+
+
+def _dots(
+    axes: Axes, at: Values, groups: Sequence[str], order: Sequence[str], names: Mapping[str, str], title: str
+) -> None:
+    of = np.array(groups)
+    for k, group in enumerate(order):
+        x, y = at[of == group].T
+        look = {**_look(k), "ls": "", "ms": 6 if len(of) <= 300 else 4, "mec": "white", "mew": 0.4, "alpha": 0.9}
+        axes.plot(x, y, label=_plain(names[group]), rasterized=len(of) > DOTS, **look)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.tick_params(labelsize=8, length=2)
+    axes.spines[:].set_color("#c9d0d8")
+
+
+def _numbers(axes: Axes, at: Values, shown: Shown) -> None:
+    """The number of every cluster in its middle: colours and marks are those of hospitals, too."""
+    of, around = np.array(shown.clusters), [Stroke(linewidth=2, foreground="white"), Normal()]
+    for cluster in shown.cluster_names:
+        x, y = np.median(at[of == cluster], axis=0)
+        axes.text(x, y, cluster, fontsize=11, fontweight="bold", ha="center", va="center", path_effects=around)
+
+
+def _look(k: int) -> dict[str, Any]:
+    """A colour and a mark; after seven the marks move on, so that 49 can be told apart."""
+    return {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[(k + k // len(COLOURS)) % len(MARKERS)]}
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    return max(1, min(len(names), 44 // (max(map(len, names)) + 4)))
+
+
+def _legend_rows(names: Sequence[str]) -> int:
+    return ceil(len(names) / _legend_columns(names))
+
+
+def _clusters(count: int) -> str:
+    return f"{count} cluster{'s' * (count > 1)}"
+
+
+def _count(n: int) -> Cell:
+    return Cell(str(n) if n else "–", float(n))
+
+
+def _percent(value: float) -> Cell:
+    return Cell(f"{100 * value:.1f} %", value)
+
+
+def _share(values: Values) -> Cell:
+    listed = values.tolist()
+    beside = f" ± {stdev(listed):.1f}" if len(listed) > 1 else ""
+    return Cell(f"{fmean(listed):.1f}{beside}", fmean(listed))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """
+    >>> _listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

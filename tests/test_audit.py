@@ -1,0 +1,350 @@
+"""The audit: attacks that work where something leaks and fail where nothing does; and what is said about it."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from browser import browse
+from polysite import audit as audits
+from polysite import cli, config
+from polysite import study as studies
+from polysite.assess.exchange import directions
+from polysite.audit import audit, rescanned
+from polysite.config import Study
+from polysite.data.case import Case, Patient
+from polysite.data.phantom import Hospital
+from polysite.data.sources import Phantom, PhantomClasses
+from polysite.models import MODELS
+from polysite.report import audit_page
+from polysite.report.audit_page import Finding, Ratio
+from polysite.train.attack import Scans, Settings, attack, average, errors, hospital, matched, shrunk
+from polysite.train.settings import Train
+
+CPU = torch.device("cpu")
+QUICK = Settings(side=16, epochs=40, restarts=1)
+TINY = """
+[model]
+filters = [2, 4, 4]
+[data]
+shape = [24, 24, 24]
+[data.sites.north]
+cases = 8
+[data.sites.south]
+cases = 8
+tumour = 0.7
+[train]
+patch = [8, 8, 8]
+device = "cpu"
+"""
+
+
+def heads(cases=60, side=16, seed=0):
+    """Balls with a bright spot somewhere inside: (spots, volumes, masks)."""
+    rng = np.random.default_rng(seed)
+    grid = np.stack(np.meshgrid(*[np.linspace(-1, 1, side)] * 3, indexing="ij"))
+    inside = (np.square(grid).sum(0) < 1).astype(np.float32)
+    spots = rng.uniform(-0.55, 0.55, (cases, 3))
+    away = np.square(grid[None] - spots[:, :, None, None, None]).sum(1)
+    volumes = inside * (3 * np.exp(-away / 0.1) + 0.1 * rng.standard_normal(away.shape))
+    return spots, volumes[:, None].astype(np.float32), np.repeat(inside[None, None], cases, 0)
+
+
+def attacked(vectors, volumes, inside, settings=QUICK, seed=0):
+    """Of 60 cases: 40 to learn from, 10 to choose by, 10 to be judged by."""
+    known = Scans(tuple("ab"[k % 2] for k in range(len(vectors))), np.asarray(vectors, float), volumes, inside)
+    parts = (known.part(range(*ends)) for ends in ((0, 40), (40, 50), (50, 60)))
+    return attack(*parts, settings, seed, CPU)
+
+
+def ratio(outcome, name=None):
+    return outcome.errors[name or outcome.chosen].mean() / outcome.errors["average"].mean()
+
+
+def test_where_the_vector_is_the_shrunk_scan_both_attacks_succeed():
+    _, volumes, inside = heads()
+    blocks = volumes.reshape(60, 4, 4, 4, 4, 4, 4).mean((2, 4, 6)).reshape(60, -1)
+    found = attacked(blocks, volumes, inside)
+    assert ratio(found) < 0.4 and ratio(found, "network") < 0.4 and ratio(found, "linear") < 0.6
+    assert ratio(found, "compressed") < 0.5  # the yardstick: as many numbers of the scan itself
+
+
+def test_where_the_vector_tells_the_place_of_the_tumour_the_decoder_finds_it():
+    spots, volumes, inside = heads()
+    found = attacked(np.hstack([spots, np.zeros((60, 1))]), volumes, inside)  # and a number that never varies
+    assert found.chosen == "network" and ratio(found) < 0.5 < ratio(found, "linear")
+    assert ratio(found, "nearest") < 1 and found.coefficients == 4
+
+
+def test_random_vectors_tell_nothing():
+    _, volumes, inside = heads()
+    found = attacked(np.random.default_rng(1).standard_normal((60, 30)), volumes, inside)
+    assert 0.95 <= ratio(found) < 1.1 and ratio(found, "nearest") > 1.3
+    assert np.isclose(ratio(found, "hospital"), 1, atol=0.1)  # hospitals are alike here
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    spots, volumes, inside = heads()
+    short = replace(QUICK, epochs=2)
+    first, second, other = (attacked(spots, volumes, inside, short, seed) for seed in (3, 3, 4))
+    for name, each in first.errors.items():
+        np.testing.assert_array_equal(each, second.errors[name])
+    assert (first.errors["network"] != other.errors["network"]).any()
+
+
+def test_flat_images_and_several_modalities_are_rebuilt_too():
+    rng = np.random.default_rng(0)
+    flat = np.broadcast_to(rng.standard_normal((60, 2, 1, 1)), (60, 2, 16, 16)).astype(np.float32)
+    found = attacked(flat[:, :, 0, 0], flat, np.ones((60, 1, 16, 16), np.float32))
+    assert found.rebuilt["network"].shape == (10, 2, 16, 16) and ratio(found) < 0.1
+
+
+def test_errors_and_means_count_the_inside_only():
+    volumes = np.array([[[1.0, 2.0]], [[3.0, 9.0]]], np.float32)
+    scans = Scans(("a", "b"), np.zeros((2, 1)), volumes, np.array([[[1, 1]], [[1, 0]]], np.float32))
+    np.testing.assert_allclose(average(scans), [[2.0, 2.0]])  # the 9 is outside
+    np.testing.assert_allclose(errors(np.zeros((2, 1, 2)), scans), [2.5, 9.0])
+    np.testing.assert_allclose(hospital(scans, "b"), [[3.0, 0.0]])
+    np.testing.assert_allclose(hospital(scans, "a stranger"), average(scans))
+
+
+def test_shrinking_takes_means_and_keeps_constants():
+    image, mask = shrunk(np.arange(64.0).reshape(1, 8, 8), np.arange(64).reshape(8, 8) >= 32, 4)
+    np.testing.assert_allclose(image[0, 0], [4.5, 6.5, 8.5, 10.5])
+    np.testing.assert_array_equal(mask[0, :, 0], [0, 0, 1, 1])
+    grown, _ = shrunk(np.full((1, 3, 5, 4), 7.0), np.ones((3, 5, 4), bool), 16)
+    assert grown.shape == (1, 16, 16, 16) and np.allclose(grown, 7)
+
+
+def test_patients_are_found_by_what_is_steady_in_them():
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((50, 6))
+    learn, probe = list(range(30)), list(range(30, 50))
+    assert matched(vectors, vectors, learn, probe).all()
+    assert matched(vectors, vectors + 5.0, learn, probe).all()  # all move alike, which is learned
+    assert matched(vectors, rng.permutation(vectors), learn, probe).mean() < 0.2
+    noisy = np.hstack([vectors, 20 * rng.standard_normal((50, 40))])
+    again = np.hstack([vectors, 20 * rng.standard_normal((50, 40))])
+    assert matched(noisy, again, learn, probe).all()  # six steady numbers among forty that are not
+    same = np.ones((50, 3))
+    assert matched(same, same, learn, probe).mean() <= 0.1
+
+
+def test_a_second_scan_is_another_of_the_same_patient():
+    image = np.zeros((2, 12, 12, 12), np.float32)
+    image[0, 2:10, 2:10, 2:10] = np.random.default_rng(0).normal(100, 10, (8, 8, 8))
+    label = (image[:1] > 0).astype(np.uint8)
+    patient = Patient("a", "1", lambda: Case("a", "1", image.copy(), label), dict, files=(Path("x"),))
+    again = rescanned(patient, 0)
+    scan = again.open()
+    assert not again.files and scan.name == "1"
+    np.testing.assert_array_equal(scan.image != 0, image != 0)  # outside, and what was not acquired, stays zero
+    gain = scan.image[0].sum() / image[0].sum()
+    off = (scan.image[0] / gain - image[0])[image[0] != 0]
+    assert 0.89 < gain < 1.11 and off.std() == pytest.approx(1.0, rel=0.1)  # a tenth of the deviation
+    np.testing.assert_array_equal(scan.image, again.open().image)
+    assert (rescanned(patient, 1).open().image != scan.image).any()
+    assert 0.6 < scan.label.sum() / label.sum() < 1.2
+
+
+def test_a_ratio_of_means_with_its_interval():
+    """Against resampled ratios, drawn one by one."""
+    rng = np.random.default_rng(0)
+    below = rng.uniform(1, 3, 40)
+    above = 0.3 * below**2 * rng.normal(1, 0.1, 40)  # hard cases are rebuilt worse: no mean of single ratios
+    found = Ratio.of(above, below)
+    drawn = rng.integers(0, 40, (4000, 40))
+    low, high = np.quantile(above[drawn].sum(1) / below[drawn].sum(1), [0.025, 0.975])
+    assert found.value == pytest.approx(above.sum() / below.sum())
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.004)
+
+
+def finding(value=0.98, low=0.93, high=1.02, found=18, probes=20):
+    near = Ratio(1.5, 1.4, 1.6)
+    ratios = dict.fromkeys(("linear", "nearest", "hospital", "compressed"), near) | {"network": Ratio(value, low, high)}
+    return Finding("radiomics", "<b>features", 372, "It stays.", ratios, "network", 10, 9, 10**6, found, probes, 50)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (
+            finding(),
+            "no better, as far as 10 test cases can tell, than by guessing the average scan (error ratio 0.980, ",
+        ),
+        (
+            finding(0.77, 0.7, 0.84),
+            "removes 23 % of the error of guessing the average scan (error ratio 0.770, 95 % ",
+        ),
+        (finding(0.996, 0.99, 0.999), "removes less than 1 % of the error"),
+        (finding(1.2, 1.1, 1.3), "rebuilds the scan worse than by guessing the average scan (error ratio 1.200, "),
+    ],
+)
+def test_verdicts_in_plain_words(made, words):
+    assert (
+        made.verdict.startswith("From the 372 numbers of a case (<b>features), an attacker ") and words in made.verdict
+    )
+    assert "18 of 20" in made.recognition and "(90 %, 95 % interval 70–97 %)" in made.recognition
+    assert replace(made, found=0).recognition.startswith("They do not find a patient again: 0 of 20")
+    assert audit_page.summary([made]).endswith("not a proof of privacy.")
+
+
+def test_words_are_letters_never_markup(tmp_path):
+    cases = {"train": 30, "validation": 10, "test": 10}
+    about = {"cases": cases, "modalities": ["<i>t1"], "noise": 0.1, "gain": 0.1, "side": 16, "epochs": 1, "restarts": 1}
+    views = [audit_page.View("$x_1$ <b>", {"scan": np.eye(16), "average": np.zeros((16, 16))})]
+    more = {"config": "<script>", "versions": {"polysite": "0"}}
+    page = audit_page.write(tmp_path, [replace(finding(), leaves="<script>")], views, {**about, **more})
+    text = page.read_text(encoding="utf-8")
+    assert "<b>features" not in text and "<i>t1" not in text and "&lt;b&gt;features" in text
+    assert text.count("<script>") == 1 and "$x_1$" in re.sub(r"<[^>]+>", "", text)  # that of the sorting
+
+
+def test_the_summary_names_the_worst():
+    weak, strong = finding(0.9, 0.85, 0.95, found=0), replace(finding(0.5, 0.4, 0.6, found=20), words="embedding")
+    assert "on the embedding, removes 50 %" in audit_page.summary([weak, strong])
+    assert "From none of these" in audit_page.summary([finding()])
+    assert "By none of them" in audit_page.summary([weak])
+
+
+@pytest.fixture
+def polysite(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["polysite", "audit", *map(str, words)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+def test_an_audit_from_the_command_line(polysite, tmp_path):
+    code, out, err = polysite("tiny.toml", "--side", 16, "--epochs", 2, "--restarts", 1, "--out", "found")
+    assert code == 0, err
+    assert "372" in out and "not a proof of privacy" in out and "found/index.html" in out
+    assert {p.name for p in (tmp_path / "found").iterdir()} == {"index.html", "audit.json", "figures"}
+    told = json.loads((tmp_path / "found" / "audit.json").read_text())
+    sizes = {f["kind"]: f["numbers"] for f in told["findings"]}
+    assert sizes.pop("components") <= 30
+    assert sizes == {"radiomics": 372, "embedding": 1024, "directions": 64, "quantities": 7}
+    for f in told["findings"]:
+        mean = {
+            name: np.mean([c["errors"][f["kind"]][name] for c in told["test"]]) for name in (f["chosen"], "average")
+        }
+        assert f["ratios"][f["chosen"]]["value"] == pytest.approx(mean[f["chosen"]] / mean["average"])
+        assert f["gallery"] == 16 and f["probes"] == 8
+    page = tmp_path / "found" / "index.html"
+    text = page.read_text(encoding="utf-8")
+    assert all(f["verdict"] in text and f["leaves"] in text for f in told["findings"]) and told["summary"] in text
+    assert set(re.findall(r'https?://[^"]*', text)) <= set(re.findall(r'xmlns(?::xlink)?="(https?://[^"]*)"', text))
+    for width in (1280, 390):
+        seen = browse(page, "return document.documentElement.scrollWidth <= innerWidth", width=width)
+        assert seen.result and not seen.errors
+    assert polysite("tiny.toml", "--out", "found")[0] == 2  # never overwrites
+
+
+def test_json_and_quiet_and_without_scans(polysite, tmp_path):
+    few = ("tiny.toml", "--what", "quantiles", "--set", "assess.projections=0", "--side", 16, "--epochs", 1)
+    code, out, _ = polysite(*few, "--json", "--modality", "all", "--out", "a")
+    told = json.loads(out)
+    assert code == 0 and [f["kind"] for f in told["findings"]] == ["quantities"]
+    assert told["about"]["modalities"] == ["t1", "t1ce", "t2", "flair"]
+    assert polysite(*few, "--quiet", "--no-scans", "--out", "b")[:2] == (0, "")
+    assert (tmp_path / "a" / "figures" / "pictures.png").exists()
+    assert not (tmp_path / "b" / "figures" / "pictures.png").exists()
+    assert "pictures of patients" not in (tmp_path / "b" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--what", "radiomic"), "did you mean 'radiomics'?"),
+        (("--what", "embedding", "--set", "assess.projections=0"), "this study sends no embeddings"),
+        (("--modality", "flar"), "did you mean 'flair'?"),
+        (("--side", "30"), "side = 30: a multiple of 8"),
+        (("--epochs", "0"), "epochs = 0 must be at least 1"),
+        (
+            ("--set", "data.sites.south.cases=2"),
+            "at least 8 train, 2 validation, 2 test cases with t1, and there are",
+        ),
+        (("--out", "tiny.toml/below"), "is no folder that can be written to"),
+    ],
+)
+def test_what_is_refused_is_refused_in_one_sentence(polysite, tmp_path, words, said):
+    code, out, err = polysite("tiny.toml", *words)
+    assert code == 2 and not out and said in err and err.count("\n") == 1
+    assert not (tmp_path / "audits").exists()
+
+
+def test_an_audit_that_fails_leaves_nothing(monkeypatch, tmp_path):
+    def fail(*given):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(audits.audit_page, "write", fail)
+    study = replace(config.parse(TINY), assess=replace(Study().assess, projections=0))
+    with pytest.raises(audits.RunError, match="the disk is full"):
+        audit(study, "quantiles", tmp_path / "found", settings=replace(QUICK, epochs=1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_numbers_are_those_that_are_sent():
+    """Radiomics as a site extracts them, and the rest as an assessment tells it, case by case."""
+    study = config.parse(TINY)
+    dealt = {s: {k: v[:1] for k, v in parts.items()} for s, parts in studies.federation(study).items()}
+    found = audits._vectors(study, dealt, tuple(audits.KINDS), lambda words: None)
+    patients = [p for parts in dealt.values() for k in ("train", "validation", "test") for p in parts[k]]
+    sites = studies.hospitals(study, dealt)
+    own = sites[patients[0].site].radiomics([patients[0].name], 0.09)
+    np.testing.assert_array_equal(found["radiomics"][0], own[0])
+    np.testing.assert_allclose(found["directions"], found["embedding"] @ _sorted_directions(found["embedding"]).T)
+    last = patients[-1].open()
+    np.testing.assert_allclose(found["quantities"][-1][:4], last.image.max((1, 2, 3)))
+    np.testing.assert_allclose(found["quantities"][-1][4:], last.label.sum((1, 2, 3)) / 1000)
+
+
+def _sorted_directions(embedding):
+    """The directions of an assessment, for embeddings in which one component follows the other."""
+    size = embedding.shape[1]
+    return directions(size, 64).reshape(64, size // 2, 2).transpose(0, 2, 1).reshape(64, size)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "This study sends none of them."),
+        ({"then": ({"algorithm": "cfft"},)}, "This study sends sums of them over 5 cases at least, never those of one"),
+        ({"then": ({"algorithm": {"name": "cfft", "fit": "pooled"}},)}, "This study sends the features of every case"),
+    ],
+)
+def test_what_really_leaves_depends_on_the_study(changes, said):
+    assert audits._leaves("components", Study(**changes)).startswith(said)
+    assert "never that of one case" in audits._leaves("embedding", Study(**changes))
+
+
+def test_cases_without_the_modality_are_not_rebuilt_but_may_be_found(tmp_path):
+    sites = {"a": Hospital(14), "b": Hospital(3, missing=("t1",))}
+    study = replace(config.parse(TINY), data=Phantom((24, 24, 24), sites))
+    done = audit(study, "quantiles", tmp_path / "found", settings=replace(QUICK, epochs=1))
+    told = json.loads((done.folder / "audit.json").read_text())
+    assert {c["site"] for c in told["test"]} == {"a"} and sum(told["about"]["cases"].values()) == 14
+    assert done.findings[0].gallery == 17
+
+
+def test_flat_images_of_a_classification(tmp_path):
+    data = PhantomClasses((24, 24, 24), sites={"a": Hospital(10, healthy=0.5), "b": Hospital(10, healthy=0.4)})
+    study = Study(data=data, model=MODELS["densenet_small"], train=Train(patch=(16, 16), window=(16, 16), device="cpu"))
+    done = audit(study, out=tmp_path / "found", settings=replace(QUICK, epochs=1))
+    assert {f.kind for f in done.findings} == set(audits.KINDS)
+    assert done.findings[0].numbers == 372 and (done.folder / "figures" / "pictures.svg").exists()
