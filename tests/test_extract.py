@@ -203,7 +203,7 @@ def found(tmp_path_factory):
     """Six planted scanners, clustered."""
     of = Study(data=Phantom((32, 32, 32), six_scanners()))
     # with so few cases of a scanner at a site, sums of any number are told, as under secure aggregation
-    groups = MixtureSettings(components=6, dimensions=10, fewest=0)
+    groups = MixtureSettings(components=6, dimensions=10)
     return extract.run(of, tmp_path_factory.mktemp("six") / "out", settings=WIDE, clusters=groups)
 
 
