@@ -324,6 +324,15 @@ def test_every_algorithm_has_a_model_to_take_home(name, tmp_path):
         study = replace(study, then=({"algorithm": {"name": name}, "run": {"rounds": 1}},))
     else:
         study = replace(study, algorithm=parse("", {"algorithm.name": name, **EXTRA.get(name, {})}).algorithm)
+    if name == "cfft":
+        own = {"name": name, "components": 2, "rounds": 2, "fewest": 0, "dimensions": 3}
+        ps.run(
+            replace(SMALL, run=ps.Plan(rounds=1), then=({"algorithm": own, "run": {"rounds": 40}},)), tmp_path / "run"
+        )
+        for site in ("east", None):
+            with pytest.raises(ConfigError, match="a model for every cluster of patients and chooses by the scan"):
+                serve_model(tmp_path / "run", site)
+        return
     ps.run(study, tmp_path / "run")
     bundle = serve_model(tmp_path / "run", "east")
     files = (tmp_path / "run" / "models" / f"best{own}.safetensors" for own in (".east", ""))
@@ -379,7 +388,7 @@ def test_a_run_under_way_several_models_and_damage_are_refused(tmp_path):
     with pytest.raises(RunError, match=r"the model .*best.north.safetensors cannot be read"):
         serve_model(tmp_path / "run", "north")
     for k in (0, 1):
-        (models / f"best.west.{k}.safetensors").write_bytes((models / "best.west.safetensors").read_bytes())
+        (models / f"best.west.group-{k}.safetensors").write_bytes((models / "best.west.safetensors").read_bytes())
     (models / "best.west.safetensors").unlink()
     with pytest.raises(RunError, match="local serves several models to 'west', each to some of its patients"):
         serve_model(tmp_path / "run", "west")

@@ -101,6 +101,11 @@ def _trained(folder: RunFolder, site: SiteId) -> bool:
 def _file(folder: RunFolder, chosen: Study, site: SiteId | None) -> Path:
     """Where the run left the model: one for all, or one for each hospital."""
     models = folder.path / "models"
+    if (models / "best.group-1.safetensors").exists():  # a model of everyone for every cluster of patients
+        raise ConfigError(
+            f"{method_of(chosen)} has a model for every cluster of patients and chooses by the scan, which a bundle "
+            f"cannot; the models are in {models}, and 'polysite evaluate {models.parent} --on' examines other scans"
+        )
     shared = models / "best.safetensors"
     if site is None and not shared.exists():
         raise ConfigError(
@@ -109,7 +114,7 @@ def _file(folder: RunFolder, chosen: Study, site: SiteId | None) -> Path:
         )
     if site is None or shared.exists():
         return shared
-    if (models / f"{file_name(f'best.{site}.1')}.safetensors").exists():
+    if (models / f"{file_name(f'best.{site}.group-1')}.safetensors").exists():
         raise RunError(
             f"{method_of(chosen)} serves several models to {site!r}, each to some of its patients, and a bundle holds "
             f"one: let polysite choose, with 'polysite evaluate {folder.path} --on DATA'"

@@ -191,7 +191,7 @@ def test_a_phase_of_it_ends_by_itself_and_is_the_best_of_all(tmp_path):
     records = [r for r in folder.records() if r["phase"]]
     assert len(records) < 60 and result["best_phase"] == 1
     assert records[-1]["told"]["clusters with cases"] == 2 and "mean_score" in records[-1]
-    assert sorted(p.stem for p in (folder.path / "models").glob("best*")) == ["best.0", "best.1"]
+    assert sorted(p.stem for p in (folder.path / "models").glob("best*")) == ["best.group-0", "best.group-1"]
     assert records[0]["sites"]["a"]["steps"] == 0 < records[-2]["sites"]["a"]["steps"]
 
 

@@ -474,5 +474,5 @@ def _export(transport: Transport, folder: RunFolder, name: str, round: int, sent
     shared = all(models == first for models in served.values())
     for site, models in {"": first}.items() if shared else served.items():
         for k, model in enumerate(models):
-            parts = (name, *([site] if site else []), *([f"{k}"] if len(models) > 1 else []))
+            parts = (name, *([site] if site else []), *([f"group-{k}"] if len(models) > 1 else []))
             folder.save_model(".".join(parts), model["model"])
