@@ -194,6 +194,13 @@ def test_verdicts_in_plain_words(made, words):
     assert audit_page.summary([made]).endswith("not a proof of privacy.")
 
 
+def test_tables_mark_the_chosen_attack_and_say_what_chance_is():
+    one, other = finding(), replace(finding(), kind="embedding", chosen="linear")
+    marked = [[cell.best for cell in line.cells] for line in audit_page.ratios([one, other]).lines]
+    assert [row.index(True) for row in marked] == [2, 3] and sum(map(sum, marked)) == 2
+    assert [c.text for c in audit_page.matches([one]).lines[0].cells[1:]] == ["18 of 20", "0.90 (0.70–0.97)", "0.020"]
+
+
 def test_words_are_letters_never_markup(tmp_path):
     cases = {"train": 30, "validation": 10, "test": 10}
     about = {"cases": cases, "modalities": ["<i>t1"], "noise": 0.1, "gain": 0.1, "side": 16, "epochs": 1, "restarts": 1}
@@ -252,6 +259,8 @@ def test_an_audit_from_the_command_line(polysite, tmp_path):
     for width in (1280, 390):
         seen = browse(page, "return document.documentElement.scrollWidth <= innerWidth", width=width)
         assert seen.result and not seen.errors
+    cut = "return [...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
+    assert browse(page, cut).result == 0  # on a desk, no table is cut
     assert polysite("tiny.toml", "--out", "found")[0] == 2  # never overwrites
 
 
@@ -324,13 +333,21 @@ def _sorted_directions(embedding):
     ("changes", "said"),
     [
         ({}, "This study sends none of them."),
-        ({"then": ({"algorithm": "cfft"},)}, "This study sends sums of them over 5 cases at least, never those of one"),
-        ({"then": ({"algorithm": {"name": "cfft", "fit": "pooled"}},)}, "This study sends the features of every case"),
+        (
+            {"then": ({"algorithm": "cfft", "run": {"rounds": 200}},)},
+            "This study sends sums and counts over the cases of a site, 5 at least, ",
+        ),
+        (
+            {"then": ({"algorithm": {"name": "cfft", "fit": "pooled"}, "run": {"rounds": 200}},)},
+            "This study sends the features of every case",
+        ),
     ],
 )
 def test_what_really_leaves_depends_on_the_study(changes, said):
     assert audits._leaves("components", Study(**changes)).startswith(said)
     assert "never that of one case" in audits._leaves("embedding", Study(**changes))
+    alone = replace(Study(**changes), assess=replace(Study().assess, fewest=1))
+    assert "never" not in audits._leaves("embedding", alone)  # the mean of one case is that case
 
 
 def test_cases_without_the_modality_are_not_rebuilt_but_may_be_found(tmp_path):

@@ -171,7 +171,7 @@ CONFIGS = {
     "no patience": ("[run]\npatience = 0", "run.patience must be at least one"),
     "pooled local training": (
         '[algorithm]\nname = "local"\n[run]\npooled = true',
-        "goes with fedavg, not with 'local'",
+        "goes with fedavg or cfft, not with 'local'",
     ),
     "no such device": ('[train]\ndevice = "mps"', "is not supported"),
     "no path": ('[data]\nname = "files"', "data.path is missing"),

@@ -327,7 +327,7 @@ def test_every_algorithm_has_a_model_to_take_home(name, tmp_path):
     if name == "cfft":
         own = {"name": name, "components": 2, "rounds": 2, "fewest": 0, "dimensions": 3}
         ps.run(
-            replace(SMALL, run=ps.Plan(rounds=1), then=({"algorithm": own, "run": {"rounds": 40}},)), tmp_path / "run"
+            replace(SMALL, run=ps.Plan(rounds=1), then=({"algorithm": own, "run": {"rounds": 80}},)), tmp_path / "run"
         )
         for site in ("east", None):
             with pytest.raises(ConfigError, match="a model for every cluster of patients and chooses by the scan"):

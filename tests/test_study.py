@@ -54,7 +54,7 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
         study = replace(SMALL, run=plan, then=({"algorithm": name},))
     elif name == "cfft":
         own = {"name": name, "components": 2, "rounds": 2, "fewest": 0, "dimensions": 3}
-        study = replace(SMALL, run=plan, then=({"algorithm": own, "run": {"rounds": 40}},))
+        study = replace(SMALL, run=plan, then=({"algorithm": own, "run": {"rounds": 80}},))
     else:
         study = replace(SMALL, algorithm=parse("", {"algorithm.name": name, **extra}).algorithm, run=plan)
     run = ps.run(study, tmp_path / name)
@@ -146,11 +146,11 @@ def test_clusters_of_patients_are_tuned_and_the_ideal_pools_them(tmp_path):
     one, other = ps.Hospital(cases=6), ps.Hospital(cases=6, scanner=11, contrast=3.0)
     own = ps.Cfft(components=(2,), rounds=8, fewest=0, dimensions=4, bin_width=0.15, steps=6)
     data = ps.Phantom(shape=(24, 24, 24), sites={"a": one, "b": other, "c": one, "new": other})
-    study = replace(TWO, data=data, federation=LeaveOut("new"), then=({"algorithm": own, "run": {"rounds": 40}},))
+    study = replace(TWO, data=data, federation=LeaveOut("new"), then=({"algorithm": own, "run": {"rounds": 80}},))
     run = ps.run(study, tmp_path / "run")
     told = run.folder.records()[-1]["told"]
     assert told["clusters with cases"] == 2 and len(run.folder.records()) == 2 + told["exchanges of the fit"] + 1 + 9
-    pooled = ({"algorithm": own, "run": {"rounds": 40, "pooled": True}},)
+    pooled = ({"algorithm": own, "run": {"rounds": 80, "pooled": True}},)
     ideal = ps.run(replace(study, then=pooled), tmp_path / "ideal")
     assert set(ideal.folder.records()[-1]["sites"]) == {"pooled"} and ideal.result["best_phase"] == 1
     for name, done in (("run", run), ("ideal", ideal)):

@@ -292,14 +292,17 @@ def _leaves(kind: str, study: Study) -> str:
     fewest, levels = study.assess.fewest, study.assess.levels
     if kind in OF["radiomics"]:
         tuning, own = _tuning(study)
-        sums = f"sums of them over {tuning.fewest} cases at least, never those of one case"
-        if not own:
-            return f"This study sends none of them. One with algorithm cfft would: {sums}, unless its fit is pooled."
-        if tuning.fit == "pooled":
-            return "This study sends the features of every case once: the fit of its algorithm cfft is pooled."
-        return f"This study sends {sums}."
+        pooled = "the features of every case once, as its fit is pooled"
+        sums = (
+            f"sums and counts over the cases of a site, {tuning.fewest} at least, instead of the features of each; who "
+            "sees those of single sites may still work out some values"
+        )
+        if own:
+            return f"This study sends {pooled if tuning.fit == 'pooled' else sums}."
+        return f"This study sends none of them. One with algorithm cfft would send {sums}; with a pooled fit, all."
     if kind == "embedding":
-        return f"An assessment sends its mean over the cases of a hospital, {fewest} at least, never that of one case."
+        alone = ", never that of one case" if fewest > 1 else ": where it is one, that is its embedding"
+        return f"An assessment sends its mean over the cases of a hospital, {fewest} at least{alone}."
     return (
         f"An assessment sends every number in a list over the cases of a hospital, {fewest} at least, which is sorted "
         f"by itself, so that it is not told which numbers belong to one case; of more than {levels} cases, averages."

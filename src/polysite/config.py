@@ -55,6 +55,9 @@ class Study:
     then: tuple[Mapping[str, Any], ...] = ()  # later phases, each from the best model so far: what they change
 
     def __post_init__(self) -> None:
+        odd = next((phase for phase in self.then if not isinstance(phase, Mapping)), None)
+        if odd is not None:
+            raise ConfigError(f"then holds {odd!r}; a phase is a section, as in [[then]] algorithm.name = 'fine_tune'")
         plain = tuple({k: _plain(_section(k, v), k) for k, v in phase.items()} for phase in self.then)
         object.__setattr__(self, "then", plain)
         if not 0 <= self.seed < 2**63:
@@ -93,7 +96,7 @@ class Study:
 # What a phase may change: how sites train and for how long, not what they train, nor on what.
 PHASE: Mapping[str, tuple[str, ...]] = {
     "train": ("lr", "gamma", "epochs", "patches", "steps", "optimiser", "momentum", "weight_decay", "loss", "augment"),
-    "run": ("rounds", "share", "validate_every", "best", "patience", "pooled"),
+    "run": ("rounds", "share", "validate_every", "patience", "pooled"),
 }
 
 
@@ -105,22 +108,41 @@ def stages(study: Study) -> tuple[Study, ...]:
     [('fedavg', 30), ('scaffold', 5)]
     """
     base = dataclasses.replace(study, then=()) if study.then else study
-    return (base, *(_stage(base, changes, f"then[{k}]") for k, changes in enumerate(study.then)))
+    found = (base, *(_stage(base, changes, f"then[{k}]") for k, changes in enumerate(study.then)))
+    if any(isinstance(stage.algorithm, Cfft) for stage in found[:-1]):
+        raise ConfigError(
+            "nothing comes after cfft: it has a model for every cluster of patients, and not one to go on from"
+        )
+    return found
 
 
 def _stage(base: Study, changes: Mapping[str, Any], at: str) -> Study:
     for section, keys in changes.items():
         if section != "algorithm" and section not in PHASE:
-            raise ConfigError(f"{at} has {section!r}; a phase has algorithm, {' and '.join(PHASE)}, the rest stays")
+            raise ConfigError(
+                f"{at} has {section!r}; a phase has algorithm, {' and '.join(PHASE)}, the rest stays; "
+                f"{nearest(section, ['algorithm', *PHASE])}"
+            )
         if section in PHASE and not isinstance(keys, Mapping):
             _refuse(f"{at}.{section}", keys, "must be a section")
         for key in keys if section in PHASE else ():
             if key not in PHASE[section]:
                 raise ConfigError(f"a phase does not change {section}.{key} ({at}); {nearest(key, PHASE[section])}")
     try:
-        return vary(base, changes)
+        stage = vary(base, changes)
     except ConfigError as problem:
         raise ConfigError(f"{at}: {problem}") from problem
+    if isinstance(stage.algorithm, Cfft):
+        if stage.run.rounds < stage.algorithm.exchanges:
+            raise ConfigError(
+                f"{at}: run.rounds = {stage.run.rounds} may end before cfft has tuned: its {stage.algorithm.rounds} "
+                f"rounds and the fit of the clusters take up to {stage.algorithm.exchanges}"
+            )
+        if stage.prepare.normalise != "nonzero":
+            raise ConfigError(
+                f"{at}: cfft needs prepare.normalise = 'nonzero', which tells the head from what is around"
+            )
+    return stage
 
 
 def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
@@ -335,6 +357,8 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
         given = [given]  # one alone
     if origin is tuple and isinstance(given, list):
         return tuple(_build(inside[0], v, f"{at}[{i}]") for i, v in enumerate(given))
+    if at == "then" and isinstance(given, Mapping):
+        _refuse(at, given, "must be a list of phases: write [[then]], with two brackets")
     if origin is Mapping and isinstance(given, Mapping):
         return {k: _build(inside[1], v, f"{at}.{k}") for k, v in given.items()}
     return _scalar(kind, given, at)
@@ -435,5 +459,5 @@ def _plain(value: Any, at: str = "") -> Any:
         inside = {f.name: _plain(getattr(value, f.name), f"{at}.{f.name}".strip(".")) for f in fields(value) if f.init}
         return {**({"name": name} if name else {}), **{k: v for k, v in inside.items() if v is not None}}
     if isinstance(value, Mapping):
-        return {k: _plain(v, f"{at}.{k}") for k, v in value.items()}
+        return {k: _plain(v, f"{at}.{k}") for k, v in value.items() if v is not None}
     return [_plain(v, f"{at}[]") for v in value] if isinstance(value, tuple) else value

@@ -149,8 +149,11 @@ def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:
 
 def phases(study: Study, sites: Mapping[str, TorchSite]) -> list[rounds.Phase]:
     """The simulated federation, phase by phase; all have the same cases and take turns in the same network."""
-    if isinstance(study.algorithm, FineTune | Cfft):
-        name = name_of(study.algorithm)
+    first = study.algorithm
+    while hasattr(first, "inner"):
+        first = first.inner
+    if isinstance(first, FineTune | Cfft):
+        name = name_of(first)
         raise ConfigError(f"{name} goes on from a model: let it come after another algorithm, under [[then]]")
     stages = config.stages(study)
     engines = [_simulator(s, {i: site.under(s.train) for i, site in sites.items()}) for s in stages]
@@ -246,11 +249,10 @@ def forecast(study: Study) -> Cost:
     params = Network(module, replace(study.train, device="cpu", compile=False)).start
     train = {site: len(parts["train"]) for site, parts in dealt.items() if parts["train"]}
     judged = {site: len(parts["validation"]) for site, parts in dealt.items() if parts["validation"]}
-    if study.run.pooled:
-        train, judged = {POOLED: sum(train.values())}, {POOLED: sum(judged.values())}
     loads: list[Mapping[str, Load]] = []
     for stage in config.stages(study):
-        loads += _rehearsed(stage, params, train, judged, loads)
+        central = {POOLED: sum(train.values())}, {POOLED: sum(judged.values())}
+        loads += _rehearsed(stage, params, *(central if stage.run.pooled else (train, judged)), loads)
     return planned(loads, study.cost, study.train.batch)
 
 
@@ -282,7 +284,7 @@ def _rehearsed(
         )
     )
     for site in train if before else ():
-        last = next((each[site].down for each in reversed(before) if site in each), 0)
+        last = next((each[site].down for each in reversed(before) if site in each and each[site].down), 0)
         mine = loads[0].get(site, Load())
         loads[0][site] = replace(mine, down=mine.down + last)
     if plan.pooled:
@@ -304,6 +306,8 @@ def run(
     dealt = federation(study)
     for stage in config.stages(study):
         stage.algorithm.init({}, [site for site, parts in dealt.items() if parts["train"]])  # it may refuse these sites
+        if isinstance(stage.algorithm, Cfft):
+            _clusterable(stage.algorithm, dealt)
     if isinstance(study.data, Files):
         for remark in study.data.remarks:
             logging.getLogger("polysite").warning(remark)
@@ -329,9 +333,24 @@ def _before(study: Study, split: str, path: Path) -> RunFolder:
     mine, other = pinned(study), config.parse(folder.config, where=str(path / "config.toml"))
     if other not in [replace(mine, then=mine.then[:k]) for k in range(len(mine.then))]:
         raise RunError(f"{path} is not the beginning of this study: without its last [[then]] it must be the same")
-    if folder.split != split:
+    if not (folder.path / "split.csv").is_file() or folder.split != split:
         raise RunError(f"{path} was trained on other cases, or other parts of them, than this study has")
+    if not folder.checkpoints() or len(folder.records()) != folder.result["rounds"]:
+        raise RunError(f"{path} lacks checkpoints or records, so nothing can come after it; train it again")
     return folder
+
+
+def _clusterable(algorithm: Cfft, dealt: Mapping[str, Parts]) -> None:
+    """Refuse clusters that these hospitals cannot fit, or cannot judge, before anything is trained."""
+    least = algorithm.fewest if algorithm.fit == "federated" else 1
+    cases = sum(len(parts["train"]) for parts in dealt.values() if len(parts["train"]) >= least)
+    if cases < max(algorithm.components):
+        raise ConfigError(
+            f"cfft wants {max(algorithm.components)} clusters, and sites with at least {least} training cases have "
+            f"{cases} in all; lower algorithm.components or algorithm.fewest"
+        )
+    if not any(parts["train"] and parts["validation"] for parts in dealt.values()):
+        raise DataError("no site that trains has a validation case, by which cfft chooses; raise split.validation")
 
 
 def _start(sites: Mapping[str, TorchSite]) -> Tree:

@@ -185,7 +185,7 @@ def test_a_phase_of_it_ends_by_itself_and_is_the_best_of_all(tmp_path):
     folder = RunFolder.create(tmp_path / "run", "", 0)
     phases = [
         Phase(FedAvg(), Simulator(FedAvg(), sites()), Plan(rounds=10)),
-        Phase(TWO, Simulator(TWO, sites()), Plan(rounds=300)),
+        Phase(TWO, Simulator(TWO, sites()), Plan(rounds=300, validate_every=7)),
     ]
     result = train(phases, START, 0, folder)
     records = [r for r in folder.records() if r["phase"]]

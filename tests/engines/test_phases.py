@@ -259,3 +259,49 @@ def test_models_for_different_patients_are_no_beginning(tmp_path):
 def test_settings_that_make_no_sense_are_refused(keys, sentence):
     with pytest.raises(ConfigError, match=sentence):
         FineTune(**keys)
+
+
+def test_what_sites_go_on_from_is_what_they_had_in_the_best_round(tmp_path):
+    """Their own models pass by where they should be; the next phase does not start from where they ended."""
+    first = (Ditto(lam=0.05), {"rounds": 30})
+    result, before = go(tmp_path / "before", first, goal=1.2)
+    own = served(before)
+    assert result["best_round"] < 29 and own != served(before, "last")
+    parts = first, (FineTune(), {"rounds": 1})
+    _, folder = go(tmp_path / "run", *parts, goal=1.2)
+    at = find_progress(folder, phases(*parts, goal=1.2))
+    moved = {i: tuned(own[i], B[k], A[k], 0, K) for k, i in enumerate(NAMES)}
+    assert {i: at.memories[i]["trial_0"]["w"].item() for i in NAMES} == pytest.approx(moved)
+
+
+def test_a_run_interrupted_at_its_very_end_exports_the_same_models(tmp_path):
+    parts = (FedAvg(), {"rounds": 3}), (Local(), {"rounds": 3})
+    result, folder = go(tmp_path / "run", *parts)
+    before = served(folder), served(folder, "last")
+    (folder.path / "result.json").unlink()
+    again = phases(*parts)
+    assert train(again, START, 0, folder, resume=find_progress(folder, again)) == result
+    assert (served(folder), served(folder, "last")) == before
+
+
+def test_a_hospital_that_never_trains_gets_the_same_after_a_restart(tmp_path):
+    """In the third phase it is served what it was in the second, where that was what the first had made."""
+    parts = (FedAvg(), {"rounds": 4}), (FineTune(), {"rounds": 2}), (FineTune(lam=(0.3,)), {"rounds": 2})
+
+    def made():
+        found = []
+        for algorithm, plan in parts:
+            hosts = sites(goal=0.9)
+            guests = {**hosts, "new": Aims(1.0, np.array([0.9]), start=START)}
+            found.append(Phase(algorithm, Simulator(algorithm, hosts, guests=guests), Plan(**plan, checkpoint_every=1)))
+        return found
+
+    folder = RunFolder.create(tmp_path / "run", "", 0)
+    result = train(made(), START, 0, folder)
+    (folder.path / "result.json").unlink()
+    folder.checkpoints()[0].unlink()
+    again = made()
+    assert train(again, START, 0, folder, resume=find_progress(folder, again)) == result
+    _, first = go(tmp_path / "first", parts[0], goal=0.9)
+    shared = served(first)["a"]
+    assert result["test"]["new"]["0"]["loss"] == pytest.approx(abs(shared - 0.9))

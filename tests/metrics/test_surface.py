@@ -142,9 +142,9 @@ def test_monai(seed, axes, tolerance):
     with_background = {"include_background": True, "spacing": spacing}
     for percentile in (95, 100):
         expected = compute_hausdorff_distance(*batch, percentile=percentile, **with_background)
-        assert found.hausdorff(percentile) == pytest.approx(expected.item(), rel=1e-6, abs=1e-6)
+        assert found.hausdorff(percentile) == pytest.approx(expected.item(), rel=1e-5, abs=1e-5)
     expected = compute_average_surface_distance(*batch, symmetric=True, **with_background)
-    assert found.assd() == pytest.approx(expected.item(), rel=1e-6, abs=1e-6)
+    assert found.assd() == pytest.approx(expected.item(), rel=1e-5, abs=1e-5)
     expected = compute_surface_dice(*batch, class_thresholds=[tolerance], **with_background)
     assert found.nsd(tolerance) == pytest.approx(expected.item(), abs=1e-6)
 

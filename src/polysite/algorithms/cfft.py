@@ -10,13 +10,14 @@ A phase after another algorithm. First the clusters: 93 radiomic features of eve
 between their 2nd and 98th percentile, principal components, a Gaussian mixture. ``fit = "federated"`` learns all three
 from sums (cluster/federated_mixture.py: some 10 to 40 exchanges), so that no case's features leave; with "pooled", as
 in the paper, they do, in one. Then sites learn the clusters and say how many cases of each they have. Then ``rounds``
-of fine-tuning, and one exchange more that judges the last models. The phase then is over: run.rounds must leave room
-for all that, and is not reached.
+of fine-tuning, and one exchange more that judges the last models. The phase then is over, so run.rounds, which must
+leave room for all that, is seldom reached; run.patience does not count here.
 
 A site is sent the models of those clusters only that it has cases of, and sends nothing for the others. A cluster
-without a validation case anywhere is judged by all of them. One that nobody trains keeps the model that the phase
-began with, which is a candidate in every cluster. Sites that were not there when clusters were made known learn them
-when they are asked next. With run.pooled, the paper's "ideal": all cases in one place, an upper bound.
+without a validation case anywhere goes to all sites and is judged by all of theirs. One that nobody trains keeps the
+model that the phase began with, which is a candidate in every cluster. Sites that were not there when clusters were
+made known learn them when they are asked next. Where sites are absent, rounds are judged by those that are there. With
+run.pooled, the paper's "ideal": all cases in one place, an upper bound.
 
 The paper takes ten clusters, 50 rounds, no augmentation (train.augment = "none") and bin_width 0.09 (0.15 for CC359).
 """
@@ -36,6 +37,7 @@ from polysite.site import Cases, Site, quality
 from polysite.tree import Tree
 
 Counts = Mapping[str, float]  # cluster -> cases
+FIT = 12  # exchanges of a federated fit before its iterations: moments, counts, products, cells
 ABSURD = 1e6  # times what is usual: squares of features have heavy tails
 
 
@@ -80,6 +82,12 @@ class Cfft:
     def __post_init__(self) -> None:
         within(self, rounds=(1, INF), bin_width=(TINY, INF), lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
         _ = self.settings  # which refuses what makes no sense
+
+    @property
+    def exchanges(self) -> int:
+        """How many rounds it may take: the fit of the clusters, their announcement, the tuning, the last judgement."""
+        fit = FIT + self.iterations if self.fit == "federated" else 1
+        return fit + 1 + self.rounds + 1
 
     @property
     def settings(self) -> Settings:
@@ -149,7 +157,17 @@ class Cfft:
                 found[i] = f"it counts {odd!r}" if odd is not None else f"its scores in cluster {high} are above one"
             elif i not in state.train and not _named(told, "train"):
                 found[i] = "it does not say which clusters its cases are of"
+            elif any(n < 1 or n % 1 for k, n in told.items() if not k.startswith("score ")):
+                found[i] = "it counts cases that are none"
+            elif i in state.train and not self._judges(state, i, _named(told, "judge")):
+                found[i] = "it judges with other cases than it said it has"
         return found
+
+    def _judges(self, state: State, site: SiteId, told: Counts) -> bool:
+        """Whether a site judges with the cases that it has: of a cluster, or all where nobody has one."""
+        own = state.judges[site]
+        unjudged = [c for c in state.models if not any(counts.get(c) for counts in state.judges.values())]
+        return all(n == (fsum(own.values()) if c in unjudged else own.get(c)) for c, n in told.items())
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         if "mixture" not in got:
@@ -240,13 +258,23 @@ def _plainly(x: Any) -> Any:
 
 def _unlike(replies: Mapping[SiteId, Payload], asked: str) -> dict[SiteId, str]:
     """Whose arrays are missing, not of the shape that most have, or absurdly larger than others'."""
-    shapes = {i: {k: (tuple(x.shape)[-1:], x.ndim) for k, x in p.get(asked, {}).items()} for i, p in replies.items()}
+    whole = asked == "sums"  # features have a row a case
+    shapes = {
+        i: {k: tuple(x.shape)[None if whole else 1 :] for k, x in p.get(asked, {}).items()} for i, p in replies.items()
+    }
     said = [repr(sorted(s.items())) for s in shapes.values() if s]
     usual = max(sorted(set(said)), key=said.count, default="")
     found = {i: f"it does not answer what it was asked, {asked!r}" for i, p in replies.items() if set(p) != {asked}}
     odd = {i for i, s in shapes.items() if s and repr(sorted(s.items())) != usual}
     found |= {i: f"its {asked} are of other names or shapes than those of most sites" for i in odd if i not in found}
+    if not whole:
+        found |= {i: f"it has no {asked}" for i, p in replies.items() if i not in found and "cases" not in p[asked]}
     rest = {i: p[asked] for i, p in replies.items() if i not in found and p[asked]}
+    for i, arrays in rest.items():
+        never = [k for k in ("cases", "counts", "squares") if whole and k in arrays and plain(arrays[k]).min() < 0]
+        if never or ("products" in arrays and whole and np.diagonal(plain(arrays["products"])).min() < 0):
+            found[i] = f"its {asked} have {(never or ['products'])[0]!r} below zero, which cannot be"
+    rest = {i: arrays for i, arrays in rest.items() if i not in found}
     for name in next(iter(rest.values()), {}):
         sizes = {i: float(abs(plain(arrays[name])).max()) for i, arrays in rest.items() if arrays[name].size}
         for i, size in sizes.items():

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from polysite.algorithms.base import Algorithm, Kind, shares, told
+from polysite.algorithms.cfft import Cfft
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.weighted import Weighted
 from polysite.errors import ConfigError, nearest
@@ -38,6 +39,8 @@ class Clustered:
     strangers: ClassVar[bool] = False  # there is no telling which group's model would be theirs
 
     def __post_init__(self) -> None:
+        if isinstance(self.inner, Cfft):
+            raise ConfigError("cfft clusters patients across all sites and does not go into groups of sites")
         seen: dict[SiteId, str] = {}
         for name, members in self.groups.items():
             if not members:

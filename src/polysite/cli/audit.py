@@ -41,7 +41,8 @@ def audit(
     elif not quiet:
         from polysite.report import audit_page, tables
 
-        tables.show_grid(audit_page.table(done.findings))
+        for grid in (audit_page.ratios(done.findings), audit_page.matches(done.findings)):
+            tables.show_grid(grid)
         for finding in done.findings:
             print(f"{finding.verdict} {finding.recognition}\n")
         print(f"{audit_page.CAUTION} The page: {done.folder / 'index.html'}")

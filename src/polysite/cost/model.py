@@ -80,9 +80,9 @@ def measured(records: Iterable[Mapping[str, Any]], speeds: Speeds, batch: int, *
     not what an absent site received, nor the model that goes to the sites once more to be validated. A ``pooled`` run
     is one machine that trains, validates everybody's patients, and sends nothing.
     """
-    rounds = [_load(r) for r in records]
-    _know(speeds, rounds)
-    return _total([_one_machine(r) for r in rounds] if pooled else rounds, speeds, batch)
+    found = [(_load(r), pooled or r.get("pooled")) for r in records]
+    _know(speeds, [load for load, _ in found])
+    return _total([_one_machine(load) if central else load for load, central in found], speeds, batch)
 
 
 def planned(exchanges: Iterable[Mapping[SiteId, Load]], speeds: Speeds, batch: int) -> Cost:

@@ -185,7 +185,7 @@ class RunFolder:
         needed = {max((b for b in bests if _round(b) <= _round(c)), default=None) for c in kept} | set(bests[-1:])
         for path in (*old, *(b for b in bests if b not in needed)):
             path.unlink()
-        there = {p.name for p in (self.path / "checkpoints").iterdir()}
+        there = {p.name.removesuffix(".damaged") for p in (self.path / "checkpoints").iterdir()}
         for path in (self.path / "sites").glob("*/*.safetensors"):
             if path.name not in there:
                 path.unlink()

@@ -238,6 +238,7 @@ def _train(
     resume, at = at, at or Progress(-1, None, {})
     for r in run(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch):
         record = _record(r, at.phase, handed if r.index == at.first else {})
+        record |= {"pooled": True} if plan.pooled else {}
         heard = {i: r.index for i in r.replies if i not in r.refused}
         versions = {**at.versions, **heard}
         at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)
@@ -260,7 +261,8 @@ def _train(
 def _is_over(phase: Phase, at: Progress) -> bool:
     """Whether a phase has had all its rounds, has come to its end by itself, or lost patience."""
     plan, begun = phase.plan, at.round >= at.first
-    impatient = plan.patience is not None and at.waited >= plan.patience
+    patient = plan.patience is None or hasattr(phase.algorithm, "over")  # it knows itself when it ends
+    impatient = not patient and at.waited >= (plan.patience or 0)
     return at.round + 1 - at.first >= plan.rounds or impatient or (begun and over(phase.algorithm, at.state))
 
 

@@ -479,6 +479,8 @@ class TorchSite:
 def _radiomics(image: np.ndarray, spacing: Sequence[float], bin_width: float) -> np.ndarray:
     """All features of all modalities, within what any of them shows."""
     mask, settings = (image != 0).any(0), Settings(bin_width=bin_width)
+    if not mask.any():
+        raise DataError("every voxel of every modality is zero")
     rows = [
         list(features(x, mask, spacing=spacing, settings=settings).values()) if np.ptp(x[mask]) else NONE for x in image
     ]
