@@ -131,6 +131,10 @@ def test_a_hospital_that_does_not_train_is_served_what_fine_tuning_begins_with(t
         ({"train": {"batch": 2}}, r"a phase does not change train.batch \(then\[0\]\)"),
         ({"train": 3}, r"then\[0\].train = 3 must be a section"),
         ({"run": {"wire": True}}, "a phase does not change run.wire"),
+        ({"run": {"best": "site"}}, "a phase does not change run.best"),
+        ({"algorithm": "cfft"}, "run.rounds = 2 may end before cfft has tuned: its 50 rounds"),
+        ({"algorithm": {"name": "clustered", "inner": {"name": "cfft"}}}, "does not go into groups of sites"),
+        ("fine_tune", r"then holds 'fine_tune'; a phase is a section"),
         ({"algorithm": {"name": "fedprx"}}, r"then\[0\]: there is no algorithm called 'fedprx'"),
         ({"algorithm": {"name": "scaffold"}, "train": {"momentum": 0.9}}, "scaffold is derived for plain SGD"),
     ],
@@ -166,6 +170,28 @@ def test_clusters_of_patients_are_tuned_and_the_ideal_pools_them(tmp_path):
             "clusters"
         ]
         assert "Which cases look alike" in build(name, methods([found]))
+
+
+def test_what_cfft_cannot_do_is_refused_before_anything_is_trained(tmp_path):
+    last = {"algorithm": {"name": "cfft", "rounds": 1}, "run": {"rounds": 60}}
+    with pytest.raises(ConfigError, match="nothing comes after cfft"):
+        replace(TWO, then=(last, PHASES[1]))
+    with pytest.raises(ConfigError, match=r"needs prepare\.normalise = 'nonzero'"):
+        replace(TWO, prepare=ps.Prepare(normalise="all"), then=(last,))
+    with pytest.raises(ConfigError, match="cfft wants 10 clusters, and sites with at least 5 training cases have 0"):
+        ps.run(replace(TWO, then=(last,)), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"write \[\[then\]\], with two brackets"):
+        parse('[then]\nalgorithm = "fine_tune"')
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_comes_after_a_folder_that_lost_its_checkpoints(tmp_path):
+    one = ps.run(TWO, tmp_path / "one")
+    for path in one.folder.checkpoints():
+        path.unlink()
+    with pytest.raises(RunError, match="lacks checkpoints or records"):
+        ps.run(replace(TWO, then=PHASES), tmp_path / "two", after=tmp_path / "one")
+    assert not (tmp_path / "two").exists()
 
 
 def test_looking_at_the_test_changes_nothing_and_is_told_apart(tmp_path):
