@@ -181,7 +181,7 @@ def learn(state: State, answers: Mapping[SiteId, Mapping[str, Values]]) -> State
     again."""
     if state.mixture is not None:
         return state
-    if not any(answers.values()):
+    if not answers:
         return replace(state, exchanges=state.exchanges + 1)
     steps: dict[str, Callable[[State, Arrays], State]] = {
         "moments": _moments,
