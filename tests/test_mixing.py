@@ -201,7 +201,7 @@ def test_superfed_in_torch_trains_twins_after_its_first_rounds():
     end, engine = played(SuPerFed(mu=0.2, after=1, choices=(0.0, 0.5, 1.0)), 3)
     assert all("twin" in m for m in engine.memories().values())
     sent = end.sent["s"]
-    for name, (served,) in engine.serve(2, dict.fromkeys(("s", "t"), sent)).items():
+    for name, (served,) in engine.serve(2, dict.fromkeys(("s", "t"), sent)).models.items():
         twin = engine.memories()[name]["twin"]
         between = [{k: (1 - x) * sent["model"][k] + x * twin[k] for k in twin} for x in (0.0, 0.5, 1.0)]
         assert any(all(torch.allclose(served[k], b[k]) for k in b) for b in between)

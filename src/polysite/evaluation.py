@@ -172,9 +172,7 @@ class Models:
 
     def _shared(self) -> bool:
         """Whether everyone uses the same model, or the same models for the same patients."""
-        served = self.engine.serve(self.round, {**self.sent, **self.elsewhere})
-        models = [[Payload(model=tree) for tree in trees] for trees in served.values()]
-        return all(each == models[0] for each in models)
+        return self.engine.serve(self.round, {**self.sent, **self.elsewhere}).shared is not None
 
     def examine(self, part: str, tolerance: float, others: bool) -> Iterator[tuple[SiteId, SiteId, Examined]]:
         """(Whose model, whose patient, what came out)."""

@@ -147,14 +147,19 @@ def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:
     return Simulator(study.algorithm, train, guests=judge, wire=study.run.wire)
 
 
-def phases(study: Study, sites: Mapping[str, TorchSite]) -> list[rounds.Phase]:
-    """The simulated federation, phase by phase; all have the same cases and take turns in the same network."""
+def refuse_bare(study: Study) -> None:
+    """Refuse an algorithm that goes on from a model where there is none yet."""
     first = study.algorithm
     while hasattr(first, "inner"):
         first = first.inner
     if isinstance(first, FineTune | Cfft):
         name = name_of(first)
         raise ConfigError(f"{name} goes on from a model: let it come after another algorithm, under [[then]]")
+
+
+def phases(study: Study, sites: Mapping[str, TorchSite]) -> list[rounds.Phase]:
+    """The simulated federation, phase by phase; all have the same cases and take turns in the same network."""
+    refuse_bare(study)
     stages = config.stages(study)
     engines = [_simulator(s, {i: site.under(s.train) for i, site in sites.items()}) for s in stages]
     return [rounds.Phase(s.algorithm, e, s.run) for s, e in zip(stages, engines, strict=True)]
@@ -177,17 +182,30 @@ def survey(study: Study, out: Path | str | None = None, watch: rounds.Watch = ro
     above = next(p for p in path.absolute().parents if p.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise RunError(f"the assessment {path} could not be written: {above} is no folder that can be written to")
-    engine = surveyed(study, watch)
-    large = sum(site.size >= study.assess.fewest for site in engine.sites.values())
+    engine, dealt = surveyed(study, watch), federation(study)
+    unseen = any(not parts["train"] and any(parts.values()) for parts in dealt.values())
+    return describe(study, engine, {i: site.size for i, site in engine.sites.items()}, unseen, path, watch)
+
+
+def describe(
+    study: Study,
+    engine: rounds.Transport,
+    sizes: Mapping[str, int],
+    unseen: bool,
+    path: Path,
+    watch: rounds.Watch = rounds.Watch(),
+) -> Survey:
+    """The exchange itself, with hospitals of these sizes; ``unseen``: some will be served that do not train."""
+    large = sum(size >= study.assess.fewest for size in sizes.values())
     if isinstance(study.assess.take, int) and study.assess.take > max(large - 2, 0):
         raise ConfigError(
             f"assess.take = {study.assess.take}, but of {large} sites that are compared one stays outside"
         )
-    (only,) = rounds.run(engine.algorithm, engine, {}, rounds.Plan(rounds=1), study.seed, watch=watch)
+    asked = cast(Algorithm[Any], study.assess)
+    (only,) = rounds.run(asked, engine, {}, rounds.Plan(rounds=1), study.seed, watch=watch)
     found = analyse(only.state.replies, study.assess, study.encoder.words)
     sent = {site: (only.replies[site].payload.nbytes, "what was refused") for site in only.refused}
     found = replace(found, refused={**only.refused, **found.refused}, left={**found.left, **sent})
-    unseen = any(not parts["train"] and any(parts.values()) for parts in federation(study).values())
     verdict = judge(found, modalities_can_change=isinstance(study.data, Files), unseen=unseen)
     base = _allowing(pinned(replace(study, run=replace(study.run, pooled=False))), found)
     ready = {s.file: config.dump(config.vary(base, s.changes), notes=True) for s in verdict.strategies}
@@ -209,11 +227,11 @@ def _publish(
         assess_page.write(draft, found, verdict, about)
 
 
-def surveyed(study: Study, watch: rounds.Watch = rounds.Watch()) -> Simulator:
+def surveyed(study: Study, watch: rounds.Watch = rounds.Watch(), dealt: Mapping[str, Parts] | None = None) -> Simulator:
     """The hospitals, ready to describe their cases; what is missing there is no mistake but a finding."""
     if isinstance(study.data, Files):
         study = replace(study, data=replace(study.data, allow=("missing", "empty")))
-    source, dealt = study.data, federation(study)
+    source, dealt = study.data, dealt or federation(study)
     asked = PARTS if study.assess.cases == "all" else PARTS[:1]
     chosen = {site: [p for k in asked for p in parts[k]] for site, parts in dealt.items()}
     embedder = Embedder(study.encoder, device_of(study.train.device)) if study.assess.projections else None
@@ -239,14 +257,19 @@ def _allowing(study: Study, found: Assessment) -> Study:
     return replace(study, data=replace(study.data, allow=allow))  # type: ignore[arg-type]
 
 
-def forecast(study: Study) -> Cost:
-    """What a study would cost: its rounds are rehearsed with the sizes of its hospitals, and nothing is trained."""
-    dealt, source = federation(study), study.data
+def initial(study: Study) -> Tree:
+    """The parameters that every site starts from, for whoever has no site at hand."""
+    source = study.data
     outputs = tasks.find(source.task, study.train.exclusive).outputs(source.label_names)
     module = study.model.build(
         dims=source.dims, modalities=len(source.modality_names), outputs=outputs, seed=study.seed
     )
-    params = Network(module, replace(study.train, device="cpu", compile=False)).start
+    return Network(module, replace(study.train, device="cpu", compile=False)).start
+
+
+def forecast(study: Study) -> Cost:
+    """What a study would cost: its rounds are rehearsed with the sizes of its hospitals, and nothing is trained."""
+    dealt, params = federation(study), initial(study)
     train = {site: len(parts["train"]) for site, parts in dealt.items() if parts["train"]}
     judged = {site: len(parts["validation"]) for site, parts in dealt.items() if parts["validation"]}
     loads: list[Mapping[str, Load]] = []
@@ -307,7 +330,7 @@ def run(
     for stage in config.stages(study):
         stage.algorithm.init({}, [site for site, parts in dealt.items() if parts["train"]])  # it may refuse these sites
         if isinstance(stage.algorithm, Cfft):
-            _clusterable(stage.algorithm, dealt)
+            clusterable(stage.algorithm, dealt)
     if isinstance(study.data, Files):
         for remark in study.data.remarks:
             logging.getLogger("polysite").warning(remark)
@@ -316,13 +339,13 @@ def run(
     for phase in parts:
         phase.algorithm.init(_start(sites), phase.transport.names)  # or this network
     path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
-    watch = _tracked(watch, track, path)  # before the folder, too: a package may be missing
+    watch = tracked(watch, track, path)  # before the folder, too: a package may be missing
     before = _before(study, table(dealt), Path(after)) if after else None
     folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt), before)
     with folder.alone():
-        with _log(folder):
+        with logged(folder):
             at = rounds.find_progress(folder, parts) if before else None
-        return _train(study, dealt, parts, _start(sites), folder, at, watch)
+        return conduct(study, _words(study, dealt), parts, _start(sites), folder, at, watch)
 
 
 def _before(study: Study, split: str, path: Path) -> RunFolder:
@@ -340,7 +363,7 @@ def _before(study: Study, split: str, path: Path) -> RunFolder:
     return folder
 
 
-def _clusterable(algorithm: Cfft, dealt: Mapping[str, Parts]) -> None:
+def clusterable(algorithm: Cfft, dealt: Mapping[str, Parts]) -> None:
     """Refuse clusters that these hospitals cannot fit, or cannot judge, before anything is trained."""
     least = algorithm.fewest if algorithm.fit == "federated" else 1
     cases = sum(len(parts["train"]) for parts in dealt.values() if len(parts["train"]) >= least)
@@ -357,7 +380,7 @@ def _start(sites: Mapping[str, TorchSite]) -> Tree:
     return next(iter(sites.values())).start
 
 
-def _tracked(watch: rounds.Watch, kinds: Sequence[str], path: Path) -> rounds.Watch:
+def tracked(watch: rounds.Watch, kinds: Sequence[str], path: Path) -> rounds.Watch:
     from polysite.report.tracking import Many, tracker
 
     return Many(watch, *(tracker(kind, path) for kind in kinds)) if kinds else watch
@@ -393,10 +416,10 @@ def resume(path: Path | str, watch: rounds.Watch = rounds.Watch(), track: Sequen
             )
         sites = hospitals(study, dealt, watch)
         parts = phases(study, sites)
-        watch = _tracked(watch, track, folder.path)
-        with _log(folder):
+        watch = tracked(watch, track, folder.path)
+        with logged(folder):
             at = rounds.find_progress(folder, parts)
-        return _train(study, dealt, parts, _start(sites), folder, at, watch)
+        return conduct(study, _words(study, dealt), parts, _start(sites), folder, at, watch)
 
 
 def pinned(study: Study) -> Study:
@@ -411,21 +434,28 @@ def pinned(study: Study) -> Study:
     return study
 
 
-def _train(
+def _words(study: Study, dealt: Mapping[str, Parts]) -> Iterator[str]:
+    """What every hospital has."""
+    for site, parts in dealt.items():
+        hidden = {study.data.modality_names[k] for each in parts.values() for p in each for k in p.hidden}
+        blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""
+        yield f"{site}: {', '.join(f'{len(parts[k])} {k}' for k in PARTS)}{blind}"
+
+
+def conduct(
     study: Study,
-    dealt: Mapping[str, Parts],
+    words: Iterable[str],
     phases: Sequence[rounds.Phase],
     start: Tree,
     folder: RunFolder,
     at: rounds.Progress | None,
     watch: rounds.Watch,
 ) -> Run:
-    with _log(folder) as log:
+    """Train into a folder, from its beginning or from where it stands, whatever carries the messages."""
+    with logged(folder) as log:
         log.info("%s over %s", title(study), ", ".join(phases[0].transport.names))
-        for site, parts in dealt.items():
-            hidden = {study.data.modality_names[k] for each in parts.values() for p in each for k in p.hidden}
-            blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""
-            log.info("%s: %s%s", site, ", ".join(f"{len(parts[k])} {k}" for k in PARTS), blind)
+        for line in words:
+            log.info(line)
         total = sum(phase.plan.rounds for phase in phases)
         watch.begin(folder.path.name, total, *((at.round + 1, at.best_score) if at else (0, 0.0)))
         about = {"task": study.data.task, "labels": study.data.label_names, "modalities": study.data.modality_names}
@@ -436,7 +466,7 @@ def _train(
 
 
 @contextmanager
-def _log(folder: RunFolder) -> Iterator[logging.Logger]:
+def logged(folder: RunFolder) -> Iterator[logging.Logger]:
     """Everything said meanwhile also goes into the folder's log."""
     log = logging.getLogger("polysite")
     try:

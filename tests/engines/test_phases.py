@@ -13,7 +13,7 @@ from polysite.algorithms.local import Local
 from polysite.cost.model import measured
 from polysite.cost.speeds import Speeds
 from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import Phase, Plan, find_best, find_progress, run, train
+from polysite.engines.rounds import Phase, Plan, Served, find_best, find_progress, run, train
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from quadratic import Quadratic
@@ -72,7 +72,7 @@ def fixed_point():
 def test_fine_tuning_first_round_and_limit(lam):
     """Its own optimum, or as far from the model that it began with as lam lets it; nothing but the choice is told."""
     engine, algorithm = Simulator(FineTune(lam=(lam,)), sites()), FineTune(lam=(lam,))
-    engine.begin(0, dict.fromkeys(NAMES, START))
+    engine.begin(0, Served(dict.fromkeys(NAMES, (START,))))
     first, *_, last = run(algorithm, engine, START, Plan(rounds=200), 0)
     for k, i in enumerate(NAMES):
         (x,) = (p["w"] for p, _ in algorithm.serve(last.sent[i], engine.memories()[i], engine.sites[i], ()))
@@ -209,7 +209,7 @@ def test_the_best_model_is_found_again_with_the_phase_that_made_it(tmp_path):
     again = phases(*PARTS)
     phase, best = find_best(folder, again, result["best_round"])
     sent = phase.algorithm.send(best.state, NAMES)
-    found = {i: t["w"].item() for i, (t,) in phase.transport.serve(best.round, sent).items()}
+    found = {i: t["w"].item() for i, (t,) in phase.transport.serve(best.round, sent).models.items()}
     assert found == served(folder) and best.phase == result["best_phase"] == 2
 
 

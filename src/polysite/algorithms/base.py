@@ -15,8 +15,9 @@ TINY = 1e-12  # the least a hyper-parameter may be that must not be zero
 # What a field of a reply is. ``model``: the parameters that a site was sent, running statistics included, or was asked
 # for by their names (``asked``); ``update``: a value per trained parameter; ``count``: a number of cases; ``counts``:
 # several, by name, of cases or voxels; ``one``: 1, where all sites count alike; ``rate``: a learning rate or a sum of
-# them; ``cost``: a loss or the like, not negative; ``statistics``: arrays that describe cases; ``number``: another.
-Kind = Literal["model", "update", "count", "counts", "one", "rate", "cost", "statistics", "number"]
+# them; ``cost``: a loss or the like, not negative; ``statistics``: arrays that describe all cases; ``cases``: arrays
+# with a row for every case, which a hospital may not want to tell; ``number``: another.
+Kind = Literal["model", "update", "count", "counts", "one", "rate", "cost", "statistics", "cases", "number"]
 
 
 class Algorithm(Protocol[S]):

@@ -71,7 +71,7 @@ class Cfft:
 
     reply: ClassVar[Mapping[str, Kind]] = {
         "sums?": "statistics",  # of features
-        "features?": "statistics",  # where the fit is pooled: those of every case
+        "features?": "cases",  # where the fit is pooled: those of every case
         "counts?": "counts",  # of cases in clusters, and the sum of their scores
         "cluster_*": "model",
     }

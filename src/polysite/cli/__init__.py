@@ -3,11 +3,11 @@
 import sys
 import warnings
 
-from polysite.cli import training, results, audit, data  # isort: skip: the order of the help
+from polysite.cli import training, results, deploy, audit, data  # isort: skip: the order of the help
 from polysite.cli.base import app
 from polysite.errors import PolysiteError
 
-__all__ = ["app", "audit", "data", "main", "results", "training"]
+__all__ = ["app", "audit", "data", "deploy", "main", "results", "training"]
 
 
 def main() -> None:

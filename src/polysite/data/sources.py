@@ -5,7 +5,7 @@ A source says what its images and labels are called and lists the patients of ev
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from polysite.data.case import Case, Patient
 from polysite.data.files import Files
@@ -146,6 +146,32 @@ class PhantomClasses:
         )
 
 
+@dataclass(frozen=True)
+class AtHospitals:
+    """Cases that nobody here can look at: every hospital names its own, for ``polysite deploy run``."""
+
+    modalities: tuple[str, ...] = ()  # what every hospital must have, in this order
+    labels: tuple[str, ...] = ()  # what is outlined, or the classes
+    dims: int = 3
+    task: Literal["segmentation", "classification"] = "segmentation"
+
+    def __post_init__(self) -> None:
+        for name in ("modalities", "labels"):
+            if not getattr(self, name):
+                raise ConfigError(f"data.{name} is empty: name what every hospital must have, since none is opened here")
+
+    @property
+    def modality_names(self) -> tuple[str, ...]:
+        return self.modalities
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.labels
+
+    def patients(self, seed: int) -> Mapping[str, list[Patient]]:
+        raise ConfigError("the cases of this study are at the hospitals: 'polysite deploy run' asks them")
+
+
 def _check(shape: tuple[int, ...], sites: Mapping[str, Hospital]) -> None:
     if len(shape) != 3 or min(shape) < 24:
         raise ConfigError(f"data.shape = {list(shape)}: a phantom has three sides of at least 24 voxels")
@@ -153,4 +179,9 @@ def _check(shape: tuple[int, ...], sites: Mapping[str, Hospital]) -> None:
         raise ConfigError("data.sites is empty: a federation needs at least one hospital")
 
 
-SOURCES: Mapping[str, type] = {"phantom": Phantom, "phantom_classes": PhantomClasses, "files": Files}
+SOURCES: Mapping[str, type] = {
+    "phantom": Phantom,
+    "phantom_classes": PhantomClasses,
+    "files": Files,
+    "hospitals": AtHospitals,
+}

@@ -171,13 +171,26 @@ class RunFolder:
         """Where a site's memory lies that belongs to a checkpoint."""
         return self.path / "sites" / file_name(site) / at.name
 
-    def keep(self, path: Path, value: Any, memories: Iterable[Memory]) -> None:
-        """Write a checkpoint, the memories first; then let go of what is not needed: of checkpoints all but the last
-        two, of bests all but the newest of each of these."""
+    def keep(
+        self, path: Path, value: Any, memories: Iterable[Memory], elsewhere: Mapping[str, int] | None = None
+    ) -> None:
+        """Write a checkpoint, the memories first, and which versions it goes on from of those that lie ``elsewhere``;
+        then let go of what is not needed: of checkpoints all but the last two, of bests all but the newest of each of
+        these."""
         for each in memories:
             memory.save(self.memory(path, each.site), each)
+        if elsewhere:
+            checkpoint.write(path.with_suffix(".json"), lambda p: p.write_text(json.dumps(dict(elsewhere))))
         checkpoint.save(path, value)
         self._prune()
+
+    def needed(self) -> dict[str, set[int]]:
+        """The versions of memories elsewhere that some checkpoint goes on from."""
+        found: dict[str, set[int]] = {}
+        for path in (self.path / "checkpoints").glob("*.json"):
+            for site, needed in json.loads(path.read_text()).items():
+                found.setdefault(site, set()).add(needed)
+        return found
 
     def _prune(self) -> None:
         kept, old = self.checkpoints()[:KEPT], self.checkpoints()[KEPT:]
@@ -186,6 +199,9 @@ class RunFolder:
         for path in (*old, *(b for b in bests if b not in needed)):
             path.unlink()
         there = {p.name.removesuffix(".damaged") for p in (self.path / "checkpoints").iterdir()}
+        for path in (self.path / "checkpoints").glob("*.json"):
+            if f"{path.stem}.safetensors" not in there:
+                path.unlink()
         for path in (self.path / "sites").glob("*/*.safetensors"):
             if path.name not in there:
                 path.unlink()

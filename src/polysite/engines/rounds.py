@@ -58,6 +58,26 @@ class Reply:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What sites would use, one tree per group of their patients, as far as this side may see it."""
+
+    models: Mapping[SiteId, tuple[Tree, ...]]
+    hidden: Mapping[SiteId, int] = field(default_factory=dict)  # of sites whose own models stay there: how many
+    order: Any = None  # what a network needs to have sites begin from them
+
+    @property
+    def groups(self) -> dict[SiteId, int]:
+        """How many models every site has."""
+        return {**{i: len(trees) for i, trees in self.models.items()}, **self.hidden}
+
+    @property
+    def shared(self) -> tuple[Tree, ...] | None:
+        """The models, if they are the same everywhere."""
+        first, *others = [[Payload(model=t) for t in trees] for trees in self.models.values()] or [[]]
+        return None if self.hidden or any(each != first for each in others) else tuple(p["model"] for p in first)
+
+
 class Transport(Protocol):
     """A way to the sites."""
 
@@ -83,20 +103,29 @@ class Transport(Protocol):
         """Have every site judge what it would be served."""
         ...
 
-    def serve(self, round: int, sent: Mapping[SiteId, Payload]) -> Mapping[SiteId, tuple[Tree, ...]]:
-        """The parameters that every site would use, one tree per group of its patients."""
+    def serve(self, round: int, sent: Mapping[SiteId, Payload], name: str = "") -> Served:
+        """The parameters that every site would use; under this name it may keep them for itself."""
         ...
 
-    def begin(self, round: int, start: Mapping[SiteId, Tree]) -> None:
-        """From this round on: these are the parameters that sites start from, and schedules start anew."""
+    def begin(self, round: int, served: Served) -> None:
+        """From this round on: this is what sites start from, and schedules start anew."""
         ...
 
     def memories(self) -> Mapping[SiteId, Payload]:
         """What the sites remember, as far as this side keeps it."""
         ...
 
-    def remember(self, memories: Mapping[SiteId, Payload]) -> None:
-        """Give the sites their memories back after a restart."""
+    def remember(self, memories: Mapping[SiteId, Payload], versions: Mapping[SiteId, int]) -> None:
+        """Give the sites their memories back after a restart; or have those that keep them go back to a version, which
+        is the last round in which they were heard."""
+        ...
+
+    def retain(self, versions: Mapping[SiteId, Collection[int]]) -> None:
+        """Which versions sites may be asked to go back to; they can let go of all others."""
+        ...
+
+    def incidents(self) -> Sequence[Mapping[str, Any]]:
+        """What went wrong on the way since this was last asked: who was away, late, or refused what, and why."""
         ...
 
     def lift(self, params: Tree) -> Tree:
@@ -147,6 +176,7 @@ class Checkpoint:
 
     at: Progress  # without the memories
     begins: int = 0  # of what a phase began from: its first round
+    kept: tuple[SiteId, ...] = ()  # whose memory lies beside it; others keep theirs themselves
 
 
 class Watch:
@@ -177,7 +207,7 @@ def run(
     names, params = transport.names, transport.lift(params)
     state = resume.state if resume else algorithm.init(params, names)
     if resume:
-        transport.remember(resume.memories)
+        transport.remember(resume.memories, resume.versions)
     first, begin = (resume.first, resume.round + 1) if resume else (0, 0)
     for index in range(begin, first + plan.rounds):
         sent = algorithm.send(state, cohort(names, plan.share, seed, index))
@@ -218,7 +248,7 @@ def train(
         at = _train(phases[at.phase if at else 0], params, seed, folder, at, handed, watch)
         if at.phase + 1 == len(phases):
             return _finish(phases, folder, at, about or {})
-        at, handed = _next(phases, folder, at)
+        at, handed = _next(phases, folder, at, params)
 
 
 def _train(
@@ -233,18 +263,21 @@ def _train(
     """What is left of a phase; returns where it ends."""
     plan, transport, began = phase.plan, phase.transport, time.perf_counter()
     if at and _is_over(phase, at):  # it was interrupted after its last round
-        transport.remember(at.memories)
+        transport.remember(at.memories, at.versions)
         return at
     resume, at = at, at or Progress(-1, None, {})
     for r in run(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch):
         record = _record(r, at.phase, handed if r.index == at.first else {})
         record |= {"pooled": True} if plan.pooled else {}
+        record |= _incidents(transport)
         heard = {i: r.index for i in r.replies if i not in r.refused}
         versions = {**at.versions, **heard}
         at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)
         done, ended = r.index + 1 - at.first, over(phase.algorithm, r.state)
         if done % plan.validate_every == 0 or done == plan.rounds or ended:
             at = _validate(phase, folder, at, record)
+        for name, value in _incidents(transport).items():
+            record[name] = [*record.get(name, []), *value]
         record["elapsed"] = round(time.perf_counter() - began, 3)
         folder.append(record)
         last = _is_over(phase, at)
@@ -266,15 +299,22 @@ def _is_over(phase: Phase, at: Progress) -> bool:
     return at.round + 1 - at.first >= plan.rounds or impatient or (begun and over(phase.algorithm, at.state))
 
 
-def _next(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> tuple[Progress, Mapping[SiteId, int]]:
+def _incidents(transport: Transport) -> dict[str, list[Mapping[str, Any]]]:
+    found = list(transport.incidents())
+    return {"incidents": found} if found else {}
+
+
+def _next(
+    phases: Sequence[Phase], folder: RunFolder, at: Progress, params: Tree
+) -> tuple[Progress, Mapping[SiteId, int]]:
     """The beginning of the next phase, and the bytes that it took to bring the sites what they start from."""
     index, first = at.phase + 1, at.round + 1
-    best = load_best(folder, phases, at.best_round)
+    best = _load_best(folder, phases, at.best_round)
     _keep(folder, folder.phase(index), phases[best.phase], best, first)
     log.info("phase %d begins from the model of round %d", index + 1, best.round)
     start, handed = _enter(phases, index, folder)
     phase = phases[index]
-    state = phase.algorithm.init(phase.transport.lift(start), phase.transport.names)
+    state = phase.algorithm.init(phase.transport.lift(start or params), phase.transport.names)
     return replace(at, state=state, memories={}, versions={}, waited=0, phase=index, first=first), handed
 
 
@@ -282,7 +322,8 @@ def _enter(
     phases: Sequence[Phase], index: int, folder: RunFolder, everyone: Sequence[SiteId] = ()
 ) -> tuple[Tree, Mapping[SiteId, int]]:
     """Have the sites start from what they were served when this phase began, and the server from the model of all;
-    returns that, and the bytes that went to every site. ``everyone``: whom it concerns, if not the sites of the phase.
+    returns that, if it can be seen here, and the bytes that went to every site. ``everyone``: whom it concerns, if not
+    the sites of the phase.
 
     A server that is to merge models needs one to begin with; where the sites had their own, it has none.
     """
@@ -291,35 +332,34 @@ def _enter(
     best, before = begun.at, phases[begun.at.phase]
     if best.phase:
         _enter(phases, best.phase, folder, everyone)
-    before.transport.remember(best.memories)
+    before.transport.remember(best.memories, best.versions)
     whom = everyone or sorted({*before.transport.names, *before.transport.audience})
     sent = offered(before.algorithm, best.state, whom)
     served = before.transport.serve(best.round, sent)
-    several = next((i for i, models in served.items() if len(models) != 1), None)
+    several = next((i for i, count in served.groups.items() if count != 1), None)
     if several is not None:
         raise ConfigError(
             f"phase {index + 1} starts from one model at every site, but in phase {best.phase + 1} {several!r} has "
-            f"{len(served[several])}, for different patients; let another algorithm come before it"
+            f"{served.groups[several]}, for different patients; let another algorithm come before it"
         )
-    start = {i: models[0] for i, models in served.items()}
-    first, *others = (Payload(model=model) for model in start.values())
-    if all(other == first for other in others):  # whoever trains now
-        start = dict.fromkeys([*whom, *phase.transport.names, *phase.transport.audience], first["model"])
-    elif any(kind in ("model", "update") for kind in phase.algorithm.reply.values()):
+    if served.shared is None and any(kind in ("model", "update") for kind in phase.algorithm.reply.values()):
         raise ConfigError(
             f"phase {index + 1} trains a model that sites share, but after phase {best.phase + 1} every site has its "
             "own; let it be fine_tune or local, or let another algorithm come before it"
         )
-    phase.transport.begin(begun.begins, start)
-    return first["model"], {i: sent[i].nbytes for i in phase.transport.names if i in sent}
+    phase.transport.begin(begun.begins, served)
+    model = next((models[0] for models in served.models.values()), {})
+    return model, {i: sent[i].nbytes for i in phase.transport.names if i in sent}
 
 
 def _keep(folder: RunFolder, path: Path, phase: Phase, at: Progress, begins: int = 0) -> None:
     """Write down where a study stands, and apart from it what every site remembers."""
     name = name_of(phase.algorithm)
     memories = [Memory(i, name, at.versions.get(i, -1), content) for i, content in at.memories.items() if content]
-    bare = replace(at, memories={}, versions={m.site: m.version for m in memories})
-    folder.keep(path, Checkpoint(bare, begins), memories)
+    kept = tuple(m.site for m in memories)
+    elsewhere = {i: v for i, v in at.versions.items() if i not in at.memories}
+    folder.keep(path, Checkpoint(replace(at, memories={}), begins, kept), memories, elsewhere)
+    phase.transport.retain(folder.needed())
 
 
 def _load(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
@@ -331,7 +371,7 @@ def _load(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
         raise RunError(f"{path} does not belong to this study")
     name = name_of(phases[found.at.phase].algorithm)
     nothing = dict.fromkeys(phases[found.at.phase].transport.names, Payload())
-    known = {i: memory.load(folder.memory(path, i), i, name, v, lift) for i, v in found.at.versions.items()}
+    known = {i: memory.load(folder.memory(path, i), i, name, found.at.versions.get(i, -1), lift) for i in found.kept}
     return replace(found, at=replace(found.at, memories={**nothing, **known}))
 
 
@@ -361,7 +401,7 @@ def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None
     return None
 
 
-def load_best(folder: RunFolder, phases: Sequence[Phase], round: int) -> Progress:
+def _load_best(folder: RunFolder, phases: Sequence[Phase], round: int) -> Progress:
     """Where the study stood after its best round."""
     return _load(folder, folder.best(round), phases).at
 
@@ -373,10 +413,10 @@ def find_best(
 
     ``everyone``: whom the models concern, if not the sites of the study.
     """
-    best = load_best(folder, phases, round)
+    best = _load_best(folder, phases, round)
     if best.phase:
         _enter(phases, best.phase, folder, everyone)
-    phases[best.phase].transport.remember(best.memories)
+    phases[best.phase].transport.remember(best.memories, best.versions)
     return phases[best.phase], best
 
 
@@ -470,11 +510,10 @@ def _finish(phases: Sequence[Phase], folder: RunFolder, at: Progress, about: Map
 
 
 def _export(transport: Transport, folder: RunFolder, name: str, round: int, sent: Mapping[SiteId, Payload]) -> None:
-    """One file if all hospitals use the same parameters, one per hospital otherwise; and one per group of patients."""
-    served = {i: [Payload(model=t) for t in trees] for i, trees in transport.serve(round, sent).items()}
-    first = next(iter(served.values()))
-    shared = all(models == first for models in served.values())
-    for site, models in {"": first}.items() if shared else served.items():
+    """One file if all hospitals use the same parameters, one per hospital otherwise, as far as they are seen here; and
+    one per group of patients."""
+    served = transport.serve(round, sent, name)
+    for site, models in {"": served.shared}.items() if served.shared is not None else served.models.items():
         for k, model in enumerate(models):
             parts = (name, *([site] if site else []), *([f"group-{k}"] if len(models) > 1 else []))
-            folder.save_model(".".join(parts), model["model"])
+            folder.save_model(".".join(parts), model)

@@ -28,7 +28,7 @@ def screen(
     refused: dict[SiteId, str] = {}
     sizes: dict[SiteId, dict[str, float]] = {}
     for site in sorted(replies):
-        kinds = _kinds(expected, sent.get(site, Payload()), replies[site])
+        kinds = kinds_of(expected, sent.get(site, Payload()), replies[site])
         problem = (
             "it was not asked" if site not in sent else _malformed(expected, kinds, params, sent[site], replies[site])
         )
@@ -42,12 +42,12 @@ def screen(
         first = sent[next(iter(sizes))]
         known = {**params, **first.get("model", {})}
         model = _length(tree.trained({k: known[k] for k in _asked(first, params)}))
-        every = {f: k for i in sizes for f, k in _kinds(expected, sent[i], replies[i]).items()}
+        every = {f: k for i in sizes for f, k in kinds_of(expected, sent[i], replies[i]).items()}
         refused.update(_unlike_others(every, sizes, model))
     return refused
 
 
-def _kinds(expected: Mapping[str, Kind], got: Payload, reply: Payload) -> dict[str, Kind]:
+def kinds_of(expected: Mapping[str, Kind], got: Payload, reply: Payload) -> dict[str, Kind]:
     """What every field of a reply is, as far as it was expected."""
     found = {}
     for field in reply:
@@ -80,7 +80,7 @@ def _malformed(
                 return f"{field!r} is {value:g}"
             continue
         like = tree.trained(whole) if kind == "update" else whole
-        own = {"statistics": _no_statistics, "counts": _no_counts}.get(kind)
+        own = {"statistics": _no_statistics, "cases": _no_statistics, "counts": _no_counts}.get(kind)
         problem = own(value) if own else _misshapen(value, like)
         if problem:
             return f"{field!r} {problem}"

@@ -1,11 +1,11 @@
 """The default engine: every site in this process, models staying on the device they are computed on."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from polysite.algorithms.base import Algorithm
-from polysite.engines.rounds import Reply
+from polysite.engines.rounds import Reply, Served
 from polysite.payload import Payload, SiteId, decode, encode
 from polysite.site import Examined, Scores, Site
 from polysite.tree import Tree
@@ -54,11 +54,13 @@ class Simulator:
             found[name] = {case: s for params, cases in groups for case, s in site.score(params, cases).items()}
         return found
 
-    def serve(self, round: int, sent: Mapping[SiteId, Payload]) -> Mapping[SiteId, tuple[Tree, ...]]:
-        return {
-            name: tuple(params for params, _ in self.algorithm.serve(got, memory, site, site.cases("validation")))
-            for name, site, got, memory in self._arrived(round, sent)
-        }
+    def serve(self, round: int, sent: Mapping[SiteId, Payload], name: str = "") -> Served:
+        return Served(
+            {
+                i: tuple(params for params, _ in self.algorithm.serve(got, memory, site, site.cases("validation")))
+                for i, site, got, memory in self._arrived(round, sent)
+            }
+        )
 
     def examine(
         self, round: int, sent: Mapping[SiteId, Payload], split: str, tolerance: float, others: bool
@@ -74,17 +76,23 @@ class Simulator:
                     for found in host.examine(params, cases, tolerance):
                         yield owner, name, found
 
-    def begin(self, round: int, start: Mapping[SiteId, Tree]) -> None:
+    def begin(self, round: int, served: Served) -> None:
         def begun(sites: Mapping[SiteId, Site]) -> dict[SiteId, Site]:
-            return {i: site.begin(round, start[i]) if i in start else site for i, site in sites.items()}
+            start = {**dict.fromkeys(sites, served.shared), **served.models}  # whoever trains now has what all share
+            return {i: site.begin(round, models[0]) if (models := start[i]) else site for i, site in sites.items()}
 
         self.sites, self.guests = begun(self.sites), None if self.guests is None else begun(self.guests)
 
     def memories(self) -> Mapping[SiteId, Payload]:
         return dict(self._memory)
 
-    def remember(self, memories: Mapping[SiteId, Payload]) -> None:
+    def remember(self, memories: Mapping[SiteId, Payload], versions: Mapping[SiteId, int]) -> None:
         self._memory.update(memories)
+
+    def retain(self, versions: Mapping[SiteId, Collection[int]]) -> None: ...
+
+    def incidents(self) -> Sequence[Mapping[str, Any]]:
+        return ()
 
     def lift(self, params: Tree) -> Tree:
         return next(iter(self.sites.values())).lift(params)

@@ -1,0 +1,147 @@
+"""Commands for real hospitals: the coordinator's and the hospital's own."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polysite.cli.base import Config, Json, Override, Quiet, app, study_of, watching
+from polysite.errors import PolysiteError, RunError
+
+coordinator = typer.Typer(help="Run a study over real hospitals: the coordinator's side.", no_args_is_help=True)
+hospital = typer.Typer(help="Take part in studies: the hospital's side.", no_args_is_help=True)
+app.add_typer(coordinator, name="deploy")
+app.add_typer(hospital, name="site")
+
+Project = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="What 'polysite deploy init' made; this folder by default.")
+]
+Site = Annotated[Path, typer.Argument(metavar="FOLDER", help="The unpacked archive; this folder by default.")]
+HERE = Path()
+
+
+@coordinator.command()
+def init(
+    project: Annotated[Path, typer.Argument(metavar="PROJECT", help="A new folder.")],
+    site: Annotated[list[str], typer.Option(metavar="NAME", help="A hospital; once for each.")],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the hospitals reach this machine.")],
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="A CA certificate instead of a new one.")] = None,
+    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, which signs the hospitals'.")] = None,
+    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's own certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of that certificate.")] = None,
+) -> None:
+    """Make a project: certificates, keys, and an archive for every hospital."""
+    from polysite.deploy import project as projects
+
+    projects.init(project, site, address, ca=ca, ca_key=ca_key, certificate=certificate, key=key)
+    print(f"{project} is ready. Send every hospital its own archive, over a channel that you trust:")
+    for path in sorted((project / "sites").glob("*.zip")):
+        print(f"  {path}")
+    print(f"Then: polysite deploy run STUDY.toml --project {project}")
+
+
+@coordinator.command()
+def add(
+    site: Annotated[str, typer.Argument(metavar="NAME", help="The new hospital.")], project: Project = HERE
+) -> None:
+    """One more hospital in a project."""
+    from polysite.deploy import project as projects
+
+    print(f"Send it to {site}, over a channel that you trust: {projects.add(project, site)}")
+
+
+@coordinator.command()
+def run(
+    config: Config = None,
+    project: Project = HERE,
+    override: Override = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; a new one below runs/ by default.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run folder.")] = None,
+    min_sites: Annotated[
+        int | None, typer.Option(help="Sites that a round needs; otherwise as server.toml says.", show_default=False)
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds of a round; otherwise as server.toml says.", show_default=False)
+    ] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for all sites, once there are enough.")] = 60.0,
+    assess: Annotated[bool, typer.Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
+    track: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help="Also write for tensorboard or mlflow.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train a study with the hospitals that connect, and write a run folder like that of a simulation."""
+    if resume and (config or override or out):
+        raise PolysiteError("--resume takes its configuration from the run folder; leave out the file, --set and --out")
+    from polysite.deploy import server
+    from polysite.deploy.project import Project as Loaded
+    from polysite.engines.flower import Terms
+
+    found = Loaded.load(project)
+    terms = Terms(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
+    study = None if resume else study_of(config, override or [])
+    if study is not None:
+        server.check(study)
+    with server.listening(found) as link, watching(quiet, as_json) as watch:
+        if not quiet and not as_json:
+            print(f"listening on {found.host}:{link.port} for {', '.join(found.sites)}", file=sys.stderr)
+        names, tracked = list(found.sites), track or ()
+        if resume:
+            done = server.resume(resume, link, watch, terms=terms, wait=wait, track=tracked)
+        elif study is not None:
+            done = server.run(study, link, names, out, watch, terms=terms, assess=assess, wait=wait, track=tracked)
+    if as_json:
+        print(json.dumps({"run": str(done.folder.path), **done.result}))
+    from polysite.report import publish, tables
+    from polysite.report.runs import methods, read
+
+    runs = methods([read(done.folder.path)])
+    publish.page(done.folder.path / "index.html", runs)
+    if not quiet and not as_json:
+        tables.show(runs)
+        print(f"\nThe page: {done.folder.path / 'index.html'}")
+
+
+@hospital.command("run")
+def serve(
+    site: Site = HERE,
+    quiet: Quiet = False,
+) -> None:
+    """Take part: connect to the coordinator, answer what the policy allows, show all that leaves."""
+    from polysite.deploy import courier
+    from polysite.deploy.project import SiteConfig
+
+    def say(what: str) -> None:
+        if not quiet:
+            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {what}", flush=True)
+
+    try:
+        courier.run(SiteConfig.load(site), say)
+    except KeyboardInterrupt:
+        say("stopped; what this site remembers is in its state folder")
+
+
+@hospital.command("log")
+def show_log(site: Site = HERE, as_json: Json = False) -> None:
+    """Show what was asked and what left, and check that the log is whole."""
+    from polysite.deploy import ledger
+    from polysite.deploy.project import SiteConfig
+
+    path = SiteConfig.load(site).state / "ledger.jsonl"
+    if not path.exists():
+        raise RunError(f"nothing has been asked here yet: there is no {path}")
+    entries = ledger.check(path)
+    if as_json:
+        for entry in entries:
+            print(json.dumps(entry))
+        return
+    for entry in entries:
+        where = f", round {entry['round'] + 1}" if entry.get("round", -1) >= 0 else ""
+        no = entry.get("refused") or entry.get("error")
+        left = f"refused: {no}" if no else f"{entry.get('bytes', 0)} bytes: {json.dumps(entry.get('left', {}))}"
+        print(f"{entry['time']}  {entry.get('study', '')}  {entry.get('kind', '')}{where}  {left}")
+    print(f"{len(entries)} entries; every one is tied to the one before it, none was changed or removed.")

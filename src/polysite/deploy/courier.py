@@ -1,0 +1,191 @@
+"""What ``polysite site run`` does: carry questions to the worker and answers back, and show both.
+
+The courier connects outwards, to one address; it knows Flower and neither torch nor the data. The worker is a process
+of its own, which it starts, and finds again after a crash. What is on the screen is also in the ledger, which the
+worker writes.
+"""
+
+import logging
+import os
+import socket as sockets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from polysite.deploy import socket
+from polysite.deploy.project import SiteConfig
+from polysite.engines.fleet import Asked, Fleet, Lost
+from polysite.errors import RunError
+
+log = logging.getLogger("polysite")
+
+DEATHS = 3  # of the worker over one question; then it is answered that it cannot be
+START = 300.0  # seconds that a worker may take to be ready
+
+Say = Callable[[str], None]
+
+
+class Resident:
+    """The worker, from the courier's side."""
+
+    def __init__(self, site: SiteConfig, say: Say):
+        self.site, self.say = site, say
+        self._line: sockets.socket | None = None
+
+    def ask(self, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """Its answer, however often it has to be started again; not more often than it makes sense."""
+        for death in range(1, DEATHS + 1):
+            line = self.line()
+            try:
+                socket.send(line, header, body)
+                frame = socket.receive(line)
+            except OSError:
+                frame = None
+            if frame is not None:
+                return frame
+            self._drop()
+            self.say(f"the worker died over {header.get('kind')!r} ({death} of {DEATHS}); it is started again")
+        return {"error": f"its worker died {DEATHS} times over this; its own log says why"}, b""
+
+    def line(self) -> sockets.socket:
+        """The connection to a worker that runs with this configuration; one is started if there is none."""
+        if self._line is None:
+            self._line = self._find() or self._start()
+        return self._line
+
+    def stop(self) -> None:
+        try:
+            if self._line is not None:
+                socket.send(self._line, {"kind": "stop"})
+        except OSError:
+            pass
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _find(self) -> sockets.socket | None:
+        """A worker that an earlier courier left behind, unless the configuration has changed since."""
+        try:
+            line = socket.connect(self.site.socket)
+            socket.send(line, {"kind": "ping"})
+            frame = socket.receive(line)  # one that is busy finishes first what it was asked
+        except OSError:
+            return None
+        if frame is not None and frame[0].get("config") == self.site.fingerprint:
+            return line
+        if frame is not None:
+            socket.send(line, {"kind": "stop"})
+        line.close()
+        return None
+
+    def _start(self) -> sockets.socket:
+        said = (self.site.state / "worker.log").open("ab")
+        command = [sys.executable, "-m", "polysite.deploy.worker", str(self.site.path)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+        )
+        said.close()
+        out = process.stdout
+        if out is None or out.readline().strip() != b"ready":
+            process.wait()
+            words = (self.site.state / "worker.log").read_text(errors="replace").strip().splitlines()
+            reason = words[-1].removeprefix("polysite: ") if words else "it said nothing"
+            raise RunError(f"the worker did not start: {reason}")
+        out.close()
+        return socket.connect(self.site.socket)
+
+
+def run(site: SiteConfig, say: Say, poll: float = 0.2, once: bool = False) -> None:
+    """Serve until interrupted; ``once`` ends when the coordinator goes away."""
+    site.state.mkdir(parents=True, exist_ok=True)
+    site.state.chmod(0o700)
+    with _alone(site.state):
+        worker = Resident(site, say)
+        worker.line()
+        say(f"{site.name}: worker ready, data checked, policy {site.policy.name}; connecting to {site.server}")
+        try:
+            while True:
+                _serve(site, worker, say, poll)
+                if once:
+                    return
+        finally:
+            worker.stop()
+
+
+def _serve(site: SiteConfig, worker: Resident, say: Say, poll: float) -> None:
+    """From one connection to its loss."""
+    with Fleet(site.server, key=site.key, certificate=site.certificate, ca=site.ca) as fleet:
+        _connect(fleet, say)
+        say(f"connected to {site.server}; waiting to be asked")
+        try:
+            while True:
+                asked = fleet.receive()
+                if asked is None:
+                    time.sleep(poll)
+                    continue
+                answer = _answer(worker, asked, say)
+                fleet.answer(asked, *answer)
+        except Lost as problem:
+            say(f"the coordinator is gone: {problem}; connecting again")
+
+
+def _connect(fleet: Fleet, say: Say) -> None:
+    """Try until it works, or until it is clear that it never will."""
+    said, pause = "", 0.5
+    while True:
+        try:
+            return fleet.connect()
+        except RunError as problem:
+            if getattr(problem, "hopeless", False):
+                raise
+            if str(problem) != said:
+                say(f"{problem}; trying again")
+                said = str(problem)
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+
+def _answer(worker: Resident, asked: Asked, say: Say) -> tuple[dict[str, Any], bytes]:
+    header = asked.header
+    where = f", round {int(str(header['round'])) + 1}" if "round" in header else ""
+    say(f"asked: {header.get('kind')}{where}, {_size(len(asked.body))}")
+    answer, body = worker.ask(header, asked.body)
+    if answer.get("refused") or answer.get("error"):
+        say(f"refused: {answer.get('refused') or answer.get('error')}")
+    else:
+        left = str(answer.get("left", "{}"))
+        say(f"left: {left}, {_size(len(body))}, after {float(answer.get('seconds', 0)):.1f} s")
+    return answer, body
+
+
+def _size(count: int) -> str:
+    """
+    >>> _size(90_300_000), _size(12)
+    ('90.3 MB', '12 bytes')
+    """
+    return f"{count / 1e6:.1f} MB" if count > 99_999 else f"{count} bytes"
+
+
+def _alone(state: Path) -> Any:
+    """One courier a site."""
+    import fcntl
+    from contextlib import contextmanager
+
+    @contextmanager
+    def held() -> Any:
+        with (state / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as problem:
+                raise RunError(f"'polysite site run' is already running for {state}") from problem
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    return held()

@@ -1,0 +1,758 @@
+"""The coordinator's project and a hospital's membership: what ``polysite deploy init`` writes, and reads again.
+
+A small certificate authority signs one certificate for the server and one for every hospital, so that each side knows
+the other before a byte of a study is exchanged. A hospital has one P-384 key, for its certificate and for Flower's
+authentication of nodes; the server knows its public half.
+
+::
+
+    server.toml     where the server listens, and the hospitals with their public keys
+    ca.crt ca.key   the authority; the key signs hospitals and nothing else
+    server.crt server.key
+    sites/NAME.zip  for one hospital: site.toml, site.key, site.crt, ca.crt, policy.toml, README.md
+"""
+
+import base64
+import hashlib
+import io
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from secrets import token_hex
+from shutil import rmtree
+from tomllib import TOMLDecodeError, loads
+from typing import TYPE_CHECKING, Any, cast
+
+from polysite.deploy.policy import TEXT, SitePolicy, settings
+from polysite.engines import checkpoint
+from polysite.errors import ConfigError, DataError, RunError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
+    from cryptography.x509 import Certificate, ExtensionType, GeneralName
+
+DAYS = 730  # that certificates are valid
+AUTHORITY_DAYS = 3650  # that the authority is, so that it can sign hospitals that come later
+SOON = timedelta(days=30)
+EARLY = timedelta(days=1)  # clocks differ
+SITE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9_-])?")  # a file and a common name, too
+HOST_NAME = re.compile(
+    r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", re.I
+)
+DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+SOCKET = 107  # bytes of the path of a socket, by Linux
+
+
+@dataclass(frozen=True)
+class Project:
+    """What the coordinator's folder says."""
+
+    folder: Path
+    address: str  # host:port, as hospitals reach it
+    host: str  # to listen on
+    port: int
+    sites: Mapping[str, bytes]  # name -> public key, as Flower has it
+    min_sites: int
+    deadline: float  # of a round, in seconds
+    remarks: tuple[str, ...] = ()  # for a person, one sentence each
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.crt"
+
+    @property
+    def ca_key(self) -> Path:
+        return self.folder / "ca.key"
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "server.crt"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "server.key"
+
+    def archive(self, site: str) -> Path:
+        return self.folder / "sites" / f"{site}.zip"
+
+    @classmethod
+    def load(cls, folder: Path, now: datetime | None = None) -> "Project":
+        """Read and check it; whatever would stop a hospital from connecting is refused."""
+        _require()
+        file = folder / "server.toml"
+        if not file.is_file():
+            raise ConfigError(f"{folder} is no project: it has no server.toml; 'polysite deploy init' makes one")
+        known = {"address": str, "host": str, "port": int, "min_sites": int, "deadline": float, "sites": dict}
+        given = settings(file, known)
+        for key in ("address", "sites"):
+            if not given.get(key):
+                raise ConfigError(f"{file} has no {key}; see what 'polysite deploy init' writes")
+        try:
+            host, port = endpoint(given["address"])
+            sites = {name: _public(name, given["sites"][name]) for name in _distinct(given["sites"])}
+            found = cls(
+                folder=folder,
+                address=given["address"],
+                host=given.get("host", "0.0.0.0"),
+                port=given.get("port", port),
+                sites=sites,
+                min_sites=given.get("min_sites", _quorum(len(sites))),
+                deadline=given.get("deadline", 3600.0),
+            )
+            found._check_values()
+        except ConfigError as problem:
+            raise ConfigError(f"{file}: {problem}") from problem
+        now = now or datetime.now(UTC)
+        certificate, remarks = _verified(found.certificate, found.key, found.ca, now)
+        _serves(found.certificate, certificate, host)
+        secret = [found.ca_key, found.key, *sorted((folder / "sites").glob("*.zip"))]
+        return replace(found, remarks=(*remarks, *_exposed(secret)))
+
+    def _check_values(self) -> None:
+        if not 1 <= self.port <= 65535:
+            raise ConfigError(f"port = {self.port} must lie between 1 and 65535")
+        if not 1 <= self.min_sites <= len(self.sites):
+            raise ConfigError(f"min_sites = {self.min_sites} must lie between 1 and the {len(self.sites)} sites")
+        if not 0 < self.deadline < float("inf"):
+            raise ConfigError(f"deadline = {self.deadline} must be more than 0 seconds")
+        same = [n for n, k in self.sites.items() if list(self.sites.values()).count(k) > 1]
+        if same:
+            raise ConfigError(f"the sites {', '.join(same)} have the same key; each needs its own")
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """What a hospital's site.toml says; files are where they lie."""
+
+    path: Path  # the file itself
+    name: str
+    server: str  # host:port
+    key: Path
+    certificate: Path
+    ca: Path
+    policy: Path
+    state: Path  # a folder
+    device: str = "auto"
+    data: Mapping[str, Any] = field(default_factory=dict)  # the section of a study; empty: none is named yet
+    fingerprint: str = ""  # changes with site.toml and policy.toml
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def socket(self) -> Path:
+        """Between the courier and the worker."""
+        return self.state / "worker.sock"
+
+    @classmethod
+    def load(cls, where: Path, check: bool = True, now: datetime | None = None) -> "SiteConfig":
+        """Read a site.toml, or that of a folder. ``check`` looks at the files that it names: certificates, data."""
+        file = (where / "site.toml" if where.is_dir() else where).resolve()
+        if not file.is_file():
+            raise ConfigError(f"there is no {file}; unpack the archive that the coordinator sent, and go there")
+        files = {
+            "key": "site.key",
+            "certificate": "site.crt",
+            "ca": "ca.crt",
+            "policy": "policy.toml",
+            "state": "state",
+        }
+        texts = dict.fromkeys(("name", "server", "device", *files), str)
+        given = settings(file, {**texts, "data": dict})
+        for key in ("name", "server"):
+            if key not in given:
+                raise ConfigError(f"{file} has no {key}; the coordinator's archive has one")
+        try:
+            _distinct([given["name"]])
+            endpoint(given["server"])
+            found = cls(
+                path=file,
+                name=given["name"],
+                server=given["server"],
+                device=given.get("device", "auto"),
+                data=_placed(given.get("data", {}), file.parent),
+                **{key: file.parent / given.get(key, default) for key, default in files.items()},
+            )
+            if not DEVICE.fullmatch(found.device):
+                raise ConfigError(
+                    f"device = {found.device!r} must be 'auto', 'cpu', 'cuda' or, as a second GPU, 'cuda:1'"
+                )
+        except ConfigError as problem:
+            raise ConfigError(f"{file}: {problem}") from problem
+        if not check:
+            return found
+        remarks = found._check_files(now or datetime.now(UTC))
+        return replace(found, remarks=remarks, fingerprint=_digest(file, found.policy))
+
+    def _check_files(self, now: datetime) -> tuple[str, ...]:
+        _require()
+        SitePolicy.load(self.policy)  # which says what is wrong with it
+        certificate, remarks = _verified(self.certificate, self.key, self.ca, now)
+        owner = _common_name(certificate)
+        if owner != self.name:
+            raise ConfigError(f"{self.path}: name = {self.name!r}, but {self.certificate} is that of {owner!r}")
+        if len(os.fsencode(self.socket)) > SOCKET:
+            raise ConfigError(f"{self.path}: state = {str(self.state)!r} is too long for a socket; name a shorter one")
+        data = self.data.get("path")
+        if data is not None and not Path(data).exists():
+            raise ConfigError(f"{self.path}: [data] path = {data!r} does not exist; name this hospital's cases")
+        return (*remarks, *_exposed([self.key]))
+
+
+def init(
+    folder: Path,
+    sites: Sequence[str],
+    address: str,
+    *,
+    ca: Path | None = None,
+    ca_key: Path | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    days: int = DAYS,
+) -> Project:
+    """A new project, whole or not at all. An authority that is given signs, but its key is not kept here; a server
+    certificate that is given must come from that authority."""
+    _require()
+    names, (host, port) = _distinct(sites), endpoint(address)
+    if not names:
+        raise ConfigError("a project needs at least one hospital: name its sites")
+    if folder.exists():
+        raise RunError(f"{folder} exists already; a project never overwrites anything: choose another folder")
+    authority = _authority(ca, ca_key)
+    server = _server(authority, host, certificate, key, ca, days)
+    keys: dict[str, str] = {}
+    with _drafted(folder) as draft:
+        _put(draft / "ca.crt", authority.pem)
+        if ca_key is None:
+            _put(draft / "ca.key", authority.key_pem, 0o600)
+        _put(draft / "server.crt", server.pem)
+        _put(draft / "server.key", server.key_pem, 0o600)
+        (draft / "sites").mkdir(mode=0o700)
+        for name in names:
+            keys[name], archive = _onboard(name, address, authority, days)
+            _put(draft / "sites" / f"{name}.zip", archive, 0o600)
+        listen = "::" if ":" in host else "0.0.0.0"
+        text = SERVER.format(address=address, host=listen, port=port, min_sites=_quorum(len(names)))
+        _put(draft / "server.toml", (text + "".join(map(_line, keys, keys.values()))).encode())
+        _put(draft / "README.md", COORDINATOR.format(address=address, port=port, folder=folder.name).encode())
+    return Project.load(folder)
+
+
+def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS) -> Path:
+    """One more hospital: its archive, which is returned, and its line in server.toml. The authority's key signs it."""
+    project, file = Project.load(folder), folder / "server.toml"
+    _distinct([*project.sites, name])
+    archive, signs = project.archive(name), ca_key or project.ca_key
+    if archive.exists():
+        raise RunError(f"{archive} exists already; an archive is never overwritten: move it away first")
+    if not signs.is_file():
+        raise DataError(f"{signs} is missing; it signs the certificate of every hospital: say where it is")
+    public, content = _onboard(name, project.address, _authority(project.ca, signs), days)
+    before = file.read_text(encoding="utf-8-sig")
+    after = before.rstrip() + "\n" + _line(name, public)
+    if _sites(after) != {**_sites(before), name: public}:
+        raise ConfigError(f"{file} does not end with its [sites]; move that section to the end of the file")
+    try:
+        archive.parent.mkdir(mode=0o700, exist_ok=True)
+        _put(archive, content, 0o600)
+    except OSError as problem:
+        raise RunError(f"the archive {archive} could not be written: {problem}") from problem
+    try:
+        checkpoint.write(file, lambda p: p.write_text(after, encoding="utf-8"))
+    except RunError:
+        archive.unlink()  # of a hospital that the server would not know
+        raise
+    return archive
+
+
+def endpoint(address: str) -> tuple[str, int]:
+    """Host and port; an IPv6 address stands in brackets.
+
+    >>> endpoint("fl.example.org:9443"), endpoint("[2001:db8::7]:9443")
+    (('fl.example.org', 9443), ('2001:db8::7', 9443))
+    """
+    host, colon, port = address.rpartition(":")
+    six = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if six else host
+    try:
+        number = ip_address(host)
+        sound = (number.version == 6) == six and not number.is_unspecified
+    except ValueError:
+        sound = not six and bool(HOST_NAME.fullmatch(host))
+    if not sound or not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise ConfigError(f"the address {address!r} must be host:port, as in fl.example.org:9443 or 192.0.2.7:9443")
+    return host, int(port)
+
+
+def _distinct(names: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    """Names of sites that can be told apart, as files and in any spelling."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if not SITE_NAME.fullmatch(name):
+            raise ConfigError(
+                f"the site {name!r} needs another name: at most 64 letters (a to z), digits, spaces, dots, dashes and "
+                "underscores, with a letter or digit first and no space or dot last"
+            )
+        if name.lower() in seen:
+            raise ConfigError(f"two sites are called {seen[name.lower()]!r} and {name!r}; they need different names")
+        seen[name.lower()] = name
+    return list(seen.values())
+
+
+def _quorum(sites: int) -> int:
+    """All but one, and two where there are two.
+
+    >>> [_quorum(n) for n in (1, 2, 3, 5)]
+    [1, 2, 2, 4]
+    """
+    return max(sites - 1, min(sites, 2))
+
+
+# files
+
+
+@contextmanager
+def _drafted(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which then is ``folder``, whole or not at all; never in the place of another."""
+    draft = folder.with_name(f".{folder.name}.{token_hex(4)}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir(mode=0o700)
+        yield draft
+        draft.rename(folder)
+    except OSError as problem:
+        raise RunError(f"the project {folder} could not be written: {problem}") from problem
+    finally:
+        rmtree(draft, ignore_errors=True)
+
+
+def _put(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """A new file, on disk or not at all, that was never readable by more people than ``mode`` says."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+    except OSError:
+        path.unlink()
+        raise
+
+
+def _onboard(name: str, address: str, authority: "Signed", days: int) -> tuple[str, bytes]:
+    """The public key of a new hospital, and the archive for it."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    member = _issue(name, authority, days)
+    content = {
+        "README.md": HOSPITAL.format(name=name, address=address).encode(),
+        "site.toml": SITE.format(name=name, address=address).encode(),
+        "policy.toml": TEXT.encode(),
+        "site.key": member.key_pem,
+        "site.crt": member.pem,
+        "ca.crt": authority.pem,
+    }
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file, data in content.items():
+            info = zipfile.ZipInfo(file, datetime.now().timetuple()[:6])
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = (stat.S_IFREG | (0o600 if file == "site.key" else 0o644)) << 16
+            archive.writestr(info, data)
+    der = member.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(der).decode(), made.getvalue()
+
+
+def _line(name: str, public: str) -> str:
+    return f'"{name}" = "{public}"\n'
+
+
+def _sites(text: str) -> dict[str, Any]:
+    try:
+        return dict(loads(text)["sites"])
+    except (TOMLDecodeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _public(name: str, line: Any) -> bytes:
+    """A public key of server.toml as Flower has it: flwr.supercore.primitives.asymmetric.public_key_to_bytes."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
+
+    try:
+        key = load_der_public_key(base64.b64decode(line, validate=True))
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise ConfigError(
+            f"the public key of the site {name!r} cannot be read; 'polysite deploy add' writes such lines"
+        )
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _placed(data: Mapping[str, Any], home: Path) -> dict[str, Any]:
+    """The section with its files in full, since they are relative to site.toml."""
+    placed = dict(data)
+    if isinstance(data.get("path"), str):
+        if not data["path"]:
+            raise ConfigError("[data] path is empty; name a folder or a manifest with this hospital's cases")
+        placed["path"] = str(home / Path(data["path"]).expanduser())
+    if isinstance(data.get("tables"), list):
+        placed["tables"] = [str(home / Path(str(table)).expanduser()) for table in data["tables"]]
+    return placed
+
+
+def _exposed(secret: Sequence[Path]) -> Iterator[str]:
+    for path in secret:
+        if path.exists() and path.stat().st_mode & 0o077:
+            yield f"{path} can be read by others on this machine: chmod 600 '{path}'"
+
+
+def _digest(*files: Path) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).hexdigest()[:16]
+
+
+# certificates
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A certificate, with those above it, and its key."""
+
+    certificate: "Certificate"
+    key: "CertificateIssuerPrivateKeyTypes"
+    pem: bytes
+    key_pem: bytes
+
+
+def _require() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as problem:
+        raise RunError("deployment needs Flower: pip install 'polysite[deploy]'") from problem
+
+
+def _authority(ca: Path | None, ca_key: Path | None) -> Signed:
+    """The one that is given, or a new one."""
+    if (ca is None) != (ca_key is None):
+        given, other = ("ca", "ca_key") if ca else ("ca_key", "ca")
+        raise ConfigError(f"{given} is given without {other}: certificates of hospitals are signed by both together")
+    if ca is None or ca_key is None:
+        return _issue(f"polysite {token_hex(4)}", None, AUTHORITY_DAYS)
+    chain, key = _authorities(ca), _private(ca_key)
+    _current(ca, chain, datetime.now(UTC))
+    if chain[0].public_key() != key.public_key():
+        raise DataError(f"{ca_key} is not the key of {ca}; give the two that belong together")
+    return Signed(chain[0], key, ca.read_bytes(), b"")
+
+
+def _server(
+    authority: Signed, host: str, certificate: Path | None, key: Path | None, ca: Path | None, days: int
+) -> Signed:
+    """The server's certificate: the one that is given, or a new one."""
+    if certificate is None and key is None:
+        return _issue("polysite server", authority, days, host)
+    if certificate is None or key is None:
+        raise ConfigError("a server certificate and its key go together: give certificate and key, or neither")
+    if ca is None:
+        raise ConfigError("certificate is given without ca: give the authority that signed it, and its key")
+    found, _ = _verified(certificate, key, ca, datetime.now(UTC))
+    _serves(certificate, found, host)
+    return Signed(found, _private(key), certificate.read_bytes(), key.read_bytes())
+
+
+def _issue(name: str, authority: Signed | None, days: int, host: str = "") -> Signed:
+    """A new key and its certificate: for a hospital, for a server at ``host``, or without authority for a new one."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import NameOID
+
+    if not 1 <= days <= AUTHORITY_DAYS:
+        raise ConfigError(f"days = {days}: a certificate is valid for 1 to {AUTHORITY_DAYS} days")
+    key, now = ec.generate_private_key(ec.SECP384R1()), datetime.now(UTC)
+    signer: CertificateIssuerPrivateKeyTypes = authority.key if authority else key
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    end = now + timedelta(days=days)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority.certificate.subject if authority else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLY)
+        .not_valid_after(min(end, authority.certificate.not_valid_after_utc) if authority else end)
+    )
+    for extension, critical in _extensions(key.public_key(), authority, host):
+        builder = builder.add_extension(extension, critical)
+    own_hash = isinstance(signer, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey)
+    made = builder.sign(signer, None if own_hash else hashes.SHA384())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return Signed(made, key, made.public_bytes(Encoding.PEM), secret)
+
+
+def _extensions(public: Any, authority: Signed | None, host: str) -> Iterator[tuple["ExtensionType", bool]]:
+    """What a certificate is good for, and whether a reader must understand it."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    root = authority is None
+    yield x509.BasicConstraints(ca=root, path_length=0 if root else None), True
+    usage = x509.KeyUsage(
+        digital_signature=not root, key_cert_sign=root, crl_sign=root, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    yield usage, True
+    own = x509.SubjectKeyIdentifier.from_public_key(public)
+    yield own, False
+    above = own if authority is None else _extension(authority.certificate, x509.SubjectKeyIdentifier)
+    if above is not None:  # where an authority does not number its key, nobody refers to the number
+        yield x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(above), False
+    if not root:
+        use = ExtendedKeyUsageOID.SERVER_AUTH if host else ExtendedKeyUsageOID.CLIENT_AUTH
+        yield x509.ExtendedKeyUsage([use]), False
+    if host:
+        names = dict.fromkeys([host, "localhost", "127.0.0.1", "::1"])
+        yield x509.SubjectAlternativeName([_general(name) for name in names]), False
+
+
+def _extension(certificate: "Certificate", kind: Any) -> Any:
+    from cryptography.x509 import ExtensionNotFound
+
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value
+    except (ExtensionNotFound, ValueError):
+        return None
+
+
+def _general(host: str) -> "GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _private(path: Path) -> "CertificateIssuerPrivateKeyTypes":
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        return cast("CertificateIssuerPrivateKeyTypes", load_pem_private_key(path.read_bytes(), None))
+    except FileNotFoundError as problem:
+        raise DataError(f"{path} is missing; it came with the certificate of the same name") from problem
+    except TypeError as problem:
+        raise DataError(
+            f"{path} has a passphrase; give the key without one, in a place that only you can read"
+        ) from problem
+    except (OSError, ValueError, UnsupportedAlgorithm) as problem:
+        raise DataError(f"{path} cannot be read as a private key (PEM): {problem}") from problem
+
+
+def _certificates(path: Path) -> list["Certificate"]:
+    from cryptography.x509 import load_pem_x509_certificates
+
+    try:
+        return load_pem_x509_certificates(path.read_bytes())
+    except FileNotFoundError as problem:
+        raise DataError(f"the certificate {path} is missing") from problem
+    except (OSError, ValueError) as problem:
+        raise DataError(f"{path} cannot be read as a certificate (PEM): {problem}") from problem
+
+
+def _authorities(path: Path) -> list["Certificate"]:
+    """An authority and those above it, up to one that signed itself: TLS trusts no other."""
+    from cryptography.x509 import BasicConstraints
+
+    chain = _certificates(path)
+    constraints = [_extension(found, BasicConstraints) for found in chain]
+    if not all(c is not None and c.ca for c in constraints):
+        raise DataError(f"{path} is not the certificate of an authority; it must be allowed to sign others")
+    pairs = zip(chain, [*chain[1:], chain[-1]], strict=True)
+    if not all(_signs(above, below) for below, above in pairs):
+        raise DataError(f"{path} must hold the authority, then those above it, up to the one that signed itself")
+    return chain
+
+
+def _verified(certificate: Path, key: Path, ca: Path, now: datetime) -> tuple["Certificate", list[str]]:
+    """The first certificate of a file, if it belongs to the key, comes from the authority and is valid; remarks."""
+    authority, chain = _authorities(ca), _certificates(certificate)
+    if chain[0].public_key() != _private(key).public_key():
+        raise DataError(f"{key} is not the key of {certificate}; one of them was replaced")
+    remarks = [*_current(ca, authority, now), *_current(certificate, chain, now)]
+    found, above = chain[0], chain[1:]
+    while not any(_signs(a, found) for a in authority):
+        by = next((c for c in above if _signs(c, found)), None)
+        if by is None:
+            raise DataError(f"{certificate} was not signed by {ca}; one of them was replaced")
+        found, above = by, [c for c in above if c is not by]
+    return chain[0], remarks
+
+
+def _signs(above: "Certificate", below: "Certificate") -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        below.verify_directly_issued_by(above)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def _current(path: Path, chain: Sequence["Certificate"], now: datetime) -> list[str]:
+    """Refuse what is not valid now; remark on what will not be soon."""
+    end = min(c.not_valid_after_utc for c in chain)
+    start = max(c.not_valid_before_utc for c in chain)
+    if now < start:
+        raise DataError(f"{path} is valid only from {start:%Y-%m-%d}; is the clock of this machine right?")
+    if now > end:
+        raise DataError(f"{path} expired on {end:%Y-%m-%d}; the coordinator must make new certificates")
+    return [f"{path} expires on {end:%Y-%m-%d}"] if end - now < SOON else []
+
+
+def _serves(path: Path, certificate: "Certificate", host: str) -> None:
+    """Refuse a certificate that is not for a server at this host."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    uses, names = (_extension(certificate, k) for k in (x509.ExtendedKeyUsage, x509.SubjectAlternativeName))
+    if uses is not None and ExtendedKeyUsageOID.SERVER_AUTH not in uses:
+        raise DataError(f"{path} is not for a server: its extended key usage lacks serverAuth")
+    wanted, written = _general(host), list(names or ())
+    hosts = {n.value.lower() for n in written if isinstance(n, x509.DNSName)}
+    if wanted not in written and not (isinstance(wanted, x509.DNSName) and hosts & _patterns(host)):
+        known = ", ".join(str(n.value) for n in written) or "no host at all"
+        raise DataError(f"{path} is for {known}, not for {host!r}, by which hospitals reach the server")
+
+
+def _patterns(host: str) -> set[str]:
+    """The names by which a certificate may mean a host.
+
+    >>> sorted(_patterns("FL.example.org"))
+    ['*.example.org', 'fl.example.org']
+    """
+    host = host.lower()
+    return {host, f"*.{host.partition('.')[2]}"}
+
+
+def _common_name(certificate: "Certificate") -> str:
+    from cryptography.x509.oid import NameOID
+
+    found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if found else ""
+
+
+SERVER = """\
+# The server of this federation; `polysite deploy run` reads it.
+
+# where hospitals reach the server, from outside; server.crt is for this host, and the hospitals' archives name it
+address = "{address}"
+
+# where the server listens on this machine: an address of it, or "0.0.0.0" (with IPv6 "::") for all of them
+host = "{host}"
+port = {port}
+
+# a round goes on when so many hospitals have answered; with fewer, the server waits
+min_sites = {min_sites}
+
+# seconds after which a round goes on without the hospitals that have not answered
+deadline = 3600
+
+# the hospitals and their public keys; without its line, a hospital is a stranger (`polysite deploy add` adds one)
+[sites]
+"""
+
+COORDINATOR = """\
+# The coordinator's side of a federation
+
+| file | what it is | secret |
+|---|---|---|
+| `server.toml` | where the server listens, which hospitals take part, when a round goes on without some | no |
+| `sites/NAME.zip` | all that one hospital needs, with its private key | **yes** |
+| `server.crt`, `server.key` | the certificate of the server, and its key | **the key** |
+| `ca.crt`, `ca.key` | the authority that signed all certificates, and its key | **the key** |
+
+With `ca.key`, anybody can pass for the server. It is needed only to add hospitals: move it to a safe place, off this
+machine. (If you brought an authority of your own, its key was not copied.)
+
+1. Send every hospital its archive, over a channel that you trust: it holds the key by which the server knows the
+   hospital. Then delete it here.
+2. Let hospitals reach `{address}` over TCP. They connect to you; nobody connects to them.
+3. Run a study from the folder above this one. Its `[data]` says `name = "hospitals"` and what every hospital must have:
+
+   ```sh
+   polysite deploy run study.toml --project {folder}
+   ```
+
+One more hospital: `polysite deploy add NAME --project {folder}`. One less: delete its line in `server.toml`. A hospital
+whose key was lost or seen by others: delete its line and its archive, then add it again.
+"""
+
+SITE = """\
+# This hospital in the federation; `polysite site run .` reads it. Files are relative to this one.
+# All that you must fill in is [data], at the end.
+
+name = "{name}"  # of this hospital, as the certificate has it
+server = "{address}"  # the coordinator: the only machine that this one connects to, always from here to there
+
+key = "site.key"  # secret: by this the server knows the hospital; nobody else needs it, not even the coordinator
+certificate = "site.crt"  # shown to the server
+ca = "ca.crt"  # by this the hospital knows the server
+policy = "policy.toml"  # what this hospital allows; yours to change
+state = "state"  # a folder for what stays here: the audit log, what is remembered between rounds, the models
+device = "auto"  # "auto", "cpu", "cuda", or "cuda:1" for a second GPU
+
+# This hospital's cases. They are opened here and never leave. Take away the # of one of the two examples.
+[data]
+# a folder of NIfTI files (`polysite data formats` lists the layouts that are known), or a manifest, .csv or .jsonl
+# name = "files"
+# path = "/data/brain"
+# format = "auto"  # the layout of the folder
+# modalities = ["t1", "flair"]  # which of them, in the order of the study; all by default
+# labels = {{ WT = [1, 2, 4], TC = [1, 4], ET = [4] }}  # what values of label maps mean, if no file says
+
+# a rehearsal without patients: phantoms, drawn from a seed
+# name = "phantom"
+# shape = [64, 64, 64]
+# sites."{name}" = {{ cases = 12 }}
+"""
+
+HOSPITAL = """\
+# {name}: how to take part
+
+This folder makes one computer of your hospital a member of a federation. The coordinator's server sends networks; this
+computer trains them on your cases and sends back what it learned. Scans and names of patients do not leave.
+
+1. **Install**, with Python 3.11 or later:
+
+   ```sh
+   pip install 'polysite[deploy]'
+   ```
+
+2. **Set `[data]` in `site.toml`**, so that it names your cases, and **read `policy.toml`**: it says what may be asked
+   of this computer and what may leave it. It is yours to change, and it is enforced here. To see whether the cases are
+   in order: `polysite check-data /data/brain`, with your folder.
+
+3. **Run**, in this folder:
+
+   ```sh
+   polysite site run .
+   ```
+
+   It connects to `{address}`, from here to there; nothing connects to this computer, and no port has to be opened. It
+   shows what is asked, by whom, and what left. Stop it with Ctrl-C and start it again at any time.
+
+**What left?** `polysite site log .` adds it up, and says if anybody changed the log. Every line of it is in
+`state/ledger.jsonl`, which is only ever appended to.
+
+**Keep `site.key` to yourself** (`chmod 600 site.key`), and delete the archive that it came in. Whoever has the key can
+pass for your hospital. If others have seen it, tell the coordinator, who takes it off the list and sends another one.
+"""

@@ -1,0 +1,164 @@
+"""What ``polysite deploy run`` does: the rounds of a study over the hospitals that connect to this machine.
+
+The run folder is that of a simulation, so reports and comparisons read both; ``deployment.json`` in it says which sites
+take part and by which name they know the study, so that a server that was stopped finds its sites again.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from polysite import config, study
+from polysite.algorithms.base import Algorithm
+from polysite.algorithms.cfft import Cfft
+from polysite.config import Study
+from polysite.data.case import PARTS
+from polysite.data.federation import Natural
+from polysite.deploy.identity import identity
+from polysite.deploy.project import Project
+from polysite.engines import checkpoint, rounds
+from polysite.engines.flower import Flower, Hospitals, Terms, Wire
+from polysite.engines.folder import RunFolder
+from polysite.engines.link import Link
+from polysite.errors import ConfigError, RunError
+from polysite.study import Run
+from polysite.tree import Tree
+
+FILE = "deployment.json"
+WAIT = 60.0  # seconds to wait for all sites, once there is a quorum
+
+
+@contextmanager
+def listening(project: Project) -> Iterator[Link]:
+    """The address that sites connect to."""
+    with Link(
+        project.host,
+        project.port,
+        certificate=project.certificate,
+        key=project.key,
+        ca=project.ca,
+        sites=project.sites,
+    ) as link:
+        yield link
+
+
+def run(
+    chosen: Study,
+    wire: Wire,
+    names: Sequence[str],
+    out: Path | str | None = None,
+    watch: rounds.Watch = rounds.Watch(),
+    *,
+    terms: Terms = Terms(),
+    assess: bool = True,
+    wait: float = WAIT,
+    track: Sequence[str] = (),
+) -> Run:
+    """Assess the sites that connect, if wanted, and train with them, into a new folder."""
+    check(chosen)
+    path = Path(out) if out else RunFolder.fresh(Path("runs"), study.title(chosen))
+    if path.exists():
+        raise RunError(
+            f"{path} exists already; a run never overwrites another: choose another folder or resume this one"
+        )
+    hospitals = Hospitals(wire, secrets.token_hex(8), config.dump(chosen), names, terms, identity())
+    hospitals.gather(wait)
+    phases, start = _phases(chosen, hospitals), study.initial(chosen)
+    for phase in phases:
+        phase.algorithm.init(start, phase.transport.names)  # it may refuse these sites, or this network
+        if isinstance(phase.algorithm, Cfft):
+            study.clusterable(phase.algorithm, _dealt(hospitals))
+    watch = study.tracked(watch, track, path)
+    folder = RunFolder.create(path, config.dump(chosen), chosen.seed)
+    _write(folder, hospitals)
+    with folder.alone():
+        if assess:
+            with study.logged(folder):
+                survey(chosen, hospitals, folder.path / "assessment")
+        return study.conduct(chosen, _words(hospitals), phases, start, folder, None, watch)
+
+
+def resume(
+    path: Path | str,
+    wire: Wire,
+    watch: rounds.Watch = rounds.Watch(),
+    *,
+    terms: Terms = Terms(),
+    wait: float = WAIT,
+    track: Sequence[str] = (),
+) -> Run:
+    """Go on where a server was stopped; the sites go back to what they remembered then."""
+    folder = RunFolder.open(Path(path))
+    if folder.finished:
+        return Run(folder, folder.result)
+    try:
+        known = json.loads((folder.path / FILE).read_text())
+        id, names = str(known["study"]), list(known["sites"])
+    except (OSError, ValueError, KeyError) as problem:
+        raise RunError(f"{path} is no run over real sites: its {FILE} cannot be read") from problem
+    with folder.alone():
+        chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
+        hospitals = Hospitals(wire, id, folder.config, names, terms, identity())
+        hospitals.gather(wait)
+        phases, start = _phases(chosen, hospitals), study.initial(chosen)
+        watch = study.tracked(watch, track, folder.path)
+        with study.logged(folder):
+            hospitals.note("the server was started again")
+            at = rounds.find_progress(folder, phases)
+        return study.conduct(chosen, _words(hospitals), phases, start, folder, at, watch)
+
+
+def survey(chosen: Study, hospitals: Hospitals, path: Path) -> study.Survey:
+    """The assessment, asked of real sites; a site whose policy forbids it is left out of it."""
+    engine = Flower(cast(Algorithm[Any], chosen.assess), hospitals, kind="assess")
+    told = {i: hospitals.sites[i].told for i in hospitals.ready}
+    asked = PARTS if chosen.assess.cases == "all" else PARTS[:1]
+    sizes = {i: sum(int(t[part]) for part in asked) for i, t in told.items()}
+    unseen = any(not t["train"] for t in told.values())
+    return study.describe(chosen, engine, sizes, unseen, path)
+
+
+def check(chosen: Study) -> None:
+    """Refuse what only a simulation can do."""
+    chosen.check()
+    if any(stage.run.pooled for stage in config.stages(chosen)):
+        raise ConfigError("run.pooled is centralised training: scans would have to leave the hospitals")
+    if not isinstance(chosen.federation, Natural):
+        raise ConfigError("a federation that deals cases out anew is for simulations; leave out [federation]")
+    if chosen.split.file:
+        raise ConfigError("split.file names cases, which stay at the hospitals: leave it out")
+    study.refuse_bare(chosen)
+
+
+def _phases(chosen: Study, hospitals: Hospitals) -> list[rounds.Phase]:
+    stages = config.stages(chosen)
+    return [rounds.Phase(s.algorithm, Flower(s.algorithm, hospitals, k, _lift), s.run) for k, s in enumerate(stages)]
+
+
+def _lift(params: Tree) -> Tree:
+    return {k: v if isinstance(v, torch.Tensor) else torch.tensor(v) for k, v in params.items()}
+
+
+def _dealt(hospitals: Hospitals) -> Mapping[str, Any]:
+    """As many cases as every site said that it has."""
+    told = {i: hospitals.sites[i].told for i in hospitals.ready}
+    return {i: {part: range(int(t[part])) for part in PARTS} for i, t in told.items()}
+
+
+def _words(hospitals: Hospitals) -> Iterator[str]:
+    for name, site in hospitals.sites.items():
+        counts = ", ".join(f"{site.told[part]} {part}" for part in PARTS) if site.told else "not connected yet"
+        yield f"{name}: {f'does not take part: {site.refused}' if site.refused else counts}"
+
+
+def _write(folder: RunFolder, hospitals: Hospitals) -> None:
+    told = {
+        i: {k: v for k, v in s.told.items() if k in (*PARTS, "torch", "device")} for i, s in hospitals.sites.items()
+    }
+    content = json.dumps({"study": hospitals.study, "sites": told}, indent=1)
+    checkpoint.write(folder.path / FILE, lambda p: p.write_text(content))

@@ -1,0 +1,78 @@
+"""Between the courier and the worker of a hospital: a socket in a folder that nobody else may enter.
+
+A frame is two lengths, a header in JSON and bytes. One question, one answer, in turn.
+"""
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polysite.errors import PayloadError, RunError
+
+LENGTHS = struct.Struct(">QQ")
+HEADER, BODY = 16 << 20, 8 << 30  # the most bytes of either
+PIECE = 4 << 20
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket that only this user can reach: the folder is 0700, the socket 0600."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    path.unlink(missing_ok=True)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        found.bind(str(path))
+    except OSError as problem:
+        raise RunError(f"the socket {path} could not be made: {problem}") from problem
+    finally:
+        os.umask(before)
+    found.listen(1)
+    return found
+
+
+def connect(path: Path) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        found.connect(str(path))
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def send(to: socket.socket, header: Mapping[str, Any], body: bytes = b"") -> None:
+    text = json.dumps(dict(header)).encode()
+    to.sendall(LENGTHS.pack(len(text), len(body)) + text)
+    to.sendall(body)
+
+
+def receive(of: socket.socket) -> tuple[dict[str, Any], bytes] | None:
+    """The next frame; none if the other side has gone."""
+    lengths = _exactly(of, LENGTHS.size)
+    if not lengths:
+        return None
+    header, body = LENGTHS.unpack(lengths)
+    if header > HEADER or body > BODY:
+        raise PayloadError(f"a frame of {header} and {body} bytes is more than is accepted here")
+    text, content = _exactly(of, header), _exactly(of, body)
+    if len(text) < header or len(content) < body:
+        return None
+    return json.loads(bytes(text)), bytes(content)
+
+
+def _exactly(of: socket.socket, size: int) -> bytearray:
+    """So many bytes, or fewer if the other side goes away."""
+    found = bytearray(size)
+    view, got = memoryview(found), 0
+    while got < size:
+        count = of.recv_into(view[got : got + PIECE])
+        if not count:
+            view.release()
+            return found[:0]
+        got += count
+    return found

@@ -1,0 +1,431 @@
+"""The hospital's own side: data, model and GPU stay warm in one process, which answers what the policy allows.
+
+All that may leave passes here: the policy is asked before anything is computed and once more when the answer is known,
+and the ledger has a line about it before the answer is handed to the courier. What the site remembers lies in its state
+folder, a file a version, written before the answer leaves; so a worker that is killed goes on as if it had not been.
+
+::
+
+    STATE/ledger.jsonl                 what was asked and what left
+    STATE/secret                       by which cases get numbers instead of names
+    STATE/runs/STUDY/study.toml        what this hospital agreed to
+    STATE/runs/STUDY/memory/           what the site remembers, by version
+    STATE/runs/STUDY/phase-K           what phase K began from
+    STATE/runs/STUDY/models/           the models that this hospital is served, best and last
+"""
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import socket as sockets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polysite import config, study
+from polysite.algorithms import name_of
+from polysite.algorithms.base import Algorithm, Kind
+from polysite.config import Study
+from polysite.data.case import PARTS
+from polysite.data.sources import AtHospitals, Source
+from polysite.data.split import Parts
+from polysite.deploy import socket
+from polysite.deploy.identity import difference
+from polysite.deploy.ledger import Ledger
+from polysite.deploy.policy import Ask, SitePolicy
+from polysite.deploy.project import SiteConfig
+from polysite.engines import checkpoint, memory
+from polysite.engines.flower import PROTOCOL, digest
+from polysite.engines.folder import file_name
+from polysite.engines.memory import Memory
+from polysite.engines.screen import kinds_of
+from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, RunError
+from polysite.payload import Payload, decode, encode, plain
+from polysite.train.torch_site import TorchSite
+from polysite.tree import Tree
+
+log = logging.getLogger("polysite")
+
+Header = dict[str, Any]
+IDLE = 600.0  # seconds without a courier after which an orphan goes
+
+
+class Refusal(PolysiteError):
+    """What this hospital does not do, and why: it leaves as a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a phase begins from at this site."""
+
+    begins: int
+    model: Tree
+
+
+@dataclass
+class Agreed:
+    """A study that this hospital takes part in, with its cases prepared."""
+
+    id: str
+    text: str  # the study as the coordinator wrote it
+    study: Study  # with this hospital's data
+    parts: Parts
+    stages: list[tuple[Algorithm[Any], TorchSite]]  # of every phase
+    folder: Path
+    begun: set[int] = field(default_factory=lambda: {0})
+
+
+class Worker:
+    """Answers one question at a time."""
+
+    def __init__(self, site: SiteConfig, policy: SitePolicy, now: Callable[[], datetime] = datetime.now):
+        self.site, self.policy, self.now = site, policy, now
+        self.ledger = Ledger(site.state / "ledger.jsonl")
+        self.agreed: Agreed | None = None
+        self._last: tuple[str, Header, bytes] = ("", {}, b"")  # the last answer, should its messenger have been lost
+        self._secret = _secret(site.state / "secret")
+        if torch.cuda.is_available() and policy.gpu_share < 1:
+            torch.cuda.set_per_process_memory_fraction(policy.gpu_share)
+
+    def source(self, wanted: Source | None = None) -> Source:
+        """The hospital's own cases; those that a drill draws, where it has named none."""
+        if self.site.data:
+            return config.build({"data": self.site.data}).data
+        if wanted is None or isinstance(wanted, AtHospitals):
+            raise ConfigError(f"{self.site.path} names no data: fill in [data]")
+        return wanted
+
+    def answer(self, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes]:
+        """What leaves: an answer, or a sentence why there is none. It is in the ledger before it is returned."""
+        key = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode() + body).hexdigest()
+        if key == self._last[0]:
+            return self._last[1:]
+        began, kind = time.perf_counter(), str(header.get("kind"))
+        try:
+            got, out, fields = self._answer(kind, header, body)
+        except (Refusal, ConfigError, PayloadError) as problem:
+            got, out, fields = {"refused": str(problem)}, b"", {}
+        except PolysiteError as problem:  # it may name files and cases, which is nobody's business
+            log.error("%s: %s", kind, problem)
+            got, out, fields = {"error": "its data or its disk are not in order; its own log says why"}, b"", {}
+        except Exception as problem:
+            log.exception("%s", kind)
+            got, out, fields = {"error": f"it failed ({type(problem).__name__}); its own log says why"}, b"", {}
+        got["seconds"] = time.perf_counter() - began
+        self.ledger.write(
+            {
+                "study": str(header.get("study", "")),
+                "kind": kind,
+                "from": self.site.server,
+                "round": int(header.get("round", -1)),
+                "phase": int(header.get("phase", 0)),
+                "got": len(body),
+                "bytes": len(out) + len(got.get("scores", "")),
+                "left": fields,
+                **{k: got[k] for k in ("refused", "error") if k in got},
+            }
+        )
+        got["left"] = json.dumps(fields)
+        if kind != "hello" and "error" not in got and "refused" not in got:
+            self._last = key, got, out
+        return got, out
+
+    def _answer(self, kind: str, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        if header.get("protocol") != PROTOCOL:
+            raise Refusal(f"it is asked in protocol {header.get('protocol')}, and speaks {PROTOCOL}; install the same")
+        if kind == "hello":
+            return self._hello(header)
+        agreed = self._find(str(header.get("study")))
+        answers = {"assess": self._assess, "train": self._train, "score": self._score, "serve": self._serve}
+        if kind == "begin":
+            return self._begin(agreed, header, body)
+        if kind not in answers:
+            raise Refusal(f"it does not know what {kind!r} is")
+        self._allow(kind, agreed, int(header.get("phase", 0)), int(header.get("round", 0)))
+        return answers[kind](agreed, header, body)
+
+    # what is asked before anything else
+
+    def _hello(self, header: Mapping[str, Any]) -> tuple[Header, bytes, dict[str, str]]:
+        odd = difference(header)
+        if odd:
+            raise Refusal(odd)
+        text, id = str(header["config"]), str(header["study"])
+        if self.agreed is None or (self.agreed.id, self.agreed.text) != (id, text):
+            self.agreed = None  # lets go of the memory before more is taken
+            self.agreed = self._agree(id, text)
+        counts = {part: len(self.agreed.parts[part]) for part in PARTS}
+        return {**counts, **_machine()}, b"", dict.fromkeys(PARTS, "count")
+
+    def _find(self, id: str) -> Agreed:
+        """The study that is asked for; after a restart, from disk."""
+        if self.agreed is None or self.agreed.id != id:
+            file = self._folder(id) / "study.toml"
+            if not file.is_file():
+                raise Refusal("this study has not been agreed to here")
+            self.agreed = None
+            self.agreed = self._agree(id, file.read_text())
+        return self.agreed
+
+    def _folder(self, id: str) -> Path:
+        return self.site.state / "runs" / file_name(id)
+
+    def _agree(self, id: str, text: str) -> Agreed:
+        """Take part, if everything that the study will ask is within the policy and the data are what it wants."""
+        wanted = config.parse(text, where="the study")
+        for stage in config.stages(wanted):
+            if stage.run.pooled:
+                raise Refusal("run.pooled would bring all scans to one place; no scan leaves this site")
+        if wanted.split.file:
+            raise Refusal("split.file names a file of the coordinator's; the study must split by itself")
+        mine = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
+        _fits(mine.data, wanted.data)
+        patients = _patients(mine, self.site.name)
+        parts = mine.split.apply({self.site.name: patients}, mine.split.seed_of(mine.seed))[self.site.name]
+        for index, stage in enumerate(config.stages(mine)):
+            self._check(stage, index, len(parts["train"]))
+        sites = study.hospitals(mine, {self.site.name: parts})
+        host = sites[self.site.name]
+        stages = [(s.algorithm, host.under(s.train)) for s in config.stages(mine)]
+        folder = self._folder(id)
+        (folder / "memory").mkdir(parents=True, exist_ok=True)
+        checkpoint.write(folder / "study.toml", lambda p: p.write_text(text))
+        return Agreed(id, text, mine, parts, stages, folder)
+
+    def _check(self, stage: Study, index: int, cases: int) -> None:
+        ask = Ask(
+            kind="hello",
+            algorithm=name_of(stage.algorithm),
+            round=stage.run.rounds - 1,
+            cases=cases,
+            leaves=_leaves(stage.algorithm),
+        )
+        self._obey(self.policy.refuse(ask, self.now()))
+
+    def _allow(self, kind: str, agreed: Agreed, phase: int, round: int) -> None:
+        if not 0 <= phase < len(agreed.stages):
+            raise Refusal(f"the study has no phase {phase + 1}")
+        algorithm = agreed.study.assess if kind == "assess" else agreed.stages[phase][0]
+        asked = PARTS if kind == "assess" and agreed.study.assess.cases == "all" else PARTS[:1]
+        ask = Ask(
+            kind=kind,  # type: ignore[arg-type]
+            algorithm="assess" if kind == "assess" else name_of(agreed.stages[phase][0]),
+            round=round,
+            cases=sum(len(agreed.parts[part]) for part in asked),
+            leaves=_leaves(algorithm) if kind in ("assess", "train") else {},
+            case_scores=kind == "score",
+        )
+        self._obey(self.policy.refuse(ask, self.now()))
+
+    @staticmethod
+    def _obey(reason: str | None) -> None:
+        if reason:
+            raise Refusal(reason)
+
+    # the five functions
+
+    def _assess(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        asked = agreed.study.assess
+        engine = study.surveyed(agreed.study, dealt={self.site.name: agreed.parts})
+        reply, _ = asked.local(decode(body), Payload(), engine.sites[self.site.name])  # type: ignore[arg-type]
+        return self._leave(asked, Payload(), reply, len(agreed.parts["train"]))
+
+    def _train(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        phase, round, version = (int(header[k]) for k in ("phase", "round", "version"))
+        algorithm, site = agreed.stages[phase][0], self._at(agreed, phase, round)
+        if not site.size:
+            raise Refusal("it has no training cases")
+        got = decode(body).each(site.lift)
+        reply, new = algorithm.local(got, self._remembered(agreed, phase, version, site), site)
+        found, out, fields = self._leave(algorithm, got, reply, site.size)
+        self._remember(agreed, algorithm, round, new, {int(v) for v in header.get("keep", ())} | {version})
+        fits = {f"fit_{n}": [float(getattr(f, n)) for f in site.fits] for n in ("loss", "steps", "time", "reach")}
+        return {**found, **{k: v for k, v in fits.items() if v}}, out, {**fields, "loss, steps": "number"}
+
+    def _score(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        split = str(header["split"])
+        site, groups = self._served(agreed, header, body, split)
+        scores = {case: s for params, cases in groups for case, s in site.score(params, cases).items()}
+        plain_scores = {self.pseudonym(case): {k: float(v) for k, v in s.items()} for case, s in scores.items()}
+        return {"scores": json.dumps(plain_scores)}, b"", {f"scores of {len(scores)} {split} cases": "number"}
+
+    def _serve(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        _, groups = self._served(agreed, header, body, "validation")
+        models, name = [params for params, _ in groups], str(header.get("name", ""))
+        for k, model in enumerate(models if name else ()):
+            arrays = {n: plain(v) for n, v in model.items()}
+            place = (
+                agreed.folder / "models" / f"{file_name(name)}{f'.group-{k}' if len(models) > 1 else ''}.safetensors"
+            )
+            place.parent.mkdir(exist_ok=True)
+            checkpoint.write(place, lambda p, a=arrays: _save(p, a))  # type: ignore[misc]
+        return {"digests": [digest(model) for model in models]}, b"", {"digest of the model": "number"}
+
+    def _begin(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        phase = int(header["phase"])
+        _, groups = self._served(agreed, {**header, "phase": header["before"]}, body, "validation")
+        models = [params for params, _ in groups]
+        if len(models) != 1:
+            raise Refusal(f"phase {phase + 1} starts from one model, and this site has {len(models)}")
+        start = Start(int(header["begins"]), models[0])
+        checkpoint.save(agreed.folder / f"phase-{phase}.safetensors", start)
+        self._enter(agreed, phase, start)
+        return {}, b"", {}
+
+    # what they have in common
+
+    def _at(self, agreed: Agreed, phase: int, round: int) -> TorchSite:
+        if phase not in agreed.begun:
+            site = agreed.stages[phase][1]
+            start = checkpoint.load(agreed.folder / f"phase-{phase}.safetensors", site.lift)
+            self._enter(agreed, phase, start)
+        return agreed.stages[phase][1].at(round)
+
+    @staticmethod
+    def _enter(agreed: Agreed, phase: int, start: Start) -> None:
+        algorithm, site = agreed.stages[phase]
+        agreed.stages[phase] = algorithm, site.begin(start.begins, site.lift(start.model))
+        agreed.begun.add(phase)
+
+    def _served(
+        self, agreed: Agreed, header: Mapping[str, Any], body: bytes, split: str
+    ) -> tuple[TorchSite, list[tuple[Tree, tuple[str, ...]]]]:
+        """Which parameters this site uses for which of its patients, given what it was sent."""
+        phase, round, version = (int(header[k]) for k in ("phase", "round", "version"))
+        site = self._at(agreed, phase, round)
+        remembered = self._remembered(agreed, phase, version, site)
+        algorithm = agreed.stages[phase][0]
+        return site, list(algorithm.serve(decode(body).each(site.lift), remembered, site, site.cases(split)))
+
+    def _leave(self, algorithm: Any, got: Payload, reply: Payload, cases: int) -> tuple[Header, bytes, dict[str, str]]:
+        """The bytes of a reply, if all that is in it may leave."""
+        kinds = kinds_of(algorithm.reply, got, reply)
+        odd = sorted(reply.keys() - kinds.keys())
+        if odd:
+            raise Refusal(f"the answer holds {odd[0]!r}, which the algorithm does not announce")
+        self._obey(self.policy.refuse_reply(kinds, cases))
+        sizes = {
+            name: 8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values()) for name, v in reply.items()
+        }
+        return {}, encode(reply), {name: f"{kinds[name]}, {sizes[name]} bytes" for name in reply}
+
+    def _memory(self, agreed: Agreed, version: int) -> Path:
+        return agreed.folder / "memory" / f"round-{version:06d}.safetensors"
+
+    def _remembered(self, agreed: Agreed, phase: int, version: int, site: TorchSite) -> Payload:
+        if version < 0:
+            return Payload()
+        name = name_of(agreed.stages[phase][0])
+        return memory.load(self._memory(agreed, version), self.site.name, name, version, site.lift)
+
+    def _remember(self, agreed: Agreed, algorithm: Any, round: int, new: Payload, keep: set[int]) -> None:
+        """Written before the answer leaves; let go of what no checkpoint of the server needs."""
+        memory.save(self._memory(agreed, round), Memory(self.site.name, name_of(algorithm), round, new))
+        for path in (agreed.folder / "memory").glob("round-*.safetensors"):
+            if int(path.stem.rpartition("-")[2]) not in keep | {round}:
+                path.unlink()
+
+    def pseudonym(self, case: str) -> str:
+        """The same number for the same case in every study; nobody else can find the case by it."""
+        return f"case-{hmac.new(self._secret, case.encode(), 'sha256').hexdigest()[:10]}"
+
+
+def _patients(mine: Study, name: str) -> list[Any]:
+    """This hospital's cases; a folder of one site is this one, whatever it is called there."""
+    sites = mine.data.patients(mine.seed)
+    if name in sites:
+        return list(sites[name])
+    if len(sites) != 1:
+        raise DataError(f"the data hold the sites {', '.join(sites)}; none is called {name!r}")
+    (only,) = sites.values()
+    return [replace(p, site=name) for p in only]
+
+
+def _fits(mine: Source, wanted: Source) -> None:
+    """Refuse data that are not what the study is about."""
+    for what in ("task", "dims", "modality_names", "label_names"):
+        here, there = getattr(mine, what), getattr(wanted, what)
+        if here != there:
+            raise Refusal(f"the study's {what.replace('_', ' ')}: {there}; those of this site: {here}")
+
+
+def _leaves(algorithm: Any) -> dict[str, Kind]:
+    """What an algorithm may ask of a site, as far as its settings tell."""
+    pooled = getattr(algorithm, "fit", "") == "pooled"
+    return {name.rstrip("?") if pooled and kind == "cases" else name: kind for name, kind in algorithm.reply.items()}
+
+
+def _machine() -> dict[str, str]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return {"torch": torch.__version__, "device": gpu or "cpu"}
+
+
+def _secret(path: Path) -> bytes:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    if not path.exists():
+        checkpoint.write(path, lambda p: p.write_bytes(secrets.token_bytes(32)))
+        path.chmod(0o600)
+    return path.read_bytes()
+
+
+def _save(path: Path, arrays: Mapping[str, Any]) -> None:
+    import safetensors.numpy
+
+    safetensors.numpy.save_file(dict(arrays), path)
+
+
+def main(folder: str) -> None:
+    """Listen until the courier says stop, or none has come for a while."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    site = SiteConfig.load(Path(folder))
+    try:
+        worker = Worker(site, SitePolicy.load(site.policy))
+        if site.data:
+            cases = sum(map(len, worker.source().patients(0).values()))
+            log.info("%d cases, %s", cases, ", ".join(worker.source().modality_names))
+    except PolysiteError as problem:
+        print(f"polysite: {problem}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    door = socket.listen(site.socket)
+    door.settimeout(IDLE)
+    print("ready", flush=True)
+    while True:
+        try:
+            courier, _ = door.accept()
+        except TimeoutError:
+            log.info("no courier for %d s: going", IDLE)
+            return
+        with courier:
+            courier.settimeout(None)
+            if _attend(worker, courier):
+                return
+
+
+def _attend(worker: Worker, courier: sockets.socket) -> bool:
+    """Answer until the courier goes away; true if it says that this is the end."""
+    try:
+        while (frame := socket.receive(courier)) is not None:
+            header, body = frame
+            if header.get("kind") == "stop":
+                return True
+            if header.get("kind") == "ping":
+                socket.send(courier, {"kind": "pong", "pid": os.getpid(), "config": worker.site.fingerprint})
+                continue
+            socket.send(courier, *worker.answer(header, body))
+    except (OSError, RunError) as problem:
+        log.warning("the courier was lost: %s", problem)
+    return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

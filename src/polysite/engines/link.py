@@ -1,0 +1,702 @@
+"""The coordinator's end of the wire: Flower's SuperLink in this process, behind a guard.
+
+Flower's SuperLink answers three APIs on one port, and two of them let anybody register keys and start code. So only
+the eight calls that a hospital needs pass the guard, and only with a client certificate of the consortium's CA, a
+registered key, a signature that was not seen before, and from the one place where this key is in use. Sizes, times and
+the number of connections are bounded before anything is read. What is refused is kept as an incident.
+
+Flower 1.41, state and objects in memory. Its own way of waiting for answers is not used: it hides an answer that has
+arrived once its site is offline.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+import ssl
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, cast
+
+from polysite.engines.records import INSTANCE, Header, deflate, inflate, pack, quiet, unpack, wrap
+from polysite.errors import PayloadError, RunError
+
+import uvicorn  # isort: skip  # from here on: what Flower brings along
+from flwr.app import ArrayRecord, Metadata
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.common.constant import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+)
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest, PushObjectResponse
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    NOOP_FEDERATION_ID,
+    NodeStatus,
+    TaskType,
+)
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from flwr.superlink.main import create_app
+from google.protobuf.message import DecodeError
+from starlette.concurrency import run_in_threadpool
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+FLEET = "/v1/fleet/"
+CALLS = {
+    FLEET + call: (64 if call == "push-object" else 16) << 20  # the most bytes of a request
+    for call in (
+        "activate-node",
+        "deactivate-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "pull-object",
+        "push-object",
+        "confirm-message-received",
+    )
+}
+PIECE = 256 << 10  # bytes of a response that are handed to the connection at a time
+HEAD = 64 << 10  # the most bytes of the headers of a request
+SLACK = 1 << 20  # of an answer beyond its body: header and names
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+log = logging.getLogger("polysite.link")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How slow a peer may be before it is dropped."""
+
+    silence: float = 20.0  # seconds without a byte; also for a whole handshake and for whole headers
+    window: float = 60.0  # seconds after which a body or a response must be
+    rate: float = 10_000.0  # bytes a second fast
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for a message: header and body, or an error."""
+
+    id: str
+    site: str
+    header: dict[str, Header] = field(default_factory=dict)
+    body: bytes = b""
+    error: str = ""
+
+
+class Link:
+    """The coordinator's port: messages out, answers in."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        certificate: Path,
+        key: Path,
+        ca: Path,
+        sites: Mapping[str, bytes],
+        limit: int = 8 << 30,
+        pace: Pace = Pace(),
+    ):
+        self._at = host, port
+        self._files = certificate, key, ca
+        self._sites, self._limit, self._pace = dict(sites), limit, pace
+        self._sent: dict[str, str] = {}  # message → site
+
+    def __enter__(self) -> Self:
+        context, listener = _context(*self._files), _listen(*self._at)
+        quiet()
+        app = create_app()
+        app.state.enable_supernode_auth = True
+        self._state = cast(InMemoryLinkState, app.state.linkstate_factory.state())
+        self._store = cast(InMemoryObjectStore, self._state.object_store)
+        self._nodes = {
+            site: self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for site, key in self._sites.items()
+        }
+        self._run = _run(self._state)
+        self._guard = Guard(app, self._state, self._run, self._sites, self._nodes, self._limit, self._pace)
+        self._server = _Server(self._guard, context)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, name="polysite-link", daemon=True
+        )
+        self._at = self._at[0], listener.getsockname()[1]
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    @property
+    def port(self) -> int:
+        return self._at[1]
+
+    def online(self) -> dict[str, str]:
+        """The sites that are connected, each with a token that is another one after each time it connected anew."""
+        return {site: self._guard.tokens[site] for site in self._nodes if self._guard.online(site)}
+
+    def send(self, site: str, header: Mapping[str, Header], body: bytes, ttl: float, group: str) -> str:
+        """Leave a message for a site; its name."""
+        return self.send_all({site: (header, body)}, ttl, group)[site]
+
+    def send_all(
+        self, letters: Mapping[str, tuple[Mapping[str, Header], bytes]], ttl: float, group: str
+    ) -> dict[str, str]:
+        """Leave a message for each site; their names. The same body for several sites is hashed and kept once.
+
+        A site sees its message only when all of it is there.
+        """
+        if unknown := sorted(set(letters) - set(self._nodes)):
+            raise RunError(f"no message can go to {unknown[0]!r}: the sites are {', '.join(self._nodes)}")
+        wrapped: dict[int, ArrayRecord] = {}
+        messages = {}
+        for site, (header, body) in letters.items():
+            if body and id(body) not in wrapped:
+                wrapped[id(body)] = wrap(body)
+            message = make_message(self._metadata(site, ttl, group), pack(header, wrapped.get(id(body), b"")))
+            tree, objects = deflate(message)
+            for name in self._store.preregister(self._run, tree):
+                self._store.put(name, objects[name].deflate())
+            messages[site] = message
+        for site, message in messages.items():
+            if self._state.store_message_ins(remove_content_from_message(message)) is None:
+                self.forget([each.metadata.message_id for each in messages.values()])
+                raise RunError(f"no message can go to {site!r}: it has not connected yet")
+            self._sent[message.metadata.message_id] = site
+        return {site: message.metadata.message_id for site, message in messages.items()}
+
+    def collect(self, ids: Collection[str]) -> list[Answer]:
+        """The answers to these messages that are here, whole or failed; each is given once and then forgotten."""
+        found = [answer for each in ids if (answer := self._answer(each)) is not None]
+        self.forget([answer.id for answer in found])
+        return found
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Wait for these answers no longer: nothing of them is kept, and what still comes is not taken."""
+        for each in ids:
+            with self._state.lock:
+                reply = self._state.message_ins_id_to_message_res_id.get(each)
+                self._state.delete_messages({each})
+            for name in filter(None, (each, reply)):
+                self._guard.drop(name)
+            if site := self._sent.pop(each, None):
+                self._guard.rest(site)
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """What was refused since this was last asked: time, what, from, site, and how many times."""
+        return self._guard.incidents()
+
+    def _metadata(self, site: str, ttl: float, group: str) -> Metadata:
+        return Metadata(
+            run_id=self._run,
+            message_id="",
+            src_node_id=SUPERLINK_NODE_ID,
+            dst_node_id=self._nodes[site],
+            reply_to_message_id="",
+            group_id=group,
+            created_at=now().timestamp(),
+            ttl=ttl,
+            message_type="train",
+        )
+
+    def _answer(self, id: str) -> Answer | None:
+        site = self._sent.get(id, "")
+        with self._state.lock:
+            asked, reply = self._state.message_ins_store.get(id), self._state.message_ins_id_to_message_res_id.get(id)
+        if reply is None:
+            gone = asked is None or asked.metadata.created_at + asked.metadata.ttl <= now().timestamp()
+            return Answer(id, site, error="no answer came in time") if gone else None
+        if site in self._guard.excessive:
+            return Answer(id, site, error=f"the answer is of more than {self._limit} bytes")
+        contents = self._guard.contents(reply)
+        if contents is None:
+            return None
+        try:
+            message = inflate(reply, contents, self._limit)
+            if message.has_error():
+                return Answer(id, site, error=message.error.reason or f"error {message.error.code}")
+            header, body = unpack(message.content)
+        except PayloadError as problem:
+            return Answer(id, site, error=str(problem))
+        return Answer(id, site, header, body)
+
+
+class Refusal(Exception):
+    """A request that is not let in: the status and the word it is told, and what is noted."""
+
+    def __init__(self, status: int, word: str, what: str = "", site: str = ""):
+        super().__init__(what)
+        self.status, self.word, self.what, self.site = status, word, what, site
+
+
+class Guard:
+    """An ASGI application in front of Flower's."""
+
+    def __init__(
+        self,
+        app: Any,
+        state: InMemoryLinkState,
+        run: int,
+        keys: Mapping[str, bytes],
+        nodes: Mapping[str, int],
+        limit: int,
+        pace: Pace,
+    ):
+        self._app, self._state, self._run, self._limit, self.pace = app, state, run, limit, pace
+        self._store = cast(InMemoryObjectStore, state.object_store)
+        self._nodes = dict(nodes)
+        self._sites = {key: site for site, key in keys.items()}
+        self.sites = len(keys)
+        self._keys = {site: bytes_to_public_key(key) for site, key in keys.items()}
+        self._instances: dict[str, bytes] = {}  # where each site's key is in use
+        self.tokens: dict[str, str] = {}
+        self.excessive: set[str] = set()
+        self._pushed = dict.fromkeys(nodes, 0)  # bytes of answers that are not collected yet
+        self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
+        self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            status, kind, body = await self._admit(scope, receive)
+        except Refusal as refusal:
+            self.note(refusal.what, scope["client"], refusal.site)
+            status, kind, body = refusal.status, b"application/json", b'{"detail":"%s"}' % refusal.word.encode()
+        await self._respond(scope, send, status, kind, body)
+
+    # What passes
+
+    async def _admit(self, scope: Scope, receive: Receive) -> tuple[int, bytes, bytes]:
+        path = scope["path"]
+        if scope["method"] != "POST" or path not in CALLS:
+            raise Refusal(404, "unknown", f"asked for {scope['method'][:10]} {path[:60]!r}")
+        headers = dict(reversed(scope["headers"]))  # of several the first, as Flower takes it
+        site = self._authenticate(headers)
+        instance = headers.get(INSTANCE.encode(), b"")
+        call = path.removeprefix(FLEET)
+        if call != "activate-node" and instance != self._instances.get(site):
+            raise Refusal(409, "elsewhere", "the key of this site is used from a second place", site)
+        body = await self._read(headers, receive, CALLS[path], site)
+        if call == "push-object":
+            return 200, b"application/x-protobuf", await run_in_threadpool(self._push, site, body)
+        if call == "pull-object":
+            return 200, b"application/x-protobuf", await run_in_threadpool(self._pull, site, body)
+        if call == "push-messages":
+            self._expect(site, body)
+        if call == "pull-messages":
+            self._redeliver(site)
+        if call == "activate-node":
+            return await self._activate(site, instance, scope, body)
+        return await self._flower(scope, body)
+
+    def _authenticate(self, headers: Mapping[bytes, bytes]) -> str:
+        """The site that signed this request, now, and for the first time."""
+        try:
+            key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()], validate=True)
+            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.lower().encode()], validate=True)
+            signed = headers[TIMESTAMP_HEADER.lower().encode()].decode("ascii")
+            age = (now() - datetime.fromisoformat(signed)).total_seconds()
+        except (KeyError, ValueError, TypeError) as problem:
+            raise Refusal(401, "unsigned", "a request without a signature") from problem
+        site = self._sites.get(key)
+        if site is None:
+            raise Refusal(401, "unregistered", "a key that is not registered")
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+            raise Refusal(401, "clock", f"a request signed {age:.0f} s ago", site)
+        if not verify_signature(self._keys[site], signed.encode(), signature):
+            raise Refusal(401, "signature", "a signature that is not of this key", site)
+        self._first(site, signed)
+        return site
+
+    def _first(self, site: str, signed: str) -> None:
+        """Each signed time once; the signature itself would not do, as it can be altered and stay valid."""
+        clock = time.monotonic()
+        while self._seen:
+            oldest = next(iter(self._seen))
+            if clock - self._seen[oldest] < TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE:
+                break
+            del self._seen[oldest]
+        if (site, signed) in self._seen:
+            raise Refusal(401, "replayed", "a request that was seen before", site)
+        self._seen[site, signed] = clock
+
+    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive, most: int, site: str) -> bytes:
+        announced = headers.get(b"content-length", b"0")
+        if not announced.isdigit() or len(announced) > 15 or int(announced) > most:
+            raise Refusal(413, "large", f"a request of {announced[:20].decode('latin-1')} bytes announced", site)
+        pieces, size, began = [], 0, time.monotonic()
+        try:
+            async with asyncio.timeout(self.pace.silence) as watch:
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refusal(400, "cut")
+                    pieces.append(message["body"])
+                    size += len(message["body"])
+                    if size > most:
+                        raise Refusal(413, "large", f"a request of more than {most} bytes", site)
+                    if not message["more_body"]:
+                        return b"".join(pieces)
+                    self._keep_pace(began, size)
+                    watch.reschedule(asyncio.get_running_loop().time() + self.pace.silence)
+        except TimeoutError as problem:
+            raise Refusal(408, "slow", "a request that trickled in", site) from problem
+
+    def _keep_pace(self, began: float, size: int) -> None:
+        seconds = time.monotonic() - began
+        if seconds > self.pace.window and size < seconds * self.pace.rate:
+            raise TimeoutError
+
+    async def _respond(self, scope: Scope, send: Send, status: int, kind: bytes, body: bytes) -> None:
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+        if status >= 400:
+            headers.append((b"connection", b"close"))  # or the rest of a refused request would be read
+        view, began = memoryview(body), time.monotonic()
+        try:
+            async with asyncio.timeout(self.pace.silence) as watch:
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                for start in range(0, len(view) or 1, PIECE):
+                    piece, end = view[start : start + PIECE], start + PIECE
+                    await send({"type": "http.response.body", "body": piece, "more_body": end < len(view)})
+                    self._keep_pace(began, end)
+                    watch.reschedule(asyncio.get_running_loop().time() + self.pace.silence)
+        except TimeoutError:
+            self.note("a response that was not fetched", scope["client"], "")
+            raise
+
+    async def _flower(self, scope: Scope, body: bytes) -> tuple[int, bytes, bytes]:
+        """What Flower's own application answers."""
+        said: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        await self._app(scope, receive, send)
+        kind = dict(said[0]["headers"]).get(b"content-type", b"")
+        return said[0]["status"], kind, b"".join(message.get("body", b"") for message in said[1:])
+
+    # What the calls mean
+
+    def online(self, site: str) -> bool:
+        return bool(self._state.get_node_info(node_ids=[self._nodes[site]], statuses=[NodeStatus.ONLINE]))
+
+    async def _activate(self, site: str, instance: bytes, scope: Scope, body: bytes) -> tuple[int, bytes, bytes]:
+        """Let a site in, unless it is there: until its heartbeats stop, its key is of no use elsewhere."""
+        if not 16 <= len(instance) <= 64:
+            raise Refusal(400, "instance", f"a connection without {INSTANCE}", site)
+        if self.online(site):
+            if instance != self._instances.get(site):
+                raise Refusal(409, "elsewhere", "connected anew, or from a second place, while it is connected", site)
+            self._state.deactivate_node(self._nodes[site])  # the same courier, which did not hear that it was let in
+        status, kind, reply = await self._flower(scope, body)
+        if status == 200:
+            self._instances[site], self.tokens[site] = instance, secrets.token_hex(8)
+        return status, kind, reply
+
+    def _redeliver(self, site: str) -> None:
+        """A message whose receipt was not confirmed got lost on the way, or with the courier: it goes out again."""
+        with self._state.lock:
+            for name, message in self._state.message_ins_store.items():
+                if message.metadata.dst_node_id == self._nodes[site] and name in self._store:
+                    message.metadata.delivered_at = ""
+
+    def _expect(self, site: str, body: bytes) -> None:
+        """Only an answer that is waited for is announced, from the site that was asked, with names that fit."""
+        request = _parsed(PushMessagesRequest, body, site)
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise Refusal(400, "odd", "not one answer but several", site)
+        metadata, tree = request.messages_list[0].metadata, request.message_object_trees[0]
+        names = [each.object_id for each in iterate_object_tree(tree)]
+        if (
+            len(names) > 64 + self._limit // SLACK
+            or len(set(names)) < len(names)
+            or tree.object_id != metadata.message_id
+        ):
+            raise Refusal(400, "odd", "an answer of too many or repeated parts", site)
+        with self._state.lock:
+            asked = self._state.message_ins_store.get(metadata.reply_to_message_id)
+            former = self._state.message_ins_id_to_message_res_id.get(metadata.reply_to_message_id)
+            if asked is None or {asked.metadata.dst_node_id, metadata.src_node_id} != {self._nodes[site]}:
+                raise Refusal(410, "unwanted")
+            if former in (None, metadata.message_id):
+                return
+            if self.contents(former) is not None:
+                raise Refusal(410, "unwanted")
+            del self._state.message_res_store[former]  # half of an answer that is now given anew
+            del self._state.message_ins_id_to_message_res_id[metadata.reply_to_message_id]
+        self.drop(former)
+
+    def _push(self, site: str, body: bytes) -> bytes:
+        request = _parsed(PushObjectRequest, body, site)
+        self._own(request, site)
+        if self._pushed[site] + len(body) > self._limit + SLACK:
+            self.excessive.add(site)
+            raise Refusal(413, "large", f"an answer of more than {self._limit} bytes", site)
+        stored = bool(request.session_id) and self._state.store_object(
+            self._run, request.session_id, request.object_id, request.object_content
+        )
+        if stored:
+            with self._lock:
+                self._pushed[site] += len(body)
+        return PushObjectResponse(stored=stored).SerializeToString()
+
+    def _pull(self, site: str, body: bytes) -> bytes:
+        request = _parsed(PullObjectRequest, body, site)
+        self._own(request, site)
+        content = self._state.get_object(self._run, request.object_id)
+        return PullObjectResponse(
+            object_found=content is not None, object_available=bool(content), object_content=content or b""
+        ).SerializeToString()
+
+    def _own(self, request: Any, site: str) -> None:
+        if (request.node.node_id, request.run_id) != (self._nodes[site], self._run):
+            raise Refusal(403, "odd", "a request in the name of another", site)
+
+    # What is kept
+
+    def contents(self, name: str) -> dict[str, bytes] | None:
+        """The objects of a message, if all of them are here."""
+        found: dict[str, bytes] = {}
+        wanted = [name]
+        with self._store.lock_store:
+            while wanted:
+                each = wanted.pop()
+                entry = self._store.store.get(each)
+                if entry is None or not entry.is_available:
+                    return None
+                if each not in found:
+                    found[each] = entry.content
+                    wanted += entry.child_object_ids
+        return found
+
+    def drop(self, name: str) -> None:
+        """Everything of a message but what another one shares."""
+        self._store.delete(name)
+        with self._state._lock_object_push_sessions:
+            session = self._state._object_push_session_by_root.get(name)
+            if session is not None:
+                self._state._cleanup_push_session(session, cleanup_messages=False)
+
+    def rest(self, site: str) -> None:
+        """Nothing of this site is waited for: it may push as much as before again."""
+        with self._lock:
+            self._pushed[site] = 0
+        self.excessive.discard(site)
+
+    # What is refused
+
+    def note(self, what: str, client: Any, site: str = "") -> None:
+        """Equal ones are counted, so that a flood fills neither memory nor a record."""
+        if not what:
+            return
+        host = client[0] if client else ""
+        log.debug("refused from %s (%s): %s", host, site or "unknown", what)
+        with self._lock:
+            at = what, host, site
+            if at not in self._incidents and len(self._incidents) >= 255:
+                at = "many more", "", ""
+            if at not in self._incidents:
+                found = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "what": at[0], "from": at[1]}
+                self._incidents[at] = {**found, "site": at[2], "count": 0}
+            self._incidents[at]["count"] += 1
+
+    def incidents(self) -> list[dict[str, Any]]:
+        with self._lock:
+            found, self._incidents = list(self._incidents.values()), {}
+        return found
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn behind a door of ours, which sees the handshakes that fail."""
+
+    def __init__(self, guard: Guard, context: ssl.SSLContext):
+        config = uvicorn.Config(
+            guard,
+            interface="asgi3",
+            http=_Connection,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=75,
+        )
+        super().__init__(config)
+        self.guard, self.context = guard, context
+        self.greetings: dict[asyncio.Task[None], None] = {}  # few at a time; the oldest gives way
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        self.servers = []
+        self.listener = (sockets or [])[0]
+        self.listener.setblocking(False)
+        self.door = asyncio.create_task(self._answer_the_door())
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in (self.door, *self.greetings):
+            task.cancel()
+        self.listener.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.wait((self.door, *self.greetings), timeout=1)
+        await self.lifespan.shutdown()
+
+    async def _answer_the_door(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                caller, address = await loop.sock_accept(self.listener)
+            except OSError as problem:  # no file descriptor left, or hung up already
+                self.guard.note(f"nobody can be let in: {problem.strerror}", None)
+                await asyncio.sleep(0.1)
+                continue
+            if len(self.greetings) >= 64:
+                next(iter(self.greetings)).cancel()
+            task = loop.create_task(self._greet(caller, address))
+            self.greetings[task] = None
+            task.add_done_callback(lambda done: self.greetings.pop(done, None))
+
+    async def _greet(self, caller: socket.socket, address: Any) -> None:
+        """The handshake; whoever cannot show a certificate of the consortium's CA gets no further."""
+        connection = _Connection(self.config, self.server_state, self.lifespan.state)
+        silence = self.guard.pace.silence
+        try:
+            await connection.loop.connect_accepted_socket(
+                lambda: connection,
+                caller,
+                ssl=self.context,
+                ssl_handshake_timeout=silence,
+                ssl_shutdown_timeout=min(5.0, silence),
+            )
+        except OSError as problem:
+            self.guard.note(f"no handshake: {getattr(problem, 'reason', None) or problem or 'cut'}", address)
+        finally:
+            if connection.transport is None:
+                caller.close()
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection after its handshake: as uvicorn's, but headers must come soon and be small."""
+
+    app: Guard
+
+    def __init__(self, *args: Any, **others: Any):
+        super().__init__(*args, **others)
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+        if len(self.connections) > 8 + 8 * self.app.sites:
+            self._drop("too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._done()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._size += len(data)
+        super().data_received(data)
+        if self._timer is not None and self._size > HEAD:
+            self._drop("headers that do not end")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._size = 0
+        self._wait()
+
+    def on_headers_complete(self) -> None:
+        self._done()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self.app.note("not HTTP", self.client)
+        super().send_400_response(msg)
+
+    def _wait(self) -> None:
+        self._done()
+        self._timer = self.loop.call_later(self.app.pace.silence, self._drop, "headers that do not come")
+
+    def _done(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drop(self, why: str) -> None:
+        self._done()
+        self.app.note(why, self.client)
+        self.transport.abort()
+
+
+def _parsed(kind: Any, body: bytes, site: str) -> Any:
+    try:
+        return kind.FromString(body)
+    except DecodeError as problem:
+        raise Refusal(400, "odd", "a request that cannot be read", site) from problem
+
+
+def _run(state: InMemoryLinkState) -> int:
+    """A run without an app: this process is its one task, and a task that sends no heartbeats is never given up."""
+    run = state.create_run(
+        "polysite/study", "1", "0" * 64, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+    )
+    (task,) = state.get_tasks(run_ids=[run])
+    state.claim_task(task.task_id)
+    state.activate_task(task.task_id)
+    state.task_token_store[task.task_id].active_until = datetime.max.replace(tzinfo=UTC)
+    return run
+
+
+def _context(certificate: Path, key: Path, ca: Path) -> ssl.SSLContext:
+    """TLS for which a client must show a certificate of this CA."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    for path in (certificate, key, ca):
+        if not path.is_file():
+            raise RunError(f"the coordinator's port cannot be opened: there is no file {path}")
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as problem:
+        raise RunError(f"{certificate} and {key} are not a certificate and its key: {problem}") from problem
+    try:
+        context.load_verify_locations(ca)
+    except OSError as problem:
+        raise RunError(f"{ca} cannot be read as the certificate of the consortium's CA: {problem}") from problem
+    return context
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=128, reuse_port=False)
+    except OSError as problem:
+        raise RunError(f"the coordinator cannot listen at {host}:{port}: {problem.strerror or problem}") from problem

@@ -1,0 +1,163 @@
+"""Studies over sites for tests, and real ones: a project, unpacked archives, and a process for each hospital."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+
+from polysite.config import parse
+from polysite.deploy import project as projects
+from polysite.engines import checkpoint
+
+NAMES = ("a", "b", "c")
+BASE = """
+[data]
+name = "phantom"
+shape = [24, 24, 24]
+[data.sites.a]
+cases = 7
+[data.sites.b]
+cases = 8
+gamma = 1.2
+[data.sites.c]
+cases = 7
+noise = 0.2
+[train]
+patch = [16, 16, 16]
+batch = 2
+patches = 1
+lr = 0.1
+device = "cpu"
+[run]
+rounds = 2
+checkpoint_every = 1
+[model]
+name = "unet_small"
+[assess]
+projections = 0
+"""
+# what an algorithm needs besides its name to train this; two phases where it goes on from a model
+NEEDS = {
+    "feddiv": {"model.name": '"unet_small_sub"'},
+    "fedper": {"algorithm.private": '["head.*"]'},
+    "lg_fedavg": {"algorithm.private": '["stem.*"]'},
+    "fedrep": {"algorithm.head_epochs": "1"},
+    "clustered": {"algorithm.groups": '{ one = ["a", "b"], two = ["c"] }'},
+    "trimmed_mean": {"algorithm.trim": "1"},
+    "krum": {"algorithm.byzantine": "0"},
+    "cfl": {"algorithm.split_at": "[0]"},
+    "ifca": {"algorithm.k": "2"},
+}
+AFTER = {"fine_tune": "", "cfft": "components = 2\nrounds = 1\ndimensions = 2\n"}
+
+
+def wanted(name):
+    if name in AFTER:
+        text = f'{BASE}\n[[then]]\nalgorithm.name = "{name}"\nrun.rounds = 2\n'
+        text += "".join(f"algorithm.{line}\n" for line in AFTER[name].splitlines())
+        return parse(text)
+    return parse(BASE, {"algorithm.name": f'"{name}"', **NEEDS.get(name, {})})
+
+
+def states(folder):
+    return {p.name: checkpoint.load(p).at.state for p in sorted((folder / "checkpoints").glob("*.safetensors"))}
+
+
+def same(one, other):
+    """Bit for bit, whatever it is made of."""
+    if hasattr(one, "dtype"):
+        return np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True)
+    if hasattr(one, "items"):
+        return one.keys() == other.keys() and all(same(v, other[k]) for k, v in one.items())
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "__dataclass_fields__"):
+        return all(same(getattr(one, f), getattr(other, f)) for f in one.__dataclass_fields__)
+    return one == other
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def consortium(folder, names, *, policy=None):
+    """A project and the unpacked archive of every hospital; small enough for drawn patients."""
+    made = projects.init(folder / "project", names, f"localhost:{free_port()}")
+    for name in names:
+        with ZipFile(folder / "project" / "sites" / f"{name}.zip") as archive:
+            archive.extractall(folder / name)
+        change(folder / name / "policy.toml", "fewest = 5", "fewest = 1")
+        for old, new in (policy or {}).get(name, {}).items():
+            change(folder / name / "policy.toml", old, new)
+        change(folder / name / "site.toml", 'device = "auto"', 'device = "cpu"')
+    return made
+
+
+def change(path, old, new):
+    text = path.read_text()
+    assert old in text, (path, old)
+    path.write_text(text.replace(old, new))
+
+
+class Hospital:
+    """``polysite site run`` in a session of its own; its worker has another."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.said = folder, folder / "screen.txt"
+        self.start()
+
+    def start(self):
+        command = [sys.executable, "-m", "polysite.cli", "site", "run", str(self.folder)]
+        with self.said.open("ab") as out:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=environment()
+            )
+
+    def workers(self):
+        """The worker's process, whoever started it."""
+        found = subprocess.run(["pgrep", "-f", f"polysite.deploy.worker {self.folder}"], capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+    def kill(self, *, courier=True, worker=True):
+        for pid in self.workers() if worker else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if courier:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    @property
+    def screen(self):
+        return self.said.read_text() if self.said.exists() else ""
+
+
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def open_hospitals(folder, names):
+    found = {name: Hospital(folder / name) for name in names}
+    try:
+        yield found
+    finally:
+        for hospital in found.values():
+            hospital.kill()
+
+
+def until(true, seconds=60.0):
+    """Wait for something; fail if it does not come."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.05)

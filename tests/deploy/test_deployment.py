@@ -1,0 +1,31 @@
+"""Real processes over Flower's own transport, with TLS and node authentication, against the simulator."""
+
+import pytest
+
+from consortium import NAMES, consortium, open_hospitals, same, states, wanted
+from polysite import study
+from polysite.algorithms import ALGORITHMS
+from polysite.deploy import server
+from polysite.engines.flower import Terms
+
+pytestmark = pytest.mark.slow
+TERMS = Terms(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """Three hospitals that stay, and the link to them."""
+    folder = tmp_path_factory.mktemp("consortium")
+    made = consortium(folder, NAMES)
+    with server.listening(made) as link, open_hospitals(folder, NAMES) as hospitals:
+        yield folder, link, hospitals
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, federation, tmp_path):
+    _, link, _ = federation
+    chosen = wanted(name)
+    simulated = study.run(chosen, tmp_path / "simulated")
+    deployed = server.run(chosen, link, NAMES, tmp_path / "deployed", terms=TERMS, assess=False, wait=120)
+    one, other = states(simulated.folder.path), states(deployed.folder.path)
+    assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
