@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from polysite.config import parse
+from polysite.config import dump, parse
 from polysite.deploy import project as projects
 from polysite.engines import checkpoint
 
@@ -50,20 +50,25 @@ NEEDS = {
     "lg_fedavg": {"algorithm.private": '["stem.*"]'},
     "fedrep": {"algorithm.head_epochs": "1"},
     "clustered": {"algorithm.groups": '{ one = ["a", "b"], two = ["c"] }'},
-    "trimmed_mean": {"algorithm.trim": "1"},
-    "krum": {"algorithm.byzantine": "0"},
-    "cfl": {"algorithm.split_at": "[0]"},
+    "trimmed_mean": {"algorithm.beta": "0.34"},
+    "krum": {"algorithm.f": "0"},
+    "cfl": {"algorithm.split_at": "[1]"},
     "ifca": {"algorithm.k": "2"},
 }
-AFTER = {"fine_tune": "", "cfft": "components = 2\nrounds = 1\ndimensions = 2\n"}
+CLUSTERS = "components = 2\nrounds = 1\ndimensions = 2\nrestarts = 1\niterations = 2\nfewest = 1\n"
+AFTER = {"fine_tune": "", "cfft": CLUSTERS}
+
+
+def config_of(name):
+    """The study of an algorithm, as TOML."""
+    if name not in AFTER:
+        return dump(parse(BASE, {"algorithm.name": f'"{name}"', **NEEDS.get(name, {})}))
+    phase = f'algorithm.name = "{name}"\nrun.rounds = {2 if name == "fine_tune" else 40}\n'
+    return f"{BASE}\n[[then]]\n{phase}" + "".join(f"algorithm.{line}\n" for line in AFTER[name].splitlines())
 
 
 def wanted(name):
-    if name in AFTER:
-        text = f'{BASE}\n[[then]]\nalgorithm.name = "{name}"\nrun.rounds = 2\n'
-        text += "".join(f"algorithm.{line}\n" for line in AFTER[name].splitlines())
-        return parse(text)
-    return parse(BASE, {"algorithm.name": f'"{name}"', **NEEDS.get(name, {})})
+    return parse(config_of(name))
 
 
 def states(folder):

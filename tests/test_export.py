@@ -363,7 +363,7 @@ def test_what_cannot_be_taken_home_is_refused_in_a_sentence(runs, tmp_path):
         serve_model(runs / "ditto", "nroth")
     with pytest.raises(ConfigError, match="models of their own; choose whose with --site: east, north, west"):
         serve_model(runs / "ditto")
-    with pytest.raises(RunError, match="exists already; a bundle never overwrites"):
+    with pytest.raises(RunError, match="exists already; no bundle overwrites"):
         serve_model(runs / "ditto", "north", tmp_path)
     ps.run(replace(SMALL, algorithm=ps.Ditto(), federation=Iid(2), run=ps.Plan(rounds=1)), tmp_path / "iid")
     serve_model(tmp_path / "iid")

@@ -121,7 +121,7 @@ def test_what_an_assessment_leaves_behind(tmp_path):
     for strategy in done.verdict.strategies:
         ready = config.load(done.folder / "strategies" / strategy.file)
         assert ready.data == data and ready.seed == 0 and not ready.run.pooled
-    with pytest.raises(RunError, match="never overwrites another"):
+    with pytest.raises(RunError, match="no assessment overwrites anything"):
         ps.survey(Study(data=data, assess=FAST), tmp_path / "found")
 
 

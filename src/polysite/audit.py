@@ -13,7 +13,6 @@ this one case and tells of it all the same.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -35,13 +34,13 @@ from polysite.data.case import PARTS, Case, Patient
 from polysite.data.split import Parts
 from polysite.engines import rounds
 from polysite.engines.folder import RunFolder, versions
-from polysite.errors import ConfigError, DataError, RunError, nearest
+from polysite.errors import ConfigError, DataError, nearest
 from polysite.models.encoders import Embedder
 from polysite.payload import Payload
 from polysite.report import audit_page
 from polysite.report.audit_page import Finding, Ratio, View
 from polysite.report.preview import axes_of, turned
-from polysite.report.publish import drafted
+from polysite.report.publish import drafted, vacant
 from polysite.train.attack import Outcome, Scans, Settings, attack, matched, shrunk
 from polysite.train.survey import SurveySite
 from polysite.train.torch_site import device_of
@@ -132,13 +131,7 @@ def audit(
 
 
 def _target(out: Path | str | None) -> Path:
-    path = Path(out) if out else RunFolder.fresh(Path("audits"), "audit")
-    if path.exists():
-        raise RunError(f"{path} exists already; an audit never overwrites another: choose another folder")
-    above = next(p for p in path.absolute().parents if p.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise RunError(f"the audit {path} could not be written: {above} is no folder that can be written to")
-    return path
+    return vacant(Path(out) if out else RunFolder.fresh(Path("audits"), "audit"), "audit")
 
 
 def _kinds(study: Study, what: str) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from polysite.data.files import Files
 from polysite.engines.folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.payload import SiteId
-from polysite.report.publish import drafted
+from polysite.report.publish import drafted, vacant
 from polysite.report.runs import title
 from polysite.tree import Tree
 
@@ -41,9 +41,8 @@ def serve_model(run: Path | str, site: SiteId | None = None, out: Path | str | N
     folder = RunFolder.open(Path(run))
     if not folder.finished:
         raise RunError(f"{folder.path} has not finished; 'polysite train --resume {folder.path}' brings it to its end")
-    target = Path(out) if out else folder.path / "bundles" / (file_name(site) if site else "shared")
-    if target.exists():
-        raise RunError(f"{target} exists already; a bundle never overwrites anything: choose another folder")
+    own = folder.path / "bundles" / (file_name(site) if site else "shared")
+    target = vacant(Path(out) if out else own, "bundle")
     bundle = _find(folder, site)
     weights = safetensors.torch.save(bundle.weights, {"format": "pt"})
     files = {

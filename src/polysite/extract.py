@@ -43,13 +43,13 @@ from polysite.data.federation import Natural
 from polysite.data.files import Files
 from polysite.engines.folder import RunFolder, file_name, versions
 from polysite.engines.rounds import Watch
-from polysite.errors import ConfigError, DataError, RunError, nearest
+from polysite.errors import ConfigError, DataError, nearest
 from polysite.payload import SiteId
 from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.radiomics.extraction import cores
 from polysite.report import clusters as clusters_page
 from polysite.report.grid import Grid, Line, name, number
-from polysite.report.publish import drafted
+from polysite.report.publish import drafted, vacant
 from polysite.study import federation
 
 Values = NDArray[np.float64]
@@ -141,9 +141,7 @@ def run(
     watch: Watch = Watch(),
 ) -> Extracted:
     """Extract, look for outliers, cluster if wanted, and write a new folder."""
-    path = Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics")
-    if path.exists():
-        raise RunError(f"{path} exists already; a table never overwrites another: choose another folder")
+    path = vacant(Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics"), "table")
     if parquet:
         _pyarrow()  # before the work
     table = extract(study, settings, label, jobs, watch)

@@ -33,7 +33,7 @@ from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.encoders import Embedder
 from polysite.report import assess_page
-from polysite.report.publish import drafted
+from polysite.report.publish import drafted, vacant
 from polysite.site import Site
 from polysite.train import tasks
 from polysite.train.survey import SurveySite
@@ -144,7 +144,7 @@ def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:
         )
     if study.run.pooled:
         train = {POOLED: TorchSite.pool(POOLED, sites)}
-    return Simulator(study.algorithm, train, guests=judge, wire=study.run.wire)
+    return Simulator(study.algorithm, train, guests=judge, wire=study.run.wire, compress=study.run.compress)
 
 
 def refuse_bare(study: Study) -> None:
@@ -176,12 +176,7 @@ class Survey:
 
 def survey(study: Study, out: Path | str | None = None, watch: rounds.Watch = rounds.Watch()) -> Survey:
     """Ask every hospital once what its cases are like; write down what that tells, and studies that it speaks for."""
-    path = Path(out) if out else RunFolder.fresh(Path("assessments"), "assess")
-    if path.exists():
-        raise RunError(f"{path} exists already; an assessment never overwrites another: choose another folder")
-    above = next(p for p in path.absolute().parents if p.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise RunError(f"the assessment {path} could not be written: {above} is no folder that can be written to")
+    path = vacant(Path(out) if out else RunFolder.fresh(Path("assessments"), "assess"), "assessment")
     engine, dealt = surveyed(study, watch), federation(study)
     unseen = any(not parts["train"] and any(parts.values()) for parts in dealt.values())
     return describe(study, engine, {i: site.size for i, site in engine.sites.items()}, unseen, path, watch)

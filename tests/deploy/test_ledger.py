@@ -163,14 +163,13 @@ def test_a_crash_at_any_byte_is_reported_and_the_log_goes_on(path, monkeypatch, 
     whole = [e for e in entries if e["kind"] != "cut"]
     assert len(cut) == cuts
     assert [e["n"] for e in whole] == list(range(len(whole))) and [e["kind"] for e in whole[-2:]] == ["score"] * 2
-    for line in cut:  # what was cut is tied to what comes after it, too
-        lines = path.read_bytes().split(b"\n")
-        lines[line - 1] += b"x"
-        copy = path.with_name("copy.jsonl")
-        copy.write_bytes(b"\n".join(lines))
-        copy.with_name("copy.jsonl.head").write_bytes(path.with_name("audit.jsonl.head").read_bytes())
-        with pytest.raises(DataError, match=f"line {cut[0]} was changed"):
-            check(copy)
+    data = path.read_bytes()
+    for line in (*cut, len(entries) - 1):  # what was cut is tied to what comes after it, too
+        lines = data.split(b"\n")
+        lines[line - 1] = lines[line - 1].replace(b"score", b"scare") if line not in cut else b"x" + lines[line - 1]
+        path.write_bytes(b"\n".join(lines))
+        with pytest.raises(DataError, match=f"line {cut[0] if line in cut else line} was changed"):
+            check(path)
 
 
 def test_a_cut_last_line_is_reported(path):
@@ -220,6 +219,21 @@ def test_what_is_not_surely_on_disk_is_an_error(path, monkeypatch, broken):
     monkeypatch.setattr(os, broken, full)
     with pytest.raises(RunError, match="No space left"):
         Ledger(path).write({})
+
+
+def test_a_line_is_one_write_and_on_disk_before_its_head(path, monkeypatch):
+    calls, head = [], path.with_name("audit.jsonl.head")
+
+    def noted(name):
+        real = getattr(os, name)
+        return lambda handle, *data: calls.append((name, handle, head.exists())) or real(handle, *data)
+
+    for name in ("write", "fsync"):
+        monkeypatch.setattr(os, name, noted(name))
+    Ledger(path).write({"kind": "train"})
+    handle = calls[0][1]
+    assert calls[:2] == [("write", handle, False), ("fsync", handle, False)]
+    assert [name for name, *_ in calls].count("write") == 1
 
 
 @pytest.mark.parametrize("entry", [{"n": 1}, {"previous": ""}, {"time": ""}, {"x": object()}, {"x": float("nan")}])

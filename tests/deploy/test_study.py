@@ -4,19 +4,24 @@ The wire here is a handful of lines, the workers are real; over Flower itself, s
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from safetensors.numpy import load_file
 
-from consortium import NAMES, same, states, wanted
+from consortium import BASE, NAMES, config_of, same, states, wanted
 from polysite import study
 from polysite.algorithms import ALGORITHMS
+from polysite.config import parse
 from polysite.deploy import server
+from polysite.deploy.identity import identity
+from polysite.deploy.ledger import check
 from polysite.deploy.policy import SitePolicy
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.worker import Worker
+from polysite.engines import rounds
 from polysite.engines.flower import Terms
+from polysite.errors import ConfigError, RunError
 from polysite.payload import Payload
 
 FAST = Terms(quorum=3, deadline=30, grace=0.2, again=0.1, poll=0.001)
@@ -88,11 +93,169 @@ def test_every_algorithm_comes_to_the_state_of_the_simulator(name, tmp_path):
     one, other = states(simulated.folder.path), states(deployed.folder.path)
     assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
     assert deployed.result["best_round"] == simulated.result["best_round"]
-    for site, scores in simulated.result["test"].items():  # under other names
-        assert sorted(map(str, scores.values())) == sorted(map(str, deployed.result["test"][site].values()))
+    assert values(deployed) == values(simulated)
     for path in (simulated.folder.path / "models").glob("*.safetensors"):
         there = deployed.folder.path / "models" / path.name
         kind, _, rest = path.stem.partition(".")
-        if not there.exists():  # a personal model, which stays at the hospital
-            there = next((tmp_path / "sites" / rest / "runs").glob(f"*/models/{kind}.safetensors"))
+        if not there.exists():  # what the server could not tell from what it sent: it stays at the hospital
+            there = next((tmp_path / "sites" / (rest or "a") / "runs").glob(f"*/models/{kind}.safetensors"))
         assert Payload(model=load_file(path)) == Payload(model=load_file(there))
+
+
+def go(tmp_path, chosen, wire, name="deployed", **more):
+    return server.run(chosen, wire, NAMES, tmp_path / name, terms=FAST, assess=False, **more)
+
+
+def values(run):
+    """The scores, whatever the cases are called."""
+    return {site: sorted(map(str, scores.values())) for site, scores in run.result["test"].items()}
+
+
+def test_a_server_that_stops_anywhere_goes_on_to_the_same_end(tmp_path):
+    """After every message that it might not survive; sites keep what they remember, and go back where it went back."""
+    chosen = wanted("ditto")
+
+    class Stop(Exception): ...
+
+    class Fragile(Inside):
+        left = 10**9
+
+        def send_all(self, messages, ttl, group):
+            if self.left == 0:
+                raise Stop
+            self.left -= 1
+            return super().send_all(messages, ttl, group)
+
+    whole = go(tmp_path, chosen, Inside(workers(tmp_path / "undisturbed")), "whole")
+    for stop in (3, 4, 6, 8):
+        hosts = workers(tmp_path / str(stop))
+        wire = Fragile(hosts)
+        wire.left = stop
+        with pytest.raises(Stop):
+            go(tmp_path, chosen, wire, f"run{stop}")
+        done = server.resume(tmp_path / f"run{stop}", Inside(hosts), terms=FAST)
+        one, other = states(whole.folder.path), states(done.folder.path)
+        assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+        assert values(done) == values(whole)
+        told = [i for r in (*done.folder.records(), done.result) for i in r.get("incidents", ())]
+        assert any("started again" in i["what"] for i in told)
+
+
+def test_a_worker_that_is_killed_goes_on_from_its_files(tmp_path):
+    chosen = wanted("ditto")
+
+    class Mortal(Inside):
+        def answer(self, site, header, body):
+            if site == "b":
+                self.workers["b"] = worker(tmp_path, "b")  # another process, with nothing but its state folder
+            return super().answer(site, header, body)
+
+    whole = go(tmp_path, chosen, Inside(workers(tmp_path / "undisturbed")), "whole")
+    done = go(tmp_path, chosen, Mortal(workers(tmp_path)))
+    one, other = states(whole.folder.path), states(done.folder.path)
+    assert all(same(one[k], other[k]) for k in one)
+
+
+class Away(Inside):
+    """One site is not there for some rounds, and then connects anew."""
+
+    def online(self):
+        last = next((header for _, header, _ in reversed(self.sent) if header["kind"] in ("train", "score")), {})
+        if last.get("round", 0) >= 4:
+            self.tokens["c"] = "2"
+        gone = 1 <= last.get("round", 0) < 4 and last["kind"] == "score"
+        return {k: v for k, v in self.tokens.items() if not (gone and k == "c")}
+
+
+def test_a_round_goes_on_without_a_site_and_takes_it_in_again(tmp_path):
+    chosen = replace(wanted("scaffold"), run=rounds.Plan(rounds=8, checkpoint_every=1))
+    wire, terms = Away(workers(tmp_path)), replace(FAST, quorum=2, grace=0.0)
+    done = server.run(chosen, wire, NAMES, tmp_path / "run", terms=terms, assess=False, wait=0)
+    records = done.folder.records()
+    heard = ["c" in r["sites"] for r in records]
+    assert heard == [True, True, False, False, False, True, True, True] and records[2]["absent"] == ["c"]
+    what = [i["what"] for r in records for i in r.get("incidents", ()) if i.get("site") == "c"]
+    assert any("away" in w for w in what) and "connected anew" in what
+    (again,) = (h for site, h, _ in wire.sent if site == "c" and h["kind"] == "train" and h["round"] == 5)
+    assert again["version"] == 1  # what it remembered when it was last heard
+
+
+def test_what_a_policy_forbids_is_refused_there_with_the_reason(tmp_path):
+    """Radiomics of every case do not leave a site that does not want it; sums do."""
+    pooled = parse(config_of("cfft").replace("algorithm.fewest", 'algorithm.fit = "pooled"\nalgorithm.fewest'))
+    hosts = workers(tmp_path)
+    hosts["c"] = worker(tmp_path, "c", case_vectors=False)
+    for name in "ab":
+        hosts[name] = worker(tmp_path, name, case_vectors=True)
+    with pytest.raises(
+        RunError, match=r"c: numbers of single cases \('features'\) may not leave.*case_vectors = false"
+    ):
+        go(tmp_path, pooled, Inside(hosts))
+    assert not (tmp_path / "deployed").exists()
+    last = check(tmp_path / "sites" / "c" / "ledger.jsonl")[-1]
+    assert last["bytes"] == 0 and "case_vectors" in last["refused"]
+    assert go(tmp_path, wanted("cfft"), Inside(hosts), "sums").result["rounds"] > 2
+
+
+@pytest.mark.parametrize(
+    "policy, said",
+    [
+        ({"algorithms": ("scaffold",)}, "'fedavg' may not train here"),
+        ({"kinds": ("count",)}, "'model' is of the kind 'model' and may not leave"),
+        ({"rounds": 1}, "rounds = 1"),
+    ],
+)
+def test_a_policy_is_asked_before_anything_is_computed(policy, said, tmp_path):
+    with pytest.raises(RunError, match=said):
+        go(tmp_path, wanted("fedavg"), Inside(workers(tmp_path, **policy)))
+
+
+def test_versions_are_compared_when_sites_are_greeted(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "identity", lambda: {**identity(), "code": "other"})
+    with pytest.raises(RunError, match=r"this site runs polysite .* \(code .*\), the coordinator .* \(code other\)"):
+        go(tmp_path, wanted("fedavg"), Inside(workers(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"run.pooled": "true"}, "scans would have to leave"),
+        ({"federation.name": '"iid"'}, r"leave out \[federation\]"),
+        ({"split.file": '"x.csv"'}, "stay at the hospitals"),
+        ({"algorithm.name": '"fine_tune"'}, "goes on from a model"),
+    ],
+)
+def test_what_only_a_simulation_can_do_is_refused(change, said):
+    with pytest.raises(ConfigError, match=said):
+        server.check(parse(BASE, change))
+
+
+def test_names_of_cases_and_what_is_wrong_with_them_stay_at_the_hospital(tmp_path):
+    """Everything that leaves a site in a study and in a failure, as text."""
+    left = []
+
+    class Listening(Inside):
+        def answer(self, site, header, body):
+            got, out = super().answer(site, header, body)
+            left.append(json.dumps(got))
+            return got, out
+
+    hosts = workers(tmp_path)
+    go(tmp_path, wanted("fedavg"), Listening(hosts))
+    broken = replace(hosts["a"].site, data={"name": "files", "path": "/nowhere/Jane-Doe"})
+    header = {"kind": "hello", "protocol": 1, "study": "x", "config": config_of("fedavg"), **identity()}
+    answer, _ = Worker(broken, SitePolicy()).answer(header, b"")
+    left.append(json.dumps(answer))
+    assert "refused" in answer or "error" in answer
+    assert len(left) > 10 and not any(word in text for text in left for word in ("a-00", "b-00", "Jane", "nowhere"))
+
+
+def test_compressed_replies_are_what_the_simulator_makes_of_them(tmp_path):
+    for how, share in (("half", 0.51), ("int8", 0.26)):
+        chosen = parse(config_of("fedavg"), {"run.compress": f'"{how}"'})
+        simulated = study.run(chosen, tmp_path / f"simulated {how}")
+        deployed = go(tmp_path, chosen, Inside(workers(tmp_path / how)), f"deployed {how}")
+        one, other = states(simulated.folder.path), states(deployed.folder.path)
+        assert all(same(one[k], other[k]) for k in one)
+        sites = deployed.folder.records()[0]["sites"].values()
+        assert all(s["bytes_up"] < share * s["bytes_down"] for s in sites)

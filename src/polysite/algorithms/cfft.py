@@ -165,8 +165,7 @@ class Cfft:
 
     def _judges(self, state: State, site: SiteId, told: Counts) -> bool:
         """Whether a site judges with the cases that it has: of a cluster, or all where nobody has one."""
-        own = state.judges[site]
-        unjudged = [c for c in state.models if not any(counts.get(c) for counts in state.judges.values())]
+        own, unjudged = state.judges[site], _unjudged(state)
         return all(n == (fsum(own.values()) if c in unjudged else own.get(c)) for c, n in told.items())
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
@@ -198,7 +197,7 @@ class Cfft:
 
     def _task(self, state: State, site: SiteId) -> Payload:
         """The models that a site has to do with, and which of them all its validation cases judge."""
-        unjudged = [c for c in state.models if not any(counts.get(c) for counts in state.judges.values())]
+        unjudged = _unjudged(state)
         mine = [c for c in state.models if c in state.train[site] or c in state.judges[site] or c in unjudged]
         models = {f"cluster_{c}": state.models[c] for c in mine}
         marks = {"all": {c: np.ones(1) for c in unjudged}} if unjudged else {}
@@ -292,6 +291,11 @@ def _counted(**named: Counts) -> dict[str, Tree]:
     """The field of a reply; a site that has nothing to count leaves it out."""
     found = {f"{word} {c}": np.array([float(n)]) for word, counts in named.items() for c, n in counts.items()}
     return {"counts": found} if found else {}
+
+
+def _unjudged(state: State) -> list[str]:
+    """The clusters of which nobody has a validation case."""
+    return [c for c in state.models if not any(counts.get(c) for counts in state.judges.values())]
 
 
 def _told(reply: Payload) -> Counts:

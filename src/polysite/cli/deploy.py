@@ -45,12 +45,14 @@ def init(
 
 @coordinator.command()
 def add(
-    site: Annotated[str, typer.Argument(metavar="NAME", help="The new hospital.")], project: Project = HERE
+    site: Annotated[str, typer.Argument(metavar="NAME", help="The new hospital.")],
+    project: Project = HERE,
+    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")] = None,
 ) -> None:
     """One more hospital in a project."""
     from polysite.deploy import project as projects
 
-    print(f"Send it to {site}, over a channel that you trust: {projects.add(project, site)}")
+    print(f"Send it to {site}, over a channel that you trust: {projects.add(project, site, ca_key=ca_key)}")
 
 
 @coordinator.command()
@@ -82,6 +84,8 @@ def run(
     from polysite.engines.flower import Terms
 
     found = Loaded.load(project)
+    for remark in found.remarks:
+        print(remark, file=sys.stderr)
     terms = Terms(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
     study = None if resume else study_of(config, override or [])
     if study is not None:
@@ -119,8 +123,11 @@ def serve(
         if not quiet:
             print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {what}", flush=True)
 
+    found = SiteConfig.load(site)
+    for remark in found.remarks:
+        say(remark)
     try:
-        courier.run(SiteConfig.load(site), say)
+        courier.run(found, say)
     except KeyboardInterrupt:
         say("stopped; what this site remembers is in its state folder")
 
@@ -131,7 +138,7 @@ def show_log(site: Site = HERE, as_json: Json = False) -> None:
     from polysite.deploy import ledger
     from polysite.deploy.project import SiteConfig
 
-    path = SiteConfig.load(site).state / "ledger.jsonl"
+    path = SiteConfig.load(site, check=False).state / "ledger.jsonl"
     if not path.exists():
         raise RunError(f"nothing has been asked here yet: there is no {path}")
     entries = ledger.check(path)
@@ -140,8 +147,16 @@ def show_log(site: Site = HERE, as_json: Json = False) -> None:
             print(json.dumps(entry))
         return
     for entry in entries:
+        if entry["kind"] == "cut":
+            print(f"line {entry['line']} was cut by a crash")
+            continue
         where = f", round {entry['round'] + 1}" if entry.get("round", -1) >= 0 else ""
         no = entry.get("refused") or entry.get("error")
         left = f"refused: {no}" if no else f"{entry.get('bytes', 0)} bytes: {json.dumps(entry.get('left', {}))}"
         print(f"{entry['time']}  {entry.get('study', '')}  {entry.get('kind', '')}{where}  {left}")
+    print()
+    for total in ledger.summary(entries):
+        print(
+            f"{total.study}  {total.kind}: {total.requests} asked, {total.refusals} refused, {total.bytes} bytes left"
+        )
     print(f"{len(entries)} entries; every one is tied to the one before it, none was changed or removed.")

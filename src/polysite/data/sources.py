@@ -158,7 +158,7 @@ class AtHospitals:
     def __post_init__(self) -> None:
         for name in ("modalities", "labels"):
             if not getattr(self, name):
-                raise ConfigError(f"data.{name} is empty: name what every hospital must have, since none is opened here")
+                raise ConfigError(f"data.{name} is empty: name what every hospital must have; none is opened here")
 
     @property
     def modality_names(self) -> tuple[str, ...]:

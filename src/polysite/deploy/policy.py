@@ -39,7 +39,7 @@ kinds = ["model", "update", "count", "counts", "one", "rate", "cost", "statistic
 # cases that must be behind anything that leaves: training cases behind a model, cases behind statistics
 fewest = 5
 
-# most rounds of one study
+# most rounds of one study; twice as many trainings, since a coordinator that was stopped repeats some
 rounds = 10000
 
 # when this machine may work for a study, in local time, as in "20:00-06:00"; "" is always

@@ -137,7 +137,10 @@ def check(chosen: Study) -> None:
 
 def _phases(chosen: Study, hospitals: Hospitals) -> list[rounds.Phase]:
     stages = config.stages(chosen)
-    return [rounds.Phase(s.algorithm, Flower(s.algorithm, hospitals, k, _lift), s.run) for k, s in enumerate(stages)]
+    return [
+        rounds.Phase(s.algorithm, Flower(s.algorithm, hospitals, k, _lift, compress=s.run.compress), s.run)
+        for k, s in enumerate(stages)
+    ]
 
 
 def _lift(params: Tree) -> Tree:

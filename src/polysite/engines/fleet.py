@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from polysite.engines.records import INSTANCE, Header, deflate, inflate, pack, quiet, unpack
+from polysite.engines.records import INSTANCE, Header, deflate, inflate, pack, unpack
 from polysite.errors import PayloadError, RunError
 
 import httpx  # isort: skip  # from here on: what Flower brings along
@@ -36,6 +37,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 MOST = 64 << 20  # bytes of one response; an object is a chunk of 5 MiB at most
+CUT = (OSError, HTTPException, ValueError)  # a link that breaks, or brings something else than a response
+TROUBLE = (*CUT, httpx.HTTPError)
 T = TypeVar("T")
 
 
@@ -75,6 +78,8 @@ class Fleet:
         timeout: float = 10,
         limit: int = 8 << 30,
     ):
+        if not 10 <= heartbeat <= 1800:
+            raise RunError(f"a site says at least every 10 s to 30 min that it is there, not every {heartbeat} s")
         self._address, self._heartbeat, self._patience, self._limit = address, heartbeat, patience, limit
         private = _private_key(key)
         self._public = public_key_to_bytes(private.public_key())
@@ -90,7 +95,6 @@ class Fleet:
         self._closing = threading.Event()
         self._pulse: threading.Thread | None = None
         self._node: Node | None = None
-        quiet()
 
     def __enter__(self) -> Self:
         return self
@@ -101,17 +105,13 @@ class Fleet:
     def connect(self) -> None:
         """One attempt; ``Refused`` says in a sentence why not. A former connection goes on if it is still known."""
         try:
-            if self._node is not None:
-                try:
-                    self._beat()
-                    return
-                except httpx.HTTPStatusError:
-                    self._node = None
+            if self._node is not None and self._still_known():
+                return
             activation = ActivateNodeRequest(public_key=self._public, heartbeat_interval=self._heartbeat)
             self._node = Node(node_id=self._client.ActivateNode(activation).node_id)
         except httpx.HTTPStatusError as problem:
             raise self._refusal(problem.response) from problem
-        except (OSError, HTTPException, ValueError) as problem:
+        except CUT as problem:
             raise _unreachable(self._address, problem) from problem
         if self._pulse is None:
             self._pulse = threading.Thread(target=self._beat_on, name="polysite-heartbeat", daemon=True)
@@ -173,10 +173,8 @@ class Fleet:
             self._pulse.join()
         self._workers.shutdown(cancel_futures=True)
         if self._node is not None:
-            try:
+            with suppress(*TROUBLE):  # the coordinator notices by itself when the heartbeats stop
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
-            except (OSError, HTTPException, ValueError, httpx.HTTPError):
-                pass  # the coordinator notices by itself when the heartbeats stop
         self._client.close()
         self._wire.close()
 
@@ -185,17 +183,20 @@ class Fleet:
             raise Lost(f"this site is not connected to the coordinator at {self._address}")
         return self._node
 
-    def _beat(self) -> None:
+    def _beat(self) -> bool:
         beat = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._heartbeat)
-        self._client.SendNodeHeartbeat(beat)
+        return self._client.SendNodeHeartbeat(beat).success
+
+    def _still_known(self) -> bool:
+        try:
+            return self._beat()
+        except httpx.HTTPStatusError:
+            return False
 
     def _beat_on(self) -> None:
         while not self._closing.wait(self._heartbeat / 2):
-            try:
-                if self._node is not None:
-                    self._beat()
-            except (OSError, HTTPException, ValueError, httpx.HTTPError):
-                pass  # whoever receives or answers finds out and tells
+            with suppress(*TROUBLE):  # whoever receives or answers finds out and tells
+                self._beat()
 
     def _pull(self, node: Node, run: int, name: str) -> bytes:
         wanted, end = PullObjectRequest(node=node, run_id=run, object_id=name), time.monotonic() + self._patience
@@ -231,7 +232,7 @@ class Fleet:
                 if code < 500 and code != 408:
                     raise Lost(str(self._refusal(refused.response))) from refused
                 problem = f"it answers {code}"
-            except (OSError, HTTPException, ValueError) as cut:
+            except CUT as cut:
                 problem = str(cut) or type(cut).__name__
             if time.monotonic() > end:
                 break

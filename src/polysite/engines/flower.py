@@ -16,13 +16,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from polysite.algorithms.base import Algorithm
+from polysite.engines.compress import Compress, restore
 from polysite.engines.rounds import Reply, Served
+from polysite.engines.screen import kinds_of
 from polysite.errors import PayloadError, RunError
 from polysite.payload import Limits, Payload, SiteId, decode, encode, plain
-from polysite.site import Fit, Scores
+from polysite.site import Fit, Scores, Site
 from polysite.tree import Tree
 
 PROTOCOL = 1  # of what is asked and answered here
@@ -298,10 +300,11 @@ class Flower:
         phase: int = 0,
         lift: Callable[[Tree], Tree] = lambda t: t,
         kind: str = "train",
+        compress: Compress = "none",
         limits: Limits = Limits(),
     ):
         self.algorithm, self.hospitals, self.phase, self.lift = algorithm, hospitals, phase, lift
-        self.kind, self.limits = kind, limits
+        self.kind, self.compress, self.limits = kind, compress, limits
         self._versions: dict[SiteId, int] = {}
         self._round = -1
 
@@ -319,11 +322,13 @@ class Flower:
         self._round = round
         for site, header, body in self._ask(self.kind, round, sent):
             try:
-                payload = decode(body, self.limits).each(self.lift)
+                left = decode(body, self.limits)
+                kinds = kinds_of(self.algorithm.reply, sent[site], left)
+                payload = restore(self.compress, kinds, sent[site], left).each(self.lift)
             except PayloadError as problem:
                 self.hospitals.note(f"its reply is refused: {problem}", site)
                 continue
-            yield site, Reply(payload, _fits(header), float(header.get("seconds", 0.0)))
+            yield site, Reply(payload, _fits(header), float(header.get("seconds", 0.0)), left.nbytes)
 
     def settle(self, heard: Collection[SiteId]) -> None:
         self._versions.update(dict.fromkeys(heard, self._round))
@@ -341,14 +346,22 @@ class Flower:
         models: dict[SiteId, tuple[Tree, ...]] = {}
         hidden: dict[SiteId, int] = {}
         for site, header, _ in self._ask("serve", round, sent, name=name):
-            known = {digest(v): v for v in sent[site].values() if not isinstance(v, float)}
-            said = list(header["digests"])
+            said, known = list(header["digests"]), self._guess(sent[site])
             if all(d in known for d in said):
                 models[site] = tuple(dict(known[d]) for d in said)
             else:
                 hidden[site] = len(said)
         order = {"phase": self.phase, "round": round, "sent": sent, "versions": dict(self._versions)}
         return Served({i: models[i] for i in sorted(models)}, hidden, order)
+
+    def _guess(self, sent: Payload) -> dict[str, Tree]:
+        """By what they hash to, the models that a site may have which knows nothing but what it was sent."""
+        try:
+            served = [tree for tree, _ in self.algorithm.serve(sent, Payload(), cast(Site, None), ())]
+        except (AttributeError, KeyError, TypeError):  # it needs the site, or what that remembers
+            served = []
+        trees = (*served, *(v for v in sent.values() if not isinstance(v, float)))
+        return {digest(tree): tree for tree in trees}
 
     def begin(self, round: int, served: Served) -> None:
         order, mine = served.order, self.phase

@@ -17,16 +17,17 @@ import ssl
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, cast
 
-from polysite.engines.records import INSTANCE, Header, deflate, inflate, pack, quiet, unpack, wrap
+from polysite.engines.records import INSTANCE, Header, deflate, inflate, pack, unpack, wrap
 from polysite.errors import PayloadError, RunError
 
 import uvicorn  # isort: skip  # from here on: what Flower brings along
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from flwr.app import ArrayRecord, Metadata
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.constant import (
@@ -52,7 +53,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.superlink.main import create_app
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.concurrency import run_in_threadpool
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -77,6 +78,7 @@ SLACK = 1 << 20  # of an answer beyond its body: header and names
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+Reply = tuple[int, *tuple[bytes, ...]]  # the status and the parts of the body
 log = logging.getLogger("polysite.link")
 
 
@@ -121,24 +123,29 @@ class Link:
         self._sent: dict[str, str] = {}  # message → site
 
     def __enter__(self) -> Self:
-        context, listener = _context(*self._files), _listen(*self._at)
-        quiet()
+        keys, context = _keys(self._sites), _context(*self._files)
         app = create_app()
         app.state.enable_supernode_auth = True
-        self._state = cast(InMemoryLinkState, app.state.linkstate_factory.state())
-        self._store = cast(InMemoryObjectStore, self._state.object_store)
+        state = app.state.linkstate_factory.state()
+        if not isinstance(state, InMemoryLinkState) or not isinstance(state.object_store, InMemoryObjectStore):
+            raise RunError("the coordinator keeps what is on the wire in memory: unset FLWR_DATABASE")
+        self._state, self._store, self._run = state, state.object_store, _run(state)
         self._nodes = {
-            site: self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for site, key in self._sites.items()
+            site: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for site, key in self._sites.items()
         }
-        self._run = _run(self._state)
-        self._guard = Guard(app, self._state, self._run, self._sites, self._nodes, self._limit, self._pace)
+        self._guard = Guard(app, state, self._run, self._sites, keys, self._nodes, self._limit, self._pace)
         self._server = _Server(self._guard, context)
+        listener = _listen(*self._at)
+        self._at = self._at[0], listener.getsockname()[1]
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listener]}, name="polysite-link", daemon=True
         )
-        self._at = self._at[0], listener.getsockname()[1]
         self._thread.start()
-        while not self._server.started and self._thread.is_alive():
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RunError(
+                    f"the coordinator cannot listen at {self._at[0]}:{self._at[1]}: its server did not start"
+                )
             time.sleep(0.01)
         return self
 
@@ -152,7 +159,7 @@ class Link:
 
     def online(self) -> dict[str, str]:
         """The sites that are connected, each with a token that is another one after each time it connected anew."""
-        return {site: self._guard.tokens[site] for site in self._nodes if self._guard.online(site)}
+        return {site: token for site, token in list(self._guard.tokens.items()) if self._guard.online(site)}
 
     def send(self, site: str, header: Mapping[str, Header], body: bytes, ttl: float, group: str) -> str:
         """Leave a message for a site; its name."""
@@ -219,7 +226,9 @@ class Link:
         )
 
     def _answer(self, id: str) -> Answer | None:
-        site = self._sent.get(id, "")
+        if id not in self._sent:
+            return None
+        site = self._sent[id]
         with self._state.lock:
             asked, reply = self._state.message_ins_store.get(id), self._state.message_ins_id_to_message_res_id.get(id)
         if reply is None:
@@ -256,17 +265,17 @@ class Guard:
         app: Any,
         state: InMemoryLinkState,
         run: int,
-        keys: Mapping[str, bytes],
+        sites: Mapping[str, bytes],
+        keys: Mapping[str, EllipticCurvePublicKey],
         nodes: Mapping[str, int],
         limit: int,
         pace: Pace,
     ):
         self._app, self._state, self._run, self._limit, self.pace = app, state, run, limit, pace
         self._store = cast(InMemoryObjectStore, state.object_store)
-        self._nodes = dict(nodes)
-        self._sites = {key: site for site, key in keys.items()}
-        self.sites = len(keys)
-        self._keys = {site: bytes_to_public_key(key) for site, key in keys.items()}
+        self._sites = {key: site for site, key in sites.items()}
+        self._keys, self._nodes = keys, nodes
+        self.most = 8 + 8 * len(sites)  # connections
         self._instances: dict[str, bytes] = {}  # where each site's key is in use
         self.tokens: dict[str, str] = {}
         self.excessive: set[str] = set()
@@ -280,15 +289,15 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
-            status, kind, body = await self._admit(scope, receive)
+            status, *parts = await self._admit(scope, receive)
         except Refusal as refusal:
             self.note(refusal.what, scope["client"], refusal.site)
-            status, kind, body = refusal.status, b"application/json", b'{"detail":"%s"}' % refusal.word.encode()
-        await self._respond(scope, send, status, kind, body)
+            status, parts = refusal.status, [b'{"detail":"%s"}' % refusal.word.encode()]
+        await self._respond(scope, send, status, parts)
 
     # What passes
 
-    async def _admit(self, scope: Scope, receive: Receive) -> tuple[int, bytes, bytes]:
+    async def _admit(self, scope: Scope, receive: Receive) -> Reply:
         path = scope["path"]
         if scope["method"] != "POST" or path not in CALLS:
             raise Refusal(404, "unknown", f"asked for {scope['method'][:10]} {path[:60]!r}")
@@ -300,9 +309,9 @@ class Guard:
             raise Refusal(409, "elsewhere", "the key of this site is used from a second place", site)
         body = await self._read(headers, receive, CALLS[path], site)
         if call == "push-object":
-            return 200, b"application/x-protobuf", await run_in_threadpool(self._push, site, body)
+            return 200, await run_in_threadpool(self._push, site, body)
         if call == "pull-object":
-            return 200, b"application/x-protobuf", await run_in_threadpool(self._pull, site, body)
+            return 200, *self._pull(site, body)
         if call == "push-messages":
             self._expect(site, body)
         if call == "pull-messages":
@@ -369,24 +378,25 @@ class Guard:
         if seconds > self.pace.window and size < seconds * self.pace.rate:
             raise TimeoutError
 
-    async def _respond(self, scope: Scope, send: Send, status: int, kind: bytes, body: bytes) -> None:
-        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+    async def _respond(self, scope: Scope, send: Send, status: int, parts: Sequence[bytes]) -> None:
+        headers = [(b"content-length", b"%d" % sum(map(len, parts)))]
         if status >= 400:
             headers.append((b"connection", b"close"))  # or the rest of a refused request would be read
-        view, began = memoryview(body), time.monotonic()
+        began, size = time.monotonic(), 0
         try:
             async with asyncio.timeout(self.pace.silence) as watch:
                 await send({"type": "http.response.start", "status": status, "headers": headers})
-                for start in range(0, len(view) or 1, PIECE):
-                    piece, end = view[start : start + PIECE], start + PIECE
-                    await send({"type": "http.response.body", "body": piece, "more_body": end < len(view)})
-                    self._keep_pace(began, end)
+                for piece in _pieces(parts):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    size += len(piece)
+                    self._keep_pace(began, size)
                     watch.reschedule(asyncio.get_running_loop().time() + self.pace.silence)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             self.note("a response that was not fetched", scope["client"], "")
             raise
 
-    async def _flower(self, scope: Scope, body: bytes) -> tuple[int, bytes, bytes]:
+    async def _flower(self, scope: Scope, body: bytes) -> Reply:
         """What Flower's own application answers."""
         said: list[Any] = []
 
@@ -397,15 +407,14 @@ class Guard:
             said.append(message)
 
         await self._app(scope, receive, send)
-        kind = dict(said[0]["headers"]).get(b"content-type", b"")
-        return said[0]["status"], kind, b"".join(message.get("body", b"") for message in said[1:])
+        return said[0]["status"], *(message["body"] for message in said[1:])
 
     # What the calls mean
 
     def online(self, site: str) -> bool:
         return bool(self._state.get_node_info(node_ids=[self._nodes[site]], statuses=[NodeStatus.ONLINE]))
 
-    async def _activate(self, site: str, instance: bytes, scope: Scope, body: bytes) -> tuple[int, bytes, bytes]:
+    async def _activate(self, site: str, instance: bytes, scope: Scope, body: bytes) -> Reply:
         """Let a site in, unless it is there: until its heartbeats stop, its key is of no use elsewhere."""
         if not 16 <= len(instance) <= 64:
             raise Refusal(400, "instance", f"a connection without {INSTANCE}", site)
@@ -413,10 +422,10 @@ class Guard:
             if instance != self._instances.get(site):
                 raise Refusal(409, "elsewhere", "connected anew, or from a second place, while it is connected", site)
             self._state.deactivate_node(self._nodes[site])  # the same courier, which did not hear that it was let in
-        status, kind, reply = await self._flower(scope, body)
-        if status == 200:
+        reply = await self._flower(scope, body)
+        if reply[0] == 200:
             self._instances[site], self.tokens[site] = instance, secrets.token_hex(8)
-        return status, kind, reply
+        return reply
 
     def _redeliver(self, site: str) -> None:
         """A message whose receipt was not confirmed got lost on the way, or with the courier: it goes out again."""
@@ -463,15 +472,16 @@ class Guard:
         if stored:
             with self._lock:
                 self._pushed[site] += len(body)
-        return PushObjectResponse(stored=stored).SerializeToString()
+        return bytes(PushObjectResponse(stored=stored).SerializeToString())
 
-    def _pull(self, site: str, body: bytes) -> bytes:
+    def _pull(self, site: str, body: bytes) -> tuple[bytes, bytes]:
+        """An object as it lies in the store, behind the few bytes that make it a response: it is not copied."""
         request = _parsed(PullObjectRequest, body, site)
         self._own(request, site)
         content = self._state.get_object(self._run, request.object_id)
-        return PullObjectResponse(
-            object_found=content is not None, object_available=bool(content), object_content=content or b""
-        ).SerializeToString()
+        found = PullObjectResponse(object_found=content is not None, object_available=bool(content))
+        field = PullObjectResponse.OBJECT_CONTENT_FIELD_NUMBER << 3 | 2
+        return found.SerializeToString() + bytes([field]) + _varint(len(content or b"")), content or b""
 
     def _own(self, request: Any, site: str) -> None:
         if (request.node.node_id, request.run_id) != (self._nodes[site], self._run):
@@ -592,12 +602,12 @@ class _Server(uvicorn.Server):
                 caller,
                 ssl=self.context,
                 ssl_handshake_timeout=silence,
-                ssl_shutdown_timeout=min(5.0, silence),
+                ssl_shutdown_timeout=1.0,
             )
         except OSError as problem:
             self.guard.note(f"no handshake: {getattr(problem, 'reason', None) or problem or 'cut'}", address)
         finally:
-            if connection.transport is None:
+            if connection not in self.server_state.connections:
                 caller.close()
 
 
@@ -614,7 +624,7 @@ class _Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait()
-        if len(self.connections) > 8 + 8 * self.app.sites:
+        if len(self.connections) > self.app.most:
             self._drop("too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -657,6 +667,23 @@ class _Connection(HttpToolsProtocol):
         self.transport.abort()
 
 
+def _pieces(parts: Iterable[bytes]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: seven bits a byte, the lowest first.
+
+    >>> _varint(300).hex()
+    'ac02'
+    """
+    low, high = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(high) if high else bytes([low])
+
+
 def _parsed(kind: Any, body: bytes, site: str) -> Any:
     try:
         return kind.FromString(body)
@@ -674,6 +701,19 @@ def _run(state: InMemoryLinkState) -> int:
     state.activate_task(task.task_id)
     state.task_token_store[task.task_id].active_until = datetime.max.replace(tzinfo=UTC)
     return run
+
+
+def _keys(sites: Mapping[str, bytes]) -> dict[str, EllipticCurvePublicKey]:
+    found, seen = {}, set[bytes]()
+    for site, key in sites.items():
+        try:
+            found[site] = bytes_to_public_key(key)
+        except ValueError as problem:
+            raise RunError(f"the key of {site!r} cannot be read: {problem}") from problem
+        if key in seen:
+            raise RunError(f"{site!r} has the same key as another site; each needs its own")
+        seen.add(key)
+    return found
 
 
 def _context(certificate: Path, key: Path, ca: Path) -> ssl.SSLContext:

@@ -46,6 +46,19 @@ INSTANCE = "x-polysite-instance"  # HTTP header: which start of a site's courier
 Header = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool]
 
 
+class _Relay(logging.Handler):
+    """What Flower and its web server say goes to our own log, for those who look for it, and not to the screen."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.getLogger("polysite.link").debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
+
+
+for _name in ("flwr", "uvicorn", "uvicorn.error", "httpx", "alembic"):
+    _logger = logging.getLogger(_name)
+    _logger.handlers, _logger.propagate = [_Relay()], False
+    _logger.setLevel(logging.WARNING)
+
+
 def pack(header: Mapping[str, Header], body: bytes | ArrayRecord = b"") -> RecordDict:
     """The records of a message; ``wrap`` a body first that goes to several sites, so that it is hashed once."""
     record = ConfigRecord({name: _plain(name, value) for name, value in header.items()})
@@ -113,19 +126,6 @@ def inflate(name: str, contents: Mapping[str, bytes], limit: int) -> Message:
         raise PayloadError(f"what arrived is a {type(message).__name__}, not a message")
     message.metadata.__dict__["_message_id"] = name
     return message
-
-
-def quiet() -> None:
-    """What Flower and its web server say goes to our own log, for those who look for it, and not to the screen."""
-    for name in ("flwr", "uvicorn", "uvicorn.error", "httpx"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [_Relay()], False
-        logger.setLevel(logging.WARNING)
-
-
-class _Relay(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        logging.getLogger("polysite.link").debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
 
 
 class _Chunk(ArrayChunk):

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from polysite.algorithms import name_of
 from polysite.algorithms.base import Algorithm, objections, offered, over, shares, told
 from polysite.engines import checkpoint, memory
+from polysite.engines.compress import Compress
 from polysite.engines.folder import RunFolder
 from polysite.engines.memory import Memory
 from polysite.engines.sampling import cohort
@@ -38,6 +39,7 @@ class Plan:
     patience: int | None = None  # stop after this many validations without a better one
     peek: bool = False  # look at the test cases whenever validating, for the report alone: the papers' "best mean"
     checkpoint_every: int = 5  # rounds
+    compress: Compress = "none"  # what sites send of their models: all, 16 bits or 8 bits of every change
     wire: bool = False  # simulator: send every payload through the codec, as a network would
     pooled: bool = False  # simulator: one site holds all training cases (the centralised yardstick)
 
@@ -56,6 +58,7 @@ class Reply:
     payload: Payload
     fits: tuple[Fit, ...]
     seconds: float
+    nbytes: int | None = None  # that crossed, where fewer did than the payload has
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +455,7 @@ def _record(r: Round, phase: int = 0, handed: Mapping[SiteId, int] | None = None
             "lr_sum": sum(f.time for f in reply.fits),
             "seconds": round(reply.seconds, 4),
             "bytes_down": r.sent[site].nbytes if site in r.sent else 0,
-            "bytes_up": reply.payload.nbytes,
+            "bytes_up": reply.payload.nbytes if reply.nbytes is None else reply.nbytes,
             "said": {k: v for k, v in reply.payload.items() if isinstance(v, float)},  # its weight, its cost, ...
         }
 
@@ -505,6 +508,7 @@ def _finish(phases: Sequence[Phase], folder: RunFolder, at: Progress, about: Map
         "validation": transport.score(best.round, sent, "validation"),
         "test": transport.score(best.round, sent, "test"),
     }
+    result |= _incidents(transport)  # since the last round was written down
     folder.finish(result)
     return result
 

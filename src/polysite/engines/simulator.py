@@ -5,7 +5,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from polysite.algorithms.base import Algorithm
+from polysite.engines.compress import Compress, restore, squeeze
 from polysite.engines.rounds import Reply, Served
+from polysite.engines.screen import kinds_of
 from polysite.payload import Payload, SiteId, decode, encode
 from polysite.site import Examined, Scores, Site
 from polysite.tree import Tree
@@ -21,8 +23,10 @@ class Simulator:
         *,
         guests: Mapping[SiteId, Site] | None = None,
         wire: bool = False,
+        compress: Compress = "none",
     ):
         self.algorithm, self.sites, self.guests, self.wire = algorithm, dict(sites), guests, wire
+        self.compress = compress
         self._memory = {i: Payload() for i in sites}
         self._new: dict[SiteId, Payload] = {}  # what the sites would remember of this round, if they are heard
 
@@ -41,7 +45,10 @@ class Simulator:
             got = self._carry(payload).each(site.lift)
             reply, self._new[name] = self.algorithm.local(got, self._memory[name].each(site.lift), site)
             seconds = time.perf_counter() - began
-            yield name, Reply(self._carry(reply).each(self.lift), tuple(site.fits), seconds)
+            kinds = kinds_of(self.algorithm.reply, payload, reply)
+            left = self._carry(squeeze(self.compress, kinds, got, reply))
+            back = restore(self.compress, kinds, payload, left)
+            yield name, Reply(back.each(self.lift), tuple(site.fits), seconds, left.nbytes)
 
     def settle(self, heard: Collection[SiteId]) -> None:
         self._memory.update({i: m for i, m in self._new.items() if i in heard})

@@ -1,5 +1,6 @@
 """Pages and tables as files: the whole folder, or nothing."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -31,8 +32,8 @@ def comparison(
     folder: Path, title: str, methods: Sequence[Method], options: Options = Options(), replace: bool = False
 ) -> Comparison:
     """A folder: index.html, and every table in ``tables.md``, ``tables.tex`` and NAME.csv."""
-    if folder.exists() and not replace:
-        raise RunError(f"{folder} exists already; a comparison never overwrites another: choose another folder")
+    if not replace:
+        vacant(folder, "comparison")
     found = compare(methods, options.reference, options.policy, options.tail)
     grids = [*tables(found), costs.table(methods, options.speeds)]
     words = "\n\n".join([f"# {title}", *summary(found), *found.remarks])
@@ -45,6 +46,16 @@ def comparison(
         for grid in grids:
             (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
     return found
+
+
+def vacant(path: Path, what: str) -> Path:
+    """A place that is free and can be written to; said before the work, not after it."""
+    if path.exists():
+        raise RunError(f"{path} exists already; no {what} overwrites anything: choose another folder")
+    above = next(p for p in path.absolute().parents if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise RunError(f"the {what} {path} could not be written: {above} is no folder that can be written to")
+    return path
 
 
 @contextmanager
