@@ -1,12 +1,14 @@
 """Real processes over Flower's own transport, with TLS and node authentication, against the simulator."""
 
 import pytest
+from safetensors.numpy import load_file
 
-from consortium import NAMES, consortium, open_hospitals, same, states, wanted
+from consortium import NAMES, consortium, open_hospitals, same, states, values, wanted
 from polysite import study
 from polysite.algorithms import ALGORITHMS
 from polysite.deploy import server
 from polysite.engines.flower import Terms
+from polysite.payload import Payload
 
 pytestmark = pytest.mark.slow
 TERMS = Terms(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
@@ -23,9 +25,17 @@ def federation(tmp_path_factory):
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, federation, tmp_path):
-    _, link, _ = federation
+    folder, link, _ = federation
     chosen = wanted(name)
     simulated = study.run(chosen, tmp_path / "simulated")
     deployed = server.run(chosen, link, NAMES, tmp_path / "deployed", terms=TERMS, assess=False, wait=120)
     one, other = states(simulated.folder.path), states(deployed.folder.path)
     assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
+    assert deployed.result["best_round"] == simulated.result["best_round"] and values(deployed) == values(simulated)
+    for path in (simulated.folder.path / "models").glob("*.safetensors"):
+        there = deployed.folder.path / "models" / path.name
+        kind, _, site = path.stem.partition(".")
+        if not there.exists():  # what the server could not tell from what it sent: it stays at the hospital
+            found = (folder / (site or "a") / "state" / "runs").glob(f"*/models/{kind}.safetensors")
+            there = max(found, key=lambda p: p.stat().st_mtime_ns)
+        assert Payload(model=load_file(path)) == Payload(model=load_file(there))

@@ -7,10 +7,12 @@ import json
 import secrets
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from base64 import b64encode
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from cryptography import x509
@@ -19,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polysite.engines import fleet as fleet_module
 from polysite.engines.fleet import Fleet, Lost, Refused
 from polysite.engines.link import CALLS, Link, Pace
 from polysite.engines.records import CHUNK, INSTANCE, deflate, inflate, pack, unpack, wrap
@@ -205,6 +206,10 @@ def test_what_is_forgotten_is_gone_and_its_answer_is_not_taken(link, north):
     link.forget([sent])
     assert empty(link)
     assert north.answer(asked, {}, b"late") is False
+    sent = link.send("north", HEADER, b"abc", 60, "1")
+    pull = north._pull
+    north._pull = lambda *args: link.forget([sent]) or pull(*args)  # while it is on its way
+    assert north.receive() is None
     assert empty(link) and link.collect([sent]) == []
 
 
@@ -277,18 +282,65 @@ def test_a_site_that_lost_the_coordinator_connects_again(consortium):
         exchange(link, north)
 
 
-def test_no_answer_in_time_and_answers_that_are_none(link, north):
+class Cable:
+    """A way to the coordinator that breaks when so many bytes went over it, and is mended a moment later."""
+
+    def __init__(self, port, breaks):
+        self.far, self.breaks, self.bytes, self.ends = port, sorted(breaks), 0, []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with suppress(OSError):
+            while True:
+                near, far = self.listener.accept()[0], socket.create_connection(("127.0.0.1", self.far))
+                self.ends += near, far
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self.carry, args=pair, daemon=True).start()
+
+    def carry(self, source, target):
+        with suppress(OSError), source, target:
+            while data := source.recv(65536):
+                self.bytes += len(data)
+                if self.breaks and self.bytes > self.breaks[0]:
+                    self.breaks.pop(0)
+                    self.close()
+                    time.sleep(0.3)
+                target.sendall(data)
+
+    def close(self):
+        for end in self.ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_link_that_breaks_again_and_again_loses_nothing(consortium, link):
+    size = 3 * CHUNK
+    cable = Cable(link.port, [1000, *range(size // 2, 2 * size, size // 3)])
+    with cable.listener, consortium.fleet(cable, "north") as north:
+        with pytest.raises(Refused, match=r"hung up|cannot be reached"):
+            north.connect()
+        north.connect()
+        exchange(link, north, size=size)
+        assert cable.breaks == [] and cable.bytes > 2 * size
+    assert empty(link)
+    cable.close()
+
+
+def test_no_answer_in_time_and_answers_that_are_none(link, north, monkeypatch):
     sent = link.send("north", HEADER, b"abc", 0.05, "1")
     (answer,) = collected(link, sent)
     assert "no answer came in time" in answer.error and empty(link)
     sent = link.send("north", HEADER, b"abc", 60, "1")
     asked = received(north)
+    with monkeypatch.context() as patch:  # by this clock the time to answer is over
+        patch.setattr("flwr.app.message.message.now", lambda: now() + datetime.timedelta(hours=1))
+        assert north.answer(asked, {}) is False
     records = RecordDict({"header": ConfigRecord({}), "odd": MetricRecord({"a": 1})})
-    fleet_pack, fleet_module.pack = fleet_module.pack, lambda *_: records
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr("polysite.engines.fleet.pack", lambda *_: records)
         assert north.answer(asked, {})
-    finally:
-        fleet_module.pack = fleet_pack
     (answer,) = collected(link, sent)
     assert "not header, odd" in answer.error and empty(link)
 
@@ -507,6 +559,20 @@ def in_the_name_of_another(consortium, link):
     return "a request in the name of another"
 
 
+def crowd(consortium, link):
+    with ExitStack() as stack:
+        callers = [stack.enter_context(dialled(consortium, link, "south")) for _ in range(30)]
+        assert any(hung_up(caller) == b"" for caller in reversed(callers))
+    return "too many connections"
+
+
+def idle_callers(consortium, link):
+    with ExitStack() as stack:
+        callers = [stack.enter_context(dialled(consortium, link, tls=False)) for _ in range(70)]
+        hung_up(callers[0])
+    return "too many callers at once"
+
+
 @pytest.mark.parametrize(
     "attack",
     [
@@ -525,6 +591,8 @@ def in_the_name_of_another(consortium, link):
         endless_headers,
         other_doors,
         in_the_name_of_another,
+        crowd,
+        idle_callers,
     ],
     ids=lambda attack: attack.__name__,
 )
@@ -676,6 +744,11 @@ def test_contents_that_make_no_message_or_a_huge_one_are_refused():
             inflate(name, contents | damage, 1000)
     with pytest.raises(PayloadError, match="not a message"):
         inflate(name, {name: contents[name]}, 1000)
+
+
+def test_the_courier_needs_no_torch():
+    code = "import sys, polysite.engines.fleet; sys.exit(bool({'torch', 'monai'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_only_the_calls_of_a_site_pass():

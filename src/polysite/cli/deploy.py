@@ -100,13 +100,18 @@ def run(
             done = server.run(study, link, names, out, watch, terms=terms, assess=assess, wait=wait, track=tracked)
     if as_json:
         print(json.dumps({"run": str(done.folder.path), **done.result}))
+    from polysite import config as configuration
     from polysite.report import publish, tables
+    from polysite.report.page import Options
     from polysite.report.runs import methods, read
 
-    runs = methods([read(done.folder.path)])
-    publish.page(done.folder.path / "index.html", runs)
+    runs, assessed = methods([read(done.folder.path)]), done.folder.path / "assessment"
+    options = Options(
+        speeds=configuration.parse(done.folder.config).cost, assessment=assessed if assessed.is_dir() else None
+    )
+    publish.page(done.folder.path / "index.html", runs, options)
     if not quiet and not as_json:
-        tables.show(runs)
+        tables.show(runs, options)
         print(f"\nThe page: {done.folder.path / 'index.html'}")
 
 

@@ -23,7 +23,7 @@ from polysite.errors import RunError
 log = logging.getLogger("polysite")
 
 DEATHS = 3  # of the worker over one question; then it is answered that it cannot be
-START = 300.0  # seconds that a worker may take to be ready
+SOON, LATER = 0.02, 1.0  # seconds between two looks for a question: after the last one, and when none comes
 
 Say = Callable[[str], None]
 
@@ -101,8 +101,8 @@ class Resident:
         return socket.connect(self.site.socket)
 
 
-def run(site: SiteConfig, say: Say, poll: float = 0.2, once: bool = False) -> None:
-    """Serve until interrupted; ``once`` ends when the coordinator goes away."""
+def run(site: SiteConfig, say: Say) -> None:
+    """Serve until interrupted."""
     site.state.mkdir(parents=True, exist_ok=True)
     site.state.chmod(0o700)
     with _alone(site.state):
@@ -111,26 +111,26 @@ def run(site: SiteConfig, say: Say, poll: float = 0.2, once: bool = False) -> No
         say(f"{site.name}: worker ready, data checked, policy {site.policy.name}; connecting to {site.server}")
         try:
             while True:
-                _serve(site, worker, say, poll)
-                if once:
-                    return
+                _serve(site, worker, say)
         finally:
             worker.stop()
 
 
-def _serve(site: SiteConfig, worker: Resident, say: Say, poll: float) -> None:
+def _serve(site: SiteConfig, worker: Resident, say: Say) -> None:
     """From one connection to its loss."""
     with Fleet(site.server, key=site.key, certificate=site.certificate, ca=site.ca) as fleet:
         _connect(fleet, say)
         say(f"connected to {site.server}; waiting to be asked")
+        busy = time.monotonic()
         try:
             while True:
                 asked = fleet.receive()
                 if asked is None:
-                    time.sleep(poll)
+                    time.sleep(min(SOON + (time.monotonic() - busy) / 20, LATER))
                     continue
                 answer = _answer(worker, asked, say)
                 fleet.answer(asked, *answer)
+                busy = time.monotonic()
         except Lost as problem:
             say(f"the coordinator is gone: {problem}; connecting again")
 

@@ -66,7 +66,7 @@ def run(
         raise RunError(
             f"{path} exists already; a run never overwrites another: choose another folder or resume this one"
         )
-    hospitals = Hospitals(wire, secrets.token_hex(8), config.dump(chosen), names, terms, identity())
+    hospitals = Hospitals(wire, secrets.token_hex(8), config.dump(chosen), names, terms, identity(), watch)
     hospitals.gather(wait)
     phases, start = _phases(chosen, hospitals), study.initial(chosen)
     for phase in phases:
@@ -103,7 +103,7 @@ def resume(
         raise RunError(f"{path} is no run over real sites: its {FILE} cannot be read") from problem
     with folder.alone():
         chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
-        hospitals = Hospitals(wire, id, folder.config, names, terms, identity())
+        hospitals = Hospitals(wire, id, folder.config, names, terms, identity(), watch)
         hospitals.gather(wait)
         phases, start = _phases(chosen, hospitals), study.initial(chosen)
         watch = study.tracked(watch, track, folder.path)

@@ -85,10 +85,8 @@ class Fleet:
         self._public = public_key_to_bytes(private.public_key())
         signs = (_Instance(secrets.token_hex(16)), NodeAuthHttpInterceptor(private, private.public_key()))
         context = _context(certificate, key, ca)
-        self._client, self._wire = (
-            FleetHttpClient(f"https://{address}", interceptors=signs, verify=context),
-            _Wire(context),
-        )
+        self._wire = _Wire(context)
+        self._client = FleetHttpClient(f"https://{address}", interceptors=signs, verify=context)
         self._client._client.close()  # Flower's own copies the rest of a body for every 16 kB it sends
         self._client._client = httpx.Client(transport=self._wire, timeout=timeout, trust_env=False)
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="polysite-wire")
@@ -126,7 +124,10 @@ class Fleet:
         message, tree = message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
         run, name = message.metadata.run_id, message.metadata.message_id
         names = list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))
-        contents = dict(zip(names, self._all(lambda each: self._pull(node, run, each), names), strict=True))
+        try:
+            contents = dict(zip(names, self._all(lambda each: self._pull(node, run, each), names), strict=True))
+        except _Unwanted:
+            return None
         received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
         self._call(self._client.ConfirmMessageReceived, received, self._patience)
         message = inflate(name, contents, self._limit)
@@ -205,7 +206,7 @@ class Fleet:
             if pulled.object_available:
                 return pulled.object_content
             if not pulled.object_found or time.monotonic() > end:
-                raise Lost(f"the coordinator at {self._address} took back what it had asked")
+                raise _Unwanted
             self._closing.wait(0.05)
 
     def _all(self, do: Callable[[str], T], names: Iterable[str]) -> list[T]:
@@ -229,7 +230,7 @@ class Fleet:
                     raise _Unwanted from refused
                 if code == 413:
                     raise PayloadError(f"the coordinator at {self._address} takes no message of this size") from refused
-                if code < 500 and code != 408:
+                if code < 500 and code != 408 and _detail(refused.response) != "replayed":  # same moment: sign anew
                     raise Lost(str(self._refusal(refused.response))) from refused
                 problem = f"it answers {code}"
             except CUT as cut:
@@ -257,7 +258,7 @@ class Fleet:
 
 
 class _Unwanted(Exception):
-    """Nobody waits for this answer."""
+    """The coordinator took back what it had asked."""
 
 
 class _Instance:

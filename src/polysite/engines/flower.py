@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 
 from polysite.algorithms.base import Algorithm
 from polysite.engines.compress import Compress, restore
-from polysite.engines.rounds import Reply, Served
+from polysite.engines.rounds import Reply, Served, Watch
 from polysite.engines.screen import kinds_of
 from polysite.errors import PayloadError, RunError
 from polysite.payload import Limits, Payload, SiteId, decode, encode, plain
@@ -104,14 +104,25 @@ class Ask:
 
     @property
     def words(self) -> str:
-        return f"{self.header['kind']}, round {self.header.get('round', 0) + 1}"
+        where = f", round {self.header['round'] + 1}" if "round" in self.header else ""
+        return f"{self.header['kind']}{where}"
 
 
 class Hospitals:
     """The sites of a study, as they come and go."""
 
-    def __init__(self, wire: Wire, study: str, config: str, names: Sequence[SiteId], terms: Terms, about: Header):
+    def __init__(
+        self,
+        wire: Wire,
+        study: str,
+        config: str,
+        names: Sequence[SiteId],
+        terms: Terms,
+        about: Header,
+        watch: Watch = Watch(),
+    ):
         self.wire, self.study, self.config, self.terms, self.about = wire, study, config, terms, about
+        self.watch = watch
         self.sites = {name: Hospital() for name in sorted(names)}
         self.beginnings: dict[int, Callable[[SiteId], Ask | None]] = {}  # of phases: how a site is brought there
         self.needed: Mapping[SiteId, Collection[int]] = {}  # versions of memories, in all phases
@@ -120,6 +131,8 @@ class Hospitals:
     def note(self, what: str, site: SiteId = "", **more: Any) -> None:
         """Something went wrong that the record should know of."""
         log.warning("%s%s", f"{site}: " if site else "", what)
+        if site:
+            self.watch.doing(site, what, False)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._incidents.append({"time": now, **({"site": site} if site else {}), "what": what, **more})
 
@@ -212,6 +225,8 @@ class Hospitals:
             if messages:
                 sent = self.wire.send_all({i: (a.header, a.body) for i, a in messages.items()}, TTL, self.study)
                 waiting.update({id: (i, messages[i]) for i, id in sent.items()})
+                for i in sent:
+                    self.watch.doing(i, messages[i].words, False)
             for answer in self.wire.collect(waiting.keys()) if waiting else ():
                 site, ask = waiting.pop(answer.id)
                 got = self._take(site, ask, answer)
@@ -273,12 +288,14 @@ class Hospitals:
                 self.note(f"does not take part: {site.refused}", name)
             else:
                 site.told = dict(header)
+                self.watch.doing(name, "takes part", True)
             return None
         if kind == "begin":
             if header.get("refused") or header.get("error"):
                 return {**header, "refused": header.get("refused") or header["error"]}, b""
             site.begun.add(int(ask.header["phase"]))
             return None
+        self.watch.doing(name, f"answered {ask.words}", True)
         return header, answer.body
 
     def _late(self) -> None:

@@ -28,7 +28,7 @@ from polysite.errors import PayloadError, RunError
 
 import uvicorn  # isort: skip  # from here on: what Flower brings along
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from flwr.app import ArrayRecord, Metadata
+from flwr.app import Metadata
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.constant import (
     NOOP_ACCOUNT_NAME,
@@ -38,7 +38,7 @@ from flwr.common.constant import (
     TIMESTAMP_HEADER,
     TIMESTAMP_TOLERANCE,
 )
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest, PushObjectResponse
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import (
@@ -74,6 +74,8 @@ CALLS = {
 PIECE = 256 << 10  # bytes of a response that are handed to the connection at a time
 HEAD = 64 << 10  # the most bytes of the headers of a request
 SLACK = 1 << 20  # of an answer beyond its body: header and names
+
+FOREVER = datetime.max.replace(tzinfo=UTC)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -174,16 +176,14 @@ class Link:
         """
         if unknown := sorted(set(letters) - set(self._nodes)):
             raise RunError(f"no message can go to {unknown[0]!r}: the sites are {', '.join(self._nodes)}")
-        wrapped: dict[int, ArrayRecord] = {}
-        messages = {}
-        for site, (header, body) in letters.items():
-            if body and id(body) not in wrapped:
-                wrapped[id(body)] = wrap(body)
-            message = make_message(self._metadata(site, ttl, group), pack(header, wrapped.get(id(body), b"")))
-            tree, objects = deflate(message)
+        bodies = {id(body): wrap(body) for _, body in letters.values() if body}
+        messages = {
+            site: make_message(self._metadata(site, ttl, group), pack(header, bodies.get(id(body), b"")))
+            for site, (header, body) in letters.items()
+        }
+        for tree, objects in map(deflate, messages.values()):
             for name in self._store.preregister(self._run, tree):
                 self._store.put(name, objects[name].deflate())
-            messages[site] = message
         for site, message in messages.items():
             if self._state.store_message_ins(remove_content_from_message(message)) is None:
                 self.forget([each.metadata.message_id for each in messages.values()])
@@ -312,13 +312,24 @@ class Guard:
             return 200, await run_in_threadpool(self._push, site, body)
         if call == "pull-object":
             return 200, *self._pull(site, body)
-        if call == "push-messages":
-            self._expect(site, body)
-        if call == "pull-messages":
-            self._redeliver(site)
-        if call == "activate-node":
-            return await self._activate(site, instance, scope, body)
-        return await self._flower(scope, body)
+        match call:
+            case "activate-node":
+                self._make_way(site, instance)
+            case "pull-messages":
+                self._redeliver(site)
+            case "push-messages":
+                asked, reply = self._expect(site, body)
+        status, *parts = await self._flower(scope, body)
+        if status >= 400:
+            raise Refusal(status, "refused", f"{call} was refused by Flower", site)
+        match call:
+            case "activate-node":
+                self._instances[site], self.tokens[site] = instance, secrets.token_hex(8)
+            case "push-messages" if self._state.message_ins_id_to_message_res_id.get(asked) != reply:
+                begun = PushMessagesResponse.FromString(b"".join(parts)).session_id
+                self._state._cleanup_push_session(begun, cleanup_messages=False)
+                raise Refusal(410, "unwanted")  # Flower says 200 as well when it takes no notice
+        return status, *parts
 
     def _authenticate(self, headers: Mapping[bytes, bytes]) -> str:
         """The site that signed this request, now, and for the first time."""
@@ -414,18 +425,14 @@ class Guard:
     def online(self, site: str) -> bool:
         return bool(self._state.get_node_info(node_ids=[self._nodes[site]], statuses=[NodeStatus.ONLINE]))
 
-    async def _activate(self, site: str, instance: bytes, scope: Scope, body: bytes) -> Reply:
-        """Let a site in, unless it is there: until its heartbeats stop, its key is of no use elsewhere."""
+    def _make_way(self, site: str, instance: bytes) -> None:
+        """A site may come in, unless it is there: until its heartbeats stop, its key is of no use elsewhere."""
         if not 16 <= len(instance) <= 64:
             raise Refusal(400, "instance", f"a connection without {INSTANCE}", site)
         if self.online(site):
             if instance != self._instances.get(site):
                 raise Refusal(409, "elsewhere", "connected anew, or from a second place, while it is connected", site)
             self._state.deactivate_node(self._nodes[site])  # the same courier, which did not hear that it was let in
-        reply = await self._flower(scope, body)
-        if reply[0] == 200:
-            self._instances[site], self.tokens[site] = instance, secrets.token_hex(8)
-        return reply
 
     def _redeliver(self, site: str) -> None:
         """A message whose receipt was not confirmed got lost on the way, or with the courier: it goes out again."""
@@ -434,8 +441,8 @@ class Guard:
                 if message.metadata.dst_node_id == self._nodes[site] and name in self._store:
                     message.metadata.delivered_at = ""
 
-    def _expect(self, site: str, body: bytes) -> None:
-        """Only an answer that is waited for is announced, from the site that was asked, with names that fit."""
+    def _expect(self, site: str, body: bytes) -> tuple[str, str]:
+        """An answer is announced: it must be waited for, from this site. Its question's name and its own."""
         request = _parsed(PushMessagesRequest, body, site)
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise Refusal(400, "odd", "not one answer but several", site)
@@ -447,18 +454,19 @@ class Guard:
             or tree.object_id != metadata.message_id
         ):
             raise Refusal(400, "odd", "an answer of too many or repeated parts", site)
+        question, reply = metadata.reply_to_message_id, metadata.message_id
         with self._state.lock:
-            asked = self._state.message_ins_store.get(metadata.reply_to_message_id)
-            former = self._state.message_ins_id_to_message_res_id.get(metadata.reply_to_message_id)
+            asked = self._state.message_ins_store.get(question)
             if asked is None or {asked.metadata.dst_node_id, metadata.src_node_id} != {self._nodes[site]}:
                 raise Refusal(410, "unwanted")
-            if former in (None, metadata.message_id):
-                return
-            if self.contents(former) is not None:
-                raise Refusal(410, "unwanted")
-            del self._state.message_res_store[former]  # half of an answer that is now given anew
-            del self._state.message_ins_id_to_message_res_id[metadata.reply_to_message_id]
-        self.drop(former)
+            former = self._state.message_ins_id_to_message_res_id.get(question)
+            if former is not None and former != reply:
+                if self.contents(former) is not None:
+                    raise Refusal(410, "unwanted")
+                del self._state.message_res_store[former]  # half of an answer that is now given anew
+                del self._state.message_ins_id_to_message_res_id[question]
+                self.drop(former)
+        return question, reply
 
     def _push(self, site: str, body: bytes) -> bytes:
         request = _parsed(PushObjectRequest, body, site)
@@ -466,7 +474,11 @@ class Guard:
         if self._pushed[site] + len(body) > self._limit + SLACK:
             self.excessive.add(site)
             raise Refusal(413, "large", f"an answer of more than {self._limit} bytes", site)
-        stored = bool(request.session_id) and self._state.store_object(
+        with self._state._lock_object_push_sessions:
+            session = self._state._object_push_sessions.get(request.session_id)
+            if session is not None:
+                session.expires_at = FOREVER  # we forget answers ourselves; Flower could lock itself out doing so
+        stored = session is not None and self._state.store_object(
             self._run, request.session_id, request.object_id, request.object_content
         )
         if stored:
@@ -478,7 +490,7 @@ class Guard:
         """An object as it lies in the store, behind the few bytes that make it a response: it is not copied."""
         request = _parsed(PullObjectRequest, body, site)
         self._own(request, site)
-        content = self._state.get_object(self._run, request.object_id)
+        content = self._store.get(request.object_id)
         found = PullObjectResponse(object_found=content is not None, object_available=bool(content))
         field = PullObjectResponse.OBJECT_CONTENT_FIELD_NUMBER << 3 | 2
         return found.SerializeToString() + bytes([field]) + _varint(len(content or b"")), content or b""
@@ -588,6 +600,7 @@ class _Server(uvicorn.Server):
                 continue
             if len(self.greetings) >= 64:
                 next(iter(self.greetings)).cancel()
+                self.guard.note("too many callers at once", address)
             task = loop.create_task(self._greet(caller, address))
             self.greetings[task] = None
             task.add_done_callback(lambda done: self.greetings.pop(done, None))
@@ -699,7 +712,7 @@ def _run(state: InMemoryLinkState) -> int:
     (task,) = state.get_tasks(run_ids=[run])
     state.claim_task(task.task_id)
     state.activate_task(task.task_id)
-    state.task_token_store[task.task_id].active_until = datetime.max.replace(tzinfo=UTC)
+    state.task_token_store[task.task_id].active_until = FOREVER
     return run
 
 
@@ -737,6 +750,7 @@ def _context(certificate: Path, key: Path, ca: Path) -> ssl.SSLContext:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=128, reuse_port=False)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
     except OSError as problem:
         raise RunError(f"the coordinator cannot listen at {host}:{port}: {problem.strerror or problem}") from problem

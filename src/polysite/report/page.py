@@ -40,6 +40,9 @@ class Folded:
     text: str
 
 
+SHOWN = 60  # incidents on a page
+
+
 @dataclass(frozen=True)
 class Section:
     id: str
@@ -146,9 +149,9 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         picture = figures.times(seen, lambda run: costs.hours(run, options.speeds))
         blocks.append(Picture("What is reached by when", picture, "In simulated time, as above."))
     yield Section("cost", "What it cost", tuple(blocks))
-    trouble = _trouble(methods)
-    if trouble.lines:
-        yield Section("trouble", "What went wrong", (trouble,))
+    trouble = [grid for grid in (_trouble(methods), _incidents(methods)) if grid.lines]
+    if trouble:
+        yield Section("trouble", "What went wrong", tuple(trouble))
 
 
 def _clusters(method: Method, mark: str) -> Iterator[Section]:
@@ -201,6 +204,20 @@ def _trouble(methods: Sequence[Method]) -> Grid:
                 lines.append(Line(cells))
     head = ("method", "hospital", "rounds absent", "replies refused", "first reason")
     return Grid("trouble", "", head, tuple(lines))
+
+
+def _incidents(methods: Sequence[Method]) -> Grid:
+    """What happened between real hospitals and the server; the last of them, if they are many."""
+    lines = [
+        Line((name(m.name), name(i["time"]), number(r["round"] + 1, "d"), name(i.get("site", "")), name(i["what"])))
+        for m in methods
+        for run in m.runs
+        for r in run.records
+        for i in r.get("incidents", ())
+    ]
+    head = ("method", "time (UTC)", "round", "hospital", "what")
+    note = f"The last {SHOWN} of {len(lines)}; all are in rounds.jsonl." if len(lines) > SHOWN else ""
+    return Grid("incidents", "Incidents", head, tuple(lines[-SHOWN:]), note)
 
 
 def _assessed(folder: Path) -> Section:

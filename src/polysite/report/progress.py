@@ -19,6 +19,7 @@ class Bar(Watch):
         self.bars, self.best = bars, 0.0
         self.task: TaskID | None = None
         self.preparing: TaskID | None = None
+        self.sites: dict[str, TaskID] = {}
 
     def case(self, done: int, of: int, case: str) -> None:
         if self.preparing is None:
@@ -33,6 +34,13 @@ class Bar(Watch):
 
     def site(self, round: int, site: str, done: int, of: int) -> None:
         self._show(round + done / of, f"round {round + 1} · {site}")
+
+    def doing(self, site: str, what: str, done: bool) -> None:
+        """A line for every real hospital."""
+        self.bars.start()
+        if site not in self.sites:
+            self.sites[site] = self.bars.add_task(f"{site:12}", total=1, note="")
+        self.bars.update(self.sites[site], completed=int(done), note=what)
 
     def round(self, record: Mapping[str, Any]) -> None:
         score = record.get("mean_score")
