@@ -100,9 +100,9 @@ def free_port():
         return s.getsockname()[1]
 
 
-def consortium(folder, names, *, policy=None):
+def consortium(folder, names, *, policy=None, host="localhost"):
     """A project and the unpacked archive of every hospital; small enough for drawn patients."""
-    made = projects.init(folder / "project", names, f"localhost:{free_port()}")
+    made = projects.init(folder / "project", names, f"{host}:{free_port()}")
     for name in names:
         with ZipFile(folder / "project" / "sites" / f"{name}.zip") as archive:
             archive.extractall(folder / name)
@@ -120,14 +120,15 @@ def change(path, old, new):
 
 
 class Hospital:
-    """``polysite site run`` in a session of its own; its worker has another."""
+    """``polysite site run`` in a session of its own; its worker has another. ``inside``: the words before it."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.said = folder, folder / "screen.txt"
+    def __init__(self, folder: Path, inside=()):
+        self.folder, self.said, self.inside = folder, folder / "screen.txt", inside
         self.start()
 
     def start(self):
-        command = [sys.executable, "-m", "polysite.cli", "site", "run", str(self.folder)]
+        command = [*self.inside, sys.executable, "-m", "polysite.cli", "site", "run", str(self.folder)]
+        self.before = len(self.screen)
         with self.said.open("ab") as out:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=environment()
@@ -148,6 +149,11 @@ class Hospital:
             self.process.wait()
 
     @property
+    def ready(self):
+        """Whether it has a worker, since it was last started."""
+        return "worker ready" in self.screen[self.before :]
+
+    @property
     def screen(self):
         return self.said.read_text() if self.said.exists() else ""
 
@@ -157,8 +163,8 @@ def environment():
 
 
 @contextmanager
-def open_hospitals(folder, names):
-    found = {name: Hospital(folder / name) for name in names}
+def open_hospitals(folder, names, inside=lambda name: ()):
+    found = {name: Hospital(folder / name, inside(name)) for name in names}
     try:
         yield found
     finally:

@@ -235,3 +235,47 @@ def test_compressed_replies_are_what_the_simulator_makes_of_them(tmp_path):
         assert all(same(one[k], other[k]) for k in one)
         sites = deployed.folder.records()[0]["sites"].values()
         assert all(s["bytes_up"] < share * s["bytes_down"] for s in sites)
+
+
+def test_a_late_answer_is_dropped_and_listed_and_its_site_asked_again_later(tmp_path):
+    class Slow(Inside):
+        """One site's training takes longer than the deadline, once."""
+
+        kept = None
+
+        def answer(self, site, header, body):
+            got = super().answer(site, header, body)
+            if site == "b" and header["kind"] == "train" and header["round"] == 1 and self.kept is None:
+                self.kept = str(self.count), got
+                return None
+            if self.kept and header["kind"] == "train" and header["round"] == 3:
+                id, late = self.kept
+                self.waiting[id], self.kept = Answer(id, *late), ()
+            return got
+
+    chosen = replace(wanted("ditto"), run=rounds.Plan(rounds=6, checkpoint_every=1))
+    terms = replace(FAST, quorum=2, deadline=0.3)
+    done = server.run(chosen, Slow(workers(tmp_path)), NAMES, tmp_path / "run", terms=terms, assess=False, wait=0)
+    records = done.folder.records()
+    what = [i["what"] for r in records for i in r.get("incidents", ()) if i.get("site") == "b"]
+    assert "too late: no answer to train, round 2" in what
+    assert "its answer to train, round 2 came late and was dropped" in what
+    assert "b" not in records[1]["sites"] and "b" in records[-1]["sites"]
+
+
+def test_a_site_whose_data_are_mended_joins_later(tmp_path):
+    class Broken(Inside):
+        tries = 0
+
+        def answer(self, site, header, body):
+            if site == "c" and header["kind"] == "hello" and self.tries < 2:
+                self.tries += 1
+                return {"error": "its data or its disk are not in order; its own log says why"}, b""
+            return super().answer(site, header, body)
+
+    wire = Broken(workers(tmp_path))
+    terms = replace(FAST, quorum=2)
+    done = server.run(wanted("fedavg"), wire, NAMES, tmp_path / "run", terms=terms, assess=False, wait=5)
+    assert wire.tries == 2 and "c" in done.folder.records()[-1]["sites"]
+    noted = [i for r in done.folder.records() for i in r.get("incidents", ()) if "greeted" in i["what"]]
+    assert len(noted) == 1

@@ -5,13 +5,15 @@ of its own, which it starts, and finds again after a crash. What is on the scree
 worker writes.
 """
 
+import fcntl
 import logging
 import os
 import socket as sockets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from polysite.errors import RunError
 log = logging.getLogger("polysite")
 
 DEATHS = 3  # of the worker over one question; then it is answered that it cannot be
+MOST = 16  # incidents that are kept to be told
 SOON, LATER = 0.02, 1.0  # seconds between two looks for a question: after the last one, and when none comes
 
 Say = Callable[[str], None]
@@ -33,22 +36,29 @@ class Resident:
 
     def __init__(self, site: SiteConfig, say: Say):
         self.site, self.say = site, say
+        self.incidents: list[str] = []  # here, which the coordinator is told with the next answer
         self._line: sockets.socket | None = None
 
     def ask(self, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Its answer, however often it has to be started again; not more often than it makes sense."""
         for death in range(1, DEATHS + 1):
-            line = self.line()
             try:
-                socket.send(line, header, body)
+                line = self.line()
+                socket.send(line, {**header, "incidents": self.incidents}, body)
                 frame = socket.receive(line)
-            except OSError:
+            except (OSError, RunError) as problem:
+                log.warning("%s", problem)
                 frame = None
             if frame is not None:
                 return frame
             self._drop()
-            self.say(f"the worker died over {header.get('kind')!r} ({death} of {DEATHS}); it is started again")
+            self.tell(f"the worker died over {header.get('kind')!r} ({death} of {DEATHS}); it is started again")
         return {"error": f"its worker died {DEATHS} times over this; its own log says why"}, b""
+
+    def tell(self, what: str) -> None:
+        """Something happened here: for the screen, and for the coordinator's record."""
+        self.say(what)
+        self.incidents = [*self.incidents, what][-MOST:]
 
     def line(self) -> sockets.socket:
         """The connection to a worker that runs with this configuration; one is started if there is none."""
@@ -75,7 +85,10 @@ class Resident:
             line = socket.connect(self.site.socket)
             socket.send(line, {"kind": "ping"})
             frame = socket.receive(line)  # one that is busy finishes first what it was asked
+        except FileNotFoundError:
+            return None
         except OSError:
+            self.tell("the former worker was killed")
             return None
         if frame is not None and frame[0].get("config") == self.site.fingerprint:
             return line
@@ -105,8 +118,10 @@ def run(site: SiteConfig, say: Say) -> None:
     """Serve until interrupted."""
     site.state.mkdir(parents=True, exist_ok=True)
     site.state.chmod(0o700)
-    with _alone(site.state):
+    with _alone(site.state) as killed:
         worker = Resident(site, say)
+        if killed:
+            worker.tell("the former courier was killed")
         worker.line()
         say(f"{site.name}: worker ready, data checked, policy {site.policy.name}; connecting to {site.server}")
         try:
@@ -129,10 +144,11 @@ def _serve(site: SiteConfig, worker: Resident, say: Say) -> None:
                     time.sleep(min(SOON + (time.monotonic() - busy) / 20, LATER))
                     continue
                 answer = _answer(worker, asked, say)
-                fleet.answer(asked, *answer)
+                if fleet.answer(asked, *answer):
+                    worker.incidents = []
                 busy = time.monotonic()
         except Lost as problem:
-            say(f"the coordinator is gone: {problem}; connecting again")
+            worker.tell(f"the connection was lost: {problem}")
 
 
 def _connect(fleet: Fleet, say: Say) -> None:
@@ -172,20 +188,20 @@ def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count > 99_999 else f"{count} bytes"
 
 
-def _alone(state: Path) -> Any:
-    """One courier a site."""
-    import fcntl
-    from contextlib import contextmanager
-
-    @contextmanager
-    def held() -> Any:
-        with (state / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as problem:
-                raise RunError(f"'polysite site run' is already running for {state}") from problem
-            file.write(str(os.getpid()))
-            file.flush()
-            yield
-
-    return held()
+@contextmanager
+def _alone(state: Path) -> Iterator[bool]:
+    """One courier a site; true if the one before did not end by itself."""
+    with (state / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            raise RunError(f"'polysite site run' is already running for {state}") from problem
+        file.seek(0)
+        killed = bool(file.read())
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield killed
+        finally:
+            file.truncate(0)

@@ -22,26 +22,32 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from secrets import token_hex
 from shutil import rmtree
 from tomllib import TOMLDecodeError, loads
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from polysite.deploy.certificates import (
+    DAYS,
+    Signed,
+    common_name,
+    find_authority,
+    issue,
+    require,
+    server_certificate,
+    serves,
+    verified,
+)
 from polysite.deploy.policy import TEXT, SitePolicy, settings
 from polysite.engines import checkpoint
 from polysite.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
-    from cryptography.x509 import Certificate, ExtensionType, GeneralName
+    pass
 
-DAYS = 730  # that certificates are valid
-AUTHORITY_DAYS = 3650  # that the authority is, so that it can sign hospitals that come later
-SOON = timedelta(days=30)
-EARLY = timedelta(days=1)  # clocks differ
 SITE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9_-])?")  # a file and a common name, too
 HOST_NAME = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", re.I
@@ -85,7 +91,7 @@ class Project:
     @classmethod
     def load(cls, folder: Path, now: datetime | None = None) -> "Project":
         """Read and check it; whatever would stop a hospital from connecting is refused."""
-        _require()
+        require()
         file = folder / "server.toml"
         if not file.is_file():
             raise ConfigError(f"{folder} is no project: it has no server.toml; 'polysite deploy init' makes one")
@@ -110,8 +116,8 @@ class Project:
         except ConfigError as problem:
             raise ConfigError(f"{file}: {problem}") from problem
         now = now or datetime.now(UTC)
-        certificate, remarks = _verified(found.certificate, found.key, found.ca, now)
-        _serves(found.certificate, certificate, host)
+        certificate, remarks = verified(found.certificate, found.key, found.ca, now)
+        serves(found.certificate, certificate, host)
         secret = [found.ca_key, found.key, *sorted((folder / "sites").glob("*.zip"))]
         return replace(found, remarks=(*remarks, *_exposed(secret)))
 
@@ -190,10 +196,10 @@ class SiteConfig:
         return replace(found, remarks=remarks, fingerprint=_digest(file, found.policy))
 
     def _check_files(self, now: datetime) -> tuple[str, ...]:
-        _require()
+        require()
         SitePolicy.load(self.policy)  # which says what is wrong with it
-        certificate, remarks = _verified(self.certificate, self.key, self.ca, now)
-        owner = _common_name(certificate)
+        certificate, remarks = verified(self.certificate, self.key, self.ca, now)
+        owner = common_name(certificate)
         if owner != self.name:
             raise ConfigError(f"{self.path}: name = {self.name!r}, but {self.certificate} is that of {owner!r}")
         if len(os.fsencode(self.socket)) > SOCKET:
@@ -217,14 +223,14 @@ def init(
 ) -> Project:
     """A new project, whole or not at all. An authority that is given signs, but its key is not kept here; a server
     certificate that is given must come from that authority."""
-    _require()
+    require()
     names, (host, port) = _distinct(sites), endpoint(address)
     if not names:
         raise ConfigError("a project needs at least one hospital: name its sites")
     if folder.exists():
         raise RunError(f"{folder} exists already; a project never overwrites anything: choose another folder")
-    authority = _authority(ca, ca_key)
-    server = _server(authority, host, certificate, key, ca, days)
+    authority = find_authority(ca, ca_key)
+    server = server_certificate(authority, host, certificate, key, ca, days)
     keys: dict[str, str] = {}
     with _drafted(folder) as draft:
         _put(draft / "ca.crt", authority.pem)
@@ -252,7 +258,7 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS
         raise RunError(f"{archive} exists already; an archive is never overwritten: move it away first")
     if not signs.is_file():
         raise DataError(f"{signs} is missing; it signs the certificate of every hospital: say where it is")
-    public, content = _onboard(name, project.address, _authority(project.ca, signs), days)
+    public, content = _onboard(name, project.address, find_authority(project.ca, signs), days)
     before = file.read_text(encoding="utf-8-sig")
     after = before.rstrip() + "\n" + _line(name, public)
     if _sites(after) != {**_sites(before), name: public}:
@@ -348,7 +354,7 @@ def _onboard(name: str, address: str, authority: "Signed", days: int) -> tuple[s
     """The public key of a new hospital, and the archive for it."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    member = _issue(name, authority, days)
+    member = issue(name, authority, days)
     content = {
         "README.md": HOSPITAL.format(name=name, address=address).encode(),
         "site.toml": SITE.format(name=name, address=address).encode(),
@@ -419,235 +425,6 @@ def _digest(*files: Path) -> str:
 
 
 # certificates
-
-
-@dataclass(frozen=True)
-class Signed:
-    """A certificate, with those above it, and its key."""
-
-    certificate: "Certificate"
-    key: "CertificateIssuerPrivateKeyTypes"
-    pem: bytes
-    key_pem: bytes
-
-
-def _require() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError as problem:
-        raise RunError("deployment needs Flower: pip install 'polysite[deploy]'") from problem
-
-
-def _authority(ca: Path | None, ca_key: Path | None) -> Signed:
-    """The one that is given, or a new one."""
-    if (ca is None) != (ca_key is None):
-        given, other = ("ca", "ca_key") if ca else ("ca_key", "ca")
-        raise ConfigError(f"{given} is given without {other}: certificates of hospitals are signed by both together")
-    if ca is None or ca_key is None:
-        return _issue(f"polysite {token_hex(4)}", None, AUTHORITY_DAYS)
-    chain, key = _authorities(ca), _private(ca_key)
-    _current(ca, chain, datetime.now(UTC))
-    if chain[0].public_key() != key.public_key():
-        raise DataError(f"{ca_key} is not the key of {ca}; give the two that belong together")
-    return Signed(chain[0], key, ca.read_bytes(), b"")
-
-
-def _server(
-    authority: Signed, host: str, certificate: Path | None, key: Path | None, ca: Path | None, days: int
-) -> Signed:
-    """The server's certificate: the one that is given, or a new one."""
-    if certificate is None and key is None:
-        return _issue("polysite server", authority, days, host)
-    if certificate is None or key is None:
-        raise ConfigError("a server certificate and its key go together: give certificate and key, or neither")
-    if ca is None:
-        raise ConfigError("certificate is given without ca: give the authority that signed it, and its key")
-    found, _ = _verified(certificate, key, ca, datetime.now(UTC))
-    _serves(certificate, found, host)
-    return Signed(found, _private(key), certificate.read_bytes(), key.read_bytes())
-
-
-def _issue(name: str, authority: Signed | None, days: int, host: str = "") -> Signed:
-    """A new key and its certificate: for a hospital, for a server at ``host``, or without authority for a new one."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-    from cryptography.x509.oid import NameOID
-
-    if not 1 <= days <= AUTHORITY_DAYS:
-        raise ConfigError(f"days = {days}: a certificate is valid for 1 to {AUTHORITY_DAYS} days")
-    key, now = ec.generate_private_key(ec.SECP384R1()), datetime.now(UTC)
-    signer: CertificateIssuerPrivateKeyTypes = authority.key if authority else key
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    end = now + timedelta(days=days)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(authority.certificate.subject if authority else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - EARLY)
-        .not_valid_after(min(end, authority.certificate.not_valid_after_utc) if authority else end)
-    )
-    for extension, critical in _extensions(key.public_key(), authority, host):
-        builder = builder.add_extension(extension, critical)
-    own_hash = isinstance(signer, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey)
-    made = builder.sign(signer, None if own_hash else hashes.SHA384())
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return Signed(made, key, made.public_bytes(Encoding.PEM), secret)
-
-
-def _extensions(public: Any, authority: Signed | None, host: str) -> Iterator[tuple["ExtensionType", bool]]:
-    """What a certificate is good for, and whether a reader must understand it."""
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    root = authority is None
-    yield x509.BasicConstraints(ca=root, path_length=0 if root else None), True
-    usage = x509.KeyUsage(
-        digital_signature=not root, key_cert_sign=root, crl_sign=root, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-    yield usage, True
-    own = x509.SubjectKeyIdentifier.from_public_key(public)
-    yield own, False
-    above = own if authority is None else _extension(authority.certificate, x509.SubjectKeyIdentifier)
-    if above is not None:  # where an authority does not number its key, nobody refers to the number
-        yield x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(above), False
-    if not root:
-        use = ExtendedKeyUsageOID.SERVER_AUTH if host else ExtendedKeyUsageOID.CLIENT_AUTH
-        yield x509.ExtendedKeyUsage([use]), False
-    if host:
-        names = dict.fromkeys([host, "localhost", "127.0.0.1", "::1"])
-        yield x509.SubjectAlternativeName([_general(name) for name in names]), False
-
-
-def _extension(certificate: "Certificate", kind: Any) -> Any:
-    from cryptography.x509 import ExtensionNotFound
-
-    try:
-        return certificate.extensions.get_extension_for_class(kind).value
-    except (ExtensionNotFound, ValueError):
-        return None
-
-
-def _general(host: str) -> "GeneralName":
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
-def _private(path: Path) -> "CertificateIssuerPrivateKeyTypes":
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    try:
-        return cast("CertificateIssuerPrivateKeyTypes", load_pem_private_key(path.read_bytes(), None))
-    except FileNotFoundError as problem:
-        raise DataError(f"{path} is missing; it came with the certificate of the same name") from problem
-    except TypeError as problem:
-        raise DataError(
-            f"{path} has a passphrase; give the key without one, in a place that only you can read"
-        ) from problem
-    except (OSError, ValueError, UnsupportedAlgorithm) as problem:
-        raise DataError(f"{path} cannot be read as a private key (PEM): {problem}") from problem
-
-
-def _certificates(path: Path) -> list["Certificate"]:
-    from cryptography.x509 import load_pem_x509_certificates
-
-    try:
-        return load_pem_x509_certificates(path.read_bytes())
-    except FileNotFoundError as problem:
-        raise DataError(f"the certificate {path} is missing") from problem
-    except (OSError, ValueError) as problem:
-        raise DataError(f"{path} cannot be read as a certificate (PEM): {problem}") from problem
-
-
-def _authorities(path: Path) -> list["Certificate"]:
-    """An authority and those above it, up to one that signed itself: TLS trusts no other."""
-    from cryptography.x509 import BasicConstraints
-
-    chain = _certificates(path)
-    constraints = [_extension(found, BasicConstraints) for found in chain]
-    if not all(c is not None and c.ca for c in constraints):
-        raise DataError(f"{path} is not the certificate of an authority; it must be allowed to sign others")
-    pairs = zip(chain, [*chain[1:], chain[-1]], strict=True)
-    if not all(_signs(above, below) for below, above in pairs):
-        raise DataError(f"{path} must hold the authority, then those above it, up to the one that signed itself")
-    return chain
-
-
-def _verified(certificate: Path, key: Path, ca: Path, now: datetime) -> tuple["Certificate", list[str]]:
-    """The first certificate of a file, if it belongs to the key, comes from the authority and is valid; remarks."""
-    authority, chain = _authorities(ca), _certificates(certificate)
-    if chain[0].public_key() != _private(key).public_key():
-        raise DataError(f"{key} is not the key of {certificate}; one of them was replaced")
-    remarks = [*_current(ca, authority, now), *_current(certificate, chain, now)]
-    found, above = chain[0], chain[1:]
-    while not any(_signs(a, found) for a in authority):
-        by = next((c for c in above if _signs(c, found)), None)
-        if by is None:
-            raise DataError(f"{certificate} was not signed by {ca}; one of them was replaced")
-        found, above = by, [c for c in above if c is not by]
-    return chain[0], remarks
-
-
-def _signs(above: "Certificate", below: "Certificate") -> bool:
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        below.verify_directly_issued_by(above)
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return True
-
-
-def _current(path: Path, chain: Sequence["Certificate"], now: datetime) -> list[str]:
-    """Refuse what is not valid now; remark on what will not be soon."""
-    end = min(c.not_valid_after_utc for c in chain)
-    start = max(c.not_valid_before_utc for c in chain)
-    if now < start:
-        raise DataError(f"{path} is valid only from {start:%Y-%m-%d}; is the clock of this machine right?")
-    if now > end:
-        raise DataError(f"{path} expired on {end:%Y-%m-%d}; the coordinator must make new certificates")
-    return [f"{path} expires on {end:%Y-%m-%d}"] if end - now < SOON else []
-
-
-def _serves(path: Path, certificate: "Certificate", host: str) -> None:
-    """Refuse a certificate that is not for a server at this host."""
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    uses, names = (_extension(certificate, k) for k in (x509.ExtendedKeyUsage, x509.SubjectAlternativeName))
-    if uses is not None and ExtendedKeyUsageOID.SERVER_AUTH not in uses:
-        raise DataError(f"{path} is not for a server: its extended key usage lacks serverAuth")
-    wanted, written = _general(host), list(names or ())
-    hosts = {n.value.lower() for n in written if isinstance(n, x509.DNSName)}
-    if wanted not in written and not (isinstance(wanted, x509.DNSName) and hosts & _patterns(host)):
-        known = ", ".join(str(n.value) for n in written) or "no host at all"
-        raise DataError(f"{path} is for {known}, not for {host!r}, by which hospitals reach the server")
-
-
-def _patterns(host: str) -> set[str]:
-    """The names by which a certificate may mean a host.
-
-    >>> sorted(_patterns("FL.example.org"))
-    ['*.example.org', 'fl.example.org']
-    """
-    host = host.lower()
-    return {host, f"*.{host.partition('.')[2]}"}
-
-
-def _common_name(certificate: "Certificate") -> str:
-    from cryptography.x509.oid import NameOID
-
-    found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(found[0].value) if found else ""
 
 
 SERVER = """\

@@ -6,7 +6,7 @@ take part and by which name they know the study, so that a server that was stopp
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,7 @@ from polysite.data.federation import Natural
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
 from polysite.engines import checkpoint, rounds
-from polysite.engines.flower import Flower, Hospitals, Terms, Wire
+from polysite.engines.flower import Flower, Hospitals, Incident, Terms, Wire
 from polysite.engines.folder import RunFolder
 from polysite.engines.link import Link
 from polysite.errors import ConfigError, RunError
@@ -30,6 +30,7 @@ from polysite.study import Run
 from polysite.tree import Tree
 
 FILE = "deployment.json"
+JOURNAL = "incidents.jsonl"  # every incident at once; the record of a round has those of the round
 WAIT = 60.0  # seconds to wait for all sites, once there is a quorum
 
 
@@ -76,6 +77,7 @@ def run(
     watch = study.tracked(watch, track, path)
     folder = RunFolder.create(path, config.dump(chosen), chosen.seed)
     _write(folder, hospitals)
+    hospitals.journal = _journal(folder)
     with folder.alone():
         if assess:
             with study.logged(folder):
@@ -104,12 +106,14 @@ def resume(
     with folder.alone():
         chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
         hospitals = Hospitals(wire, id, folder.config, names, terms, identity(), watch)
+        hospitals.needed, hospitals.journal = folder.needed(), _journal(folder)
         hospitals.gather(wait)
         phases, start = _phases(chosen, hospitals), study.initial(chosen)
         watch = study.tracked(watch, track, folder.path)
         with study.logged(folder):
             hospitals.note("the server was started again")
             at = rounds.find_progress(folder, phases)
+            hospitals.recall(_unrecorded(folder))
         return study.conduct(chosen, _words(hospitals), phases, start, folder, at, watch)
 
 
@@ -165,3 +169,18 @@ def _write(folder: RunFolder, hospitals: Hospitals) -> None:
     }
     content = json.dumps({"study": hospitals.study, "sites": told}, indent=1)
     checkpoint.write(folder.path / FILE, lambda p: p.write_text(content))
+
+
+def _journal(folder: RunFolder) -> Callable[[Incident], None]:
+    def write(incident: Incident) -> None:
+        with (folder.path / JOURNAL).open("a") as file:
+            file.write(json.dumps(dict(incident)) + "\n")
+
+    return write
+
+
+def _unrecorded(folder: RunFolder) -> list[Incident]:
+    """What was noted and is in the record of no round: the server was killed before, or goes back behind that round."""
+    recorded = [i for record in folder.records() for i in record.get("incidents", ())]
+    noted = map(json.loads, (folder.path / JOURNAL).read_text().splitlines())
+    return [i for i in noted if i not in recorded]

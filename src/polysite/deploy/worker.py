@@ -14,6 +14,7 @@ folder, a file a version, written before the answer leaves; so a worker that is 
     STATE/runs/STUDY/models/           the models that this hospital is served, best and last
 """
 
+import fcntl
 import hashlib
 import hmac
 import json
@@ -50,6 +51,7 @@ from polysite.engines.folder import file_name
 from polysite.engines.memory import Memory
 from polysite.engines.screen import kinds_of
 from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, RunError
+from polysite.models.encoders import Bundled
 from polysite.payload import Payload, decode, encode, plain
 from polysite.train.torch_site import TorchSite
 from polysite.tree import Tree
@@ -117,10 +119,13 @@ class Worker:
         return wanted
 
     def answer(self, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes]:
-        """What leaves: an answer, or a sentence why there is none. It is in the ledger before it is returned."""
+        """What leaves: an answer, or a sentence why there is none. It is in the ledger before it is returned. With it
+        goes what the courier has to say of itself."""
+        header = dict(header)
+        told = {"incidents": said} if (said := header.pop("incidents", [])) else {}
         key = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode() + body).hexdigest()
         if key == self._last[0]:
-            return self._last[1:]
+            return {**self._last[1], **told}, self._last[2]
         began, kind = time.perf_counter(), str(header.get("kind"))
         try:
             got, out, fields = self._answer(kind, header, body)
@@ -144,12 +149,13 @@ class Worker:
                 "bytes": len(out) + len(got.get("scores", "")),
                 "left": fields,
                 **{k: got[k] for k in ("refused", "error") if k in got},
+                **told,
             }
         )
         got["left"] = json.dumps(fields)
         if kind != "hello" and "error" not in got and "refused" not in got:
             self._last = key, got, out
-        return got, out
+        return {**got, **told}, out
 
     def _answer(self, kind: str, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
         if header.get("protocol") != PROTOCOL:
@@ -199,10 +205,15 @@ class Worker:
                 raise Refusal("run.pooled would bring all scans to one place; no scan leaves this site")
         if wanted.split.file:
             raise Refusal("split.file names a file of the coordinator's; the study must split by itself")
-        mine = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
-        _fits(mine.data, wanted.data)
-        patients = _patients(mine, self.site.name)
-        parts = mine.split.apply({self.site.name: patients}, mine.split.seed_of(mine.seed))[self.site.name]
+        if not isinstance(wanted.encoder, Bundled):
+            raise Refusal("encoder.name names a file of the coordinator's; leave it out, for the one that is built in")
+        try:
+            mine = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
+            _fits(mine.data, wanted.data)
+            patients = _patients(mine, self.site.name)
+            parts = mine.split.apply({self.site.name: patients}, mine.split.seed_of(mine.seed))[self.site.name]
+        except ConfigError as problem:  # of this hospital's own configuration: it may name files
+            raise DataError(str(problem)) from problem
         for index, stage in enumerate(config.stages(mine)):
             self._check(stage, index, len(parts["train"]))
         sites = study.hospitals(mine, {self.site.name: parts})
@@ -266,6 +277,8 @@ class Worker:
 
     def _score(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
         split = str(header["split"])
+        if split not in PARTS[1:]:
+            raise Refusal(f"models are judged by validation and test cases, not by {split!r}")
         site, groups = self._served(agreed, header, body, split)
         scores = {case: s for params, cases in groups for case, s in site.score(params, cases).items()}
         plain_scores = {self.pseudonym(case): {k: float(v) for k, v in s.items()} for case, s in scores.items()}
@@ -412,7 +425,13 @@ def main(folder: str) -> None:
     except PolysiteError as problem:
         print(f"polysite: {problem}", file=sys.stderr, flush=True)
         sys.exit(2)
-    door = socket.listen(site.socket)
+    with (site.state / "worker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one whose courier was killed meanwhile goes when it says that it is ready
+        _listen(worker)
+
+
+def _listen(worker: Worker) -> None:
+    door = socket.listen(worker.site.socket)
     door.settimeout(IDLE)
     print("ready", flush=True)
     while True:
@@ -420,11 +439,12 @@ def main(folder: str) -> None:
             courier, _ = door.accept()
         except TimeoutError:
             log.info("no courier for %d s: going", IDLE)
-            return
+            break
         with courier:
             courier.settimeout(None)
             if _attend(worker, courier):
-                return
+                break
+    worker.site.socket.unlink(missing_ok=True)  # one that is left behind tells of a worker that was killed
 
 
 def _attend(worker: Worker, courier: sockets.socket) -> bool:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -29,7 +29,9 @@ from polysite.tree import Tree
 
 PROTOCOL = 1  # of what is asked and answered here
 TTL = 30 * 86400.0  # seconds; what is late is dropped here, by its deadline
+MOST = 16  # incidents that a site may tell of at a time
 Header = Mapping[str, Any]  # flat: text, numbers, lists of them
+Incident = Mapping[str, Any]
 
 log = logging.getLogger("polysite")
 
@@ -67,7 +69,7 @@ class Wire(Protocol):
 
     def forget(self, ids: Collection[str]) -> None: ...
 
-    def incidents(self) -> Sequence[Mapping[str, Any]]: ...
+    def incidents(self) -> Sequence[Incident]: ...
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,14 @@ class Terms:
 class Hospital:
     """What is known of a site, and what it is doing."""
 
-    told: dict[str, Any] = field(default_factory=dict)  # what it said of itself when it was greeted
-    token: str = ""  # of the connection in which it was
+    told: dict[str, Any] = field(default_factory=dict)  # what it said of itself when it was last greeted
+    token: str = ""  # of the connection
+    known: bool = False  # it has said so in this connection
     refused: str = ""  # why it does not take part
     begun: set[int] = field(default_factory=set)  # the phases that it knows to have begun, in this connection
     seen: float = 0.0  # when it was last connected
-    owes: dict[str, tuple[str, int]] = field(default_factory=dict)  # answers that nobody waits for any more
+    owes: dict[str, "Ask"] = field(default_factory=dict)  # what it still works on, though nobody waits for it
+    greeted: float = 0.0  # when it could not be greeted, because of something that may be mended
 
     @property
     def ready(self) -> bool:
@@ -126,7 +130,8 @@ class Hospitals:
         self.sites = {name: Hospital() for name in sorted(names)}
         self.beginnings: dict[int, Callable[[SiteId], Ask | None]] = {}  # of phases: how a site is brought there
         self.needed: Mapping[SiteId, Collection[int]] = {}  # versions of memories, in all phases
-        self._incidents: list[Mapping[str, Any]] = []
+        self.journal: Callable[[Incident], None] = lambda incident: None  # has every one at once, should this be killed
+        self._incidents: list[Incident] = []
 
     def note(self, what: str, site: SiteId = "", **more: Any) -> None:
         """Something went wrong that the record should know of."""
@@ -134,10 +139,20 @@ class Hospitals:
         if site:
             self.watch.doing(site, what, False)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._incidents.append({"time": now, **({"site": site} if site else {}), "what": what, **more})
+        self._add({"time": now, **({"site": site} if site else {}), "what": what, **more})
 
-    def incidents(self) -> list[Mapping[str, Any]]:
-        found, self._incidents = [*self._incidents, *self.wire.incidents()], []
+    def _add(self, incident: Incident) -> None:
+        self._incidents.append(incident)
+        self.journal(incident)
+
+    def recall(self, incidents: Iterable[Incident]) -> None:
+        """What the journal has, and no record: also what an earlier server did not live to record."""
+        self._incidents = list(incidents)
+
+    def incidents(self) -> list[Incident]:
+        for each in self.wire.incidents():
+            self._add(each)
+        found, self._incidents = self._incidents, []
         return found
 
     def gather(self, wait: float) -> None:
@@ -169,11 +184,10 @@ class Hospitals:
         """
         began, answered = time.monotonic(), 0
         least = min(self.terms.quorum, len(asks))
-        busy = {i for i in asks if self.sites[i].owes}
-        for site in busy:
-            what, round = next(iter(self.sites[site].owes.values()))
-            self.note(f"still busy with {what} of round {round + 1}; not asked", site)
-        open_asks = {i: a for i, a in asks.items() if i not in busy}
+        for site in asks:
+            for owed in self.sites[site].owes.values():
+                self.note(f"still busy with {owed.words}; not asked before that", site)
+        open_asks = dict(asks)
         held: dict[SiteId, float] = {}  # who said no, and until when that is left so
         late = False
 
@@ -197,14 +211,15 @@ class Hospitals:
                 answered += 1
                 open_asks.pop(site)
                 yield site, header, body
-        for site in open_asks.keys() - held.keys():
+        for site in sorted(open_asks.keys() - held.keys()):
             where = "away" if site not in self.wire.online() else "too late"
             self.note(f"{where}: no answer to {open_asks[site].words}", site)
 
     def _hopeful(self, site: SiteId) -> bool:
         """Whether a site may still answer: it is there, or has just gone away."""
-        here = site in self.wire.online()
-        return not self.sites[site].refused and (here or time.monotonic() - self.sites[site].seen < self.terms.grace)
+        found, here = self.sites[site], site in self.wire.online()
+        away = time.monotonic() - found.seen
+        return not found.refused and not found.owes and (here or away < self.terms.grace)
 
     def _exchange(
         self,
@@ -229,6 +244,7 @@ class Hospitals:
                     self.watch.doing(i, messages[i].words, False)
             for answer in self.wire.collect(waiting.keys()) if waiting else ():
                 site, ask = waiting.pop(answer.id)
+                self._hear(site, answer)
                 got = self._take(site, ask, answer)
                 if got is not None and site in asks:
                     yield site, *got
@@ -237,7 +253,7 @@ class Hospitals:
                 break
             time.sleep(self.terms.poll)
         for id, (site, ask) in waiting.items():
-            self.sites[site].owes[id] = (ask.header["kind"], ask.header.get("round", 0))
+            self.sites[site].owes[id] = ask
 
     def _meet(self, online: Mapping[SiteId, str], waiting: dict[str, tuple[SiteId, Ask]]) -> None:
         """Notice who came, and whose former connection is lost with all that it was asked."""
@@ -252,7 +268,7 @@ class Hospitals:
                 self.wire.forget([*lost, *site.owes])
                 for id in lost:
                     waiting.pop(id)
-                site.owes, site.told, site.begun, site.refused = {}, {}, set(), ""
+                site.owes, site.known, site.begun, site.refused, site.greeted = {}, False, set(), "", 0.0
             site.token, site.seen = token, now
 
     def _next(self, name: SiteId, wanted: Ask | None, phase: int) -> Ask | None:
@@ -260,7 +276,9 @@ class Hospitals:
         site = self.sites[name]
         if site.refused or site.owes:
             return None
-        if not site.told:
+        if not site.known and time.monotonic() - site.greeted < self.terms.again:
+            return None
+        if not site.known:
             return Ask({"kind": "hello", "config": self.config, "from": "coordinator", **self.common})
         if wanted is None:
             return None
@@ -282,12 +300,14 @@ class Hospitals:
             header["error"] = answer.error
         if kind == "hello":
             if header.get("error"):
-                self.note(f"could not be greeted: {header['error']}", name)
+                if not site.greeted:
+                    self.note(f"could not be greeted: {header['error']}", name)
+                site.greeted = time.monotonic()
             elif header.get("refused"):
                 site.refused = str(header["refused"])
                 self.note(f"does not take part: {site.refused}", name)
             else:
-                site.told = dict(header)
+                site.told, site.known = dict(header), True
                 self.watch.doing(name, "takes part", True)
             return None
         if kind == "begin":
@@ -298,13 +318,23 @@ class Hospitals:
         self.watch.doing(name, f"answered {ask.words}", True)
         return header, answer.body
 
+    def _hear(self, name: SiteId, answer: Answer) -> None:
+        """What a site tells of itself besides its answer: its worker was killed, its link was cut."""
+        said = answer.header.get("incidents", ())
+        for what in said[:MOST] if isinstance(said, list) else ():
+            self.note(str(what)[:200], name)
+
     def _late(self) -> None:
-        """Answers that nobody waits for any more: dropped, and listed."""
-        owed = {id: (name, what) for name, site in self.sites.items() for id, what in site.owes.items()}
+        """Answers that nobody waits for any more: dropped, and listed; but a site that is greeted may take its time."""
+        owed = {id: (name, ask) for name, site in self.sites.items() for id, ask in site.owes.items()}
         for answer in self.wire.collect(owed.keys()) if owed else ():
-            name, (kind, round) = owed[answer.id]
+            name, ask = owed[answer.id]
             del self.sites[name].owes[answer.id]
-            self.note(f"its answer to {kind} of round {round + 1} came late and was dropped", name)
+            self._hear(name, answer)
+            if ask.header["kind"] in ("hello", "begin"):
+                self._take(name, ask, answer)
+            else:
+                self.note(f"its answer to {ask.words} came late and was dropped", name)
 
 
 class Flower:

@@ -599,11 +599,14 @@ class _Server(uvicorn.Server):
                 await asyncio.sleep(0.1)
                 continue
             if len(self.greetings) >= 64:
-                next(iter(self.greetings)).cancel()
+                oldest = next(iter(self.greetings))
+                del self.greetings[oldest]
+                oldest.cancel()
                 self.guard.note("too many callers at once", address)
             task = loop.create_task(self._greet(caller, address))
             self.greetings[task] = None
             task.add_done_callback(lambda done: self.greetings.pop(done, None))
+            await asyncio.sleep(0)  # others get their turn, however many wait at the door
 
     async def _greet(self, caller: socket.socket, address: Any) -> None:
         """The handshake; whoever cannot show a certificate of the consortium's CA gets no further."""
