@@ -18,7 +18,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite.engines.fleet import Fleet, Lost, Refused
@@ -140,20 +140,29 @@ def study(consortium):
         yield link, north
 
 
-def collected(link, *ids):
-    """Wait for all answers."""
-    left, found = set(ids), []
-    while left:
-        found += (new := link.collect(left))
-        left -= {answer.id for answer in new}
+def until(look):
+    """What is found by looking again and again, for a minute at most."""
+    end = time.monotonic() + 60
+    while not (found := look()):
+        assert time.monotonic() < end, "nothing came within a minute"
         time.sleep(0.01)
     return found
 
 
+def collected(link, *ids):
+    """All answers."""
+    found = []
+
+    def look():
+        found.extend(link.collect(ids))
+        return len(found) == len(ids)
+
+    until(look)
+    return found
+
+
 def received(fleet):
-    while (asked := fleet.receive()) is None:
-        time.sleep(0.01)
-    return asked
+    return until(fleet.receive)
 
 
 def exchange(link, fleet, site="north", size=CHUNK + 1000):
@@ -520,7 +529,7 @@ def without_end(consortium, link):
         connection.sendall(
             f"POST /v1/fleet/activate-node HTTP/1.1\r\n{head}transfer-encoding: chunked\r\n\r\n".encode()
         )
-        while True:
+        for _ in range(200):
             connection.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
     return f"a request of more than {16 << 20} bytes"
 
@@ -528,7 +537,7 @@ def without_end(consortium, link):
 def endless_headers(consortium, link):
     with dialled(consortium, link, "south") as connection, pytest.raises(OSError):
         connection.sendall(b"POST /v1/fleet/activate-node HTTP/1.1\r\n")
-        while True:
+        for _ in range(2000):
             connection.sendall(b"a: " + b"b" * 10_000 + b"\r\n")
     return "headers that do not end"
 
@@ -604,9 +613,12 @@ def test_a_stranger_is_refused_and_noted_and_the_study_unharmed(consortium, stud
     assert north.answer(asked, {}, b"after")
     assert [answer.body for answer in collected(link, sent)] == [b"after"]
     incidents = []
-    while not any(noted in incident["what"] for incident in incidents):  # the last bytes may still be on their way
-        incidents += link.incidents()
-        time.sleep(0.01)
+
+    def look():  # the last bytes may still be on their way
+        incidents.extend(link.incidents())
+        return any(noted in incident["what"] for incident in incidents)
+
+    until(look)
     assert {incident["from"] for incident in incidents} == {"127.0.0.1"}
     exchange(link, north)
 
@@ -639,7 +651,7 @@ def test_whoever_is_slow_is_dropped_and_the_study_unharmed(consortium):
                     assert b" 408 " in hung_up(connection)
                 else:
                     with pytest.raises(OSError):
-                        while True:
+                        for _ in range(900):
                             connection.sendall(b"a")
                             time.sleep(0.1)
 
@@ -683,6 +695,7 @@ def deflated(records):
 
 
 @given(headers, st.binary(max_size=100))
+@settings(deadline=None)
 def test_records_come_back_as_they_went(header, body):
     name, contents = deflated(pack(header, body))
     got, same = unpack(inflate(name, contents, 1000).content)

@@ -37,10 +37,15 @@ class Resident:
     def __init__(self, site: SiteConfig, say: Say):
         self.site, self.say = site, say
         self.incidents: list[str] = []  # here, which the coordinator is told with the next answer
+        self._study = ""  # in which they happened
         self._line: sockets.socket | None = None
 
     def ask(self, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Its answer, however often it has to be started again; not more often than it makes sense."""
+        study = str(header.get("study", ""))
+        if self._study not in ("", study):
+            self.incidents = []  # what happened between two studies concerns neither
+        self._study = study
         for death in range(1, DEATHS + 1):
             try:
                 line = self.line()

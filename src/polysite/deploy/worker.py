@@ -464,4 +464,6 @@ def _attend(worker: Worker, courier: sockets.socket) -> bool:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    from polysite.deploy import worker  # by its own name, which is in what it writes down
+
+    worker.main(sys.argv[1])

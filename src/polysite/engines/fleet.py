@@ -87,7 +87,7 @@ class Fleet:
         context = _context(certificate, key, ca)
         self._wire = _Wire(context)
         self._client = FleetHttpClient(f"https://{address}", interceptors=signs, verify=context)
-        self._client._client.close()  # Flower's own copies the rest of a body for every 16 kB it sends
+        self._client._client.close()  # Flower's own takes a response apart in Python for every 16 kB of it
         self._client._client = httpx.Client(transport=self._wire, timeout=timeout, trust_env=False)
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="polysite-wire")
         self._closing = threading.Event()

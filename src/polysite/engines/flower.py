@@ -184,7 +184,7 @@ class Hospitals:
         """
         began, answered = time.monotonic(), 0
         least = min(self.terms.quorum, len(asks))
-        for site in asks:
+        for site in sorted(asks.keys() & self.wire.online().keys()):
             for owed in self.sites[site].owes.values():
                 self.note(f"still busy with {owed.words}; not asked before that", site)
         open_asks = dict(asks)

@@ -362,7 +362,7 @@ def _keep(folder: RunFolder, path: Path, phase: Phase, at: Progress, begins: int
     name = name_of(phase.algorithm)
     memories = [Memory(i, name, at.versions.get(i, -1), content) for i, content in at.memories.items() if content]
     kept = tuple(m.site for m in memories)
-    elsewhere = {i: v for i, v in at.versions.items() if i not in at.memories}
+    elsewhere = {i: v for i, v in at.versions.items() if i not in phase.transport.memories()}
     folder.keep(path, Checkpoint(replace(at, memories={}), begins, kept), memories, elsewhere)
     phase.transport.retain(folder.needed())
 
