@@ -116,8 +116,9 @@ def test_a_server_that_stops_anywhere_goes_on_to_the_same_end(tmp_path):
         assert any("started again" in i["what"] for i in told)
 
 
-def test_a_worker_that_is_killed_goes_on_from_its_files(tmp_path):
-    chosen = wanted("ditto")
+@pytest.mark.parametrize("name", ["ditto", "fine_tune"])
+def test_a_worker_that_is_killed_goes_on_from_its_files(name, tmp_path):
+    chosen = wanted(name)
 
     class Mortal(Inside):
         def answer(self, site, header, body):

@@ -66,14 +66,6 @@ class Refusal(PolysiteError):
     """What this hospital does not do, and why: it leaves as a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a phase begins from at this site."""
-
-    begins: int
-    model: Tree
-
-
 @dataclass
 class Agreed:
     """A study that this hospital takes part in, with its cases prepared."""
@@ -302,9 +294,9 @@ class Worker:
         models = [params for params, _ in groups]
         if len(models) != 1:
             raise Refusal(f"phase {phase + 1} starts from one model, and this site has {len(models)}")
-        start = Start(int(header["begins"]), models[0])
-        checkpoint.save(agreed.folder / f"phase-{phase}.safetensors", start)
-        self._enter(agreed, phase, start)
+        begins = int(header["begins"])
+        memory.save(self._beginning(agreed, phase), Memory(self.site.name, "start", begins, Payload(model=models[0])))
+        self._enter(agreed, phase, begins, models[0])
         return {}, b"", {}
 
     # what they have in common
@@ -312,15 +304,18 @@ class Worker:
     def _at(self, agreed: Agreed, phase: int, round: int) -> TorchSite:
         if phase not in agreed.begun:
             site = agreed.stages[phase][1]
-            start = checkpoint.load(agreed.folder / f"phase-{phase}.safetensors", site.lift)
-            self._enter(agreed, phase, start)
+            start: Memory = checkpoint.load(self._beginning(agreed, phase), site.lift)
+            self._enter(agreed, phase, start.version, start.content["model"])
         return agreed.stages[phase][1].at(round)
 
     @staticmethod
-    def _enter(agreed: Agreed, phase: int, start: Start) -> None:
+    def _enter(agreed: Agreed, phase: int, begins: int, start: Tree) -> None:
         algorithm, site = agreed.stages[phase]
-        agreed.stages[phase] = algorithm, site.begin(start.begins, site.lift(start.model))
+        agreed.stages[phase] = algorithm, site.begin(begins, site.lift(start))
         agreed.begun.add(phase)
+
+    def _beginning(self, agreed: Agreed, phase: int) -> Path:
+        return agreed.folder / f"phase-{phase}.safetensors"
 
     def _served(
         self, agreed: Agreed, header: Mapping[str, Any], body: bytes, split: str
