@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite.engines.fleet import Fleet, Lost, Refused
-from polysite.engines.link import CALLS, Link, Pace
+from polysite.engines.guard import CALLS, Pace
+from polysite.engines.link import Link
 from polysite.engines.records import CHUNK, INSTANCE, deflate, inflate, pack, unpack, wrap
 from polysite.errors import PayloadError, RunError
 
