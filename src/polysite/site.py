@@ -122,6 +122,7 @@ class Fit:
     reach: float  # how far a constant gradient of one would have carried: the time, and more with momentum
     twin: Tree = field(default_factory=dict)  # what a mix made of it
     personal: Tree = field(default_factory=dict)  # the personal head, where there is one
+    cases: int = 0  # that it was trained on
 
 
 @dataclass(frozen=True, slots=True)

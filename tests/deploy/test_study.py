@@ -20,6 +20,7 @@ from polysite.deploy.worker import Worker
 from polysite.engines import rounds
 from polysite.engines.flower import Terms
 from polysite.errors import ConfigError, RunError
+from polysite.payload import Payload, encode
 
 FAST = Terms(quorum=3, deadline=30, grace=0.2, again=0.1, poll=0.001)
 
@@ -280,3 +281,23 @@ def test_a_site_whose_data_are_mended_joins_later(tmp_path):
     assert wire.tries == 2 and "c" in done.folder.records()[-1]["sites"]
     noted = [i for r in done.folder.records() for i in r.get("incidents", ()) if "greeted" in i["what"]]
     assert len(noted) == 1
+
+
+def test_a_model_of_too_few_cases_does_not_leave_though_its_hospital_has_more(tmp_path):
+    """A cluster of patients may be smaller than the hospital."""
+    hosts = {name: Worker(site_of(tmp_path, name), SitePolicy(fewest=5)) for name in NAMES}
+    header = {"kind": "hello", "protocol": 1, "study": "x", "config": config_of("fedavg"), **identity()}
+    assert "refused" not in hosts["a"].answer(header, b"")[0]
+    agreed = hosts["a"].agreed
+    algorithm, site = agreed.stages[0]
+
+    class Part(type(algorithm)):
+        def local(self, got, memory, site):
+            return Payload(model=site.fit(got["model"], keep=site.cases("train")[:2]).params, weight=5), memory
+
+    sent = encode(Payload(model=site.start))
+    asked = {**header, "kind": "train", "phase": 0, "round": 0, "version": -1, "keep": []}
+    assert "refused" not in hosts["a"].answer(asked, sent)[0]
+    agreed.stages[0] = Part(), site
+    answer, left = hosts["a"].answer({**asked, "round": 1}, sent)
+    assert "too few cases are behind 'model'" in answer["refused"] and not left

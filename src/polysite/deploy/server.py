@@ -77,7 +77,7 @@ def run(
     watch = study.tracked(watch, track, path)
     folder = RunFolder.create(path, config.dump(chosen), chosen.seed)
     _write(folder, hospitals)
-    hospitals.journal = _journal(folder)
+    hospitals.keep(_journal(folder))
     with folder.alone():
         if assess:
             with study.logged(folder):
@@ -106,7 +106,8 @@ def resume(
     with folder.alone():
         chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
         hospitals = Hospitals(wire, id, folder.config, names, terms, identity(), watch)
-        hospitals.needed, hospitals.journal = folder.needed(), _journal(folder)
+        hospitals.needed = folder.needed()
+        hospitals.keep(_journal(folder))
         hospitals.gather(wait)
         phases, start = _phases(chosen, hospitals), study.initial(chosen)
         watch = study.tracked(watch, track, folder.path)

@@ -262,7 +262,8 @@ class Worker:
         got = decode(body).each(site.lift)
         agreed.count()
         reply, new = algorithm.local(got, self._remembered(agreed, phase, version, site), site)
-        found, out, fields = self._leave(algorithm, got, reply, site.size, agreed.study.run.compress)
+        fewest = min((f.cases for f in site.fits), default=site.size)  # of a cluster, perhaps, not of the hospital
+        found, out, fields = self._leave(algorithm, got, reply, fewest, agreed.study.run.compress)
         self._remember(agreed, algorithm, round, new, {int(v) for v in header.get("keep", ())} | {version})
         fits = {f"fit_{n}": [float(getattr(f, n)) for f in site.fits] for n in ("loss", "steps", "time", "reach")}
         return {**found, **{k: v for k, v in fits.items() if v}}, out, {**fields, "loss, steps": "number"}

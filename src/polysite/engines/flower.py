@@ -130,7 +130,7 @@ class Hospitals:
         self.sites = {name: Hospital() for name in sorted(names)}
         self.beginnings: dict[int, Callable[[SiteId], Ask | None]] = {}  # of phases: how a site is brought there
         self.needed: Mapping[SiteId, Collection[int]] = {}  # versions of memories, in all phases
-        self.journal: Callable[[Incident], None] = lambda incident: None  # has every one at once, should this be killed
+        self._journal: Callable[[Incident], None] = lambda incident: None
         self._incidents: list[Incident] = []
 
     def note(self, what: str, site: SiteId = "", **more: Any) -> None:
@@ -143,7 +143,13 @@ class Hospitals:
 
     def _add(self, incident: Incident) -> None:
         self._incidents.append(incident)
-        self.journal(incident)
+        self._journal(incident)
+
+    def keep(self, journal: Callable[[Incident], None]) -> None:
+        """Have every incident written down at once, from those on that there are already: this may be killed."""
+        self._journal = journal
+        for each in self._incidents:
+            journal(each)
 
     def recall(self, incidents: Iterable[Incident]) -> None:
         """What the journal has, and no record: also what an earlier server did not live to record."""

@@ -327,7 +327,8 @@ class TorchSite:
         shared, twin = mixing.models() if mixing else ({}, {})
         found = {**self.network.read(), **shared}
         second = beside.read() if beside else {}
-        fit = Fit(found, float(total) / max(count, 1), count, count * rate, reach, twin, second)
+        cases = self.size if keep is None else len(keep)
+        fit = Fit(found, float(total) / max(count, 1), count, count * rate, reach, twin, second, cases)
         values = [*found.values(), *twin.values(), *second.values()]
         sound = torch.stack(torch._foreach_norm(values)).isfinite().all()
         if not (math.isfinite(fit.loss) and sound):
