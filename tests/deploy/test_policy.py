@@ -62,8 +62,6 @@ REFUSED = {  # what is asked, under which policy -> key of policy.toml
     "case_vectors": (replace(TRAIN, case_vectors=True), {}),
     "case_vectors, kind": (replace(TRAIN, leaves={"features": "cases"}), {}),
     "case_scores": (Ask("score", "fedavg", cases=9, case_scores=True), {"case_scores": False}),
-    "personal_models": (replace(TRAIN, personal_model=True), {}),
-    "personal_models, serve": (Ask("serve", "ditto", cases=9, leaves={"model": "model"}), {}),
     "assess": (Ask("assess", cases=9), {"assess": False}),
 }
 
@@ -90,7 +88,6 @@ def test_every_key_that_can_refuse_is_tested():
         (TRAIN, {"rounds": 8}),
         (replace(TRAIN, case_vectors=True), {"case_vectors": True}),
         (replace(TRAIN, leaves={"features": "cases"}), {"case_vectors": True, "kinds": ()}),
-        (replace(TRAIN, personal_model=True), {"personal_models": True}),
         (Ask("train", "local", cases=2), {}),  # nothing leaves
         (replace(TRAIN, leaves={"weight": "one", "time": "rate"}, cases=1), {}),  # nothing about cases
         (Ask("score", "fedavg", cases=2, leaves={"dice": "number"}, case_scores=True), {}),
@@ -154,7 +151,6 @@ def test_the_features_of_every_case_stay_and_their_sums_may_leave():
         ("fewest", {"cluster_0": "model", "cluster_1": "model"}, 9, {"behind": {"cluster_1": 4}}),
         (None, {"cluster_0": "model", "cluster_1": "model"}, 9, {"behind": {"cluster_1": 5}}),
         ("fewest", MODEL, 4, {"behind": {"model": 9}}),
-        ("personal_models", MODEL, 9, {"personal_model": True}),
         (None, {"dice": "number"}, 1, {"case_scores": True}),
         ("fewest", {"dice": "number"}, 1, {}),
         ("kinds", {"diary?": "text"}, 9, {}),  # there, whatever it is called
@@ -189,7 +185,6 @@ def test_the_reply_itself_is_checked_again(key, reply, cases, more):
         ("gpu_share = nan", "at most 1"),
         ("case_vectors = 1", "must be true or false"),
         ("case_scores = 'yes'", "must be true or false"),
-        ("personal_models = 0", "must be true or false"),
         ("assess = []", "must be true or false"),
         ("assess = ", "not valid TOML"),
         ("# \xff", "cannot be read"),

@@ -1,6 +1,7 @@
 """Commands for real hospitals: the coordinator's and the hospital's own."""
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -131,6 +132,8 @@ def serve(
     found = SiteConfig.load(site)
     for remark in found.remarks:
         say(remark)
+    for each in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignored
+        signal.signal(each, signal.default_int_handler)
     try:
         courier.run(found, say)
     except KeyboardInterrupt:

@@ -6,14 +6,16 @@ worker writes.
 """
 
 import fcntl
+import json
 import logging
 import os
+import signal
 import socket as sockets
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,10 @@ class Resident:
     def __init__(self, site: SiteConfig, say: Say):
         self.site, self.say = site, say
         self.incidents: list[str] = []  # here, which the coordinator is told with the next answer
+        self.words = ""  # what it said of its cases when it started
         self._study = ""  # in which they happened
         self._line: sockets.socket | None = None
+        self._pid = 0
 
     def ask(self, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Its answer, however often it has to be started again; not more often than it makes sense."""
@@ -72,12 +76,12 @@ class Resident:
         return self._line
 
     def stop(self) -> None:
-        try:
-            if self._line is not None:
-                socket.send(self._line, {"kind": "stop"})
-        except OSError:
-            pass
+        """The end of it, also in the midst of something: what it remembers is on disk."""
         self._drop()
+        if self._pid:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
+            self.site.socket.unlink(missing_ok=True)
 
     def _drop(self) -> None:
         if self._line is not None:
@@ -96,6 +100,7 @@ class Resident:
             self.tell("the former worker was killed")
             return None
         if frame is not None and frame[0].get("config") == self.site.fingerprint:
+            self._pid, self.words = int(frame[0]["pid"]), str(frame[0]["cases"])
             return line
         if frame is not None:
             socket.send(line, {"kind": "stop"})
@@ -110,12 +115,14 @@ class Resident:
         )
         said.close()
         out = process.stdout
-        if out is None or out.readline().strip() != b"ready":
+        first, _, self.words = (out.readline() if out else b"").decode().strip().partition(" ")
+        if out is None or first != "ready":
             process.wait()
             words = (self.site.state / "worker.log").read_text(errors="replace").strip().splitlines()
             reason = words[-1].removeprefix("polysite: ") if words else "it said nothing"
             raise RunError(f"the worker did not start: {reason}")
         out.close()
+        self._pid = process.pid
         return socket.connect(self.site.socket)
 
 
@@ -128,7 +135,7 @@ def run(site: SiteConfig, say: Say) -> None:
         if killed:
             worker.tell("the former courier was killed")
         worker.line()
-        say(f"{site.name}: worker ready, data checked, policy {site.policy.name}; connecting to {site.server}")
+        say(f"{site.name}: {worker.words}; {site.policy.name} read; connecting to {site.server}")
         try:
             while True:
                 _serve(site, worker, say)
@@ -175,13 +182,17 @@ def _connect(fleet: Fleet, say: Say) -> None:
 def _answer(worker: Resident, asked: Asked, say: Say) -> tuple[dict[str, Any], bytes]:
     header = asked.header
     where = f", round {int(str(header['round'])) + 1}" if "round" in header else ""
-    say(f"asked: {header.get('kind')}{where}, {_size(len(asked.body))}")
+    say(f"asked: {header.get('kind')}{where}; {_size(len(asked.body))} came in")
     answer, body = worker.ask(header, asked.body)
-    if answer.get("refused") or answer.get("error"):
-        say(f"refused: {answer.get('refused') or answer.get('error')}")
+    mine = answer.pop("mine", "")  # words for this screen alone
+    if answer.get("refused"):
+        say(f"refused: {answer['refused']}")
+    elif answer.get("error"):
+        say(f"failed here: {mine or answer['error']}; the coordinator was told no more than: {answer['error']}")
     else:
-        left = str(answer.get("left", "{}"))
-        say(f"left: {left}, {_size(len(body))}, after {float(answer.get('seconds', 0)):.1f} s")
+        left = ", ".join(f"{name} ({what})" for name, what in json.loads(str(answer.get("left", "{}"))).items())
+        size = len(body) + len(str(answer.get("scores", "")))
+        say(f"left: {left or 'nothing'}; {_size(size)} in all, after {float(answer.get('seconds', 0)):.1f} s")
     return answer, body
 
 

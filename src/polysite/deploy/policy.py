@@ -54,9 +54,6 @@ case_vectors = false
 # whether the Dice of every validation and test case may leave, under numbers instead of names
 case_scores = true
 
-# whether this hospital's own model may leave, where it has one
-personal_models = false
-
 # whether the assessment may describe the cases here
 assess = true
 """
@@ -77,7 +74,6 @@ class Ask:
     leaves: Mapping[str, Kind] = field(default_factory=dict)
     case_vectors: bool = False  # numbers of single cases would leave
     case_scores: bool = False  # the Dice of single cases would leave
-    personal_model: bool = False  # the hospital's own model would leave
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,6 @@ class SitePolicy:
     gpu_share: float = 1.0
     case_vectors: bool = False
     case_scores: bool = True
-    personal_models: bool = False
     assess: bool = True
 
     def __post_init__(self) -> None:
@@ -130,11 +125,10 @@ class SitePolicy:
         behind: Mapping[str, int] = MappingProxyType({}),
         case_vectors: bool = False,
         case_scores: bool = False,
-        personal_model: bool = False,
     ) -> str | None:
         """Why a reply must not leave, or None if it may. ``fields`` are those that are really in it, ``cases`` the
         cases behind it, ``behind`` those behind a single field where they are fewer: the model of a cluster."""
-        ask = Ask("train", "", 0, cases, fields, case_vectors, case_scores, personal_model)
+        ask = Ask("train", "", 0, cases, fields, case_vectors, case_scores)
         return next(self._leaks(ask, behind), None)
 
     def _objections(self, ask: Ask, now: datetime) -> Iterator[str]:
@@ -150,9 +144,6 @@ class SitePolicy:
             yield f"round {ask.round + 1} is not one that is allowed: policy.toml says rounds = {self.rounds}"
         if ask.kind in WORK and not self._open(now):
             yield f'it is {now.astimezone():%H:%M} here: policy.toml says hours = "{self.hours}"'
-        served = ask.kind == "serve" and "model" in ask.leaves.values()
-        if served and not self.personal_models:
-            yield "this hospital's own model may not leave: policy.toml says personal_models = false"
         sure = {name: kind for name, kind in ask.leaves.items() if not name.endswith("?")}
         yield from self._leaks(replace(ask, leaves=sure), {})
 
@@ -164,8 +155,6 @@ class SitePolicy:
             yield f"numbers of single cases{what} may not leave: policy.toml says case_vectors = false"
         if ask.case_scores and not self.case_scores:
             yield "the scores of single cases may not leave: policy.toml says case_scores = false"
-        if ask.personal_model and not self.personal_models:
-            yield "this hospital's own model may not leave: policy.toml says personal_models = false"
         # behind the score of a case is one case, and where they may leave, so may what is made of them
         free = (*BARE, "cost", "number") if ask.case_scores else BARE
         for name, kind in ask.leaves.items():

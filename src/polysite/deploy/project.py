@@ -511,7 +511,7 @@ computer trains them on your cases and sends back what it learned. Scans and nam
 1. **Install**, with Python 3.11 or later:
 
    ```sh
-   pip install 'polysite[deploy]'
+   pip install './polysite[deploy]' -c polysite/constraints.txt   # polysite: the source that the coordinator names
    ```
 
 2. **Set `[data]` in `site.toml`**, so that it names your cases, and **read `policy.toml`**: it says what may be asked

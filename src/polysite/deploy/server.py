@@ -70,6 +70,11 @@ def run(
     hospitals = Hospitals(wire, secrets.token_hex(8), config.dump(chosen), names, terms, identity(), watch)
     hospitals.gather(wait)
     phases, start = _phases(chosen, hospitals), study.initial(chosen)
+    if not phases[0].transport.audience:
+        raise RunError(
+            "no site that takes part judges models, so no best round could be chosen: their policies say "
+            "case_scores = false, or they have no validation cases"
+        )
     for phase in phases:
         phase.algorithm.init(start, phase.transport.names)  # it may refuse these sites, or this network
         if isinstance(phase.algorithm, Cfft):
@@ -118,10 +123,13 @@ def resume(
         return study.conduct(chosen, _words(hospitals), phases, start, folder, at, watch)
 
 
-def survey(chosen: Study, hospitals: Hospitals, path: Path) -> study.Survey:
+def survey(chosen: Study, hospitals: Hospitals, path: Path) -> study.Survey | None:
     """The assessment, asked of real sites; a site whose policy forbids it is left out of it."""
     engine = Flower(cast(Algorithm[Any], chosen.assess), hospitals, kind="assess")
-    told = {i: hospitals.sites[i].told for i in hospitals.ready}
+    if len(engine.names) < 2:
+        hospitals.note("no assessment: the policies of fewer than two sites allow it")
+        return None
+    told = {i: hospitals.sites[i].told for i in engine.names}
     asked = PARTS if chosen.assess.cases == "all" else PARTS[:1]
     sizes = {i: sum(int(t[part]) for part in asked) for i, t in told.items()}
     unseen = any(not t["train"] for t in told.values())

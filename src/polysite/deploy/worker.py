@@ -35,6 +35,7 @@ import torch
 from polysite import config, study
 from polysite.algorithms import name_of
 from polysite.algorithms.base import Algorithm, Kind
+from polysite.algorithms.cfft import Cfft
 from polysite.config import Study
 from polysite.data.case import PARTS
 from polysite.data.sources import AtHospitals, Source
@@ -99,13 +100,16 @@ class Worker:
         self.agreed: Agreed | None = None
         self._last: tuple[str, Header, bytes] = ("", {}, b"")  # the last answer, should its messenger have been lost
         self._secret = _secret(site.state / "secret")
+        self.words = "[data] names no cases: only rehearsals with drawn patients are possible"
         if torch.cuda.is_available() and policy.gpu_share < 1:
             torch.cuda.set_per_process_memory_fraction(policy.gpu_share)
 
     def source(self, wanted: Source | None = None) -> Source:
         """The hospital's own cases; those that a drill draws, where it has named none."""
         if self.site.data:
-            return config.build({"data": self.site.data}).data
+            files = wanted is not None and self.site.data.get("name") == "files"
+            wish = {"modalities": list(wanted.modality_names)} if wanted and files else {}
+            return config.build({"data": {**wish, **self.site.data}}).data
         if wanted is None or isinstance(wanted, AtHospitals):
             raise ConfigError(f"{self.site.path} names no data: fill in [data]")
         return wanted
@@ -126,6 +130,7 @@ class Worker:
         except PolysiteError as problem:  # it may name files and cases, which is nobody's business
             log.error("%s: %s", kind, problem)
             got, out, fields = {"error": "its data or its disk are not in order; its own log says why"}, b"", {}
+            told["mine"] = str(problem)  # for the screen here; the courier keeps it
         except Exception as problem:
             log.exception("%s", kind)
             got, out, fields = {"error": f"it failed ({type(problem).__name__}); its own log says why"}, b"", {}
@@ -173,8 +178,11 @@ class Worker:
         if self.agreed is None or (self.agreed.id, self.agreed.text) != (id, text):
             self.agreed = None  # lets go of the memory before more is taken
             self.agreed = self._agree(id, text)
-        counts = {part: len(self.agreed.parts[part]) for part in PARTS}
-        return {**counts, **_machine()}, b"", dict.fromkeys(PARTS, "count")
+        known = "count" in self.policy.kinds  # otherwise no more than whether there are any
+        counts = {part: len(p) if known else min(len(p), 1) for part in PARTS for p in [self.agreed.parts[part]]}
+        says = {"judges": self.policy.case_scores, "described": self.policy.assess}
+        left = {**{part: f"count, {n}" for part, n in counts.items()}, "torch and device": "text", "policy": "text"}
+        return {**counts, **says, **_machine()}, b"", left
 
     def _find(self, id: str) -> Agreed:
         """The study that is asked for; after a restart, from disk."""
@@ -223,6 +231,7 @@ class Worker:
             round=stage.run.rounds - 1,
             cases=cases,
             leaves=_leaves(stage.algorithm),
+            case_scores=isinstance(stage.algorithm, Cfft),  # sums of scores, perhaps of one case
         )
         self._obey(self.policy.refuse(ask, self.now()))
 
@@ -266,7 +275,9 @@ class Worker:
         found, out, fields = self._leave(algorithm, got, reply, fewest, agreed.study.run.compress)
         self._remember(agreed, algorithm, round, new, {int(v) for v in header.get("keep", ())} | {version})
         fits = {f"fit_{n}": [float(getattr(f, n)) for f in site.fits] for n in ("loss", "steps", "time", "reach")}
-        return {**found, **{k: v for k, v in fits.items() if v}}, out, {**fields, "loss, steps": "number"}
+        if not site.fits or not {"cost", "number"} <= set(self.policy.kinds):
+            return found, out, fields
+        return {**found, **fits}, out, {**fields, "loss, steps, learning rates": "cost and number"}
 
     def _score(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
         split = str(header["split"])
@@ -274,8 +285,9 @@ class Worker:
             raise Refusal(f"models are judged by validation and test cases, not by {split!r}")
         site, groups = self._served(agreed, header, body, split)
         scores = {case: s for params, cases in groups for case, s in site.score(params, cases).items()}
-        plain_scores = {self.pseudonym(case): {k: float(v) for k, v in s.items()} for case, s in scores.items()}
-        return {"scores": json.dumps(plain_scores)}, b"", {f"scores of {len(scores)} {split} cases": "number"}
+        named = {self.pseudonym(case): {k: float(v) for k, v in s.items()} for case, s in scores.items()}
+        left = {f"scores of {len(scores)} {split} cases": "number, under pseudonyms"}
+        return {"scores": json.dumps(dict(sorted(named.items())))}, b"", left
 
     def _serve(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
         _, groups = self._served(agreed, header, body, "validation")
@@ -416,8 +428,11 @@ def main(folder: str) -> None:
     try:
         worker = Worker(site, SitePolicy.load(site.policy))
         if site.data:
-            cases = sum(map(len, worker.source().patients(0).values()))
-            log.info("%d cases, %s", cases, ", ".join(worker.source().modality_names))
+            source = worker.source()
+            count = sum(map(len, source.patients(0).values()))
+            worker.words = (
+                f"{count} cases ({', '.join(source.modality_names)}) found in {site.data.get('path', 'drawings')}"
+            )
     except PolysiteError as problem:
         print(f"polysite: {problem}", file=sys.stderr, flush=True)
         sys.exit(2)
@@ -429,7 +444,7 @@ def main(folder: str) -> None:
 def _listen(worker: Worker) -> None:
     door = socket.listen(worker.site.socket)
     door.settimeout(IDLE)
-    print("ready", flush=True)
+    print(f"ready {worker.words}", flush=True)
     while True:
         try:
             courier, _ = door.accept()
@@ -451,10 +466,17 @@ def _attend(worker: Worker, courier: sockets.socket) -> bool:
             if header.get("kind") == "stop":
                 return True
             if header.get("kind") == "ping":
-                socket.send(courier, {"kind": "pong", "pid": os.getpid(), "config": worker.site.fingerprint})
+                about = {"pid": os.getpid(), "config": worker.site.fingerprint, "cases": worker.words}
+                socket.send(courier, {"kind": "pong", **about})
                 continue
-            socket.send(courier, *worker.answer(header, body))
-    except (OSError, RunError) as problem:
+            try:
+                answer = worker.answer(header, body)
+            except RunError as problem:
+                log.error("%s", problem)
+                words = "its audit log cannot be written, so nothing leaves"
+                answer = {"error": words, "mine": str(problem)}, b""
+            socket.send(courier, *answer)
+    except OSError as problem:
         log.warning("the courier was lost: %s", problem)
     return False
 

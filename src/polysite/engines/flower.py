@@ -224,6 +224,8 @@ class Hospitals:
     def _hopeful(self, site: SiteId) -> bool:
         """Whether a site may still answer: it is there, or has just gone away."""
         found, here = self.sites[site], site in self.wire.online()
+        if found.greeted and not found.known:  # something there must be mended first
+            return False
         away = time.monotonic() - found.seen
         return not found.refused and not found.owes and (here or away < self.terms.grace)
 
@@ -363,13 +365,15 @@ class Flower:
 
     @property
     def names(self) -> tuple[SiteId, ...]:
-        """All who may train; of whom nothing is known yet may come later."""
+        """All who may train, or be described; of whom nothing is known yet may come later."""
+        if self.kind == "assess":
+            return tuple(i for i, s in self.hospitals.sites.items() if s.ready and s.told.get("described", True))
         return tuple(i for i, s in self.hospitals.sites.items() if not s.refused and s.told.get("train", 1))
 
     @property
     def audience(self) -> tuple[SiteId, ...]:
         told = {i: s.told for i, s in self.hospitals.sites.items() if s.ready}
-        return tuple(i for i, t in told.items() if t.get("validation") or t.get("test"))
+        return tuple(i for i, t in told.items() if t.get("judges", True) and (t.get("validation") or t.get("test")))
 
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         self._round = round

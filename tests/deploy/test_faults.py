@@ -1,0 +1,32 @@
+"""Accidents that are drawn: processes are killed, a link is cut, and the study comes to the end of the simulator.
+
+Three short schedules, each over the same five hospitals; ``scripts/faults.py`` draws as many as one likes.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+
+import faults
+
+pytestmark = pytest.mark.slow
+SCHEDULES = [faults.draw(32, index, rounds=2, cut=16.0, events=2) for index in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    with faults.staged(tmp_path_factory.mktemp("faults") / "sites") as stage:
+        yield stage
+
+
+def test_every_kind_of_accident_is_among_these():
+    assert {event.what for schedule in SCHEDULES for event in schedule.events} == set(faults.KINDS)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_a_study_survives(schedule, stage, tmp_path):
+    simulated = faults.simulate(schedule.text, tmp_path / "simulated")
+    assert faults.play(schedule, stage, tmp_path / "deployed", simulated) == []
