@@ -87,28 +87,32 @@ def go(tmp_path, chosen, wire, name="deployed", **more):
     return server.run(chosen, wire, NAMES, tmp_path / name, terms=FAST, assess=False, **more)
 
 
+class Stop(Exception): ...
+
+
+class Fragile(Inside):
+    """Ends at the question that ``at`` names."""
+
+    def __init__(self, workers, at=lambda header: False):
+        super().__init__(workers)
+        self.at = at
+
+    def send_all(self, messages, ttl, group):
+        if len(self.sent) > 500 or any(self.at(header) for header, _ in messages.values()):
+            raise Stop
+        return super().send_all(messages, ttl, group)
+
+
 def test_a_server_that_stops_anywhere_goes_on_to_the_same_end(tmp_path):
     """After every message that it might not survive; sites keep what they remember, and go back where it went back."""
     chosen = wanted("ditto")
 
-    class Stop(Exception): ...
-
-    class Fragile(Inside):
-        left = 10**9
-
-        def send_all(self, messages, ttl, group):
-            if self.left == 0:
-                raise Stop
-            self.left -= 1
-            return super().send_all(messages, ttl, group)
-
     whole = go(tmp_path, chosen, Inside(workers(tmp_path / "undisturbed")), "whole")
     for stop in (2, 3, 5, 7):
         hosts = workers(tmp_path / str(stop))
-        wire = Fragile(hosts)
-        wire.left = stop
+        left = iter(range(3 * stop))  # questions, of three sites each time
         with pytest.raises(Stop):
-            go(tmp_path, chosen, wire, f"run{stop}")
+            go(tmp_path, chosen, Fragile(hosts, lambda header, left=left: next(left, None) is None), f"run{stop}")
         done = server.resume(tmp_path / f"run{stop}", Inside(hosts), terms=FAST)
         one, other = states(whole.folder.path), states(done.folder.path)
         assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
@@ -301,3 +305,75 @@ def test_a_model_of_too_few_cases_does_not_leave_though_its_hospital_has_more(tm
     agreed.stages[0] = Part(), site
     answer, left = hosts["a"].answer({**asked, "round": 1}, sent)
     assert "too few cases are behind 'model'" in answer["refused"] and not left
+
+
+def stalled(name, rounds_):
+    """A study whose first round stays the best: it learns next to nothing."""
+    chosen = wanted(name)
+    plan = rounds.Plan(rounds=rounds_, checkpoint_every=1)
+    return replace(chosen, train=replace(chosen.train, lr=1e-30), run=plan)
+
+
+def test_the_memory_of_the_best_round_outlives_a_restart_of_the_server(tmp_path):
+    hosts = workers(tmp_path)
+    with pytest.raises(Stop):
+        go(tmp_path, stalled("ditto", 5), Fragile(hosts, lambda h: h["kind"] == "train" and h["round"] == 3))
+    done = server.resume(tmp_path / "deployed", Fragile(hosts), terms=FAST)
+    assert done.result["best_round"] == 0 and done.result["rounds"] == 5
+
+
+def test_what_a_phase_began_from_outlives_better_rounds_and_a_restart(tmp_path):
+    then = '[[then]]\nalgorithm.name = "fine_tune"\nrun.rounds = 5\n'
+    chosen = parse(f"{BASE}\n{then}", {"algorithm.name": '"ditto"'})
+    whole = go(tmp_path, chosen, Inside(workers(tmp_path / "undisturbed")), "whole")
+    hosts = workers(tmp_path)
+    with pytest.raises(Stop):
+        go(tmp_path, chosen, Fragile(hosts, lambda h: h["kind"] == "train" and h["round"] == 6))
+    done = server.resume(tmp_path / "deployed", Fragile(hosts), terms=FAST)
+    one, other = states(whole.folder.path), states(done.folder.path)
+    assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+
+
+class Anew(Inside):
+    """Site a connects anew when it has trained, and is slow to say who it is; c trains as long as that."""
+
+    def collect(self, ids):
+        found = super().collect(ids)
+        trained = [x for x in found if x.header.get("fit_loss")]
+        if trained and self.tokens["a"] == "1":
+            late = [x for x in trained if self.whose(x) == "c"]
+            self.tokens["a"] = "2"
+            self.waiting.update({x.id: x for x in late})
+            return [x for x in found if x not in late]
+        hello = [x for x in found if x.header.get("train") and self.tokens["a"] == "2" and self.slow > 0]
+        if hello:
+            self.slow -= 1
+            self.waiting.update({x.id: x for x in hello})
+        return [x for x in found if x not in hello]
+
+    slow = 3
+
+    def whose(self, answer):
+        return self.sent[int(answer.id) - 1][0]
+
+
+def test_a_site_that_connects_anew_between_two_questions_is_asked_the_next(tmp_path):
+    chosen = replace(wanted("ditto"), run=rounds.Plan(rounds=2, checkpoint_every=1))
+    done = go(tmp_path, chosen, Anew(workers(tmp_path)))
+    assert all(sorted(r["sites"]) == sorted(r["validation"]) == list(NAMES) for r in done.folder.records())
+
+
+def test_incidents_outlive_the_server_that_noted_them(tmp_path):
+    class Odd(Fragile):
+        def answer(self, site, header, body):
+            got, out = super().answer(site, header, body)
+            return ({**got, "incidents": ["the worker died"]} if header["kind"] == "hello" else got), out
+
+    hosts = workers(tmp_path)
+    with pytest.raises(Stop):
+        go(tmp_path, wanted("ditto"), Fragile(hosts, lambda h: h["kind"] == "train" and h["round"] == 1))
+    with pytest.raises(Stop):
+        server.resume(tmp_path / "deployed", Odd(hosts, lambda h: h["kind"] == "train"), terms=FAST)
+    done = server.resume(tmp_path / "deployed", Inside(hosts), terms=FAST)
+    noted = [i["what"] for r in done.folder.records() for i in r.get("incidents", ())]
+    assert noted.count("the worker died") == 3 and noted.count("the server was started again") == 2

@@ -11,6 +11,9 @@
     sites/NAME/        what this hospital remembered then, under the same names
     models/            best and last models as plain safetensors
     result.json        at the end: the best round, its scores per site, case and label
+    deployment.json    over real sites: which, and by which name they know the study
+    incidents.jsonl    over real sites: what went wrong on the way, as it happened
+    assessment/        over real sites: how they differ
     evaluation/        what ``polysite evaluate`` measured: every case by every measure
     bundles/           what ``polysite serve-model`` wrote: a hospital's model as a MONAI bundle
     index.html         the page about the run

@@ -59,6 +59,7 @@ CALLS = {
 }
 PIECE = 256 << 10  # bytes of a response that are handed to the connection at a time
 HEAD = 64 << 10  # the most bytes of the headers of a request
+SILENT = 15.0  # seconds without a word of a site, which says every five that it is there
 SLACK = 1 << 20  # of an answer beyond its body: header and names
 
 FOREVER = datetime.max.replace(tzinfo=UTC)
@@ -111,6 +112,7 @@ class Guard:
         self.excessive: set[str] = set()
         self._pushed = dict.fromkeys(nodes, 0)  # bytes of answers that are not collected yet
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
+        self._heard: dict[str, float] = {}  # when a site was last heard
         self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
 
@@ -178,7 +180,16 @@ class Guard:
         if not verify_signature(self._keys[site], signed.encode(), signature):
             raise Refusal(401, "signature", "a signature that is not of this key", site)
         self._first(site, signed)
+        self._hear(site)
         return site
+
+    def _hear(self, site: str) -> None:
+        """A site says every five seconds that it is there; one that did not was cut off, or stood still."""
+        clock = time.monotonic()
+        silence = clock - self._heard.get(site, clock)
+        self._heard[site] = clock
+        if silence > SILENT:
+            self.note(f"nothing was heard of it for {silence:.0f} s", None, site)
 
     def _first(self, site: str, signed: str) -> None:
         """Each signed time once; the signature itself would not do, as it can be altered and stay valid."""
