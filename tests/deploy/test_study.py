@@ -11,7 +11,7 @@ import pytest
 from consortium import BASE, NAMES, config_of, same, states, values, wanted
 from polysite import study
 from polysite.config import parse
-from polysite.deploy import server
+from polysite.deploy import courier, server
 from polysite.deploy.identity import identity
 from polysite.deploy.ledger import check
 from polysite.deploy.policy import SitePolicy
@@ -226,7 +226,14 @@ def test_names_of_cases_and_what_is_wrong_with_them_stay_at_the_hospital(tmp_pat
     go(tmp_path, wanted("fedavg"), Listening(hosts))
     broken = replace(hosts["a"].site, data={"name": "files", "path": "/nowhere/Jane-Doe"})
     header = {"kind": "hello", "protocol": 1, "study": "x", "config": config_of("fedavg"), **identity()}
-    answer, _ = Worker(broken, SitePolicy()).answer(header, b"")
+
+    class Resident:
+        def ask(self, header, body):
+            return Worker(broken, SitePolicy()).answer(header, body)
+
+    said = []
+    answer, _ = courier._answer(Resident(), courier.Asked(header, b"", None), said.append)
+    assert "nowhere/Jane-Doe" in said[-1]  # for the screen of the hospital alone
     left.append(json.dumps(answer))
     assert "refused" in answer or "error" in answer
     assert len(left) > 10 and not any(word in text for text in left for word in ("a-00", "b-00", "Jane", "nowhere"))
