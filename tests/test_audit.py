@@ -20,6 +20,7 @@ from polysite.config import Study
 from polysite.data.case import Case, Patient
 from polysite.data.phantom import Hospital
 from polysite.data.sources import Phantom, PhantomClasses
+from polysite.errors import RunError
 from polysite.models import MODELS
 from polysite.report import audit_page
 from polysite.report.audit_page import Finding, Ratio
@@ -303,7 +304,7 @@ def test_an_audit_that_fails_leaves_nothing(monkeypatch, tmp_path):
 
     monkeypatch.setattr(audits.audit_page, "write", fail)
     study = replace(config.parse(TINY), assess=replace(Study().assess, projections=0))
-    with pytest.raises(audits.RunError, match="the disk is full"):
+    with pytest.raises(RunError, match="the disk is full"):
         audit(study, "quantiles", tmp_path / "found", settings=replace(QUICK, epochs=1))
     assert list(tmp_path.iterdir()) == []
 

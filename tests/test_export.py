@@ -270,7 +270,7 @@ def test_every_hospital_gets_its_own_model(name, runs, tmp_path):
     study = parse((runs / name / "config.toml").read_text())
     dealt = federation(study)
     models = Models(Subject(study, dealt, "test", "test"), RunFolder.open(runs / name), hospitals(study, dealt))
-    served = models.engine.serve(models.round, models.sent)
+    served = models.engine.serve(models.round, models.sent).models
     found = {site: weights_of(serve_model(runs / name, site, tmp_path / site)) for site in served}
     assert set(found) == {"east", "north", "west"}
     assert all(same(found[site], served[site][0]) for site in served)

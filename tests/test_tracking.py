@@ -227,10 +227,14 @@ def test_many_pass_everything_on():
         def site(self, *given):
             self.heard.append(("site", *given))
 
+        def doing(self, *given):
+            self.heard.append(("doing", *given))
+
         def round(self, *given):
             self.heard.append(("round", *given))
 
     calls = [("case", 1, 2, "x"), ("begin", "t", 3, 0, 0.5), ("site", 0, "a", 1, 2), ("round", {"round": 0}), ("end",)]
+    calls.append(("doing", "a", "train", False))
     assert {name for name, *_ in calls} == {name for name in vars(Watch) if not name.startswith("_")}
     notes = Notes(), Notes()
     for name, *given in calls:

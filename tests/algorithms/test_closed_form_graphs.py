@@ -142,7 +142,7 @@ def test_ifca_separates_two_planted_populations(seed, share):
         limit = np.average([sites[i].b.mean() for i in here], weights=[pull[i] for i in here])
         assert centres(end.state)[j] == pytest.approx(limit, abs=1e-6 if share == 1 else 0.3)
     assert end.told == {"clusters": 2.0}
-    served = engine.serve(120, Ifca().send(end.state, ["s1", "s5"]))
+    served = engine.serve(120, Ifca().send(end.state, ["s1", "s5"])).models
     assert [served[i][0]["w"].item() for i in ("s1", "s5")] == [centres(end.state)[j] for j in (low, high)]
 
 
@@ -388,7 +388,7 @@ def test_fpfc_fuses_pairs_inside_planted_groups_and_none_across(seed, share):
         for j, pair in row.items():
             assert (pair.gap <= algorithm.nu) == (group[i] == group[j]), (i, j, pair.gap)
     assert last.told == {"clusters": 3.0}
-    served = engine.serve(0, algorithm.send(last.state, sorted(sites)))
+    served = engine.serve(0, algorithm.send(last.state, sorted(sites))).models
     for g in range(3):
         here = [i for i in sites if group[i] == g]
         mean = np.average([last.state.models[i]["w"].item() for i in here], weights=[sites[i].size for i in here])

@@ -58,6 +58,10 @@ class Many(Watch):
         for w in self.watches:
             w.site(round, site, done, of)
 
+    def doing(self, site: str, what: str, done: bool) -> None:
+        for w in self.watches:
+            w.doing(site, what, done)
+
     def round(self, record: Mapping[str, Any]) -> None:
         for w in self.watches:
             w.round(record)
