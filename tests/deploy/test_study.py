@@ -32,6 +32,9 @@ class Answer:
     body: bytes
     error: str = ""
 
+    def take(self):
+        return self.body
+
 
 class Inside:
     """A wire without a network: sites answer at once, unless a test has them do otherwise."""

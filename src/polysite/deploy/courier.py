@@ -22,7 +22,7 @@ from typing import Any
 from polysite.deploy import socket
 from polysite.deploy.project import SiteConfig
 from polysite.engines.fleet import Asked, Fleet, Lost
-from polysite.errors import RunError
+from polysite.errors import PayloadError, RunError
 
 log = logging.getLogger("polysite")
 
@@ -43,6 +43,7 @@ class Resident:
         self._study = ""  # in which they happened
         self._line: sockets.socket | None = None
         self._pid = 0
+        self._mourned = False  # its death was told
 
     def ask(self, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Its answer, however often it has to be started again; not more often than it makes sense."""
@@ -61,6 +62,7 @@ class Resident:
             if frame is not None:
                 return frame
             self._drop()
+            self._mourned = True
             self.tell(f"the worker died over {header.get('kind')!r} ({death} of {DEATHS}); it is started again")
         return {"error": f"its worker died {DEATHS} times over this; its own log says why"}, b""
 
@@ -72,7 +74,7 @@ class Resident:
     def line(self) -> sockets.socket:
         """The connection to a worker that runs with this configuration; one is started if there is none."""
         if self._line is None:
-            self._line = self._find() or self._start()
+            self._line, self._mourned = self._find() or self._start(), False
         return self._line
 
     def stop(self) -> None:
@@ -97,7 +99,8 @@ class Resident:
         except FileNotFoundError:
             return None
         except OSError:
-            self.tell("the former worker was killed")
+            if not self._mourned:
+                self.tell("the former worker was killed")
             return None
         if frame is not None and frame[0].get("config") == self.site.fingerprint:
             self._pid, self.words = int(frame[0]["pid"]), str(frame[0]["cases"])
@@ -151,16 +154,25 @@ def _serve(site: SiteConfig, worker: Resident, say: Say) -> None:
         busy = time.monotonic()
         try:
             while True:
-                asked = fleet.receive()
-                if asked is None:
+                if _turn(fleet, worker, say):
+                    busy = time.monotonic()
+                else:
                     time.sleep(min(SOON + (time.monotonic() - busy) / 20, LATER))
-                    continue
-                answer = _answer(worker, asked, say)
-                if fleet.answer(asked, *answer):
-                    worker.incidents = []
-                busy = time.monotonic()
         except Lost as problem:
             worker.tell(f"the connection was lost: {problem}")
+
+
+def _turn(fleet: Fleet, worker: Resident, say: Say) -> bool:
+    """Answer a question, if there is one."""
+    try:
+        asked = fleet.receive()
+        if asked is None:
+            return False
+        if fleet.answer(asked, *_answer(worker, asked, say)):
+            worker.incidents = []
+    except PayloadError as problem:  # no message, or an answer that is too large: the next one may be better
+        worker.tell(str(problem))
+    return True
 
 
 def _connect(fleet: Fleet, say: Say) -> None:

@@ -21,7 +21,7 @@ from polysite.data.case import PARTS
 from polysite.data.federation import Natural
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
-from polysite.engines import checkpoint, rounds
+from polysite.engines import rounds
 from polysite.engines.flower import Flower, Hospitals, Incident, Terms, Wire
 from polysite.engines.folder import RunFolder
 from polysite.engines.link import Link
@@ -80,8 +80,7 @@ def run(
         if isinstance(phase.algorithm, Cfft):
             study.clusterable(phase.algorithm, _dealt(hospitals))
     watch = study.tracked(watch, track, path)
-    folder = RunFolder.create(path, config.dump(chosen), chosen.seed)
-    _write(folder, hospitals)
+    folder = RunFolder.create(path, config.dump(chosen), chosen.seed, more={FILE: _facts(hospitals, assess)})
     hospitals.keep(_journal(folder))
     with folder.alone():
         if assess:
@@ -118,6 +117,9 @@ def resume(
         watch = study.tracked(watch, track, folder.path)
         with study.logged(folder):
             hospitals.note("the server was started again")
+            assessment = folder.path / "assessment"
+            if known.get("assess") and not assessment.exists():
+                survey(chosen, hospitals, assessment)
             at = rounds.find_progress(folder, phases)
             hospitals.recall(_unrecorded(folder))
         return study.conduct(chosen, _words(hospitals), phases, start, folder, at, watch)
@@ -157,7 +159,7 @@ def _phases(chosen: Study, hospitals: Hospitals) -> list[rounds.Phase]:
 
 
 def _lift(params: Tree) -> Tree:
-    return {k: v if isinstance(v, torch.Tensor) else torch.tensor(v) for k, v in params.items()}
+    return {k: v if isinstance(v, torch.Tensor) else torch.as_tensor(v) for k, v in params.items()}
 
 
 def _dealt(hospitals: Hospitals) -> Mapping[str, Any]:
@@ -168,16 +170,16 @@ def _dealt(hospitals: Hospitals) -> Mapping[str, Any]:
 
 def _words(hospitals: Hospitals) -> Iterator[str]:
     for name, site in hospitals.sites.items():
-        counts = ", ".join(f"{site.told[part]} {part}" for part in PARTS) if site.told else "not connected yet"
+        absent = "could not be greeted yet" if site.greeted else "not connected yet"
+        counts = ", ".join(f"{site.told[part]} {part}" for part in PARTS) if site.told else absent
         yield f"{name}: {f'does not take part: {site.refused}' if site.refused else counts}"
 
 
-def _write(folder: RunFolder, hospitals: Hospitals) -> None:
+def _facts(hospitals: Hospitals, assess: bool) -> str:
     told = {
         i: {k: v for k, v in s.told.items() if k in (*PARTS, "torch", "device")} for i, s in hospitals.sites.items()
     }
-    content = json.dumps({"study": hospitals.study, "sites": told}, indent=1)
-    checkpoint.write(folder.path / FILE, lambda p: p.write_text(content))
+    return json.dumps({"study": hospitals.study, "assess": assess, "sites": told}, indent=1) + "\n"
 
 
 def _journal(folder: RunFolder) -> Callable[[Incident], None]:

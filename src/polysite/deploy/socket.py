@@ -15,7 +15,7 @@ from polysite.errors import PayloadError, RunError
 
 LENGTHS = struct.Struct(">QQ")
 HEADER, BODY = 16 << 20, 8 << 30  # the most bytes of either
-PIECE = 4 << 20
+PIECE = 2 << 30  # what the system hands over at once
 
 
 def listen(path: Path) -> socket.socket:
@@ -62,17 +62,16 @@ def receive(of: socket.socket) -> tuple[dict[str, Any], bytes] | None:
     text, content = _exactly(of, header), _exactly(of, body)
     if len(text) < header or len(content) < body:
         return None
-    return json.loads(bytes(text)), bytes(content)
+    return json.loads(text), content
 
 
-def _exactly(of: socket.socket, size: int) -> bytearray:
-    """So many bytes, or fewer if the other side goes away."""
-    found = bytearray(size)
-    view, got = memoryview(found), 0
-    while got < size:
-        count = of.recv_into(view[got : got + PIECE])
-        if not count:
-            view.release()
-            return found[:0]
-        got += count
-    return found
+def _exactly(of: socket.socket, size: int) -> bytes:
+    """So many bytes, or none if the other side goes away; up to two gigabytes are written to their place at once."""
+    parts: list[bytes] = []
+    while size:
+        part = of.recv(min(size, PIECE), socket.MSG_WAITALL)
+        if not part:
+            return b""
+        parts.append(part)
+        size -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

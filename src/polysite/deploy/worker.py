@@ -98,7 +98,7 @@ class Worker:
         self.site, self.policy, self.now = site, policy, now
         self.ledger = Ledger(site.state / "ledger.jsonl")
         self.agreed: Agreed | None = None
-        self._last: tuple[str, Header, bytes] = ("", {}, b"")  # the last answer, should its messenger have been lost
+        self._last: tuple[str, Header, bytes, dict[str, str]] = ("", {}, b"", {})  # the last answer, may it get lost
         self._secret = _secret(site.state / "secret")
         self.words = "[data] names no cases: only rehearsals with drawn patients are possible"
         if torch.cuda.is_available() and policy.gpu_share < 1:
@@ -119,10 +119,14 @@ class Worker:
         goes what the courier has to say of itself."""
         header = dict(header)
         told = {"incidents": said} if (said := header.pop("incidents", [])) else {}
-        key = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode() + body).hexdigest()
-        if key == self._last[0]:
-            return {**self._last[1], **told}, self._last[2]
+        question = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+        question.update(body)
+        key = question.hexdigest()
         began, kind = time.perf_counter(), str(header.get("kind"))
+        if key == self._last[0]:
+            got, out, fields = self._last[1:]
+            self._record(kind, header, body, got, out, {**told, "again": True}, fields)
+            return {**got, **told}, out
         try:
             got, out, fields = self._answer(kind, header, body)
         except (Refusal, ConfigError, PayloadError) as problem:
@@ -135,6 +139,22 @@ class Worker:
             log.exception("%s", kind)
             got, out, fields = {"error": f"it failed ({type(problem).__name__}); its own log says why"}, b"", {}
         got["seconds"] = time.perf_counter() - began
+        self._record(kind, header, body, got, out, told, fields)
+        got["left"] = json.dumps(fields)
+        if kind != "hello" and "error" not in got and "refused" not in got:
+            self._last = key, got, out, fields
+        return {**got, **told}, out
+
+    def _record(
+        self,
+        kind: str,
+        header: Header,
+        body: bytes,
+        got: Header,
+        out: bytes,
+        told: Mapping[str, Any],
+        fields: Mapping[str, str],
+    ) -> None:
         self.ledger.write(
             {
                 "study": str(header.get("study", "")),
@@ -149,10 +169,6 @@ class Worker:
                 **told,
             }
         )
-        got["left"] = json.dumps(fields)
-        if kind != "hello" and "error" not in got and "refused" not in got:
-            self._last = key, got, out
-        return {**got, **told}, out
 
     def _answer(self, kind: str, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
         if header.get("protocol") != PROTOCOL:
@@ -272,7 +288,7 @@ class Worker:
         agreed.count()
         reply, new = algorithm.local(got, self._remembered(agreed, phase, version, site), site)
         fewest = min((f.cases for f in site.fits), default=site.size)  # of a cluster, perhaps, not of the hospital
-        found, out, fields = self._leave(algorithm, got, reply, fewest, agreed.study.run.compress)
+        found, out, fields = self._leave(algorithm, got, reply, fewest, config.stages(agreed.study)[phase].run.compress)
         self._remember(agreed, algorithm, round, new, {int(v) for v in header.get("keep", ())} | {version})
         fits = {f"fit_{n}": [float(getattr(f, n)) for f in site.fits] for n in ("loss", "steps", "time", "reach")}
         if not site.fits or not {"cost", "number"} <= set(self.policy.kinds):

@@ -244,6 +244,8 @@ class Fleet:
         why, at = _detail(response), f"the coordinator at {self._address}"
         if why == "unregistered":
             return Refused(f"{at} does not know this site's key; ask for a new onboarding archive", hopeless=True)
+        if why == "anew":
+            return Refused(f"{at} was started anew")
         if why == "elsewhere":
             return Refused(
                 f"this site's key is in use elsewhere, or its former connection to {at} has not lapsed yet; "

@@ -30,8 +30,10 @@ from polysite.tree import Tree
 PROTOCOL = 1  # of what is asked and answered here
 TTL = 30 * 86400.0  # seconds; what is late is dropped here, by its deadline
 MOST = 16  # incidents that a site may tell of at a time
+LOOK = 60.0  # seconds between two looks at what the wire refused
 Header = Mapping[str, Any]  # flat: text, numbers, lists of them
 Incident = Mapping[str, Any]
+Heard = tuple[SiteId, Header, Callable[[], bytes]]  # the body is to be taken, so that none is held by who passes it on
 
 log = logging.getLogger("polysite")
 
@@ -46,10 +48,11 @@ class Answer(Protocol):
     def header(self) -> Header: ...
 
     @property
-    def body(self) -> bytes: ...
-
-    @property
     def error(self) -> str: ...
+
+    def take(self) -> bytes:
+        """The body, once."""
+        ...
 
 
 class Wire(Protocol):
@@ -63,8 +66,8 @@ class Wire(Protocol):
         """Returns what to ask for the answers by. A body that several sites get is the same object."""
         ...
 
-    def collect(self, ids: Collection[str]) -> Sequence[Answer]:
-        """Those that have arrived; does not wait."""
+    def collect(self, ids: Iterable[str]) -> Iterable[Answer]:
+        """Those that have arrived, one by one; does not wait."""
         ...
 
     def forget(self, ids: Collection[str]) -> None: ...
@@ -132,6 +135,7 @@ class Hospitals:
         self.needed: Mapping[SiteId, Collection[int]] = {}  # versions of memories, in all phases
         self._journal: Callable[[Incident], None] = lambda incident: None
         self._incidents: list[Incident] = []
+        self._looked = 0.0  # when the wire was last asked for what it refused
 
     def note(self, what: str, site: SiteId = "", **more: Any) -> None:
         """Something went wrong that the record should know of."""
@@ -155,15 +159,22 @@ class Hospitals:
         """What the journal has, and no record: also what an earlier server did not live to record."""
         self._incidents = list(incidents)
 
-    def incidents(self) -> list[Incident]:
+    def _overhear(self, now: float) -> None:
+        """What the wire refused; not too often, since it counts equal ones together."""
+        self._looked = now
         for each in self.wire.incidents():
             self._add(each)
+
+    def incidents(self) -> list[Incident]:
+        self._overhear(time.monotonic())
         found, self._incidents = self._incidents, []
         return found
 
     def gather(self, wait: float) -> None:
         """Greet whoever is there; wait for all that long, and for a quorum without end."""
         began = time.monotonic()
+        for name in self.sites:
+            self.watch.doing(name, "not connected yet", False)
         for _ in self._exchange({}, lambda: self._enough(began, wait)):
             ...
         if len(self.ready) < self.terms.quorum:  # and nobody is left to wait for
@@ -181,7 +192,7 @@ class Hospitals:
     def ready(self) -> list[SiteId]:
         return [i for i, s in self.sites.items() if s.ready]
 
-    def ask(self, asks: Mapping[SiteId, Ask], phase: int = 0) -> Iterator[tuple[SiteId, Header, bytes]]:
+    def ask(self, asks: Mapping[SiteId, Ask], phase: int = 0) -> Iterator[Heard]:
         """Answers as they arrive, from whoever gives one before the deadline; at least a quorum, however long it takes.
 
         Nobody waits for a site that was away before; one that has just gone may come back within the grace, and is
@@ -207,7 +218,7 @@ class Hospitals:
             hope = any(self._hopeful(i) for i in open_asks.keys() - held.keys())
             return time.monotonic() - began > self.terms.deadline or not hope
 
-        for site, header, body in self._exchange(open_asks, over, phase, held):
+        for site, header, take in self._exchange(open_asks, over, phase, held):
             no = header.get("refused") or header.get("error")
             if no:
                 if site not in held:
@@ -216,7 +227,7 @@ class Hospitals:
             else:
                 answered += 1
                 open_asks.pop(site)
-                yield site, header, body
+                yield site, header, take
         for site in sorted(open_asks.keys() - held.keys()):
             where = "away" if site not in self.wire.online() else "too late"
             self.note(f"{where}: no answer to {open_asks[site].words}", site)
@@ -235,7 +246,7 @@ class Hospitals:
         over: Callable[[], bool],
         phase: int = 0,
         held: Mapping[SiteId, float] = MappingProxyType({}),
-    ) -> Iterator[tuple[SiteId, Header, bytes]]:
+    ) -> Iterator[Heard]:
         """Greet, bring to the phase, ask, ask again after a restart; until ``over``. The caller takes out of ``asks``
         what is answered, and says who is held, until when."""
         waiting: dict[str, tuple[SiteId, Ask]] = {}  # what was sent, by its id
@@ -255,8 +266,10 @@ class Hospitals:
                 self._hear(site, answer)
                 got = self._take(site, ask, answer)
                 if got is not None and site in asks:
-                    yield site, *got
+                    yield site, got, answer.take
             self._late()
+            if now > self._looked + LOOK:
+                self._overhear(now)
             if over():
                 break
             time.sleep(self.terms.poll)
@@ -300,7 +313,7 @@ class Hospitals:
     def common(self) -> dict[str, Any]:
         return {"protocol": PROTOCOL, "study": self.study, **self.about}
 
-    def _take(self, name: SiteId, ask: Ask, answer: Answer) -> tuple[Header, bytes] | None:
+    def _take(self, name: SiteId, ask: Ask, answer: Answer) -> Header | None:
         """An answer that the caller is to have; greetings and beginnings are dealt with here."""
         site, kind = self.sites[name], ask.header["kind"]
         header = {**answer.header, "kind": kind}
@@ -320,11 +333,11 @@ class Hospitals:
             return None
         if kind == "begin":
             if header.get("refused") or header.get("error"):
-                return {**header, "refused": header.get("refused") or header["error"]}, b""
+                return {**header, "refused": header.get("refused") or header["error"]}
             site.begun.add(int(ask.header["phase"]))
             return None
         self.watch.doing(name, f"answered {ask.words}", True)
-        return header, answer.body
+        return header
 
     def _hear(self, name: SiteId, answer: Answer) -> None:
         """What a site tells of itself besides its answer: its worker was killed, its link was cut."""
@@ -377,9 +390,9 @@ class Flower:
 
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         self._round = round
-        for site, header, body in self._ask(self.kind, round, sent):
+        for site, header, take in self._ask(self.kind, round, sent):
             try:
-                left = decode(body, self.limits)
+                left = decode(take(), self.limits)
                 kinds = kinds_of(self.algorithm.reply, sent[site], left)
                 payload = restore(self.compress, kinds, sent[site], left).each(self.lift)
             except PayloadError as problem:
@@ -453,9 +466,7 @@ class Flower:
     def incidents(self) -> Sequence[Mapping[str, Any]]:
         return self.hospitals.incidents()
 
-    def _ask(
-        self, kind: str, round: int, sent: Mapping[SiteId, Payload], **more: Any
-    ) -> Iterator[tuple[SiteId, Header, bytes]]:
+    def _ask(self, kind: str, round: int, sent: Mapping[SiteId, Payload], **more: Any) -> Iterator[Heard]:
         bodies: dict[Any, bytes] = {}
         asks: dict[SiteId, Ask] = {}
         for site, payload in sent.items():

@@ -36,6 +36,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import safetensors.numpy
@@ -64,9 +65,16 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, config: str, seed: int, split: str = "", after: "RunFolder | None" = None
+        cls,
+        path: Path,
+        config: str,
+        seed: int,
+        split: str = "",
+        after: "RunFolder | None" = None,
+        more: Mapping[str, str] = MappingProxyType({}),
     ) -> "RunFolder":
-        """A new folder, complete or not there at all; ``after`` another, it begins with all its rounds."""
+        """A new folder, complete or not there at all; ``after`` another, it begins with all its rounds. ``more``: files
+        by name."""
         if path.exists():
             raise RunError(
                 f"{path} exists already; a run never overwrites another: choose another folder or resume this one"
@@ -75,7 +83,8 @@ class RunFolder:
         try:
             for inside in ("checkpoints", "sites", "models"):
                 (draft / inside).mkdir(parents=True)
-            (draft / "config.toml").write_text(config)
+            for name, content in {"config.toml": config, **more}.items():
+                (draft / name).write_text(content)
             (draft / "versions.json").write_text(json.dumps({**versions(), "seed": seed}, indent=1) + "\n")
             (draft / "split.csv").write_text(split)
             (draft / "rounds.jsonl").touch()

@@ -138,6 +138,8 @@ class Guard:
         instance = headers.get(INSTANCE.encode(), b"")
         call = path.removeprefix(FLEET)
         if call != "activate-node" and instance != self._instances.get(site):
+            if site not in self._instances:
+                raise Refusal(409, "anew")  # we are: this process has not let it in yet
             raise Refusal(409, "elsewhere", "the key of this site is used from a second place", site)
         body = await self._read(headers, receive, CALLS[path], site)
         if call == "push-object":

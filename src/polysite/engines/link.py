@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -39,7 +39,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 from flwr.superlink.main import create_app
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """What came back for a message: header and body, or an error."""
 
@@ -48,6 +48,11 @@ class Answer:
     header: dict[str, Header] = field(default_factory=dict)
     body: bytes = b""
     error: str = ""
+
+    def take(self) -> bytes:
+        """The body, which is then nowhere else: it may be gigabytes."""
+        body, self.body = self.body, b""
+        return body
 
 
 class Link:
@@ -137,11 +142,13 @@ class Link:
             self._sent[message.metadata.message_id] = site
         return {site: message.metadata.message_id for site, message in messages.items()}
 
-    def collect(self, ids: Collection[str]) -> list[Answer]:
+    def collect(self, ids: Iterable[str]) -> Iterator[Answer]:
         """The answers to these messages that are here, whole or failed; each is given once and then forgotten."""
-        found = [answer for each in ids if (answer := self._answer(each)) is not None]
-        self.forget([answer.id for answer in found])
-        return found
+        for each in list(ids):
+            answer = self._answer(each)
+            if answer is not None:
+                self.forget([each])
+                yield answer
 
     def forget(self, ids: Collection[str]) -> None:
         """Wait for these answers no longer: nothing of them is kept, and what still comes is not taken."""

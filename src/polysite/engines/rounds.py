@@ -231,6 +231,7 @@ def run(
         if heard:
             state = algorithm.merge(state, heard)
         yield Round(index, state, sent, replies, refused, counted, told(algorithm, state))
+        del sent, replies, sound, heard  # models of all sites: not to be kept while those of the next round come in
 
 
 def train(
@@ -293,6 +294,7 @@ def _train(
             log.info("stopped after round %d: %d validations without a better one", r.index, at.waited)
         if last:
             break
+        del r  # with all replies
     return at
 
 
