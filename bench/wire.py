@@ -208,9 +208,9 @@ def work(folder: Path, compress: str) -> None:
     door = local.listen(site.socket)
     print("ready", flush=True)
     courier, _ = door.accept()
-    while (frame := local.receive(courier)) is not None and frame[0]["kind"] != "stop":
-        header, body = frame
-        if header["kind"] == "ping":
+    while (frame := local.receive(courier)) is not None and frame[0].get("courier") != "stop":
+        header, body = frame[0].get("asked", {}), frame[1]
+        if "courier" in frame[0]:
             local.send(courier, {"pid": os.getpid(), "config": site.fingerprint, "cases": "no cases"})
         elif header["kind"] == "hello":
             local.send(courier, {"train": 1, "validation": 0, "test": 0, "seconds": 0.0, "left": "{}"})

@@ -49,3 +49,12 @@ def nearest(given: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = get_close_matches(given, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def shown(text: object, most: int = 300) -> str:
+    """What somebody else wrote, for a screen or a record: not long, and nothing that a terminal would act on.
+
+    >>> shown("no\\x1b[2J\\nway")
+    'no [2J way'
+    """
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])

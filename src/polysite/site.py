@@ -122,7 +122,8 @@ class Fit:
     reach: float  # how far a constant gradient of one would have carried: the time, and more with momentum
     twin: Tree = field(default_factory=dict)  # what a mix made of it
     personal: Tree = field(default_factory=dict)  # the personal head, where there is one
-    cases: int = 0  # that it was trained on
+    cases: frozenset[str] = frozenset()  # that it saw
+    part: bool = False  # one mini-batch of several that make up a round
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,6 @@ def times(factor):
         ("pooled", "features", lambda p: {"features": {"more": p["features"]["cases"]}}, "other names or shapes"),
         ("pooled", "features", times(1e12), "far beyond all others"),
         ("pooled", "counts", lambda p: {"counts": {"train 7": np.ones(1)}}, "it counts 'train 7'"),
-        ("pooled", "counts", lambda p: {}, "does not say which clusters"),
         ("pooled", "features", lambda p: {"features": {}}, "it has no features"),
         ("federated", "sums", lambda p: {"sums": {k: -x for k, x in p["sums"].items()}}, "below zero"),
         ("federated", "sums", lambda p: {"sums": {k: x[:1] for k, x in p["sums"].items()}}, "other names or shapes"),

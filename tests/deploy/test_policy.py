@@ -63,6 +63,7 @@ REFUSED = {  # what is asked, under which policy -> key of policy.toml
     "case_vectors, kind": (replace(TRAIN, leaves={"features": "cases"}), {}),
     "case_scores": (Ask("score", "fedavg", cases=9, case_scores=True), {"case_scores": False}),
     "assess": (Ask("assess", cases=9), {"assess": False}),
+    "studies": (Ask("hello", cases=9, studies=3), {"studies": 3}),
 }
 
 

@@ -580,9 +580,15 @@ def in_the_name_of_another(consortium, link):
 
 
 def crowd(consortium, link):
+    """Its own oldest connections give way, not those of others: there is always room for another site."""
     with ExitStack() as stack:
         callers = [stack.enter_context(dialled(consortium, link, "south")) for _ in range(30)]
-        assert any(hung_up(caller) == b"" for caller in reversed(callers))
+        assert all(hung_up(caller) == b"" for caller in callers[:22])
+        assert consortium.post(link, "north", "pull-messages", {})[0] == 401  # it is heard, though it said nothing
+        found = link.incidents()
+        assert {i["site"] for i in found if i["what"] == "too many connections"} == {"south"}
+        assert {i["count"] for i in found if i["what"] == "too many connections"} == {22}
+        stack.enter_context(dialled(consortium, link, "south"))
     return "too many connections"
 
 

@@ -83,6 +83,17 @@ def name_of(value: Any) -> str:
     return adaptive if adaptive in ALGORITHMS else name
 
 
+def names_of(algorithm: Any) -> tuple[str, ...]:
+    """Its name, and those of the algorithms within it, from the outside in.
+
+    >>> from polysite.algorithms.weighted import Weighted
+    >>> names_of(Weighted())
+    ('weighted', 'fedavg')
+    """
+    inner = getattr(algorithm, "inner", None)
+    return (name_of(algorithm), *(names_of(inner) if hasattr(inner, "merge") else ()))
+
+
 def docstring(algorithm: Any) -> str:
     """What an algorithm says of itself: the text of its class if that names a paper, or that of its module."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm.server)

@@ -64,6 +64,7 @@ class Cfft:
     restarts: int = 5  # of the mixture
     iterations: int = 30  # of the mixture, at most
     fewest: int = 5  # cases behind a sum; a site with fewer has no say in where clusters lie
+    least: int = 1  # training cases of a cluster at a site; with fewer it does not train that cluster
     seed: int = 0  # of the mixture
     lr: float | None = None  # local learning rate; None: the site's own (train.lr)
     epochs: int | None = None  # local epochs; None: the site's own (train.epochs)
@@ -80,7 +81,8 @@ class Cfft:
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        within(self, rounds=(1, INF), bin_width=(TINY, INF), lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
+        within(self, rounds=(1, INF), least=(1, INF), epochs=(1, INF), steps=(1, INF))
+        within(self, bin_width=(TINY, INF), lr=(TINY, INF))
         _ = self.settings  # which refuses what makes no sense
 
     @property
@@ -117,11 +119,11 @@ class Cfft:
             return Payload(features={"cases": self._vectors(site, "train")}), memory
         if "sums" in got:
             asked = {k: plain(v) for k, v in got["sums"].items()}
-            return Payload(sums=federated_mixture.answer(asked, self._vectors(site, "train"))), memory
+            return Payload(sums=federated_mixture.answer(asked, self._vectors(site, "train"), self.fewest)), memory
         if "mixture" in got:
             known = Payload(mixture=got["mixture"])
-            members = {part: self._members(known, site, site.cases(part)) for part in ("train", "validation")}
-            return Payload(**_counted(train=_sizes(members["train"]), judge=_sizes(members["validation"]))), known
+            train, judge = self._trained(known, site), self._members(known, site, site.cases("validation"))
+            return Payload(**_counted(train=_sizes(train), judge=_sizes(judge))), known
         return self._tuned(got, memory, site), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
@@ -155,8 +157,6 @@ class Cfft:
                 found[i] = "it sends the model of a cluster that it has no case of"
             elif odd is not None or high is not None:
                 found[i] = f"it counts {odd!r}" if odd is not None else f"its scores in cluster {high} are above one"
-            elif i not in state.train and not _named(told, "train"):
-                found[i] = "it does not say which clusters its cases are of"
             elif any(n < 1 or n % 1 for k, n in told.items() if not k.startswith("score ")):
                 found[i] = "it counts cases that are none"
             elif i in state.train and not self._judges(state, i, _named(told, "judge")):
@@ -195,6 +195,11 @@ class Cfft:
         labels = mixture.assign(site.radiomics(cases, self.bin_width))
         return {f"{c}": tuple(n for n, k in zip(cases, labels, strict=True) if k == c) for c in sorted(set(labels))}
 
+    def _trained(self, known: Payload, site: Site) -> dict[str, Cases]:
+        """The training cases of every cluster that has enough here."""
+        found = self._members(known, site, site.cases("train"))
+        return {c: cases for c, cases in found.items() if len(cases) >= self.least}
+
     def _task(self, state: State, site: SiteId) -> Payload:
         """The models that a site has to do with, and which of them all its validation cases judge."""
         unjudged = _unjudged(state)
@@ -204,7 +209,7 @@ class Cfft:
         return Payload(**models, **marks, **({"last": 1.0} if state.judged == self.rounds else {}))
 
     def _tuned(self, got: Payload, memory: Payload, site: Site) -> Payload:
-        train, judges = (self._members(memory, site, site.cases(part)) for part in ("train", "validation"))
+        train, judges = self._trained(memory, site), self._members(memory, site, site.cases("validation"))
         cases: dict[str, float] = {}
         scores: dict[str, float] = {}
         models: dict[str, Tree] = {}

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from polysite.cli.base import Config, Json, Override, Quiet, app, study_of, watching
-from polysite.errors import PolysiteError, RunError
+from polysite.errors import PolysiteError, RunError, shown
 
 coordinator = typer.Typer(help="Run a study over real hospitals: the coordinator's side.", no_args_is_help=True)
 hospital = typer.Typer(help="Take part in studies: the hospital's side.", no_args_is_help=True)
@@ -161,7 +161,9 @@ def show_log(site: Site = HERE, as_json: Json = False) -> None:
         where = f", round {entry['round'] + 1}" if entry.get("round", -1) >= 0 else ""
         no = entry.get("refused") or entry.get("error")
         left = f"refused: {no}" if no else f"{entry.get('bytes', 0)} bytes: {json.dumps(entry.get('left', {}))}"
-        print(f"{entry['time']}  {entry.get('study', '')}  {entry.get('kind', '')}{where}  {left}")
+        again = "  (once more)" if entry.get("again") else ""
+        what = f"{entry.get('study', '')}  {entry.get('kind', '')}{where}  {left}{again}"
+        print(shown(f"{entry['time']}  {what}", 1000))
     print()
     for total in ledger.summary(entries):
         print(

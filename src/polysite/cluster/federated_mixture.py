@@ -124,9 +124,10 @@ def federated(vectors: Mapping[SiteId, ArrayLike], settings: Settings = Settings
 # At a site.
 
 
-def answer(asked: Mapping[str, Values], vectors: ArrayLike) -> Arrays:
-    """What a site says: sums over its cases. Nothing, if it has too few."""
-    stage, fewest = list(STAGES)[int(asked["stage"][0])], float(asked["fewest"][0])
+def answer(asked: Mapping[str, Values], vectors: ArrayLike, fewest: float = 0) -> Arrays:
+    """What a site says: sums over its cases. Nothing, if it has too few; ``fewest`` is what it insists on, whatever it
+    is asked."""
+    stage, fewest = list(STAGES)[int(asked["stage"][0])], max(fewest, float(asked["fewest"][0]))
     found = checked(vectors, asked["low"].shape[-1] if "low" in asked else None)
     if len(found) < max(fewest, 1):
         return {}

@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from polysite.deploy import socket
 from polysite.deploy.project import SiteConfig
 from polysite.engines.fleet import Asked, Fleet, Lost
-from polysite.errors import PayloadError, RunError
+from polysite.errors import PayloadError, RunError, shown
 
 log = logging.getLogger("polysite")
 
@@ -47,14 +47,14 @@ class Resident:
 
     def ask(self, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Its answer, however often it has to be started again; not more often than it makes sense."""
-        study = str(header.get("study", ""))
+        study = shown(header.get("study"), 64)
         if self._study not in ("", study):
             self.incidents = []  # what happened between two studies concerns neither
         self._study = study
         for death in range(1, DEATHS + 1):
             try:
                 line = self.line()
-                socket.send(line, {**header, "incidents": self.incidents}, body)
+                socket.send(line, {"asked": dict(header), "incidents": self.incidents}, body)
                 frame = socket.receive(line)
             except (OSError, RunError) as problem:
                 log.warning("%s", problem)
@@ -63,7 +63,8 @@ class Resident:
                 return frame
             self._drop()
             self._mourned = True
-            self.tell(f"the worker died over {header.get('kind')!r} ({death} of {DEATHS}); it is started again")
+            kind = shown(header.get("kind"), 40)
+            self.tell(f"the worker died over {kind!r} ({death} of {DEATHS}); it is started again")
         return {"error": f"its worker died {DEATHS} times over this; its own log says why"}, b""
 
     def tell(self, what: str) -> None:
@@ -94,7 +95,7 @@ class Resident:
         """A worker that an earlier courier left behind, unless the configuration has changed since."""
         try:
             line = socket.connect(self.site.socket)
-            socket.send(line, {"kind": "ping"})
+            socket.send(line, {"courier": "ping"})  # a key of our own: what the coordinator asks is below "asked"
             frame = socket.receive(line)  # one that is busy finishes first what it was asked
         except FileNotFoundError:
             return None
@@ -106,25 +107,27 @@ class Resident:
             self._pid, self.words = int(frame[0]["pid"]), str(frame[0]["cases"])
             return line
         if frame is not None:
-            socket.send(line, {"kind": "stop"})
+            socket.send(line, {"courier": "stop"})
         line.close()
         return None
 
     def _start(self) -> sockets.socket:
-        said = (self.site.state / "worker.log").open("ab")
+        written = self.site.state / "worker.log"
+        said = written.open("ab")
+        before = said.tell()
         command = [sys.executable, "-m", "polysite.deploy.worker", str(self.site.path)]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
         )
         said.close()
-        out = process.stdout
-        first, _, self.words = (out.readline() if out else b"").decode().strip().partition(" ")
-        if out is None or first != "ready":
-            process.wait()
-            words = (self.site.state / "worker.log").read_text(errors="replace").strip().splitlines()
-            reason = words[-1].removeprefix("polysite: ") if words else "it said nothing"
+        with cast(BinaryIO, process.stdout) as out:
+            first, _, self.words = out.readline().decode().strip().partition(" ")
+        if first != "ready":
+            code = process.wait()
+            words = written.read_bytes()[before:].decode(errors="replace").strip().splitlines()
+            killed = f"it was killed by {signal.Signals(-code).name}" if code < 0 else "it said nothing"
+            reason = words[-1].removeprefix("polysite: ") if words else killed
             raise RunError(f"the worker did not start: {reason}")
-        out.close()
         self._pid = process.pid
         return socket.connect(self.site.socket)
 
@@ -193,8 +196,9 @@ def _connect(fleet: Fleet, say: Say) -> None:
 
 def _answer(worker: Resident, asked: Asked, say: Say) -> tuple[dict[str, Any], bytes]:
     header = asked.header
-    where = f", round {int(str(header['round'])) + 1}" if "round" in header else ""
-    say(f"asked: {header.get('kind')}{where}; {_size(len(asked.body))} came in")
+    number = header.get("round")
+    where = f", round {number + 1}" if isinstance(number, int) else ""
+    say(f"asked: {shown(header.get('kind'), 40)}{where}; {_size(len(asked.body))} came in")
     answer, body = worker.ask(header, asked.body)
     mine = answer.pop("mine", "")  # words for this screen alone
     if answer.get("refused"):

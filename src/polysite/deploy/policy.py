@@ -12,12 +12,11 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from polysite.algorithms.base import Kind
+from polysite.deploy.question import Request
 from polysite.errors import ConfigError, nearest
-
-Request = Literal["hello", "begin", "assess", "train", "score", "serve"]
 
 WORK = ("assess", "train", "score")  # what takes the machine for a while
 BARE = ("one", "rate")  # kinds that say nothing about cases
@@ -42,6 +41,9 @@ fewest = 5
 # most rounds of one study; twice as many trainings, since a coordinator that was stopped repeats some
 rounds = 10000
 
+# most new studies within 24 hours: each one prepares all cases, and takes space on the disk
+studies = 100
+
 # when this machine may work for a study, in local time, as in "20:00-06:00"; "" is always
 hours = ""
 
@@ -51,7 +53,8 @@ gpu_share = 1.0
 # whether numbers of single cases may leave: radiomics of every case, embeddings of every case
 case_vectors = false
 
-# whether the Dice of every validation and test case may leave, under numbers instead of names
+# whether the Dice of every validation and test case may leave, under numbers instead of names; in a classification it
+# is the true class of the case and what the network says
 case_scores = true
 
 # whether the assessment may describe the cases here
@@ -74,6 +77,7 @@ class Ask:
     leaves: Mapping[str, Kind] = field(default_factory=dict)
     case_vectors: bool = False  # numbers of single cases would leave
     case_scores: bool = False  # the Dice of single cases would leave
+    studies: int = 0  # that were new within 24 hours, if this is of another one
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class SitePolicy:
     kinds: tuple[str, ...] = KINDS
     fewest: int = 5
     rounds: int = 10000
+    studies: int = 100
     hours: str = ""
     gpu_share: float = 1.0
     case_vectors: bool = False
@@ -96,7 +101,7 @@ class SitePolicy:
                 raise ConfigError("kinds names 'cases'; numbers of single cases have a key of their own, case_vectors")
             if kind not in KINDS:
                 raise ConfigError(f"kinds names {kind!r}, which is no kind of reply; {nearest(kind, KINDS)}")
-        for name in ("fewest", "rounds"):
+        for name in ("fewest", "rounds", "studies"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
         if not 0 < self.gpu_share <= 1:
@@ -142,6 +147,8 @@ class SitePolicy:
             yield f"{ask.algorithm!r} may not train here: policy.toml allows these algorithms: {allowed}"
         if not 0 <= ask.round < self.rounds:
             yield f"round {ask.round + 1} is not one that is allowed: policy.toml says rounds = {self.rounds}"
+        if ask.studies >= self.studies:
+            yield f"no more new studies today: policy.toml says studies = {self.studies}"
         if ask.kind in WORK and not self._open(now):
             yield f'it is {now.astimezone():%H:%M} here: policy.toml says hours = "{self.hours}"'
         sure = {name: kind for name, kind in ask.leaves.items() if not name.endswith("?")}

@@ -5,6 +5,8 @@ take part and by which name they know the study, so that a server that was stopp
 """
 
 import json
+import logging
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,16 +24,18 @@ from polysite.data.federation import Natural
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
 from polysite.engines import rounds
-from polysite.engines.flower import Flower, Hospitals, Incident, Terms, Wire
+from polysite.engines.flower import Flower, Hospitals, Incident, Scale, Terms, Wire
 from polysite.engines.folder import RunFolder
 from polysite.engines.link import Link
-from polysite.errors import ConfigError, RunError
+from polysite.errors import ConfigError, DataError, RunError
 from polysite.study import Run
 from polysite.tree import Tree
 
 FILE = "deployment.json"
 JOURNAL = "incidents.jsonl"  # every incident at once; the record of a round has those of the round
 WAIT = 60.0  # seconds to wait for all sites, once there is a quorum
+
+log = logging.getLogger("polysite")
 
 
 @contextmanager
@@ -67,10 +71,12 @@ def run(
         raise RunError(
             f"{path} exists already; a run never overwrites another: choose another folder or resume this one"
         )
-    hospitals = Hospitals(wire, secrets.token_hex(8), config.dump(chosen), names, terms, identity(), watch)
+    hospitals = Hospitals(
+        wire, secrets.token_hex(8), config.dump(chosen), names, terms, identity(), watch, _scale(chosen)
+    )
     hospitals.gather(wait)
     phases, start = _phases(chosen, hospitals), study.initial(chosen)
-    if not phases[0].transport.audience:
+    if not any(hospitals.sites[i].told["validation"] for i in phases[0].transport.audience):
         raise RunError(
             "no site that takes part judges models, so no best round could be chosen: their policies say "
             "case_scores = false, or they have no validation cases"
@@ -109,7 +115,7 @@ def resume(
         raise RunError(f"{path} is no run over real sites: its {FILE} cannot be read") from problem
     with folder.alone():
         chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
-        hospitals = Hospitals(wire, id, folder.config, names, terms, identity(), watch)
+        hospitals = Hospitals(wire, id, folder.config, names, terms, identity(), watch, _scale(chosen))
         hospitals.needed = folder.needed()
         hospitals.keep(_journal(folder))
         hospitals.gather(wait)
@@ -126,16 +132,21 @@ def resume(
 
 
 def survey(chosen: Study, hospitals: Hospitals, path: Path) -> study.Survey | None:
-    """The assessment, asked of real sites; a site whose policy forbids it is left out of it."""
+    """The assessment, asked of real sites; a site whose policy forbids it is left out of it. Where too few can be
+    compared there is none, and the study goes on."""
     engine = Flower(cast(Algorithm[Any], chosen.assess), hospitals, kind="assess")
     if len(engine.names) < 2:
         hospitals.note("no assessment: the policies of fewer than two sites allow it")
         return None
     told = {i: hospitals.sites[i].told for i in engine.names}
     asked = PARTS if chosen.assess.cases == "all" else PARTS[:1]
-    sizes = {i: sum(int(t[part]) for part in asked) for i, t in told.items()}
+    sizes = {i: sum(t[part] for part in asked) for i, t in told.items()}
     unseen = any(not t["train"] for t in told.values())
-    return study.describe(chosen, engine, sizes, unseen, path)
+    try:
+        return study.describe(chosen, engine, sizes, unseen, path)
+    except (ConfigError, DataError) as problem:
+        hospitals.note(f"no assessment: {problem}")
+        return None
 
 
 def check(chosen: Study) -> None:
@@ -162,10 +173,18 @@ def _lift(params: Tree) -> Tree:
     return {k: v if isinstance(v, torch.Tensor) else torch.as_tensor(v) for k, v in params.items()}
 
 
+def _scale(chosen: Study) -> Scale:
+    """What a case of the study is scored by."""
+    labels = chosen.data.label_names
+    if chosen.data.task == "classification":
+        return {"accuracy": 1.0, **dict.fromkeys(("said", "true"), len(labels) - 1.0)}
+    return dict.fromkeys(labels, 1.0)
+
+
 def _dealt(hospitals: Hospitals) -> Mapping[str, Any]:
     """As many cases as every site said that it has."""
     told = {i: hospitals.sites[i].told for i in hospitals.ready}
-    return {i: {part: range(int(t[part])) for part in PARTS} for i, t in told.items()}
+    return {i: {part: range(t[part]) for part in PARTS} for i, t in told.items()}
 
 
 def _words(hospitals: Hospitals) -> Iterator[str]:
@@ -183,9 +202,20 @@ def _facts(hospitals: Hospitals, assess: bool) -> str:
 
 
 def _journal(folder: RunFolder) -> Callable[[Incident], None]:
+    """Writes an incident down, if it can: a full disk is no reason to stop."""
+    failed = False
+
     def write(incident: Incident) -> None:
-        with (folder.path / JOURNAL).open("a") as file:
-            file.write(json.dumps(dict(incident)) + "\n")
+        nonlocal failed
+        try:
+            with (folder.path / JOURNAL).open("ab+") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+                begin = b"" if file.read() in (b"", b"\n") else b"\n"  # after a line that a crash cut short
+                file.write(begin + json.dumps(dict(incident)).encode() + b"\n")
+        except OSError as problem:
+            if not failed:
+                log.warning("incidents cannot be kept in %s: %s", folder.path / JOURNAL, problem)
+            failed = True
 
     return write
 
@@ -193,5 +223,15 @@ def _journal(folder: RunFolder) -> Callable[[Incident], None]:
 def _unrecorded(folder: RunFolder) -> list[Incident]:
     """What was noted and is in the record of no round: the server was killed before, or goes back behind that round."""
     recorded = [i for record in folder.records() for i in record.get("incidents", ())]
-    noted = map(json.loads, (folder.path / JOURNAL).read_text().splitlines())
-    return [i for i in noted if i not in recorded]
+    return [i for i in _noted(folder.path / JOURNAL) if i not in recorded]
+
+
+def _noted(path: Path) -> Iterator[Incident]:
+    """The incidents of a journal; lines that were cut short are left out."""
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found

@@ -24,7 +24,7 @@ import secrets
 import socket as sockets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -33,33 +33,36 @@ from typing import Any
 import torch
 
 from polysite import config, study
-from polysite.algorithms import name_of
+from polysite.algorithms import names_of
 from polysite.algorithms.base import Algorithm, Kind
 from polysite.algorithms.cfft import Cfft
 from polysite.config import Study
 from polysite.data.case import PARTS
-from polysite.data.sources import AtHospitals, Source
+from polysite.data.sources import Phantom, PhantomClasses, Source
 from polysite.data.split import Parts
 from polysite.deploy import socket
 from polysite.deploy.identity import difference
 from polysite.deploy.ledger import Ledger
 from polysite.deploy.policy import Ask, SitePolicy
 from polysite.deploy.project import SiteConfig
+from polysite.deploy.question import Question
 from polysite.engines import checkpoint, memory
 from polysite.engines.compress import Compress, squeeze
 from polysite.engines.flower import PROTOCOL, digest
 from polysite.engines.folder import file_name
 from polysite.engines.memory import Memory
 from polysite.engines.screen import kinds_of
-from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, RunError
+from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, RunError, shown
 from polysite.models.encoders import Bundled
 from polysite.payload import Payload, decode, encode, plain
+from polysite.site import Fit
 from polysite.train.torch_site import TorchSite
 from polysite.tree import Tree
 
 log = logging.getLogger("polysite")
 
 Header = dict[str, Any]
+DAY = 86400.0  # seconds
 IDLE = 600.0  # seconds without a courier after which an orphan goes
 
 
@@ -79,15 +82,14 @@ class Agreed:
     folder: Path
     begun: set[int] = field(default_factory=lambda: {0})
 
-    @property
-    def trained(self) -> int:
-        """How often this study has been trained here, as this hospital counts it."""
-        file = self.folder / "trained"
-        return len(file.read_bytes()) if file.exists() else 0
+    def done(self, kind: str) -> int:
+        """How often this has been asked here and allowed, as this hospital counts it."""
+        file = self.folder / f"{kind}.count"
+        return file.stat().st_size if file.exists() else 0
 
-    def count(self) -> None:
+    def count(self, kind: str) -> None:
         """Once more: a mark in a file."""
-        with (self.folder / "trained").open("ab") as file:
+        with (self.folder / f"{kind}.count").open("ab") as file:
             file.write(b".")
 
 
@@ -110,25 +112,24 @@ class Worker:
             files = wanted is not None and self.site.data.get("name") == "files"
             wish = {"modalities": list(wanted.modality_names)} if wanted and files else {}
             return config.build({"data": {**wish, **self.site.data}}).data
-        if wanted is None or isinstance(wanted, AtHospitals):
+        if not isinstance(wanted, Phantom | PhantomClasses):  # whatever else a coordinator names is here, or nowhere
             raise ConfigError(f"{self.site.path} names no data: fill in [data]")
         return wanted
 
-    def answer(self, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes]:
+    def answer(self, header: Mapping[str, Any], body: bytes, incidents: Sequence[str] = ()) -> tuple[Header, bytes]:
         """What leaves: an answer, or a sentence why there is none. It is in the ledger before it is returned. With it
         goes what the courier has to say of itself."""
-        header = dict(header)
-        told = {"incidents": said} if (said := header.pop("incidents", [])) else {}
-        question = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-        question.update(body)
-        key = question.hexdigest()
-        began, kind = time.perf_counter(), str(header.get("kind"))
+        told: Header = {"incidents": list(incidents)} if incidents else {}
+        digested = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode())
+        digested.update(body)
+        key = digested.hexdigest()
+        began, kind = time.perf_counter(), shown(header.get("kind"), 40)
         if key == self._last[0]:
             got, out, fields = self._last[1:]
-            self._record(kind, header, body, got, out, {**told, "again": True}, fields)
+            self._record(header, body, got, out, {**told, "again": True}, fields)
             return {**got, **told}, out
         try:
-            got, out, fields = self._answer(kind, header, body)
+            got, out, fields = self._answer(header, body)
         except (Refusal, ConfigError, PayloadError) as problem:
             got, out, fields = {"refused": str(problem)}, b"", {}
         except PolysiteError as problem:  # it may name files and cases, which is nobody's business
@@ -139,7 +140,7 @@ class Worker:
             log.exception("%s", kind)
             got, out, fields = {"error": f"it failed ({type(problem).__name__}); its own log says why"}, b"", {}
         got["seconds"] = time.perf_counter() - began
-        self._record(kind, header, body, got, out, told, fields)
+        self._record(header, body, got, out, told, fields)
         got["left"] = json.dumps(fields)
         if kind != "hello" and "error" not in got and "refused" not in got:
             self._last = key, got, out, fields
@@ -147,8 +148,7 @@ class Worker:
 
     def _record(
         self,
-        kind: str,
-        header: Header,
+        header: Mapping[str, Any],
         body: bytes,
         got: Header,
         out: bytes,
@@ -157,11 +157,9 @@ class Worker:
     ) -> None:
         self.ledger.write(
             {
-                "study": str(header.get("study", "")),
-                "kind": kind,
+                **{name: shown(header.get(name, ""), 64) for name in ("study", "kind")},
                 "from": self.site.server,
-                "round": int(header.get("round", -1)),
-                "phase": int(header.get("phase", 0)),
+                **{name: found if type(found := header.get(name)) is int else -1 for name in ("round", "phase")},
                 "got": len(body),
                 "bytes": len(out) + len(got.get("scores", "")),
                 "left": fields,
@@ -170,35 +168,48 @@ class Worker:
             }
         )
 
-    def _answer(self, kind: str, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+    def _answer(self, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
         if header.get("protocol") != PROTOCOL:
-            raise Refusal(f"it is asked in protocol {header.get('protocol')}, and speaks {PROTOCOL}; install the same")
-        if kind == "hello":
-            return self._hello(header)
-        agreed = self._find(str(header.get("study")))
-        answers = {"assess": self._assess, "train": self._train, "score": self._score, "serve": self._serve}
-        if kind == "begin":
-            return self._begin(agreed, header, body)
-        if kind not in answers:
-            raise Refusal(f"it does not know what {kind!r} is")
-        self._allow(kind, agreed, int(header.get("phase", 0)), int(header.get("round", 0)))
-        return answers[kind](agreed, header, body)
+            theirs = shown(header.get("protocol"), 40)
+            raise Refusal(f"it is asked in protocol {theirs}, and speaks {PROTOCOL}; install the same")
+        asked = Question.parse(header)
+        if asked.kind == "hello":
+            odd = difference(header)
+            if odd:
+                raise Refusal(odd)
+            return self._hello(asked)
+        agreed = self._find(asked.study)
+        self._allow(asked, agreed)
+        answers = {
+            "assess": self._assess,
+            "train": self._train,
+            "score": self._score,
+            "serve": self._serve,
+            "begin": self._begin,
+        }
+        return answers[asked.kind](agreed, asked, body)
 
     # what is asked before anything else
 
-    def _hello(self, header: Mapping[str, Any]) -> tuple[Header, bytes, dict[str, str]]:
-        odd = difference(header)
-        if odd:
-            raise Refusal(odd)
-        text, id = str(header["config"]), str(header["study"])
-        if self.agreed is None or (self.agreed.id, self.agreed.text) != (id, text):
+    def _hello(self, asked: Question) -> tuple[Header, bytes, dict[str, str]]:
+        known = self._folder(asked.study) / "study.toml"
+        if known.is_file() and known.read_text() != asked.config:
+            raise Refusal("this study was agreed to with other settings; another one needs another name")
+        if self.agreed is None or self.agreed.id != asked.study:
+            if not known.exists():
+                self._obey(self.policy.refuse(Ask("hello", studies=self._new()), self.now()))
             self.agreed = None  # lets go of the memory before more is taken
-            self.agreed = self._agree(id, text)
-        known = "count" in self.policy.kinds  # otherwise no more than whether there are any
-        counts = {part: len(p) if known else min(len(p), 1) for part in PARTS for p in [self.agreed.parts[part]]}
+            self.agreed = self._agree(asked.study, asked.config)
+        told = "count" in self.policy.kinds  # otherwise no more than whether there are any
+        counts = {part: len(p) if told else min(len(p), 1) for part in PARTS for p in [self.agreed.parts[part]]}
         says = {"judges": self.policy.case_scores, "described": self.policy.assess}
         left = {**{part: f"count, {n}" for part, n in counts.items()}, "torch and device": "text", "policy": "text"}
         return {**counts, **says, **_machine()}, b"", left
+
+    def _new(self) -> int:
+        """How many studies were agreed to since yesterday."""
+        files = (self.site.state / "runs").glob("*/study.toml")
+        return sum(time.time() - f.stat().st_mtime < DAY for f in files)
 
     def _find(self, id: str) -> Agreed:
         """The study that is asked for; after a restart, from disk."""
@@ -230,41 +241,56 @@ class Worker:
             parts = mine.split.apply({self.site.name: patients}, mine.split.seed_of(mine.seed))[self.site.name]
         except ConfigError as problem:  # of this hospital's own configuration: it may name files
             raise DataError(str(problem)) from problem
-        for index, stage in enumerate(config.stages(mine)):
-            self._check(stage, index, len(parts["train"]))
+        for stage in config.stages(mine):
+            self._check(stage, len(parts["train"]))
         sites = study.hospitals(mine, {self.site.name: parts})
         host = sites[self.site.name]
-        stages = [(s.algorithm, host.under(s.train)) for s in config.stages(mine)]
+        stages = [(self._strict(s.algorithm), host.under(s.train)) for s in config.stages(mine)]
         folder = self._folder(id)
         (folder / "memory").mkdir(parents=True, exist_ok=True)
-        checkpoint.write(folder / "study.toml", lambda p: p.write_text(text))
+        if not (folder / "study.toml").exists():
+            checkpoint.write(folder / "study.toml", lambda p: p.write_text(text))
         return Agreed(id, text, mine, parts, stages, folder)
 
-    def _check(self, stage: Study, index: int, cases: int) -> None:
-        ask = Ask(
-            kind="hello",
-            algorithm=name_of(stage.algorithm),
-            round=stage.run.rounds - 1,
-            cases=cases,
-            leaves=_leaves(stage.algorithm),
-            case_scores=isinstance(stage.algorithm, Cfft),  # sums of scores, perhaps of one case
-        )
-        self._obey(self.policy.refuse(ask, self.now()))
+    def _strict(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
+        """The algorithm as it answers here: what it sums up is of as many cases as the policy wants, or of more."""
+        if not isinstance(algorithm, Cfft):
+            return algorithm
+        fewest, least = (max(n, self.policy.fewest) for n in (algorithm.fewest, algorithm.least))
+        return replace(algorithm, fewest=fewest, least=least)
 
-    def _allow(self, kind: str, agreed: Agreed, phase: int, round: int) -> None:
-        if not 0 <= phase < len(agreed.stages):
-            raise Refusal(f"the study has no phase {phase + 1}")
-        algorithm = agreed.study.assess if kind == "assess" else agreed.stages[phase][0]
-        asked = PARTS if kind == "assess" and agreed.study.assess.cases == "all" else PARTS[:1]
-        ask = Ask(
-            kind=kind,  # type: ignore[arg-type]
-            algorithm="assess" if kind == "assess" else name_of(agreed.stages[phase][0]),
-            round=max(round, agreed.trained // 2),  # a server that was stopped repeats some, not all
-            cases=sum(len(agreed.parts[part]) for part in asked),
-            leaves=_leaves(algorithm) if kind in ("assess", "train") else {},
-            case_scores=kind == "score",
-        )
-        self._obey(self.policy.refuse(ask, self.now()))
+    def _check(self, stage: Study, cases: int) -> None:
+        for name in names_of(stage.algorithm):
+            ask = Ask(
+                kind="hello",
+                algorithm=name,
+                round=stage.run.rounds - 1,
+                cases=cases,
+                leaves=_leaves(stage.algorithm),
+                case_scores=isinstance(stage.algorithm, Cfft),  # sums of scores, perhaps of one case
+            )
+            self._obey(self.policy.refuse(ask, self.now()))
+
+    def _allow(self, asked: Question, agreed: Agreed) -> None:
+        """Ask the policy, and count; a server that was stopped repeats some, not all, and judges twice a round."""
+        phases = range(len(agreed.stages))
+        if asked.phase not in phases or asked.before not in phases:
+            raise Refusal(f"the study has no phase {max(asked.phase, asked.before) + 1}")
+        assess, algorithm = agreed.study.assess, agreed.stages[asked.phase][0]
+        parts = PARTS if asked.kind == "assess" and assess.cases == "all" else PARTS[:1]
+        repeated = {"train": 2, "score": 4, "serve": 4}.get(asked.kind, 2)
+        leaves = {"assess": _leaves(assess), "train": _leaves(algorithm)}.get(asked.kind, {})
+        for name in ("assess",) if asked.kind == "assess" else names_of(algorithm):
+            ask = Ask(
+                kind=asked.kind,
+                algorithm=name,
+                round=max(asked.round, agreed.done(asked.kind) // repeated),
+                cases=sum(len(agreed.parts[part]) for part in parts),
+                leaves=leaves,
+                case_scores=asked.kind == "score",
+            )
+            self._obey(self.policy.refuse(ask, self.now()))
+        agreed.count(asked.kind)
 
     @staticmethod
     def _obey(reason: str | None) -> None:
@@ -273,41 +299,40 @@ class Worker:
 
     # the five functions
 
-    def _assess(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
-        asked = agreed.study.assess
+    def _assess(self, agreed: Agreed, asked: Question, body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        assess = agreed.study.assess
         engine = study.surveyed(agreed.study, dealt={self.site.name: agreed.parts})
-        reply, _ = asked.local(decode(body), Payload(), engine.sites[self.site.name])  # type: ignore[arg-type]
-        return self._leave(asked, Payload(), reply, len(agreed.parts["train"]))
+        reply, _ = assess.local(decode(body), Payload(), engine.sites[self.site.name])  # type: ignore[arg-type]
+        return self._leave(assess, Payload(), reply, len(agreed.parts["train"]))
 
-    def _train(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
-        phase, round, version = (int(header[k]) for k in ("phase", "round", "version"))
-        algorithm, site = agreed.stages[phase][0], self._at(agreed, phase, round)
+    def _train(self, agreed: Agreed, asked: Question, body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        algorithm, site = agreed.stages[asked.phase][0], self._at(agreed, asked.phase, asked.round)
         if not site.size:
             raise Refusal("it has no training cases")
         got = decode(body).each(site.lift)
-        agreed.count()
-        reply, new = algorithm.local(got, self._remembered(agreed, phase, version, site), site)
-        fewest = min((f.cases for f in site.fits), default=site.size)  # of a cluster, perhaps, not of the hospital
-        found, out, fields = self._leave(algorithm, got, reply, fewest, config.stages(agreed.study)[phase].run.compress)
-        self._remember(agreed, algorithm, round, new, {int(v) for v in header.get("keep", ())} | {version})
+        reply, new = algorithm.local(got, self._remembered(agreed, asked, site), site)
+        behind, compress = _behind(site.fits, site.size), config.stages(agreed.study)[asked.phase].run.compress
+        found, out, fields = self._leave(algorithm, got, reply, behind, compress)
+        self._remember(agreed, asked, new)
         fits = {f"fit_{n}": [float(getattr(f, n)) for f in site.fits] for n in ("loss", "steps", "time", "reach")}
-        if not site.fits or not {"cost", "number"} <= set(self.policy.kinds):
+        if not site.fits or behind < self.policy.fewest or not {"cost", "number"} <= set(self.policy.kinds):
             return found, out, fields
         return {**found, **fits}, out, {**fields, "loss, steps, learning rates": "cost and number"}
 
-    def _score(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
-        split = str(header["split"])
-        if split not in PARTS[1:]:
-            raise Refusal(f"models are judged by validation and test cases, not by {split!r}")
-        site, groups = self._served(agreed, header, body, split)
+    def _score(self, agreed: Agreed, asked: Question, body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        split = asked.split
+        if not split:
+            raise Refusal("models are judged by validation and test cases")
+        site, groups = self._served(agreed, asked, asked.phase, body, split)
         scores = {case: s for params, cases in groups for case, s in site.score(params, cases).items()}
         named = {self.pseudonym(case): {k: float(v) for k, v in s.items()} for case, s in scores.items()}
-        left = {f"scores of {len(scores)} {split} cases": "number, under pseudonyms"}
+        classes = ", with their true classes" if agreed.study.data.task == "classification" else ""
+        left = {f"scores of {len(scores)} {split} cases{classes}": "number, under pseudonyms"}
         return {"scores": json.dumps(dict(sorted(named.items())))}, b"", left
 
-    def _serve(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
-        _, groups = self._served(agreed, header, body, "validation")
-        models, name = [params for params, _ in groups], str(header.get("name", ""))
+    def _serve(self, agreed: Agreed, asked: Question, body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        _, groups = self._served(agreed, asked, asked.phase, body, "validation")
+        models, name = [params for params, _ in groups], asked.name
         for k, model in enumerate(models if name else ()):
             arrays = {n: plain(v) for n, v in model.items()}
             place = (
@@ -317,15 +342,15 @@ class Worker:
             checkpoint.write(place, lambda p, a=arrays: _save(p, a))  # type: ignore[misc]
         return {"digests": [digest(model) for model in models]}, b"", {"digest of the model": "number"}
 
-    def _begin(self, agreed: Agreed, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
-        phase = int(header["phase"])
-        _, groups = self._served(agreed, {**header, "phase": header["before"]}, body, "validation")
+    def _begin(self, agreed: Agreed, asked: Question, body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+        phase = asked.phase
+        _, groups = self._served(agreed, asked, asked.before, body, "validation")
         models = [params for params, _ in groups]
         if len(models) != 1:
             raise Refusal(f"phase {phase + 1} starts from one model, and this site has {len(models)}")
-        begins = int(header["begins"])
-        memory.save(self._beginning(agreed, phase), Memory(self.site.name, "start", begins, Payload(model=models[0])))
-        self._enter(agreed, phase, begins, models[0])
+        start = Memory(self.site.name, "start", asked.begins, Payload(model=models[0]))
+        memory.save(self._beginning(agreed, phase), start)
+        self._enter(agreed, phase, asked.begins, models[0])
         return {}, b"", {}
 
     # what they have in common
@@ -347,12 +372,11 @@ class Worker:
         return agreed.folder / f"phase-{phase}.safetensors"
 
     def _served(
-        self, agreed: Agreed, header: Mapping[str, Any], body: bytes, split: str
+        self, agreed: Agreed, asked: Question, phase: int, body: bytes, split: str
     ) -> tuple[TorchSite, list[tuple[Tree, tuple[str, ...]]]]:
         """Which parameters this site uses for which of its patients, given what it was sent."""
-        phase, round, version = (int(header[k]) for k in ("phase", "round", "version"))
-        site = self._at(agreed, phase, round)
-        remembered = self._remembered(agreed, phase, version, site)
+        site, asked = self._at(agreed, phase, asked.round), replace(asked, phase=phase)
+        remembered = self._remembered(agreed, asked, site)
         algorithm = agreed.stages[phase][0]
         return site, list(algorithm.serve(decode(body).each(site.lift), remembered, site, site.cases(split)))
 
@@ -374,17 +398,18 @@ class Worker:
     def _memory(self, agreed: Agreed, version: int) -> Path:
         return agreed.folder / "memory" / f"round-{version:06d}.safetensors"
 
-    def _remembered(self, agreed: Agreed, phase: int, version: int, site: TorchSite) -> Payload:
-        if version < 0:
+    def _remembered(self, agreed: Agreed, asked: Question, site: TorchSite) -> Payload:
+        if asked.version < 0:
             return Payload()
-        name = name_of(agreed.stages[phase][0])
-        return memory.load(self._memory(agreed, version), self.site.name, name, version, site.lift)
+        path = self._memory(agreed, asked.version)
+        return memory.load(path, self.site.name, _owner(agreed, asked.phase), asked.version, site.lift)
 
-    def _remember(self, agreed: Agreed, algorithm: Any, round: int, new: Payload, keep: set[int]) -> None:
+    def _remember(self, agreed: Agreed, asked: Question, new: Payload) -> None:
         """Written before the answer leaves; let go of what no checkpoint of the server needs."""
-        memory.save(self._memory(agreed, round), Memory(self.site.name, name_of(algorithm), round, new))
+        made = Memory(self.site.name, _owner(agreed, asked.phase), asked.round, new)
+        memory.save(self._memory(agreed, asked.round), made)
         for path in (agreed.folder / "memory").glob("round-*.safetensors"):
-            if int(path.stem.rpartition("-")[2]) not in keep | {round}:
+            if int(path.stem.rpartition("-")[2]) not in {*asked.keep, asked.version, asked.round}:
                 path.unlink()
 
     def pseudonym(self, case: str) -> str:
@@ -409,6 +434,18 @@ def _fits(mine: Source, wanted: Source) -> None:
         here, there = getattr(mine, what), getattr(wanted, what)
         if here != there:
             raise Refusal(f"the study's {what.replace('_', ' ')}: {there}; those of this site: {here}")
+
+
+def _owner(agreed: Agreed, phase: int) -> str:
+    """Whose memory it is: another phase, which may send it away, must not have it."""
+    return f"{'/'.join(names_of(agreed.stages[phase][0]))} in phase {phase + 1}"
+
+
+def _behind(fits: Sequence[Fit], size: int) -> int:
+    """The fewest training cases behind anything that was trained: those that it saw. Mini-batches count together."""
+    parts = [f.cases for f in fits if f.part]
+    seen = [f.cases for f in fits if not f.part] + ([frozenset().union(*parts)] if parts else [])
+    return min(map(len, seen), default=size)
 
 
 def _leaves(algorithm: Any) -> dict[str, Kind]:
@@ -479,14 +516,14 @@ def _attend(worker: Worker, courier: sockets.socket) -> bool:
     try:
         while (frame := socket.receive(courier)) is not None:
             header, body = frame
-            if header.get("kind") == "stop":
+            if header.get("courier") == "stop":
                 return True
-            if header.get("kind") == "ping":
+            if header.get("courier") == "ping":
                 about = {"pid": os.getpid(), "config": worker.site.fingerprint, "cases": worker.words}
-                socket.send(courier, {"kind": "pong", **about})
+                socket.send(courier, about)
                 continue
             try:
-                answer = worker.answer(header, body)
+                answer = worker.answer(header["asked"], body, header["incidents"])
             except RunError as problem:
                 log.error("%s", problem)
                 words = "its audit log cannot be written, so nothing leaves"

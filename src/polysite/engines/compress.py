@@ -33,7 +33,8 @@ def restore(how: Compress, kinds: Mapping[str, Kind], got: Payload, reply: Paylo
     if how == "none":
         return reply
     try:
-        return Payload(**{f: _restored(v, _base(f, kinds, got)) for f, v in reply.items()})
+        with np.errstate(all="ignore"):  # what is beyond all numbers is looked for later
+            return Payload(**{f: _restored(v, _base(f, kinds, got)) for f, v in reply.items()})
     except (KeyError, ValueError, IndexError, AttributeError) as problem:
         raise PayloadError(f"the compressed reply does not fit what was sent: {problem}") from problem
 
@@ -73,7 +74,11 @@ def _restored(value: Any, base: Tree | None) -> Any:
         if packed.dtype not in (np.float16, np.int8):
             found[name] = x
             continue
-        step = plain(value[f"{name}{STEP}"])[0] if packed.dtype == np.int8 else np.float32(1)
-        difference = packed.astype(np.float32) * step
+        if name in base and packed.shape != tuple(base[name].shape):
+            raise ValueError(f"{name!r} is of shape {packed.shape} instead of {tuple(base[name].shape)}")
+        step = plain(value[f"{name}{STEP}"]) if packed.dtype == np.int8 else np.ones(1, np.float32)
+        if step.shape != (1,) or step.dtype != np.float32:  # another would make more of it than came
+            raise ValueError(f"the step of {name!r} is {step.dtype} of shape {step.shape} and not one number")
+        difference = packed.astype(np.float32) * step[0]
         found[name] = difference + plain(base[name]) if name in base else difference
     return found

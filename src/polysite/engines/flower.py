@@ -5,12 +5,17 @@ its policy lets it take part. What a site remembers stays there, in versions: a 
 site was heard, so a server that goes back to a checkpoint asks for the version that belongs to it. Personal models stay
 there, too: a site tells what its model hashes to, and where that is something it was sent, the server knows it already.
 
+What a site says is read where it is taken. An answer that nobody can mean is worth as much as one that says that
+something failed: it is noted, and the site is asked again when it is needed. No site can end a study with words.
+
 Nothing here opens a socket: the ``Wire`` does, which is ``polysite.engines.link``, or in a test a handful of lines.
 """
 
 import hashlib
 import json
 import logging
+import math
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +24,11 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from polysite.algorithms.base import Algorithm
+from polysite.data.case import PARTS
 from polysite.engines.compress import Compress, restore
 from polysite.engines.rounds import Reply, Served, Watch
 from polysite.engines.screen import kinds_of
-from polysite.errors import PayloadError, RunError
+from polysite.errors import PayloadError, RunError, shown
 from polysite.payload import Limits, Payload, SiteId, decode, encode, plain
 from polysite.site import Fit, Scores, Site
 from polysite.tree import Tree
@@ -31,9 +37,16 @@ PROTOCOL = 1  # of what is asked and answered here
 TTL = 30 * 86400.0  # seconds; what is late is dropped here, by its deadline
 MOST = 16  # incidents that a site may tell of at a time
 LOOK = 60.0  # seconds between two looks at what the wire refused
+COUNT = 1e9  # cases, steps, seconds: no site comes to that many
+SINGLE = 3.5e38  # no number of single precision is beyond it
+CASES = 100_000  # that a site may score which does not say how many it has
+SCORES = 16 << 20  # characters of all its scores
+MODELS = 64  # of one site
 Header = Mapping[str, Any]  # flat: text, numbers, lists of them
 Incident = Mapping[str, Any]
-Heard = tuple[SiteId, Header, Callable[[], bytes]]  # the body is to be taken, so that none is held by who passes it on
+Scale = Mapping[str, float]  # what a case is scored by besides the loss, and the highest value of each
+# what was read of an answer; the body is to be taken, so that none is held by who passes it on
+Heard = tuple[SiteId, Header, Callable[[], bytes]]
 
 log = logging.getLogger("polysite")
 
@@ -127,9 +140,10 @@ class Hospitals:
         terms: Terms,
         about: Header,
         watch: Watch = Watch(),
+        scale: Scale = MappingProxyType({}),
     ):
         self.wire, self.study, self.config, self.terms, self.about = wire, study, config, terms, about
-        self.watch = watch
+        self.watch, self.scale = watch, scale
         self.sites = {name: Hospital() for name in sorted(names)}
         self.beginnings: dict[int, Callable[[SiteId], Ask | None]] = {}  # of phases: how a site is brought there
         self.needed: Mapping[SiteId, Collection[int]] = {}  # versions of memories, in all phases
@@ -139,6 +153,7 @@ class Hospitals:
 
     def note(self, what: str, site: SiteId = "", **more: Any) -> None:
         """Something went wrong that the record should know of."""
+        what = shown(what)
         log.warning("%s%s", f"{site}: " if site else "", what)
         if site:
             self.watch.doing(site, what, False)
@@ -146,8 +161,9 @@ class Hospitals:
         self._add({"time": now, **({"site": site} if site else {}), "what": what, **more})
 
     def _add(self, incident: Incident) -> None:
-        self._incidents.append(incident)
-        self._journal(incident)
+        kept = {k: shown(v) if isinstance(v, str) else v for k, v in incident.items()}
+        self._incidents.append(kept)
+        self._journal(kept)
 
     def keep(self, journal: Callable[[Incident], None]) -> None:
         """Have every incident written down at once, from those on that there are already: this may be killed."""
@@ -192,15 +208,17 @@ class Hospitals:
     def ready(self) -> list[SiteId]:
         return [i for i, s in self.sites.items() if s.ready]
 
-    def ask(self, asks: Mapping[SiteId, Ask], phase: int = 0) -> Iterator[Heard]:
+    def ask(
+        self, asks: Mapping[SiteId, Ask], phase: int = 0, able: Callable[[SiteId], bool] = lambda site: True
+    ) -> Iterator[Heard]:
         """Answers as they arrive, from whoever gives one before the deadline; at least a quorum, however long it takes.
 
         Nobody waits for a site that was away before; one that has just gone may come back within the grace, and is
         then asked again. A site that still works on something else is not asked; one that refuses, or fails, is asked
-        again after a while, if it is needed.
+        again after a while, if it is needed. The quorum is one of those that are ``able`` to answer; a site may tell
+        otherwise when it comes back.
         """
         began, answered = time.monotonic(), 0
-        least = min(self.terms.quorum, len(asks))
         for site in sorted(asks.keys() & self.wire.online().keys()):
             for owed in self.sites[site].owes.values():
                 self.note(f"still busy with {owed.words}; not asked before that", site)
@@ -210,6 +228,7 @@ class Hospitals:
 
         def over() -> bool:
             nonlocal late
+            least = min(self.terms.quorum, sum(map(able, asks)))
             if answered < least:
                 if not late and time.monotonic() - began > self.terms.deadline:
                     late = True
@@ -218,16 +237,16 @@ class Hospitals:
             hope = any(self._hopeful(i) for i in open_asks.keys() - held.keys())
             return time.monotonic() - began > self.terms.deadline or not hope
 
-        for site, header, take in self._exchange(open_asks, over, phase, held):
-            no = header.get("refused") or header.get("error")
+        for site, said, take in self._exchange(open_asks, over, phase, held):
+            no = _no(said)
             if no:
                 if site not in held:
-                    self.note(f"{'refuses' if header.get('refused') else 'fails'}: {no}", site)
+                    self.note(f"{'refuses' if 'refused' in said else 'fails'}: {no}", site)
                 held[site] = time.monotonic() + self.terms.again
             else:
                 answered += 1
                 open_asks.pop(site)
-                yield site, header, take
+                yield site, said, take
         for site in sorted(open_asks.keys() - held.keys()):
             where = "away" if site not in self.wire.online() else "too late"
             self.note(f"{where}: no answer to {open_asks[site].words}", site)
@@ -316,34 +335,54 @@ class Hospitals:
     def _take(self, name: SiteId, ask: Ask, answer: Answer) -> Header | None:
         """An answer that the caller is to have; greetings and beginnings are dealt with here."""
         site, kind = self.sites[name], ask.header["kind"]
-        header = {**answer.header, "kind": kind}
-        if answer.error:
-            header["error"] = answer.error
+        said = self._read(name, ask, answer)
+        no = _no(said)
         if kind == "hello":
-            if header.get("error"):
+            if "refused" in said:
+                site.refused = no
+                self.note(f"does not take part: {no}", name)
+            elif no:
                 if not site.greeted:
-                    self.note(f"could not be greeted: {header['error']}", name)
+                    self.note(f"could not be greeted: {no}", name)
                 site.greeted = time.monotonic()
-            elif header.get("refused"):
-                site.refused = str(header["refused"])
-                self.note(f"does not take part: {site.refused}", name)
             else:
-                site.told, site.known = dict(header), True
+                site.told, site.known = dict(said), True
                 self.watch.doing(name, "takes part", True)
             return None
         if kind == "begin":
-            if header.get("refused") or header.get("error"):
-                return {**header, "refused": header.get("refused") or header["error"]}
-            site.begun.add(int(ask.header["phase"]))
-            return None
-        self.watch.doing(name, f"answered {ask.words}", True)
-        return header
+            if not no:
+                site.begun.add(int(ask.header["phase"]))
+            return {"refused": no} if no else None
+        if not no:
+            self.watch.doing(name, f"answered {ask.words}", True)
+        return said
+
+    def _read(self, name: SiteId, ask: Ask, answer: Answer) -> Header:
+        """What an answer says, if anybody can mean it; or why there is none."""
+        header, told = answer.header, self.sites[name].told
+        if answer.error or header.get("error"):
+            return {"error": shown(answer.error or header["error"])}
+        if header.get("refused"):
+            return {"refused": shown(header["refused"])}
+        try:
+            match ask.header["kind"]:
+                case "hello":
+                    return _greeting(header)
+                case "train" | "assess":
+                    return {"fits": _fits(header), "seconds": _number("seconds", header.get("seconds", 0.0))}
+                case "score":
+                    return {"scores": _scores(header, told.get(ask.header["split"], 0), self.scale)}
+                case "serve":
+                    return {"digests": _digests(header)}
+            return {}
+        except PayloadError as problem:
+            return {"error": f"its answer to {ask.words} makes no sense: {problem}"}
 
     def _hear(self, name: SiteId, answer: Answer) -> None:
         """What a site tells of itself besides its answer: its worker was killed, its link was cut."""
         said = answer.header.get("incidents", ())
         for what in said[:MOST] if isinstance(said, list) else ():
-            self.note(str(what)[:200], name)
+            self.note(str(what), name)
 
     def _late(self) -> None:
         """Answers that nobody waits for any more: dropped, and listed; but a site that is greeted may take its time."""
@@ -380,17 +419,17 @@ class Flower:
     def names(self) -> tuple[SiteId, ...]:
         """All who may train, or be described; of whom nothing is known yet may come later."""
         if self.kind == "assess":
-            return tuple(i for i, s in self.hospitals.sites.items() if s.ready and s.told.get("described", True))
+            return tuple(i for i, s in self.hospitals.sites.items() if s.ready and s.told["described"])
         return tuple(i for i, s in self.hospitals.sites.items() if not s.refused and s.told.get("train", 1))
 
     @property
     def audience(self) -> tuple[SiteId, ...]:
         told = {i: s.told for i, s in self.hospitals.sites.items() if s.ready}
-        return tuple(i for i, t in told.items() if t.get("judges", True) and (t.get("validation") or t.get("test")))
+        return tuple(i for i, t in told.items() if t["judges"] and (t["validation"] or t["test"]))
 
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         self._round = round
-        for site, header, take in self._ask(self.kind, round, sent):
+        for site, said, take in self._ask(self.kind, round, sent):
             try:
                 left = decode(take(), self.limits)
                 kinds = kinds_of(self.algorithm.reply, sent[site], left)
@@ -398,25 +437,28 @@ class Flower:
             except PayloadError as problem:
                 self.hospitals.note(f"its reply is refused: {problem}", site)
                 continue
-            yield site, Reply(payload, _fits(header), float(header.get("seconds", 0.0)), left.nbytes)
+            yield site, Reply(payload, said["fits"], said["seconds"], left.nbytes)
 
     def settle(self, heard: Collection[SiteId]) -> None:
         self._versions.update(dict.fromkeys(heard, self._round))
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
-        found: dict[SiteId, Scores] = {}
-        for site, header, _ in self._ask("score", round, sent, split=split):
-            try:
-                found[site] = _scores(header)
-            except PayloadError as problem:
-                self.hospitals.note(str(problem), site)
+        asked = self._ask("score", round, sent, lambda site: site in self.audience, split=split)
+        found: dict[SiteId, Scores] = {site: said["scores"] for site, said, _ in asked}
+        if not any(found.values()) and any(s.told.get(split) for s in self.hospitals.sites.values()):
+            self.hospitals.note(f"nobody judged the model of round {round + 1} by {split} cases")
         return {i: found[i] for i in sorted(found)}
 
     def serve(self, round: int, sent: Mapping[SiteId, Payload], name: str = "") -> Served:
         models: dict[SiteId, tuple[Tree, ...]] = {}
         hidden: dict[SiteId, int] = {}
-        for site, header, _ in self._ask("serve", round, sent, name=name):
-            said, known = list(header["digests"]), self._guess(sent[site])
+        for site, told, _ in self._ask("serve", round, sent, name=name):
+            known, sure = self._guess(sent[site])
+            if sure and told["digests"] != sure:
+                self.hospitals.note(
+                    "says that its model is not the one it was sent; the study goes by what was sent", site
+                )
+            said = sure or told["digests"]
             if all(d in known for d in said):
                 models[site] = tuple(dict(known[d]) for d in said)
             else:
@@ -424,14 +466,21 @@ class Flower:
         order = {"phase": self.phase, "round": round, "sent": sent, "versions": dict(self._versions)}
         return Served({i: models[i] for i in sorted(models)}, hidden, order)
 
-    def _guess(self, sent: Payload) -> dict[str, Tree]:
-        """By what they hash to, the models that a site may have which knows nothing but what it was sent."""
+    def _guess(self, sent: Payload) -> tuple[dict[str, Tree], list[str]]:
+        """By what they hash to, the models that a site may have which knows nothing but what it was sent; and those
+        that it must have, where they are what it was sent, whatever it is and remembers."""
+        trees = [v for v in sent.values() if not isinstance(v, float)]
+        arrays = {id(x) for tree in trees for x in tree.values()}
+        sure = self._served(sent, cast(Payload, object()))  # to look into it, for anything, fails
+        same = all(id(x) in arrays for tree in sure for x in tree.values())
+        known = {digest(tree): tree for tree in (*self._served(sent, Payload()), *trees)}
+        return known, [digest(tree) for tree in sure] if same else []
+
+    def _served(self, sent: Payload, memory: Payload) -> list[Tree]:
         try:
-            served = [tree for tree, _ in self.algorithm.serve(sent, Payload(), cast(Site, None), ())]
+            return [tree for tree, _ in self.algorithm.serve(sent, memory, cast(Site, None), ())]
         except (AttributeError, KeyError, TypeError):  # it needs the site, or what that remembers
-            served = []
-        trees = (*served, *(v for v in sent.values() if not isinstance(v, float)))
-        return {digest(tree): tree for tree in trees}
+            return []
 
     def begin(self, round: int, served: Served) -> None:
         order, mine = served.order, self.phase
@@ -466,7 +515,14 @@ class Flower:
     def incidents(self) -> Sequence[Mapping[str, Any]]:
         return self.hospitals.incidents()
 
-    def _ask(self, kind: str, round: int, sent: Mapping[SiteId, Payload], **more: Any) -> Iterator[Heard]:
+    def _ask(
+        self,
+        kind: str,
+        round: int,
+        sent: Mapping[SiteId, Payload],
+        able: Callable[[SiteId], bool] = lambda site: True,
+        **more: Any,
+    ) -> Iterator[Heard]:
         bodies: dict[Any, bytes] = {}
         asks: dict[SiteId, Ask] = {}
         for site, payload in sent.items():
@@ -482,7 +538,7 @@ class Flower:
             like = _likeness(payload)
             bodies[like] = bodies.get(like) or encode(payload)
             asks[site] = Ask(header, bodies[like])
-        yield from self.hospitals.ask(asks, self.phase)
+        yield from self.hospitals.ask(asks, self.phase, able)
 
 
 def digest(tree: Tree) -> str:
@@ -502,17 +558,87 @@ def _likeness(payload: Payload) -> Any:
     )
 
 
+# what sites say: read, or refused with a PayloadError
+
+
+def _no(said: Header) -> str:
+    """Why there is no answer, if there is none."""
+    return str(said.get("refused") or said.get("error") or "")
+
+
+def _number(what: str, value: Any, most: float = COUNT) -> float:
+    if not _numeric(value) or not 0 <= value <= most:
+        raise PayloadError(f"{what}: {value!r:.40} is no number from 0 to {most:g}")
+    return float(value)
+
+
+def _loss(what: str, value: Any) -> float:
+    """Any number: a model that has come apart has an endless loss, or none, and that is no lie."""
+    if not _numeric(value):
+        raise PayloadError(f"{what}: {value!r:.40} is no number")
+    return float(value) if abs(value) < SINGLE else math.nan
+
+
+def _numeric(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _greeting(header: Header) -> dict[str, Any]:
+    """What a site says of itself: how many cases it has, what it lets be asked, what it runs on."""
+    found: dict[str, Any] = {part: header.get(part) for part in PARTS}
+    for part, count in found.items():
+        if type(count) is not int or not 0 <= count < COUNT:
+            raise PayloadError(f"{part}: {count!r:.40} is no number of cases")
+    for name in ("judges", "described"):
+        found[name] = header.get(name, True)
+        if type(found[name]) is not bool:
+            raise PayloadError(f"{name}: {found[name]!r:.40} is neither true nor false")
+    return {**found, **{name: shown(header.get(name, ""))[:80] for name in ("torch", "device")}}
+
+
 def _fits(header: Header) -> tuple[Fit, ...]:
     """What local training did, without the parameters that it came to."""
-    columns = [list(header.get(f"fit_{name}", ())) for name in ("loss", "steps", "time", "reach")]
+    columns = [header.get(f"fit_{name}", []) for name in ("loss", "steps", "time", "reach")]
+    if not all(isinstance(c, list) for c in columns) or len({len(c) for c in columns}) > 1:
+        raise PayloadError("losses, steps and learning rates of its training are not lists of one length")
     return tuple(
-        Fit({}, float(loss), int(steps), float(t), float(r)) for loss, steps, t, r in zip(*columns, strict=True)
+        Fit({}, _loss("loss", a), int(_number("steps", b)), _number("learning rates", c), _number("reach", d))
+        for a, b, c, d in zip(*columns, strict=True)
     )
 
 
-def _scores(header: Header) -> Scores:
+def _scores(header: Header, count: int, scale: Scale) -> Scores:
+    """The scores of so many cases, or fewer; one alone may stand for a number that a policy keeps back."""
+    text, most = header.get("scores"), count if count != 1 else CASES
+    if not isinstance(text, str) or len(text) > SCORES:
+        raise PayloadError("its scores are no text, or one without end")
     try:
-        found = json.loads(header["scores"])
-        return {str(case): {str(k): float(v) for k, v in s.items()} for case, s in found.items()}
-    except (KeyError, ValueError, AttributeError, TypeError) as problem:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as problem:
         raise PayloadError(f"its scores cannot be read: {problem}") from problem
+    if not isinstance(found, dict) or len(found) > most:
+        raise PayloadError(f"its scores are not those of {most} cases, or fewer")
+    return {_case(name): _scored(name, s, scale) for name, s in found.items()}
+
+
+def _case(name: str) -> str:
+    if not name.isprintable() or not 0 < len(name) <= 64:
+        raise PayloadError(f"{name!r:.40} is no name of a case")
+    return name
+
+
+def _scored(case: str, scores: Any, scale: Scale) -> dict[str, float]:
+    if not isinstance(scores, dict) or scores.keys() != {*scale, "loss"}:
+        raise PayloadError(f"{case!r} is not scored by {', '.join(scale)} and the loss")
+    found = {k: _number(f"{k} of {case!r}", scores[k], most) for k, most in scale.items()}
+    return {**found, "loss": _loss(f"loss of {case!r}", scores["loss"])}
+
+
+def _digests(header: Header) -> list[str]:
+    said = header.get("digests")
+    if not isinstance(said, list) or not 0 < len(said) <= MODELS:
+        raise PayloadError(f"digests: {said!r:.40} are not those of 1 to {MODELS} models")
+    for each in said:
+        if not isinstance(each, str) or not re.fullmatch("[0-9a-f]{64}", each):
+            raise PayloadError(f"digests: {each!r:.40} is none")
+    return list(said)

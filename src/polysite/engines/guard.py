@@ -59,6 +59,7 @@ CALLS = {
 }
 PIECE = 256 << 10  # bytes of a response that are handed to the connection at a time
 HEAD = 64 << 10  # the most bytes of the headers of a request
+MOST = 8  # connections of a site, which needs four
 SILENT = 15.0  # seconds without a word of a site, which says every five that it is there
 SLACK = 1 << 20  # of an answer beyond its body: header and names
 
@@ -106,7 +107,8 @@ class Guard:
         self._store = cast(InMemoryObjectStore, state.object_store)
         self._sites = {key: site for site, key in sites.items()}
         self._keys, self._nodes = keys, nodes
-        self.most = 8 + 8 * len(sites)  # connections
+        # connections by the site whose certificate they showed, oldest first; all that are of no site of ours together
+        self.callers: dict[str, dict[_Connection, None]] = {site: {} for site in ("", *sites)}
         self._instances: dict[str, bytes] = {}  # where each site's key is in use
         self.tokens: dict[str, str] = {}
         self.excessive: set[str] = set()
@@ -479,15 +481,22 @@ class _Connection(HttpToolsProtocol):
         super().__init__(*args, **others)
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._mine: dict[_Connection, None] = {}  # all connections of this site
+        self._site = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait()
-        if len(self.connections) > self.app.most:
-            self._drop("too many connections")
+        name = _name(transport)
+        self._site = name if name in self.app.callers else ""
+        self._mine = self.app.callers[self._site]
+        self._mine[self] = None
+        if len(self._mine) > MOST:  # the oldest gives way: it may be of a link that was cut
+            next(iter(self._mine))._drop("too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._done()
+        self._mine.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -508,7 +517,7 @@ class _Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self.app.note("not HTTP", self.client)
+        self.app.note("not HTTP", self.client, self._site)
         super().send_400_response(msg)
 
     def _wait(self) -> None:
@@ -522,8 +531,16 @@ class _Connection(HttpToolsProtocol):
 
     def _drop(self, why: str) -> None:
         self._done()
-        self.app.note(why, self.client)
+        self._mine.pop(self, None)
+        self.app.note(why, self.client, self._site)
         self.transport.abort()
+
+
+def _name(transport: asyncio.Transport) -> str:
+    """The common name in the certificate that was shown: of a hospital, its own."""
+    shown = transport.get_extra_info("peercert") or {}
+    names = (value for part in shown.get("subject", ()) for kind, value in part if kind == "commonName")
+    return next(names, "")
 
 
 def _pieces(parts: Iterable[bytes]) -> Iterator[memoryview]:

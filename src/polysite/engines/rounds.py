@@ -315,6 +315,7 @@ def _next(
     phases: Sequence[Phase], folder: RunFolder, at: Progress, params: Tree
 ) -> tuple[Progress, Mapping[SiteId, int]]:
     """The beginning of the next phase, and the bytes that it took to bring the sites what they start from."""
+    at = _chosen(phases, folder, at)
     index, first = at.phase + 1, at.round + 1
     best = _load_best(folder, phases, at.best_round)
     _keep(folder, folder.phase(index), phases[best.phase], best, first)
@@ -428,7 +429,8 @@ def find_best(
 
 
 def mean_score(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) -> float:
-    """Mean over the labels of a case, then over all cases, or over the cases of a site and then the sites.
+    """Mean over the labels of a case, then over all cases, or over the cases of a site and then the sites; there must
+    be a case.
 
     >>> scores = {"a": {"1": {"WT": 1.0, "loss": 0}, "2": {"WT": 0.8, "loss": 0}}, "b": {"3": {"WT": 0.3, "loss": 0}}}
     >>> round(mean_score(scores, "case"), 3), round(mean_score(scores, "site"), 3)
@@ -454,13 +456,14 @@ def _record(r: Round, phase: int = 0, handed: Mapping[SiteId, int] | None = None
     def of(site: SiteId, reply: Reply) -> dict[str, Any]:
         steps = sum(f.steps for f in reply.fits)
         return {
-            "loss": sum(f.loss * f.steps for f in reply.fits) / steps if steps else None,
+            "loss": _finite(sum(f.loss * f.steps for f in reply.fits) / steps) if steps else None,
             "steps": steps,
             "lr_sum": sum(f.time for f in reply.fits),
             "seconds": round(reply.seconds, 4),
             "bytes_down": r.sent[site].nbytes if site in r.sent else 0,
             "bytes_up": reply.payload.nbytes if reply.nbytes is None else reply.nbytes,
-            "said": {k: v for k, v in reply.payload.items() if isinstance(v, float)},  # its weight, its cost, ...
+            # its weight, its cost, ...
+            "said": {k: _finite(v) for k, v in reply.payload.items() if isinstance(v, float)},
         }
 
     sites = {i: of(i, p) for i, p in r.replies.items()}
@@ -471,10 +474,21 @@ def _record(r: Round, phase: int = 0, handed: Mapping[SiteId, int] | None = None
     return {"round": r.index, "phase": phase, "sites": sites, "absent": absent, "refused": dict(r.refused), **more}
 
 
+def _finite(x: float) -> float | None:
+    """What is no number is none in a record either: JSON has no word for it."""
+    return x if math.isfinite(x) else None
+
+
+def _written(scores: Mapping[SiteId, Scores]) -> dict[SiteId, Any]:
+    return {i: {c: {k: _finite(v) for k, v in s.items()} for c, s in cases.items()} for i, cases in scores.items()}
+
+
 def _validate(phase: Phase, folder: RunFolder, at: Progress, record: dict[str, Any]) -> Progress:
-    """Have every site judge the model; remember it if it is the best so far."""
+    """Have every site judge the model; remember it if it is the best so far. If nobody judges, all stays as it is."""
     sent = offered(phase.algorithm, at.state, phase.transport.audience)
     scores = phase.transport.score(at.round, sent, "validation")
+    if not any(scores.values()):
+        return at
     score = mean_score(scores, phase.plan.best)
     better = score > at.best_score
     best = (at.round, score, 0) if better else (at.best_round, at.best_score, at.waited + 1)
@@ -493,12 +507,24 @@ def _per_label(scores: Scores) -> dict[str, Any]:
     keys = next(iter(scores.values()), {})
     mean = {k: math.fsum(s[k] for s in scores.values()) / len(scores) for k in keys}
     quality = {k: v for k, v in mean.items() if k not in ASIDE}
-    return {"cases": len(scores), "loss": mean.get("loss"), "score": quality}
+    return {"cases": len(scores), "loss": _finite(mean.get("loss", math.nan)), "score": quality}
+
+
+def _chosen(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> Progress:
+    """Where there is a best round; if none was judged when it was its turn, the last one has another chance."""
+    if at.best_round < 0:
+        at = _validate(phases[at.phase], folder, at, {})
+    if at.best_round < 0:
+        raise RunError(
+            f"no site judged any round of {folder.path}, so there is no best one; nothing is lost, its checkpoints are "
+            "there: resume the run when a site judges that has validation cases"
+        )
+    return at
 
 
 def _finish(phases: Sequence[Phase], folder: RunFolder, at: Progress, about: Mapping[str, Any]) -> Mapping[str, Any]:
     """Export the last and the best model, examine the best on the test cases, write the result."""
-    last = phases[at.phase]
+    at, last = _chosen(phases, folder, at), phases[at.phase]
     _export(last.transport, folder, "last", at.round, offered(last.algorithm, at.state, last.transport.audience))
     phase, best = find_best(folder, phases, at.best_round)
     transport = phase.transport
@@ -509,9 +535,14 @@ def _finish(phases: Sequence[Phase], folder: RunFolder, at: Progress, about: Map
         "rounds": at.round + 1,
         "best_round": best.round,
         "best_phase": best.phase,
-        "validation": transport.score(best.round, sent, "validation"),
-        "test": transport.score(best.round, sent, "test"),
+        "validation": _written(transport.score(best.round, sent, "validation")),
+        "test": _written(transport.score(best.round, sent, "test")),
     }
+    if not any((*result["validation"].values(), *result["test"].values())):
+        raise RunError(
+            f"no site judged the best model of {folder.path}, so there is no result; nothing is lost, its models and "
+            "checkpoints are there: resume the run when a site judges"
+        )
     result |= _incidents(transport)  # since the last round was written down
     folder.finish(result)
     return result

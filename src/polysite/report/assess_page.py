@@ -66,7 +66,10 @@ def write(folder: Path, found: Assessment, verdict: Verdict, about: Mapping[str,
         tests=list(_tests(found)),
         named=[_named(d) for d in found.distances.values()],
         ranks=_ranks(found),
-        left=[(site, found.cases[site], amount(size), words) for site, (size, words) in found.left.items()],
+        left=[
+            (site, found.cases.get(site, "not known"), amount(size), words)
+            for site, (size, words) in found.left.items()
+        ],
         settings=asdict(found.settings),
         about=about,
         beside=[name for name in BESIDE if (folder / name).exists()],

@@ -64,9 +64,9 @@ def progress() -> Iterator[Bar]:
     """Bars and warnings on standard error, so that standard output stays clean."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # what others say is no markup
         BarColumn(bar_width=24),
-        TextColumn("{task.fields[note]:44}"),
+        TextColumn("{task.fields[note]:44}", markup=False),
         TimeRemainingColumn(),
     )
     log, handler = (

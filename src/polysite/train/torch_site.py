@@ -177,6 +177,7 @@ class TorchSite:
         self._volumes = {c.name: self._load(c) for s in PARTS for c in cases.get(s, ())}
         self.grids = {c.name: (c.spacing, c.unit) for s in PARTS for c in cases.get(s, ())}  # voxel size and unit
         self.fits: list[Fit] = []
+        self._drawn: set[str] = set()  # cases of which patches were taken in a fit
         self._first, self._start = 0, network.start  # round and parameters that the phase began with
         self._seen: dict[str, torch.Tensor] = {}  # the shares of the labels in a random patch, by case
         self._amounts: list[float] = []  # of every channel, once they are counted
@@ -289,6 +290,7 @@ class TorchSite:
     ) -> Fit:
         if not self.size:
             raise DataError(f"site {self.name!r} has no training case; add cases or leave the site out")
+        self._drawn = set()
         self.network.write(params)
         self.network.train(only)
         trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
@@ -327,8 +329,8 @@ class TorchSite:
         shared, twin = mixing.models() if mixing else ({}, {})
         found = {**self.network.read(), **shared}
         second = beside.read() if beside else {}
-        cases = self.size if keep is None else len(keep)
-        fit = Fit(found, float(total) / max(count, 1), count, count * rate, reach, twin, second, cases)
+        seen, part = frozenset(self._drawn), minibatch is not None
+        fit = Fit(found, float(total) / max(count, 1), count, count * rate, reach, twin, second, seen, part)
         values = [*found.values(), *twin.values(), *second.values()]
         sound = torch.stack(torch._foreach_norm(values)).isfinite().all()
         if not (math.isfinite(fit.loss) and sound):
@@ -466,6 +468,7 @@ class TorchSite:
         return self._batch(here, self._rng(None, _PATCHES, number), self.train.augment)
 
     def _batch(self, names: Sequence[str], rng: np.random.Generator, augment: Kind) -> Pair:
+        self._drawn.update(names)
         return self.network.patches.batch([self._volumes[n] for n in names], self.train.patch, rng, augment)
 
     def _optimiser(self, weights: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
