@@ -6,10 +6,11 @@ The wire here is a handful of lines, the workers are real; over Flower itself, s
 import json
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from consortium import BASE, NAMES, config_of, same, states, values, wanted
-from polysite import study
+from polysite import study, tree
 from polysite.config import parse
 from polysite.deploy import courier, server
 from polysite.deploy.identity import identity
@@ -20,7 +21,7 @@ from polysite.deploy.worker import Worker
 from polysite.engines import rounds
 from polysite.engines.flower import Terms
 from polysite.errors import ConfigError, RunError
-from polysite.payload import Payload, encode
+from polysite.payload import Payload, decode, encode
 
 FAST = Terms(quorum=3, deadline=30, grace=0.2, again=0.1, poll=0.001)
 
@@ -387,3 +388,19 @@ def test_incidents_outlive_the_server_that_noted_them(tmp_path):
     done = server.resume(tmp_path / "deployed", Inside(hosts), terms=FAST)
     noted = [i["what"] for r in done.folder.records() for i in r.get("incidents", ())]
     assert noted.count("the worker died") == 3 and noted.count("the server was started again") == 2
+
+
+@pytest.mark.parametrize("value", [None, np.nan, 1e300])
+def test_a_lie_in_the_assessment_is_left_out_of_it(value, tmp_path):
+    def told(fields):
+        if value is None:
+            return Payload()
+        return Payload(**{k: v if isinstance(v, float) else tree.map(lambda x: x * 0 + value, v) for k, v in fields})
+
+    class Lying(Inside):
+        def answer(self, site, header, body):
+            got, out = super().answer(site, header, body)
+            return (got, encode(told(decode(out).items()))) if (site, header["kind"]) == ("c", "assess") else (got, out)
+
+    done = server.run(wanted("fedavg"), Lying(workers(tmp_path)), NAMES, tmp_path / "run", terms=FAST)
+    assert "c" in json.loads((done.folder.path / "assessment" / "assessment.json").read_text())["refused"]
