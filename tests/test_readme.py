@@ -15,7 +15,9 @@ from polysite.data.manifest import read
 
 README = Path(__file__).parents[1] / "README.md"
 PAGES = ("data", "algorithms", "assess", "evaluate", "deploy", "hospital", "protection")
-DATA, ALGORITHM, ASSESS, EVALUATE, DEPLOY, HOSPITAL, PROTECTION = (README.parent / "docs" / f"{page}.md" for page in PAGES)
+DATA, ALGORITHM, ASSESS, EVALUATE, DEPLOY, HOSPITAL, PROTECTION = (
+    README.parent / "docs" / f"{page}.md" for page in PAGES
+)
 
 
 def blocks(language, page=README):

@@ -6,6 +6,7 @@ All that a coordinator controls is a header and bytes; here it is worked on by h
 import json
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -148,9 +149,77 @@ def test_a_folder_that_a_coordinator_names_is_not_opened(hospital, tmp_path):
 def test_a_step_on_one_patient_does_not_leave(hospital):
     """However many patients the hospital has: those count that were seen."""
     host = hospital(fewest=5)
-    start = agree(host, 'steps = 1\nbatch = 1\noptimiser = "sgd"\nlr = 1.0\n')
+    start = agree(host, "batch = 1\n")
+    host.agreed.stages[0][1].train = replace(host.agreed.stages[0][1].train, steps=1)
     answer, body = train(host, Payload(model=start))
     assert "too few cases are behind 'model'" in answer["refused"] and not body and "fit_loss" not in answer
+
+
+@pytest.mark.parametrize(
+    ("settings", "algorithm"),
+    [
+        ("steps = 4\nbatch = 1\n", "fedavg"),
+        ("steps = 2\nbatch = 4\npatches = 4\n", "fedavg"),
+        ("batch = 4\n", "l2gd"),  # whose local steps may be one
+    ],
+)
+def test_a_study_whose_trainings_may_see_too_few_is_refused_at_once(hospital, settings, algorithm):
+    answer, _ = ask(hospital(), "hello", config=STUDY % (settings, f'[algorithm]\nname = "{algorithm}"\n'))
+    assert "too few cases are behind 'model'" in answer["refused"]
+
+
+def test_steps_that_have_faded_do_not_count(hospital):
+    """FedProx that pulls all the way back after every step: what leaves is the step on the last patient."""
+    host = hospital()
+    start = agree(host, "batch = 1\nlr = 0.1\nweight_decay = 0.0\n", '[algorithm]\nname = "fedprox"\nmu = 10.0\n')
+    assert "too few cases" in train(host, Payload(model=start))[0]["refused"]
+    site = host.agreed.stages[0][1]
+    site._drawn = [(f"{k}",) for k in range(100)]
+    found = [len(site._behind(pull)) for pull in (0.0, 0.1, 0.5, 1.0, 2.0, 3.0)]
+    assert found == [100, 22, 4, 1, 100, 4]
+    assert "99" in site._behind(1.0) and "0" in site._behind(3.0)  # those that are left
+
+
+def test_running_statistics_are_those_of_the_last_steps(hospital):
+    host = hospital()
+    ask(host, "hello", config=CLASSES)
+    site = host.agreed.stages[0][1]
+    site._drawn = [(name,) for name in "abcdefgh" for _ in range(60)]
+    assert site._behind(0.0) == {"h"}
+
+
+def test_mini_batches_tell_one_loss(hospital):
+    """That of a mini-batch may be that of one patient."""
+    host = hospital()
+    start = agree(host, "batch = 1\n", '[algorithm]\nname = "pfedme"\nouter = 8\n')
+    answer, _ = train(host, Payload(model=start))
+    assert len(answer["fit_loss"]) == 1 and answer["fit_steps"] == [8 * 5]
+
+
+def test_the_cost_of_one_validation_case_is_a_score(hospital):
+    for policy, refused in (({"case_scores": False}, True), ({}, False)):
+        host = hospital(**policy)
+        start = agree(host, "", '[algorithm]\nname = "fedcostwavg"\n')
+        answer, _ = train(host, Payload(model=start))
+        assert ("refused" in answer) == refused and (not refused or "'cost'" in answer["refused"])
+
+
+def test_rounds_are_counted_through_all_phases_and_only_where_something_left(hospital):
+    host = hospital(rounds=150)
+    answer, _ = ask(host, "hello", config=STUDY % ("", "[[then]]\nrun = { rounds = 80 }\n"))
+    assert "rounds = 150" in answer["refused"]
+    host = hospital(rounds=100)
+    start = agree(host)
+    for _ in range(250):
+        ask(host, "train", b"broken", phase=0, round=0, version=-1)
+    assert "refused" not in train(host, Payload(model=start))[0]
+
+
+def test_a_study_that_fails_counts_as_one(hospital):
+    host = hospital(studies=1)
+    odd = CLASSES + 'loss = "dice"\n'
+    said = [ask(host, "hello", config=odd, study=f"s{k}")[0]["refused"] for k in range(3)]
+    assert "does not fit this task" in said[0] and all("studies = 1" in s for s in said[1:])
 
 
 def test_mini_batches_of_a_round_count_together(hospital):

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from consortium import BASE, NAMES
 from deploy.test_study import FAST, Answer, Fragile, Inside, Stop
+from polysite.algorithms.pfednet import PFedNet
 from polysite.config import parse
 from polysite.deploy import server
 from polysite.engines.compress import restore
@@ -225,7 +226,7 @@ PHASES = f'{BASE}\n[[then]]\nalgorithm.name = "fedprox"\nrun.rounds = 1\n'
 def test_a_false_digest_of_a_model_that_all_share_ends_nothing(lie, tmp_path):
     run = study(tmp_path, Site("serve", {"digests": lie}), text=PHASES)
     assert [r["phase"] for r in run.folder.records()] == [0, 0, 1]
-    assert incidents(run) == ["says that its model is not the one it was sent; the study goes by what was sent"]
+    assert incidents(run) == ["has another model by its own account; the study goes by what was sent"]
     assert sorted(p.name for p in (run.folder.path / "models").iterdir()) == ["best.safetensors", "last.safetensors"]
 
 
@@ -398,3 +399,14 @@ def test_a_study_whose_sites_have_test_cases_alone_does_not_begin(tmp_path):
     sites = {i: Site("hello", {"validation": 0}, 9) for i in NAMES}
     with pytest.raises(RunError, match="no best round could be chosen"):
         server.run(parse(BASE, SMALL | UNET), Inside(sites), NAMES, tmp_path / "run", terms=TERMS, assess=False)
+
+
+def test_a_sketch_that_is_none_is_refused():
+    """pFedNet finds neighbours by it."""
+    algorithm, w = PFedNet(personal=("head.*",)), np.ones(2)
+    state = algorithm.init({"head.w": w, "stem.w": w}, NAMES)
+    told = {"a": {"sketch": np.ones(3)}, "b": {"x": np.ones(3)}, "c": {}, "d": {"sketch": np.ones(3)}}
+    replies = {i: Payload(model={"stem.w": w}, sketch=sketch, time=1.0) for i, sketch in told.items()}
+    assert algorithm.refuse(state, replies).keys() == {"b", "c"}
+    state = algorithm.merge(state, {"a": replies["a"]})
+    assert algorithm.refuse(state, {"b": Payload(model={}, sketch={"sketch": np.ones(2)}, time=1.0)}).keys() == {"b"}

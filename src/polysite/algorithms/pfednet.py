@@ -24,6 +24,7 @@ shared ones.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from statistics import median
 from typing import Any, ClassVar, Literal
 
@@ -101,6 +102,15 @@ class PFedNet:
         sizes = self._sizes(replies)
         shared = tree.mean([replies[i]["model"] for i in sizes], sizes.values())
         return replace(state, shared=shared, half="personal")
+
+    def refuse(self, state: State, replies: Mapping[SiteId, Payload]) -> Mapping[SiteId, str]:
+        """Whose sketch is missing, or of another length than those of most."""
+        known = [len(sketch) for sketch in state.sketches.values()]
+        told = {i: p["sketch"] for i, p in replies.items()}
+        lengths = {i: prod(s["sketch"].shape) if set(s) == {"sketch"} else 0 for i, s in told.items()}
+        said = known or [n for n in lengths.values() if n]
+        usual = max(sorted(set(said)), key=said.count, default=0)
+        return {i: f"its sketch has {n} numbers instead of {usual}" for i, n in lengths.items() if n != usual or not n}
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         """In the shared part; the personal ones are no average."""

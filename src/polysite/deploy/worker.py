@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import os
 import secrets
 import socket as sockets
@@ -28,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,6 +38,8 @@ from polysite import config, study
 from polysite.algorithms import names_of
 from polysite.algorithms.base import Algorithm, Kind
 from polysite.algorithms.cfft import Cfft
+from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
+from polysite.algorithms.l2gd import L2gd
 from polysite.config import Study
 from polysite.data.case import PARTS
 from polysite.data.sources import Phantom, PhantomClasses, Source
@@ -62,6 +66,7 @@ from polysite.tree import Tree
 log = logging.getLogger("polysite")
 
 Header = dict[str, Any]
+Costs = FedCostWAvg | FedPIDAvg | TopK  # whose cost is that of the validation cases
 DAY = 86400.0  # seconds
 IDLE = 600.0  # seconds without a courier after which an orphan goes
 
@@ -83,7 +88,7 @@ class Agreed:
     begun: set[int] = field(default_factory=lambda: {0})
 
     def done(self, kind: str) -> int:
-        """How often this has been asked here and allowed, as this hospital counts it."""
+        """How often this has been answered here, as this hospital counts it."""
         file = self.folder / f"{kind}.count"
         return file.stat().st_size if file.exists() else 0
 
@@ -187,7 +192,9 @@ class Worker:
             "serve": self._serve,
             "begin": self._begin,
         }
-        return answers[asked.kind](agreed, asked, body)
+        found = answers[asked.kind](agreed, asked, body)
+        agreed.count(asked.kind)  # not before: a hospital whose disk is full for a night has not used up its rounds
+        return found
 
     # what is asked before anything else
 
@@ -241,15 +248,14 @@ class Worker:
             parts = mine.split.apply({self.site.name: patients}, mine.split.seed_of(mine.seed))[self.site.name]
         except ConfigError as problem:  # of this hospital's own configuration: it may name files
             raise DataError(str(problem)) from problem
-        for stage in config.stages(mine):
-            self._check(stage, len(parts["train"]))
+        self._check(mine, len(parts["train"]))
+        folder = self._folder(id)
+        (folder / "memory").mkdir(parents=True, exist_ok=True)
+        if not (folder / "study.toml").exists():  # before there is work: it counts as a study, however it ends
+            checkpoint.write(folder / "study.toml", lambda p: p.write_text(text))
         sites = study.hospitals(mine, {self.site.name: parts})
         host = sites[self.site.name]
         stages = [(self._strict(s.algorithm), host.under(s.train)) for s in config.stages(mine)]
-        folder = self._folder(id)
-        (folder / "memory").mkdir(parents=True, exist_ok=True)
-        if not (folder / "study.toml").exists():
-            checkpoint.write(folder / "study.toml", lambda p: p.write_text(text))
         return Agreed(id, text, mine, parts, stages, folder)
 
     def _strict(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
@@ -259,20 +265,23 @@ class Worker:
         fewest, least = (max(n, self.policy.fewest) for n in (algorithm.fewest, algorithm.least))
         return replace(algorithm, fewest=fewest, least=least)
 
-    def _check(self, stage: Study, cases: int) -> None:
-        for name in names_of(stage.algorithm):
+    def _check(self, wanted: Study, cases: int) -> None:
+        """Ask the policy about all that the study will want; rounds are counted through all phases."""
+        stages = config.stages(wanted)
+        rounds = sum(stage.run.rounds for stage in stages)
+        for stage, name in ((s, name) for s in stages for name in names_of(s.algorithm)):
             ask = Ask(
                 kind="hello",
                 algorithm=name,
-                round=stage.run.rounds - 1,
-                cases=cases,
+                round=rounds - 1,
+                cases=min(cases, _fewest(stage)),
                 leaves=_leaves(stage.algorithm),
                 case_scores=isinstance(stage.algorithm, Cfft),  # sums of scores, perhaps of one case
             )
             self._obey(self.policy.refuse(ask, self.now()))
 
     def _allow(self, asked: Question, agreed: Agreed) -> None:
-        """Ask the policy, and count; a server that was stopped repeats some, not all, and judges twice a round."""
+        """Ask the policy; a server that was stopped repeats some, not all, and judges twice a round."""
         phases = range(len(agreed.stages))
         if asked.phase not in phases or asked.before not in phases:
             raise Refusal(f"the study has no phase {max(asked.phase, asked.before) + 1}")
@@ -290,7 +299,6 @@ class Worker:
                 case_scores=asked.kind == "score",
             )
             self._obey(self.policy.refuse(ask, self.now()))
-        agreed.count(asked.kind)
 
     @staticmethod
     def _obey(reason: str | None) -> None:
@@ -312,9 +320,12 @@ class Worker:
         got = decode(body).each(site.lift)
         reply, new = algorithm.local(got, self._remembered(agreed, asked, site), site)
         behind, compress = _behind(site.fits, site.size), config.stages(agreed.study)[asked.phase].run.compress
-        found, out, fields = self._leave(algorithm, got, reply, behind, compress)
+        few = isinstance(algorithm, Costs) and not self.policy.case_scores  # behind a cost is then no single case
+        judges = len(agreed.parts["validation"]) if few else behind
+        found, out, fields = self._leave(algorithm, got, reply, behind, compress, {"cost": judges})
         self._remember(agreed, asked, new)
-        fits = {f"fit_{n}": [float(getattr(f, n)) for f in site.fits] for n in ("loss", "steps", "time", "reach")}
+        told = _together(site.fits)
+        fits = {f"fit_{n}": [float(getattr(f, n)) for f in told] for n in ("loss", "steps", "time", "reach")}
         if not site.fits or behind < self.policy.fewest or not {"cost", "number"} <= set(self.policy.kinds):
             return found, out, fields
         return {**found, **fits}, out, {**fields, "loss, steps, learning rates": "cost and number"}
@@ -381,14 +392,20 @@ class Worker:
         return site, list(algorithm.serve(decode(body).each(site.lift), remembered, site, site.cases(split)))
 
     def _leave(
-        self, algorithm: Any, got: Payload, reply: Payload, cases: int, how: Compress = "none"
+        self,
+        algorithm: Any,
+        got: Payload,
+        reply: Payload,
+        cases: int,
+        how: Compress = "none",
+        behind: Mapping[str, int] = MappingProxyType({}),
     ) -> tuple[Header, bytes, dict[str, str]]:
         """The bytes of a reply, if all that is in it may leave."""
         kinds = kinds_of(algorithm.reply, got, reply)
         odd = sorted(reply.keys() - kinds.keys())
         if odd:
             raise Refusal(f"the answer holds {odd[0]!r}, which the algorithm does not announce")
-        self._obey(self.policy.refuse_reply(kinds, cases))
+        self._obey(self.policy.refuse_reply(kinds, cases, behind=behind))
         left = squeeze(how, kinds, got, reply)
         sizes = {
             name: 8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values()) for name, v in left.items()
@@ -446,6 +463,28 @@ def _behind(fits: Sequence[Fit], size: int) -> int:
     parts = [f.cases for f in fits if f.part]
     seen = [f.cases for f in fits if not f.part] + ([frozenset().union(*parts)] if parts else [])
     return min(map(len, seen), default=size)
+
+
+def _fewest(stage: Study) -> int:
+    """How many cases a training may come to see, where its steps are counted."""
+    algorithm, batch = stage.algorithm, -(-stage.train.batch // stage.train.patches)
+    if isinstance(algorithm, L2gd):
+        return batch  # a toss may end a run of local steps after the first
+    steps, epochs = (getattr(algorithm, name, None) for name in ("steps", "epochs"))
+    steps = stage.train.steps if steps is None and epochs is None else steps
+    return sys.maxsize if steps is None else int(steps) * batch
+
+
+def _together(fits: Sequence[Fit]) -> list[Fit]:
+    """As they may be told: the mini-batches of a round as one, since behind each may be a single case."""
+    parts = [f for f in fits if f.part]
+    steps = sum(f.steps for f in parts)
+    if not steps:
+        return list(fits)
+    loss = math.fsum(f.loss * f.steps for f in parts) / steps
+    time, reach = (math.fsum(getattr(f, name) for f in parts) for name in ("time", "reach"))
+    whole = replace(parts[-1], loss=loss, steps=steps, time=time, reach=reach)
+    return [*(f for f in fits if not f.part), whole]
 
 
 def _leaves(algorithm: Any) -> dict[str, Kind]:

@@ -454,10 +454,8 @@ class Flower:
         hidden: dict[SiteId, int] = {}
         for site, told, _ in self._ask("serve", round, sent, name=name):
             known, sure = self._guess(sent[site])
-            if sure and told["digests"] != sure:
-                self.hospitals.note(
-                    "says that its model is not the one it was sent; the study goes by what was sent", site
-                )
+            if sure and told["digests"] != sure:  # it lies, or its machine rounds otherwise
+                self.hospitals.note("has another model by its own account; the study goes by what was sent", site)
             said = sure or told["digests"]
             if all(d in known for d in said):
                 models[site] = tuple(dict(known[d]) for d in said)
@@ -468,13 +466,11 @@ class Flower:
 
     def _guess(self, sent: Payload) -> tuple[dict[str, Tree], list[str]]:
         """By what they hash to, the models that a site may have which knows nothing but what it was sent; and those
-        that it must have, where they are what it was sent, whatever it is and remembers."""
+        that it must have, whatever it is and remembers."""
         trees = [v for v in sent.values() if not isinstance(v, float)]
-        arrays = {id(x) for tree in trees for x in tree.values()}
         sure = self._served(sent, cast(Payload, object()))  # to look into it, for anything, fails
-        same = all(id(x) in arrays for tree in sure for x in tree.values())
         known = {digest(tree): tree for tree in (*self._served(sent, Payload()), *trees)}
-        return known, [digest(tree) for tree in sure] if same else []
+        return known, [digest(tree) for tree in sure]
 
     def _served(self, sent: Payload, memory: Payload) -> list[Tree]:
         try:

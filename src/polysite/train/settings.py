@@ -39,6 +39,8 @@ class Train:
         for name in ("momentum", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"train.{name} must not be negative, got {getattr(self, name)}")
+        if not self.momentum < 1:
+            raise ConfigError(f"train.momentum must be less than one, got {self.momentum}")
         if self.momentum and self.optimiser != "sgd":
             raise ConfigError(f"train.momentum = {self.momentum} goes with optimiser = 'sgd', not {self.optimiser!r}")
         if not 0 <= self.overlap < 1:

@@ -36,6 +36,7 @@ from polysite.tree import Tree
 
 SMALL = 40**3  # voxels
 NONE = [0.0] * len(NAMES)  # the radiomics of a modality that shows nothing
+FADED = 0.1  # of what a step was; then nobody would call its patients behind a model
 _FIXED = 1 << 32  # a round that never comes: the randomness of fixed patches
 _FRESH = _FIXED + 1  # and that of other initial parameters
 _ORDER, _PATCHES, _MIXING = 1, 2, 3  # streams of a round, apart from its own
@@ -177,7 +178,7 @@ class TorchSite:
         self._volumes = {c.name: self._load(c) for s in PARTS for c in cases.get(s, ())}
         self.grids = {c.name: (c.spacing, c.unit) for s in PARTS for c in cases.get(s, ())}  # voxel size and unit
         self.fits: list[Fit] = []
-        self._drawn: set[str] = set()  # cases of which patches were taken in a fit
+        self._drawn: list[Sequence[str]] = []  # cases of which patches were taken in a fit, step by step
         self._first, self._start = 0, network.start  # round and parameters that the phase began with
         self._seen: dict[str, torch.Tensor] = {}  # the shares of the labels in a random patch, by case
         self._amounts: list[float] = []  # of every channel, once they are counted
@@ -290,7 +291,7 @@ class TorchSite:
     ) -> Fit:
         if not self.size:
             raise DataError(f"site {self.name!r} has no training case; add cases or leave the site out")
-        self._drawn = set()
+        self._drawn = []
         self.network.write(params)
         self.network.train(only)
         trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
@@ -329,8 +330,9 @@ class TorchSite:
         shared, twin = mixing.models() if mixing else ({}, {})
         found = {**self.network.read(), **shared}
         second = beside.read() if beside else {}
-        seen, part = frozenset(self._drawn), minibatch is not None
-        fit = Fit(found, float(total) / max(count, 1), count, count * rate, reach, twin, second, seen, part)
+        pull, part = rate * (self.train.weight_decay + (tilt.weight if tilt else 0.0)), minibatch is not None
+        behind = self._behind(pull)
+        fit = Fit(found, float(total) / max(count, 1), count, count * rate, reach, twin, second, behind, part)
         values = [*found.values(), *twin.values(), *second.values()]
         sound = torch.stack(torch._foreach_norm(values)).isfinite().all()
         if not (math.isfinite(fit.loss) and sound):
@@ -431,6 +433,17 @@ class TorchSite:
         tasks.check_label(self.task, label, who)
         return image, label
 
+    def _behind(self, pull: float) -> frozenset[str]:
+        """The cases behind a fit: those of steps that have not faded since. A pull to where it began makes steps fade,
+        one beyond that all but the first; and the running statistics of a network take a tenth of every new one."""
+        tracks = any(isinstance(m, _BatchNorm) and m.track_running_stats for m in self.network.module.modules())
+        after, steps, back = abs(1.0 - pull), self._drawn, self._drawn[::-1]
+        for kept, newest in ((after, back), (1 / max(after, 1e-9), steps), (0.9 if tracks else 1.0, back)):
+            if kept < 1:
+                count = 1 + math.floor(math.log(FADED) / math.log(max(kept, 1e-9)))
+                steps = min(steps, newest[:count], key=lambda some: len({n for names in some for n in names}))
+        return frozenset(name for names in steps for name in names)
+
     def _rng(self, round: int | None = None, *stream: int) -> np.random.Generator:
         """The randomness of a round; a stream, where given, is apart from it."""
         at = self.round if round is None else round
@@ -468,7 +481,7 @@ class TorchSite:
         return self._batch(here, self._rng(None, _PATCHES, number), self.train.augment)
 
     def _batch(self, names: Sequence[str], rng: np.random.Generator, augment: Kind) -> Pair:
-        self._drawn.update(names)
+        self._drawn.append(names)
         return self.network.patches.batch([self._volumes[n] for n in names], self.train.patch, rng, augment)
 
     def _optimiser(self, weights: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
