@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import ssl
+import stat
 import subprocess
 import sys
 import zipfile
@@ -13,7 +14,7 @@ from shutil import copy
 import pytest
 
 from polysite.deploy.policy import TEXT
-from polysite.deploy.project import Project, SiteConfig, add, endpoint, init
+from polysite.deploy.project import Project, SiteConfig, add, endpoint, init, renew
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError
 
 x509 = pytest.importorskip("cryptography.x509")
@@ -246,6 +247,20 @@ def test_strangers_are_refused(made, tmp_path):
     for server, client, host in refused:
         with pytest.raises(ssl.SSLError):
             handshake(server, client, host)
+
+
+def test_a_server_whose_certificate_has_ended_gets_another(project, site):
+    later = datetime.now(UTC) + timedelta(days=731)
+    with pytest.raises(DataError, match=r"server\.crt"):
+        Project.load(project.folder, later)
+    before = project.certificate.read_bytes()
+    renew(project.folder, days=3000)
+    assert project.certificate.read_bytes() != before and stat.S_IMODE(project.key.stat().st_mode) == 0o600
+    Project.load(project.folder, later)
+    assert handshake(of(project), at(site), "fl.example.org")  # a hospital notices nothing
+    project.ca_key.unlink()
+    with pytest.raises(DataError, match=r"ca\.key is missing"):
+        renew(project.folder)
 
 
 # whole or not at all

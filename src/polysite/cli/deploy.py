@@ -57,6 +57,18 @@ def add(
 
 
 @coordinator.command()
+def renew(
+    project: Project = HERE,
+    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")] = None,
+) -> None:
+    """A new certificate for the server, before the old one ends."""
+    from polysite.deploy import project as projects
+
+    projects.renew(project, ca_key=ca_key)
+    print("The server has a new certificate; start it again. Hospitals need not do anything.")
+
+
+@coordinator.command()
 def run(
     config: Config = None,
     project: Project = HERE,

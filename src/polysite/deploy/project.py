@@ -89,8 +89,8 @@ class Project:
         return self.folder / "sites" / f"{site}.zip"
 
     @classmethod
-    def load(cls, folder: Path, now: datetime | None = None) -> "Project":
-        """Read and check it; whatever would stop a hospital from connecting is refused."""
+    def load(cls, folder: Path, now: datetime | None = None, check: bool = True) -> "Project":
+        """Read and check it; whatever would stop a hospital from connecting is refused. ``check``: files, too."""
         require()
         file = folder / "server.toml"
         if not file.is_file():
@@ -115,8 +115,9 @@ class Project:
             found._check_values()
         except ConfigError as problem:
             raise ConfigError(f"{file}: {problem}") from problem
-        now = now or datetime.now(UTC)
-        certificate, remarks = verified(found.certificate, found.key, found.ca, now)
+        if not check:
+            return found
+        certificate, remarks = verified(found.certificate, found.key, found.ca, now or datetime.now(UTC))
         serves(found.certificate, certificate, host)
         secret = [found.ca_key, found.key, *sorted((folder / "sites").glob("*.zip"))]
         return replace(found, remarks=(*remarks, *_exposed(secret)))
@@ -274,6 +275,26 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS
         archive.unlink()  # of a hospital that the server would not know
         raise
     return archive
+
+
+def renew(folder: Path, *, ca_key: Path | None = None, days: int = DAYS) -> None:
+    """A new certificate for the server, by the authority that signed the old one: hospitals notice nothing. If it is
+    killed between the two files, it can be done again."""
+    require()
+    project = Project.load(folder, check=False)
+    signs = ca_key or project.ca_key
+    if not signs.is_file():
+        raise DataError(f"{signs} is missing; it signs the certificate of the server: say where it is")
+    host, _ = endpoint(project.address)
+    server = server_certificate(find_authority(project.ca, signs), host, None, None, None, days)
+    for path, content, mode in ((project.key, server.key_pem, 0o600), (project.certificate, server.pem, 0o644)):
+        draft = path.with_name(f".{path.name}.{token_hex(4)}.partial")
+        try:
+            _put(draft, content, mode)
+            draft.replace(path)
+        except OSError as problem:
+            draft.unlink(missing_ok=True)
+            raise RunError(f"{path} could not be written: {problem}") from problem
 
 
 def endpoint(address: str) -> tuple[str, int]:
