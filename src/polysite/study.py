@@ -456,7 +456,7 @@ def conduct(
         about = {"task": study.data.task, "labels": study.data.label_names, "modalities": study.data.modality_names}
         result = rounds.train(phases, start, study.seed, folder, resume=at, watch=watch, about=about)
         watch.end()
-        log.info("finished; best round %d", result["best_round"])
+        log.info("finished; best round %d", result["best_round"] + 1)
     return Run(folder, result)
 
 
@@ -475,7 +475,8 @@ def logged(folder: RunFolder) -> Iterator[logging.Logger]:
     try:
         yield log
     except KeyboardInterrupt:
-        log.error("stopped by hand; 'polysite train --resume %s' continues", folder.path)
+        command = "deploy run" if (folder.path / "deployment.json").exists() else "train"
+        log.error("stopped by hand; 'polysite %s --resume %s' continues", command, folder.path)
         raise
     except BaseException as problem:
         log.error("stopped: %s: %s", type(problem).__name__, problem)

@@ -614,7 +614,7 @@ def with_one_unlabelled(build, *files):
             [
                 "1 case has no label map and was left out: s2",
                 "labels are named by their values (label_1, label_2, label_7); "
-                "give names with --labels 'NAME=1; NAME=2; NAME=7'",
+                "name them by labels in [data], or, to 'data scan', --labels 'NAME=1; NAME=2; NAME=7'",
             ],
         ),
         (fets, []),

@@ -146,6 +146,15 @@ def test_a_folder_that_a_coordinator_names_is_not_opened(hospital, tmp_path):
     assert len(said) == 1 and str(tmp_path) not in said.pop()
 
 
+def test_a_rehearsal_is_without_patients(hospital):
+    """Also where the hospital has named its own."""
+    host = hospital()
+    host.site = replace(host.site, data={"name": "files", "path": "/nowhere"})
+    assert ask(host, "hello", config=STUDY % ("", ""))[0]["train"] == 8
+    real = '[data]\nname = "hospitals"\nmodalities = ["t1"]\nlabels = ["WT"]\n'
+    assert "error" in ask(host, "hello", config=real, study="real")[0]
+
+
 def test_a_step_on_one_patient_does_not_leave(hospital):
     """However many patients the hospital has: those count that were seen."""
     host = hospital(fewest=5)
@@ -165,7 +174,7 @@ def test_a_step_on_one_patient_does_not_leave(hospital):
 )
 def test_a_study_whose_trainings_may_see_too_few_is_refused_at_once(hospital, settings, algorithm):
     answer, _ = ask(hospital(), "hello", config=STUDY % (settings, f'[algorithm]\nname = "{algorithm}"\n'))
-    assert "too few cases are behind 'model'" in answer["refused"]
+    assert "too few behind 'model'" in answer["refused"] and "train.batch" in answer["refused"]
 
 
 def test_steps_that_have_faded_do_not_count(hospital):

@@ -229,7 +229,8 @@ def test_names_of_cases_and_what_is_wrong_with_them_stay_at_the_hospital(tmp_pat
     hosts = workers(tmp_path)
     go(tmp_path, wanted("fedavg"), Listening(hosts))
     broken = replace(hosts["a"].site, data={"name": "files", "path": "/nowhere/Jane-Doe"})
-    header = {"kind": "hello", "protocol": 1, "study": "x", "config": config_of("fedavg"), **identity()}
+    files = '[data]\nname = "hospitals"\nmodalities = ["t1"]\nlabels = ["WT"]\n'
+    header = {"kind": "hello", "protocol": 1, "study": "x", "config": files, **identity()}
 
     class Resident:
         def ask(self, header, body):

@@ -103,6 +103,7 @@ def run(
     study = None if resume else study_of(config, override or [])
     if study is not None:
         server.check(study)
+    _stoppable()
     with server.listening(found) as link, watching(quiet, as_json) as watch:
         if not quiet and not as_json:
             print(f"listening on {found.host}:{link.port} for {', '.join(found.sites)}", file=sys.stderr)
@@ -144,12 +145,17 @@ def serve(
     found = SiteConfig.load(site)
     for remark in found.remarks:
         say(remark)
-    for each in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignored
-        signal.signal(each, signal.default_int_handler)
+    _stoppable()
     try:
         courier.run(found, say)
     except KeyboardInterrupt:
         say("stopped; what this site remembers is in its state folder")
+
+
+def _stoppable() -> None:
+    """Ctrl-C and kill alike, also where a shell has them ignored."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.default_int_handler)
 
 
 @hospital.command("log")

@@ -336,7 +336,8 @@ def _labelled(rows: list[Row], root: Path, labels: Labels | None, remarks: list[
         values = sorted(_values(root, bare)) or [1]
         made = {f"label_{v}": (v,) for v in values}
         example = "; ".join(f"NAME={v}" for v in values)
-        remarks.append(f"labels are named by their values ({', '.join(made)}); give names with --labels '{example}'")
+        named = f"labels are named by their values ({', '.join(made)})"
+        remarks.append(f"{named}; name them by labels in [data], or, to 'data scan', --labels '{example}'")
         return [replace(r, labels=r.labels or made) for r in rows]
     return rows if labels is None else [replace(r, labels=labels) if r.label else r for r in rows]
 

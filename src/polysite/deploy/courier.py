@@ -188,7 +188,7 @@ def _connect(fleet: Fleet, say: Say) -> None:
             if getattr(problem, "hopeless", False):
                 raise
             if str(problem) != said:
-                say(f"{problem}; trying again")
+                say(f"{problem}; trying again (it listens while a study runs)")
                 said = str(problem)
             time.sleep(pause)
             pause = min(2 * pause, 5.0)

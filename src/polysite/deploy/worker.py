@@ -112,14 +112,14 @@ class Worker:
             torch.cuda.set_per_process_memory_fraction(policy.gpu_share)
 
     def source(self, wanted: Source | None = None) -> Source:
-        """The hospital's own cases; those that a drill draws, where it has named none."""
+        """The hospital's own cases; for a rehearsal those that it draws, so that no patient is in it."""
+        if isinstance(wanted, Phantom | PhantomClasses):
+            return wanted
         if self.site.data:
             files = wanted is not None and self.site.data.get("name") == "files"
             wish = {"modalities": list(wanted.modality_names)} if wanted and files else {}
             return config.build({"data": {**wish, **self.site.data}}).data
-        if not isinstance(wanted, Phantom | PhantomClasses):  # whatever else a coordinator names is here, or nowhere
-            raise ConfigError(f"{self.site.path} names no data: fill in [data]")
-        return wanted
+        raise ConfigError(f"{self.site.path} names no data: fill in [data]")  # those of a coordinator are not opened
 
     def answer(self, header: Mapping[str, Any], body: bytes, incidents: Sequence[str] = ()) -> tuple[Header, bytes]:
         """What leaves: an answer, or a sentence why there is none. It is in the ledger before it is returned. With it
@@ -269,12 +269,18 @@ class Worker:
         """Ask the policy about all that the study will want; rounds are counted through all phases."""
         stages = config.stages(wanted)
         rounds = sum(stage.run.rounds for stage in stages)
+        seen = min(map(_fewest, stages))
+        if seen < self.policy.fewest:
+            raise Refusal(
+                f"one training of this study may see {seen} cases, too few behind 'model': policy.toml says fewest = "
+                f"{self.policy.fewest}; a larger train.batch, more steps or whole epochs would do"
+            )
         for stage, name in ((s, name) for s in stages for name in names_of(s.algorithm)):
             ask = Ask(
                 kind="hello",
                 algorithm=name,
                 round=rounds - 1,
-                cases=min(cases, _fewest(stage)),
+                cases=cases,
                 leaves=_leaves(stage.algorithm),
                 case_scores=isinstance(stage.algorithm, Cfft),  # sums of scores, perhaps of one case
             )
@@ -450,7 +456,9 @@ def _fits(mine: Source, wanted: Source) -> None:
     for what in ("task", "dims", "modality_names", "label_names"):
         here, there = getattr(mine, what), getattr(wanted, what)
         if here != there:
-            raise Refusal(f"the study's {what.replace('_', ' ')}: {there}; those of this site: {here}")
+            raise Refusal(
+                f"the study's {what.replace('_', ' ')}: {there}; those of this site: {here}; its [data] can name them"
+            )
 
 
 def _owner(agreed: Agreed, phase: int) -> str:

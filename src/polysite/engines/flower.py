@@ -248,6 +248,8 @@ class Hospitals:
                 open_asks.pop(site)
                 yield site, said, take
         for site in sorted(open_asks.keys() - held.keys()):
+            if self.sites[site].greeted and not self.sites[site].known:
+                continue  # it was not asked, and why was noted
             where = "away" if site not in self.wire.online() else "too late"
             self.note(f"{where}: no answer to {open_asks[site].words}", site)
 

@@ -290,8 +290,10 @@ def _train(
         if done % plan.checkpoint_every == 0 or last:
             _keep(folder, folder.round(r.index), phase, at)
         watch.round(record)
+        score = record.get("mean_score")
+        log.info("round %d%s", r.index + 1, "" if score is None else f": {record['measure']} {score:.4f}")
         if last and done < plan.rounds and not ended:
-            log.info("stopped after round %d: %d validations without a better one", r.index, at.waited)
+            log.info("stopped after round %d: %d validations without a better one", r.index + 1, at.waited)
         if last:
             break
         del r  # with all replies
@@ -398,7 +400,7 @@ def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None
             continue
         folder.set_aside(found[: found.index(path)])
         folder.rewind(at.round)
-        log.info("resuming after round %d from %s", at.round, path.name)
+        log.info("resuming after round %d from %s", at.round + 1, path.name)
         return at
     if found:
         raise RunError(
