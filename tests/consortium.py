@@ -55,6 +55,7 @@ NEEDS = {
     "krum": {"algorithm.f": "0"},
     "cfl": {"algorithm.split_at": "[1]"},
     "ifca": {"algorithm.k": "2"},
+    "pfedme": {"algorithm.outer": "3"},
 }
 CLUSTERS = "components = 2\nrounds = 1\ndimensions = 2\nrestarts = 1\niterations = 2\nfewest = 1\n"
 AFTER = {"fine_tune": "", "cfft": CLUSTERS}
