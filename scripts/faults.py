@@ -31,7 +31,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the hospitals have it
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from consortium import Hospital, consortium, environment, open_hospitals, same, states, until
+from consortium import TRAINING, Hospital, consortium, environment, open_hospitals, same, states, until
 from polysite import config, study
 from polysite.deploy import ledger
 from polysite.engines import checkpoint
@@ -59,14 +59,7 @@ cases = 6
 gamma = 0.8
 [data.sites.e]
 cases = 7
-[train]
-patch = [16, 16, 16]
-batch = 2
-patches = 1
-lr = 0.1
-device = "cpu"
-[model]
-name = "unet_small"
+{training}
 [run]
 rounds = {rounds}
 checkpoint_every = {every}
@@ -130,7 +123,7 @@ def draw(seed: int, index: int, rounds: int, cut: float, events: int = 4) -> Sch
 
 def _text(name: str, rounds: int) -> str:
     every, algorithm, more = STUDIES[name]
-    return BASE.format(rounds=rounds, every=every, name=algorithm) + more
+    return BASE.format(training=TRAINING, rounds=rounds, every=every, name=algorithm) + more
 
 
 # networks

@@ -17,7 +17,17 @@ from polysite.deploy import project as projects
 from polysite.engines import checkpoint
 
 NAMES = ("a", "b", "c")
-BASE = """
+TRAINING = """
+[train]
+patch = [16, 16, 16]
+batch = 2
+patches = 1
+lr = 0.1
+device = "cpu"
+[model]
+name = "unet_small"
+"""
+BASE = f"""
 [data]
 name = "phantom"
 shape = [24, 24, 24]
@@ -29,18 +39,11 @@ gamma = 1.2
 [data.sites.c]
 cases = 7
 noise = 0.2
-[train]
-patch = [16, 16, 16]
-batch = 2
-patches = 1
-lr = 0.1
-device = "cpu"
+{TRAINING}
 [run]
 rounds = 2
 validate_every = 2
 checkpoint_every = 1
-[model]
-name = "unet_small"
 [assess]
 projections = 0
 """

@@ -177,6 +177,10 @@ def test_a_study_whose_trainings_may_see_too_few_is_refused_at_once(hospital, se
     assert "too few behind 'model'" in answer["refused"] and "train.batch" in answer["refused"]
 
 
+def test_where_no_model_leaves_few_steps_are_no_reason(hospital):
+    agree(hospital(), "steps = 1\nbatch = 1\n", '[algorithm]\nname = "local"\n')
+
+
 def test_steps_that_have_faded_do_not_count(hospital):
     """FedProx that pulls all the way back after every step: what leaves is the step on the last patient."""
     host = hospital()

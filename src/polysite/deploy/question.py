@@ -1,4 +1,4 @@
-"""What a coordinator may ask: a few fields of known types. Anything else is refused before it is looked at."""
+"""What a coordinator may ask: a few fields. One of another type is refused; one that is not known is not looked at."""
 
 import re
 from collections.abc import Mapping

@@ -11,6 +11,7 @@ folder, a file a version, written before the answer leaves; so a worker that is 
     STATE/runs/STUDY/study.toml        what this hospital agreed to
     STATE/runs/STUDY/memory/           what the site remembers, by version
     STATE/runs/STUDY/phase-K           what phase K began from
+    STATE/runs/STUDY/KIND.count        how often what was answered
     STATE/runs/STUDY/models/           the models that this hospital is served, best and last
 """
 
@@ -80,7 +81,6 @@ class Agreed:
     """A study that this hospital takes part in, with its cases prepared."""
 
     id: str
-    text: str  # the study as the coordinator wrote it
     study: Study  # with this hospital's data
     parts: Parts
     stages: list[tuple[Algorithm[Any], TorchSite]]  # of every phase
@@ -105,7 +105,7 @@ class Worker:
         self.site, self.policy, self.now = site, policy, now
         self.ledger = Ledger(site.state / "ledger.jsonl")
         self.agreed: Agreed | None = None
-        self._last: tuple[str, Header, bytes, dict[str, str]] = ("", {}, b"", {})  # the last answer, may it get lost
+        self._last: tuple[str, Header, bytes, dict[str, str]] = ("", {}, b"", {})  # the last answer, should it get lost
         self._secret = _secret(site.state / "secret")
         self.words = "[data] names no cases: only rehearsals with drawn patients are possible"
         if torch.cuda.is_available() and policy.gpu_share < 1:
@@ -256,7 +256,7 @@ class Worker:
         sites = study.hospitals(mine, {self.site.name: parts})
         host = sites[self.site.name]
         stages = [(self._strict(s.algorithm), host.under(s.train)) for s in config.stages(mine)]
-        return Agreed(id, text, mine, parts, stages, folder)
+        return Agreed(id, mine, parts, stages, folder)
 
     def _strict(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
         """The algorithm as it answers here: what it sums up is of as many cases as the policy wants, or of more."""
@@ -293,7 +293,7 @@ class Worker:
             raise Refusal(f"the study has no phase {max(asked.phase, asked.before) + 1}")
         assess, algorithm = agreed.study.assess, agreed.stages[asked.phase][0]
         parts = PARTS if asked.kind == "assess" and assess.cases == "all" else PARTS[:1]
-        repeated = {"train": 2, "score": 4, "serve": 4}.get(asked.kind, 2)
+        repeated = 4 if asked.kind in ("score", "serve") else 2
         leaves = {"assess": _leaves(assess), "train": _leaves(algorithm)}.get(asked.kind, {})
         for name in ("assess",) if asked.kind == "assess" else names_of(algorithm):
             ask = Ask(
@@ -474,8 +474,10 @@ def _behind(fits: Sequence[Fit], size: int) -> int:
 
 
 def _fewest(stage: Study) -> int:
-    """How many cases a training may come to see, where its steps are counted."""
+    """How many cases may be behind a model that leaves, where the steps of a training are counted."""
     algorithm, batch = stage.algorithm, -(-stage.train.batch // stage.train.patches)
+    if not {"model", "update"} & set(algorithm.reply.values()):
+        return sys.maxsize  # nothing that was trained leaves
     if isinstance(algorithm, L2gd):
         return batch  # a toss may end a run of local steps after the first
     steps, epochs = (getattr(algorithm, name, None) for name in ("steps", "epochs"))
