@@ -19,7 +19,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from digests import TERMS, digests_of_run
+from digests import TERMS, digest, digests_of_run
+from safetensors.numpy import load_file
 
 import polysite as ps
 from consortium import NAMES, consortium, open_hospitals
@@ -52,7 +53,7 @@ TUNED = f"""{PHANTOM}
 [algorithm]
 name = "scaffold"
 [[then]]
-algorithm = {{ name = "fine_tune", lam = [0.0, 0.1] }}
+algorithm = {{ name = "fine_tune", lam = [0.1] }}
 run.rounds = 3
 """
 DITTO = f"""{PHANTOM}
@@ -105,7 +106,19 @@ projections = 0
 permutations = 99
 resamples = 100
 """
-LEFT_OUT = (".lock", "*.html", "*.png", "*.svg", "*.npz", "*.key", "*.crt", "*.sock", "*.lock", "README.md", "cache")
+LEFT_OUT = (
+    ".lock",
+    "*.html",
+    "*.png",
+    "*.svg",
+    "*.npz",
+    "*.key",
+    "*.crt",
+    "*.sock",
+    "*.lock",
+    "README.md",
+    "screen.txt",
+)
 
 
 class Stop(rounds.Watch):
@@ -122,6 +135,8 @@ class Stop(rounds.Watch):
 def keep(found: Path, place: Path) -> None:
     """Copy what is worth keeping: no pages, no pictures, no keys."""
     shutil.copytree(found, place, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    for inside in [p for p in place.rglob("*") if p.is_dir() and not any(p.iterdir())]:
+        (inside / ".gitkeep").touch()  # git knows no empty folders
 
 
 def known(run: Any, *, named: bool = True) -> dict[str, Any]:
@@ -171,7 +186,10 @@ def deployed(work: Path, place: Path) -> dict[str, Any]:
         done = server.resume(run, link, terms=TERMS, wait=120)
     for name in ("run", "a"):
         keep(work / name, place / "finished" / name)
-    return known(done, named=False)
+    models = {path.relative_to(work): path for path in sorted(work.glob("*/state/runs/*/models/*.safetensors"))}
+    entries = len((work / "a" / "state" / "ledger.jsonl").read_text().splitlines())
+    there = {f"{name.parts[0]} {name.stem}": digest(load_file(path)) for name, path in models.items()}
+    return {**known(done, named=False), "models_at_sites": there, "entries_in_ledger_of_a": entries}
 
 
 def assessed(work: Path, place: Path) -> dict[str, Any]:
@@ -179,8 +197,8 @@ def assessed(work: Path, place: Path) -> dict[str, Any]:
     survey = ps.survey(config.parse(DEPLOYED, quick), work)
     keep(work, place)
     return {
+        "sites": len(survey.assessment.sites),
         "strategies": [each.file for each in survey.verdict.strategies],
-        "files": sorted(p.name for p in place.iterdir()),
     }
 
 
