@@ -129,7 +129,7 @@ def score(federation, method, seed, outlier, sets, out):
         run = study.resume(path)
     else:
         text, base = (demo.STUDY, PHANTOM) if federation == "phantom" else (TCGA, {})
-        run = study.run(config.parse(text, {**base, **chosen, **rates, **sets, "seed": str(seed)}), path)
+        run = study.train(config.parse(text, {**base, **chosen, **rates, **sets, "seed": str(seed)}), path)
     last = run.folder.records()[-1]["validation"]
     best = max(r["mean_score"] for r in run.folder.records() if "mean_score" in r)
     if run.split == "test":

@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from polysite import study as studies
-from polysite.assess import support
+from polysite import assessment
+from polysite.assess import significance
 from polysite.assess.assessment import Assessment, analyse
 from polysite.assess.distances import earth_movers, earth_movers_of
 from polysite.assess.exchange import Assess
@@ -32,7 +32,8 @@ from polysite.assess.verdict import differ
 from polysite.config import Study
 from polysite.data.phantom import Hospital
 from polysite.data.sources import Phantom
-from polysite.engines import rounds
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
 from polysite.models.encoders import ENCODERS, Encoder
 from polysite.payload import Payload
 
@@ -41,8 +42,8 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 def replies(study: Study) -> dict[str, Payload]:
     """What every hospital of a study answers."""
-    engine = studies.surveyed(study)
-    (only,) = rounds.run(study.assess, engine, {}, rounds.Plan(rounds=1), study.seed)
+    engine = assessment.assessed_sites(study)
+    (only,) = run_rounds(study.assess, engine, {}, Plan(rounds=1), study.seed)
     return dict(only.state.replies)
 
 
@@ -190,9 +191,11 @@ def _held(n: int, m: int, apart: float, draws: int) -> float:
     held = 0
     for k in range(draws):
         a, b = np.sort(rng.normal(0, 1, (1, n))), np.sort(rng.normal(apart, 1, (1, m)))
-        again = support.resampled(a, b, (support.counts(f"a{k}", n, 300), support.counts(f"b{k}", m, 300)), only, one)
-        p = support.permuted(a, b, only, one, 999)["emd"][0]
-        low, high = support.interval(earth_movers([a, b])[0, 0, 1], again["emd"][0], p[0])
+        again = significance.resampled(
+            a, b, (significance.counts(f"a{k}", n, 300), significance.counts(f"b{k}", m, 300)), only, one
+        )
+        p = significance.permuted(a, b, only, one, 999)["emd"][0]
+        low, high = significance.interval(earth_movers([a, b])[0, 0, 1], again["emd"][0], p[0])
         held += bool(low <= apart <= high)
     return held / draws
 

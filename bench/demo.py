@@ -27,7 +27,7 @@ def main() -> None:
         began, row = time.perf_counter(), {}
         with tempfile.TemporaryDirectory() as root:
             for name, each in demo.studies(parse(demo.STUDY, {**sets, "seed": str(seed)})).items():
-                run = study.run(each, Path(root) / name)
+                run = study.train(each, Path(root) / name)
                 row[name] = (run.mean, run.dice())
         found.append(row)
         print(f"{seed:<6}" + "".join(f"{row[m][0]:>14.3f}" for m in METHODS) + f"{time.perf_counter() - began:>11.0f}")

@@ -116,10 +116,10 @@ def main() -> None:
         os.environ["POLYSITE_CACHE"] = f"{place}/cache"
         phantom = {"data.shape": str([given.side] * 3), "data.sites": f"{{one={{cases={given.cases + 1}}}}}"}
         drawn = config.parse("[split]\ntest = 0.0", phantom)
-        write((p.open() for p in drawn.data.patients(0)["one"]), Path(place) / "data")
+        write((p.open() for p in drawn.data.case_refs(0)["one"]), Path(place) / "data")
         ours = config.parse(STUDY, {"data.path": f"{place}/data", "train.patch": str(list(patch))})
-        cold, _ = timed(lambda: study.hospitals(ours))
-        warm, sites = timed(lambda: study.hospitals(ours))
+        cold, _ = timed(lambda: study.build_sites(ours))
+        warm, sites = timed(lambda: study.build_sites(ours))
         site = sites["one"]
         theirs, dataset = timed(lambda: monai(Path(place) / "data", list(site.cases("train")), patch))
         assert len(dataset) == site.size

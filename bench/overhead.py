@@ -11,7 +11,8 @@ import time
 import torch
 
 from polysite import config, study
-from polysite.engines.rounds import Plan, run
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
 
 STUDY = """
 [data]
@@ -51,7 +52,7 @@ def main() -> None:
     ).to(next(iter(start.values())).device)
 
     def simulated() -> dict[str, torch.Tensor]:
-        return next(run(chosen.algorithm, engine, start, Plan(), seed=0)).state.model
+        return next(run_rounds(chosen.algorithm, engine, start, Plan(), seed=0)).state.model
 
     def bare() -> dict[str, torch.Tensor]:
         return loop(net, list(start.values()), patches, sizes, chosen)

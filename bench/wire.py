@@ -1,6 +1,6 @@
 """A round without training: 22.58 M parameters to five hospitals and back, over TLS on loopback.
 
-Ours: the real server side (Link, Hospitals, Flower, FedAvg, rounds), real ``polysite site run`` processes, and workers
+Ours: the real server side (Link, Roster, RemoteSites, FedAvg, rounds), real ``polysite site run`` processes, and workers
 that answer at once, with numbers of their own. Against (a) the same bytes through one bare TLS socket per site and (b)
 stock Flower, its FedAvg and a ClientApp that imports torch and MONAI. Prints seconds, bytes, the two ratios, who used
 the processor and how much memory. Targets: at most 6 s, bytes within 1 % of the parameters' own, at least 5 times as
@@ -73,7 +73,7 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
         with ZipFile(made.archive(name)) as archive:
             archive.extractall(folder / name)
     chosen = config.parse(STUDY.format(rounds=given.rounds + 1, compress=given.compress))
-    params = sized(study.initial(chosen), given.parameters)
+    params = sized(study.initial_params(chosen), given.parameters)
     size = sum(int(x.nbytes) for x in params.values())
     own = 2 * len(names) * size
     print(
@@ -129,26 +129,26 @@ def sized(params: dict, wanted: float | None) -> dict:
 
 def exchange(chosen, params, made, folder: Path) -> tuple[list[dict], list[dict]]:
     """Rounds of ours and of bare sockets by turns, so that a slow moment of the machine meets both."""
-    from polysite.deploy import server
+    from polysite.deploy.coordinator import run as coordinator
+    from polysite.deploy.coordinator.remote import Deadlines, Roster
     from polysite.deploy.identity import identity
-    from polysite.engines.flower import Hospitals, Terms
-    from polysite.engines.rounds import run
+    from polysite.engines.rounds import run_rounds
 
     names, start = list(made.sites), {k: x.clone() for k, x in list(params.items())[:1]}
     ours, bare = [], []
     with ExitStack() as stack:
-        link = stack.enter_context(server.listening(made))
+        link = stack.enter_context(coordinator.listening(made))
         stubs = [["--worker", folder / name, "--compress", chosen.run.compress] for name in names]
         workers = stack.enter_context(started(stubs))
         courier = [sys.executable, "-m", "polysite.cli", "site", "run"]
         couriers = stack.enter_context(running([[*courier, folder / n] for n in names], folder / "couriers.log"))
-        hospitals = Hospitals(link, "wire", "", names, Terms(quorum=len(names)), identity())
+        hospitals = Roster(link, "wire", "", names, Deadlines(quorum=len(names)), identity())
         until(lambda: len(link.online()) == len(names), 120, folder)
         hospitals.gather(60)
-        (phase,) = server._phases(chosen, hospitals)
+        (phase,) = coordinator._phases(chosen, hospitals)
         Path("/proc/self/clear_refs").write_text("5")  # forget the highest mark of the memory so far
         meter = Meter(workers, couriers)
-        for r in run(phase.algorithm, phase.transport, params, chosen.run, seed=0):
+        for r in run_rounds(phase.algorithm, phase.transport, params, chosen.run, seed=0):
             ours.append(meter.read())
             check(r, start, names)
             if not bare:
@@ -556,7 +556,7 @@ def trained(column: str, seed: int) -> tuple[float, int]:
     else:
         chosen = replace(base, run=replace(base.run, compress=column))
     with tempfile.TemporaryDirectory() as root:
-        done = study.run(chosen, Path(root) / column)
+        done = study.train(chosen, Path(root) / column)
         return done.mean, sum(s["bytes_up"] for s in done.folder.records()[-1]["sites"].values())
 
 
@@ -569,11 +569,11 @@ def rounding(how: str, seed: int) -> float:
     """By which part of its length a site's change of the model is off, in the first round, at the worst site."""
     from polysite import study, tree
     from polysite.engines.compress import restore, squeeze
-    from polysite.engines.rounds import run
+    from polysite.engines.rounds import run_rounds
 
     chosen = federation(seed)
     engine, reply, errors = study.simulator(chosen), chosen.algorithm.reply, []
-    r = next(run(chosen.algorithm, engine, study.initial(chosen), chosen.run, chosen.seed))
+    r = next(run_rounds(chosen.algorithm, engine, study.initial_params(chosen), chosen.run, chosen.seed))
     for site, sent in r.sent.items():
         exact = r.replies[site].payload
         back = restore(how, reply, sent, squeeze(how, reply, sent, exact)).each(engine.lift)

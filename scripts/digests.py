@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import numpy as np
+from polysite.engines.flower import Terms
 from safetensors.numpy import load_file
 
 import polysite as ps
@@ -38,7 +39,6 @@ from polysite import config, demo
 from polysite.algorithms.base import offered, over
 from polysite.deploy import server
 from polysite.engines import rounds
-from polysite.engines.flower import Terms
 from polysite.engines.simulator import Simulator
 from table import CASES, START, sites
 

@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from consortium import TRAINING, Hospital, consortium, environment, open_hospitals, same, states, until
 from polysite import config, study
-from polysite.deploy import ledger
+from polysite.deploy.site import ledger
 from polysite.engines import checkpoint
-from polysite.engines.folder import RunFolder
+from polysite.engines.run_folder import RunFolder
 from polysite.errors import PolysiteError
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -465,7 +465,7 @@ def simulate(text: str, folder: Path) -> Path:
     """The same study without a network, once."""
     chosen = config.parse(text)
     if not folder.exists():
-        study.run(chosen, folder)
+        study.train(chosen, folder)
     return folder
 
 

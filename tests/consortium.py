@@ -140,7 +140,9 @@ class Hospital:
 
     def workers(self):
         """The worker's process, whoever started it."""
-        found = subprocess.run(["pgrep", "-f", f"polysite.deploy.worker {self.folder}"], capture_output=True, text=True)
+        found = subprocess.run(
+            ["pgrep", "-f", f"polysite.deploy.site.worker {self.folder}"], capture_output=True, text=True
+        )
         return [int(pid) for pid in found.stdout.split()]
 
     def kill(self, *, courier=True, worker=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from polysite import config
-from polysite.engines.folder import RunFolder
+from polysite.engines.run_folder import RunFolder
 from polysite.report.runs import methods, read
 
 SIZE = 8  # of the cubes

@@ -7,7 +7,8 @@ import numpy as np
 
 from polysite.assess.assessment import Assessment, analyse
 from polysite.assess.exchange import Assess
-from polysite.engines import rounds
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 
 FAST = Assess(permutations=499, resamples=100, projections=8)
@@ -58,7 +59,7 @@ def host(cases=12, seed=0, brightness=100.0, volume=10.0, look=0.0, channels=8, 
 def ask(hosts, settings=FAST, wire=False) -> dict[str, Any]:
     """The replies of one exchange through the engine."""
     engine = Simulator(settings, hosts, wire=wire)
-    (only,) = rounds.run(settings, engine, {}, rounds.Plan(rounds=1), 0)
+    (only,) = run_rounds(settings, engine, {}, Plan(rounds=1), 0)
     assert not only.refused, only.refused
     return dict(only.state.replies)
 

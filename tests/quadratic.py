@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from polysite import tree
-from polysite.site import Divergence, Fit, Tilt
+from polysite.site import Budget, CaseScore, Divergence, Fit, Objective, Tilt
 
 
 @dataclass
@@ -77,36 +77,33 @@ class Quadratic:
 
     def score(self, params, cases):
         losses = self.losses(params)
-        return {n: {"L": 1 / (1 + losses[n]), "loss": losses[n]} for n in cases}
+        return {n: CaseScore({"L": 1 / (1 + losses[n])}, losses[n]) for n in cases}
 
     def fit(
         self,
         params,
+        objective=Objective(),
+        budget=Budget(),  # its minibatch is the whole batch
         *,
-        tilt=None,
         only=("*",),
         keep=None,
-        terms=(),
-        lr=None,
-        epochs=None,
-        steps=None,
-        minibatch=None,  # the whole batch is the only one
-        mix=None,
-        loss=None,
-        personal=None,
     ):
         b = np.mean([x for n, x in zip(self.cases("train"), self.b, strict=True) if keep is None or n in keep])
-        lr, steps = lr or self.lr, steps or self.steps * (epochs or 1)
-        tilt, p = tilt or Tilt(), {k: np.array(v, float) for k, v in tree.trained(params).items()}
+        lr, steps = budget.lr or self.lr, budget.steps or self.steps * (budget.epochs or 1)
+        mix, tilt, p = (
+            objective.mix,
+            objective.tilt or Tilt(),
+            {k: np.array(v, float) for k, v in tree.trained(params).items()},
+        )
         twin = {k: np.array(v, float) for k, v in mix.twin.items() if k in p} if mix else {}
-        second = {k: np.array(v, float) for k, v in (personal or {}).items()}
-        steep, aim = self.instead if loss and self.instead else (self.a, b)
+        second = {k: np.array(v, float) for k, v in (objective.personal or {}).items()}
+        steep, aim = self.instead if objective.loss and self.instead else (self.a, b)
         for _ in range(steps):
             g = dict.fromkeys(p, steep * (sum(p.values()) - aim))  # the same for every additive part
             if mix:
                 g, other = mixed_gradients(self.a, b, p, twin, mix)
                 twin = {k: twin[k] - lr * other[k] for k in twin}
-            extra = [term_gradient(self, p, t) for t in terms]
+            extra = [term_gradient(self, p, t) for t in objective.extra]
             force = {
                 k: g[k]
                 + sum(pulls[k] for pulls in extra)

@@ -8,7 +8,7 @@ import pytest
 from polysite.algorithms.cfft import Cfft
 from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
-from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
+from polysite.algorithms.cost_weighted import FedCostWAvg, FedPIDAvg, TopK
 from polysite.algorithms.ditto import Ditto
 from polysite.algorithms.fedabc import FedABC
 from polysite.algorithms.fedamp import FedAMP
@@ -33,7 +33,7 @@ from polysite.algorithms.pfednet import PFedNet
 from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean
 from polysite.algorithms.scaffold import Scaffold
-from polysite.algorithms.server import Adagrad, Adam, Sgd, Yogi
+from polysite.algorithms.server_optimisers import Adagrad, Adam, Sgd, Yogi
 from polysite.algorithms.superfed import SuPerFed
 from polysite.algorithms.weighted import Weighted
 from polysite.engines import checkpoint

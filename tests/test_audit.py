@@ -17,7 +17,7 @@ from polysite import study as studies
 from polysite.assess.exchange import directions
 from polysite.audit import audit, rescanned
 from polysite.config import Study
-from polysite.data.case import Case, Patient
+from polysite.data.case import Case, CaseRef
 from polysite.data.phantom import Hospital
 from polysite.data.sources import Phantom, PhantomClasses
 from polysite.errors import RunError
@@ -140,7 +140,7 @@ def test_a_second_scan_is_another_of_the_same_patient():
     image = np.zeros((2, 12, 12, 12), np.float32)
     image[0, 2:10, 2:10, 2:10] = np.random.default_rng(0).normal(100, 10, (8, 8, 8))
     label = (image[:1] > 0).astype(np.uint8)
-    patient = Patient("a", "1", lambda: Case("a", "1", image.copy(), label), dict, files=(Path("x"),))
+    patient = CaseRef("a", "1", lambda: Case("a", "1", image.copy(), label), dict, files=(Path("x"),))
     again = rescanned(patient, 0)
     scan = again.open()
     assert not again.files and scan.name == "1"
@@ -312,10 +312,10 @@ def test_an_audit_that_fails_leaves_nothing(monkeypatch, tmp_path):
 def test_the_numbers_are_those_that_are_sent():
     """Radiomics as a site extracts them, and the rest as an assessment tells it, case by case."""
     study = config.parse(TINY)
-    dealt = {s: {k: v[:1] for k, v in parts.items()} for s, parts in studies.federation(study).items()}
+    dealt = {s: {k: v[:1] for k, v in parts.items()} for s, parts in studies.deal_cases(study).items()}
     found = audits._vectors(study, dealt, tuple(audits.KINDS), lambda words: None)
     patients = [p for parts in dealt.values() for k in ("train", "validation", "test") for p in parts[k]]
-    sites = studies.hospitals(study, dealt)
+    sites = studies.build_sites(study, dealt)
     own = sites[patients[0].site].radiomics([patients[0].name], 0.09)
     np.testing.assert_array_equal(found["radiomics"][0], own[0])
     np.testing.assert_allclose(found["directions"], found["embedding"] @ _sorted_directions(found["embedding"]).T)

@@ -6,7 +6,7 @@ import pytest
 
 from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.clustered import Clustered
-from polysite.algorithms.costs import FedPIDAvg
+from polysite.algorithms.cost_weighted import FedPIDAvg
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.fednova import FedNova
 from polysite.algorithms.fedprox import FedProx
@@ -14,7 +14,7 @@ from polysite.algorithms.local import Local
 from polysite.algorithms.moon import Moon
 from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.scaffold import Scaffold
-from polysite.algorithms.server import Adam, Sgd, Yogi
+from polysite.algorithms.server_optimisers import Adam, Sgd, Yogi
 from polysite.algorithms.weighted import Weighted
 from polysite.assess.exchange import Assess
 from polysite.config import Study, dump, parse, preset, presets
@@ -24,7 +24,7 @@ from polysite.data.phantom import Hospital, four_hospitals
 from polysite.data.prepare import Prepare
 from polysite.data.sources import Phantom
 from polysite.data.split import Split
-from polysite.engines.rounds import Plan
+from polysite.engines.plan import Plan
 from polysite.errors import ConfigError
 from polysite.models import MODELS
 from polysite.models.densenet import DenseNet

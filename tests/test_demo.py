@@ -68,7 +68,7 @@ def test_pooled_training_takes_the_cases_of_all_and_the_hospitals_judge():
 
 
 def test_no_patient_is_in_two_splits():
-    for site in study.hospitals(parse(TINY)).values():
+    for site in study.build_sites(parse(TINY)).values():
         names = [n for split in ("train", "validation", "test") for n in site.cases(split)]
         assert len(names) == len(set(names)) and all(site.cases(s) for s in ("train", "validation", "test"))
 

@@ -17,7 +17,7 @@ from polysite.data.phantom import write
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.report import runs
 from polysite.report.runs import read
-from polysite.study import hospitals
+from polysite.study import build_sites
 from test_study import SMALL
 
 LABELS = ("WT", "TC", "ET")
@@ -28,7 +28,7 @@ def root(tmp_path_factory):
     """A shared model and personal ones, trained and examined."""
     root = tmp_path_factory.mktemp("runs")
     for name, algorithm in (("fedavg", ps.FedAvg()), ("local", ps.Local())):
-        ps.run(replace(SMALL, algorithm=algorithm), root / name)
+        ps.train(replace(SMALL, algorithm=algorithm), root / name)
         ps.evaluate(root / name, parquet=True)
     return root
 
@@ -38,7 +38,7 @@ def elsewhere(tmp_path_factory):
     """Two new patients of a hospital that nobody has seen, and one of a known one, as files."""
     folder = tmp_path_factory.mktemp("elsewhere") / "new"
     sites = {"abbey": ps.Hospital(cases=2, scanner=5), "north": ps.Hospital(cases=1, scanner=1)}
-    patients = ps.Phantom(shape=(24, 24, 24), sites=sites).patients(9)
+    patients = ps.Phantom(shape=(24, 24, 24), sites=sites).case_refs(9)
     write((p.open() for site in patients.values() for p in site), folder)
     rows = ["site,case,t1,t1ce,t2,flair,label,labels"]
     for case in sorted(p for p in folder.glob("*/*") if p.is_dir()):
@@ -65,7 +65,7 @@ def test_a_shared_model_has_a_row_for_every_label_of_every_case(root):
 
 @pytest.mark.filterwarnings("ignore:monai.metrics.utils:FutureWarning")
 def test_the_distances_are_monais_on_the_answers_that_were_kept(root):
-    evaluation, sites = read(root / "fedavg").evaluation, hospitals(SMALL)
+    evaluation, sites = read(root / "fedavg").evaluation, build_sites(SMALL)
     checked = 0
     for (site, case), labels in evaluation.own.items():
         answer, truth = evaluation.answer(site, case), sites[site]._volumes[case][1].numpy()
@@ -105,7 +105,7 @@ def test_an_unseen_hospital_is_given_the_shared_model_and_every_personal_one(roo
 
 
 def test_a_hospital_that_did_not_train_is_examined_too(tmp_path):
-    ps.run(replace(SMALL, federation=LeaveOut("west")), tmp_path / "run")
+    ps.train(replace(SMALL, federation=LeaveOut("west")), tmp_path / "run")
     found = rows_of(ps.evaluate(tmp_path / "run", pictures=False))
     assert sum(r["site"] == "west" for r in found) == 15
     run = read(tmp_path / "run")
@@ -114,7 +114,7 @@ def test_a_hospital_that_did_not_train_is_examined_too(tmp_path):
 
 
 def test_other_parts_and_pooled_training_can_be_examined(tmp_path):
-    ps.run(replace(SMALL, run=replace(SMALL.run, pooled=True)), tmp_path / "run")
+    ps.train(replace(SMALL, run=replace(SMALL.run, pooled=True)), tmp_path / "run")
     found = rows_of(ps.evaluate(tmp_path / "run", "validation"))
     assert {r["model"] for r in found} == {"*"} and {r["site"] for r in found} == {"east", "north", "west"}
     about = json.loads((tmp_path / "run" / "evaluation" / "validation" / "about.json").read_text())
@@ -144,7 +144,7 @@ def test_what_cannot_be_examined_is_refused_and_leaves_nothing_behind(root, else
 
 
 def test_an_unfinished_run_and_other_data_are_refused(tmp_path):
-    ps.run(SMALL, tmp_path / "run")
+    ps.train(SMALL, tmp_path / "run")
     split = tmp_path / "run" / "split.csv"
     split.write_text(split.read_text().replace(",test,", ",train,"))
     with pytest.raises(RunError, match="the data are not those"):

@@ -18,7 +18,7 @@ from polysite.models.densenet import DenseNet
 from polysite.report import compare, tables
 from polysite.report.page import build
 from polysite.report.runs import methods, read
-from polysite.study import federation, hospitals, simulator
+from polysite.study import build_sites, deal_cases, simulator
 
 SITES = {name: ps.Hospital(cases=5, scanner=k) for k, name in enumerate(("east", "north", "west"))}
 SMALL = ps.Study(
@@ -30,7 +30,7 @@ SMALL = ps.Study(
 
 
 def test_an_unseen_hospital_judges_and_does_not_train(tmp_path):
-    run = ps.run(replace(SMALL, federation=LeaveOut("west")), tmp_path / "run")
+    run = ps.train(replace(SMALL, federation=LeaveOut("west")), tmp_path / "run")
     first = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
     assert set(first["sites"]) == {"east", "north"} == set(first["validation"]) - {"west"}
     assert len(run.result["test"]["west"]) == 5 and run.result["validation"]["west"] == {}
@@ -57,7 +57,7 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
         study = replace(SMALL, run=plan, then=({"algorithm": own, "run": {"rounds": 80}},))
     else:
         study = replace(SMALL, algorithm=parse("", {"algorithm.name": name, **extra}).algorithm, run=plan)
-    run = ps.run(study, tmp_path / name)
+    run = ps.train(study, tmp_path / name)
     assert all(0 <= d <= 1 for d in run.dice().values()) and parse(dump(study)) == study
     assert not any(r["refused"] for r in run.folder.records())
     ps.evaluate(tmp_path / name, others=False, pictures=False)  # what was served then is served again
@@ -82,46 +82,48 @@ PHASES = (
 
 def test_a_study_in_phases_is_the_same_after_a_run_of_the_first(tmp_path):
     study = replace(TWO, then=PHASES)
-    whole = ps.run(study, tmp_path / "whole")
+    whole = ps.train(study, tmp_path / "whole")
     rates = [r["sites"]["east"]["lr_sum"] / r["sites"]["east"]["steps"] for r in whole.folder.records()]
     assert rates == [1.0, 0.5, 1.0, 0.5, 0.25, 0.125]  # schedules start anew
-    first = ps.run(replace(study, then=PHASES[:1]), tmp_path / "first", after=ps.run(TWO, tmp_path / "one").folder.path)
-    after = ps.run(study, tmp_path / "after", after=first.folder.path)
+    first = ps.train(
+        replace(study, then=PHASES[:1]), tmp_path / "first", after=ps.train(TWO, tmp_path / "one").folder.path
+    )
+    after = ps.train(study, tmp_path / "after", after=first.folder.path)
     assert after.result == whole.result and len(after.folder.records()) == 6
     for path in (tmp_path / "whole" / "models").iterdir():
         assert (tmp_path / "after" / "models" / path.name).read_bytes() == path.read_bytes()
     ps.evaluate(tmp_path / "after", others=False, pictures=False)
     found = read(tmp_path / "after")
     assert found.groups == {name: list(sites) for name, sites in GROUPS.items()} and found.evaluation is not None
-    assert measured(found.records, study.cost, 4) == replace(ps.forecast(study), pooled_steps=None)
+    assert measured(found.records, study.cost, 4) == replace(ps.cost(study), pooled_steps=None)
     page = build("phases", methods([found]))
     assert "Groups of hospitals" in page and "where a phase begins" in page and found.begins == [3, 5]
 
 
 def test_only_the_beginning_of_a_study_is_taken_over(tmp_path):
-    ps.run(TWO, tmp_path / "one")
+    ps.train(TWO, tmp_path / "one")
     for study, sentence in (
         (TWO, "is not the beginning of this study"),
         (replace(TWO, seed=1, then=PHASES), "is not the beginning of this study"),
         (replace(TWO, then=PHASES, algorithm=ps.FedProx()), "is not the beginning of this study"),
     ):
         with pytest.raises(RunError, match=sentence):
-            ps.run(study, tmp_path / "two", after=tmp_path / "one")
+            ps.train(study, tmp_path / "two", after=tmp_path / "one")
     (tmp_path / "one" / "result.json").unlink()
     with pytest.raises(RunError, match="has not finished, so nothing can come after it"):
-        ps.run(replace(TWO, then=PHASES), tmp_path / "two", after=tmp_path / "one")
+        ps.train(replace(TWO, then=PHASES), tmp_path / "two", after=tmp_path / "one")
     assert not (tmp_path / "two").exists()
 
 
 def test_a_hospital_that_does_not_train_is_served_what_fine_tuning_begins_with(tmp_path):
     study = replace(TWO, federation=LeaveOut("west"), then=PHASES[1:])
-    run, shared = ps.run(study, tmp_path / "run"), ps.run(replace(study, then=()), tmp_path / "shared")
+    run, shared = ps.train(study, tmp_path / "run"), ps.train(replace(study, then=()), tmp_path / "shared")
     assert run.result["test"]["west"] == shared.result["test"]["west"]
     assert run.result["test"]["east"] != shared.result["test"]["east"]
     ps.evaluate(tmp_path / "run", pictures=False)
     alone = ps.Clustered({"coast": ("east",), "inland": ("north",)})
     with pytest.raises(ConfigError, match="clustered has no model for 'west'"):
-        ps.run(replace(study, then=({"algorithm": alone}, PHASES[1])), tmp_path / "no")
+        ps.train(replace(study, then=({"algorithm": alone}, PHASES[1])), tmp_path / "no")
 
 
 @pytest.mark.parametrize(
@@ -151,11 +153,11 @@ def test_clusters_of_patients_are_tuned_and_the_ideal_pools_them(tmp_path):
     own = ps.Cfft(components=(2,), rounds=8, fewest=0, dimensions=4, bin_width=0.15, steps=6)
     data = ps.Phantom(shape=(24, 24, 24), sites={"a": one, "b": other, "c": one, "new": other})
     study = replace(TWO, data=data, federation=LeaveOut("new"), then=({"algorithm": own, "run": {"rounds": 80}},))
-    run = ps.run(study, tmp_path / "run")
+    run = ps.train(study, tmp_path / "run")
     told = run.folder.records()[-1]["told"]
     assert told["clusters with cases"] == 2 and len(run.folder.records()) == 2 + told["exchanges of the fit"] + 1 + 9
     pooled = ({"algorithm": own, "run": {"rounds": 80, "pooled": True}},)
-    ideal = ps.run(replace(study, then=pooled), tmp_path / "ideal")
+    ideal = ps.train(replace(study, then=pooled), tmp_path / "ideal")
     assert set(ideal.folder.records()[-1]["sites"]) == {"pooled"} and ideal.result["best_phase"] == 1
     for name, done in (("run", run), ("ideal", ideal)):
         ps.evaluate(tmp_path / name, pictures=False)
@@ -179,25 +181,25 @@ def test_what_cfft_cannot_do_is_refused_before_anything_is_trained(tmp_path):
     with pytest.raises(ConfigError, match=r"needs prepare\.normalise = 'nonzero'"):
         replace(TWO, prepare=ps.Prepare(normalise="all"), then=(last,))
     with pytest.raises(ConfigError, match="cfft wants 10 clusters, and sites with at least 5 training cases have 0"):
-        ps.run(replace(TWO, then=(last,)), tmp_path / "run")
+        ps.train(replace(TWO, then=(last,)), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"write \[\[then\]\], with two brackets"):
         parse('[then]\nalgorithm = "fine_tune"')
     assert not (tmp_path / "run").exists()
 
 
 def test_nothing_comes_after_a_folder_that_lost_its_checkpoints(tmp_path):
-    one = ps.run(TWO, tmp_path / "one")
+    one = ps.train(TWO, tmp_path / "one")
     for path in one.folder.checkpoints():
         path.unlink()
     with pytest.raises(RunError, match="lacks checkpoints or records"):
-        ps.run(replace(TWO, then=PHASES), tmp_path / "two", after=tmp_path / "one")
+        ps.train(replace(TWO, then=PHASES), tmp_path / "two", after=tmp_path / "one")
     assert not (tmp_path / "two").exists()
 
 
 def test_looking_at_the_test_changes_nothing_and_is_told_apart(tmp_path):
     study = replace(SMALL, run=ps.Plan(rounds=4))
-    honest = ps.run(study, tmp_path / "honest")
-    peeking = ps.run(replace(study, run=ps.Plan(rounds=4, peek=True)), tmp_path / "peeking")
+    honest = ps.train(study, tmp_path / "honest")
+    peeking = ps.train(replace(study, run=ps.Plan(rounds=4, peek=True)), tmp_path / "peeking")
     assert honest.result == peeking.result
     found = {m.name: m for m in methods([read(tmp_path / "honest"), read(tmp_path / "peeking")])}
     seen = [r["peeked"] for r in peeking.folder.records()]
@@ -213,30 +215,30 @@ def test_looking_at_the_test_changes_nothing_and_is_told_apart(tmp_path):
 
 def test_fine_tuning_needs_something_to_begin_with(tmp_path):
     with pytest.raises(ConfigError, match="let it come after another algorithm"):
-        ps.run(replace(SMALL, algorithm=FineTune()), tmp_path / "run")
+        ps.train(replace(SMALL, algorithm=FineTune()), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_synthetic_sites_train_and_the_real_ones_judge(tmp_path):
-    run = ps.run(replace(SMALL, federation=Iid(2)), tmp_path / "run")
+    run = ps.train(replace(SMALL, federation=Iid(2)), tmp_path / "run")
     first = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
     assert set(first["sites"]) == {"iid-1", "iid-2"} and set(run.dice()) == {"east", "north", "west"}
 
 
 def test_hidden_modalities_reach_the_network_as_zeros():
-    sites = hospitals(replace(SMALL, federation=HideModalities(3)))
+    sites = build_sites(replace(SMALL, federation=HideModalities(3)))
     seen = {s: site._volumes[site.cases("train")[0]][0].flatten(1).any(1).tolist() for s, site in sites.items()}
     assert {s: v.index(True) for s, v in seen.items()} == {"east": 3, "north": 0, "west": 1}
     assert all(sum(v) == 1 for v in seen.values())
 
 
 def test_who_was_where_is_saved_and_watched_over(tmp_path):
-    run = ps.run(replace(SMALL, split=ps.Split(folds=3, fold=1)), tmp_path / "run")
+    run = ps.train(replace(SMALL, split=ps.Split(folds=3, fold=1)), tmp_path / "run")
     lines = (tmp_path / "run" / "split.csv").read_text().splitlines()
     assert lines[0] == "Subject_ID,Partition_ID,Split,Site" and len(lines) == 16
     assert {n for s in run.result["test"].values() for n in s} == {x.split(",")[0] for x in lines if ",test," in x}
     again = replace(SMALL, split=ps.Split(file=str(tmp_path / "run" / "split.csv")), seed=9)
-    assert [len(p["test"]) for p in federation(again).values()] == [len(v) for v in run.result["test"].values()]
+    assert [len(p["test"]) for p in deal_cases(again).values()] == [len(v) for v in run.result["test"].values()]
     (tmp_path / "run" / "result.json").unlink()
     (tmp_path / "run" / "split.csv").write_text("\n".join([*lines[:-1], "someone,west,test,west"]))
     with pytest.raises(RunError, match="names other cases or parts"):
@@ -269,7 +271,7 @@ def classification(pictures):
 
 
 def test_a_folder_of_pictures_is_classified_from_end_to_end(tmp_path, pictures, capsys):
-    run = ps.run(classification(pictures), tmp_path / "run")
+    run = ps.train(classification(pictures), tmp_path / "run")
     assert run.mean >= 0.75 and set(run.dice()) == {"A", "B"}
     case = next(iter(run.result["test"]["A"].values()))
     assert set(case) == {"accuracy", "said", "true", "loss"}
@@ -289,9 +291,9 @@ def test_classes_can_be_dealt_out_unequally(pictures):
 
 def test_a_network_that_does_not_fit_the_data_is_refused(pictures):
     with pytest.raises(ConfigError, match="the data are for classification, the model for segmentation"):
-        federation(replace(classification(pictures), model=ps.UNet(filters=(2, 4, 4))))
+        deal_cases(replace(classification(pictures), model=ps.UNet(filters=(2, 4, 4))))
     with pytest.raises(ConfigError, match="has 3 sides for 2D data"):
-        federation(replace(classification(pictures), train=ps.Train(patch=(16, 16, 16))))
+        deal_cases(replace(classification(pictures), train=ps.Train(patch=(16, 16, 16))))
 
 
 @pytest.mark.parametrize("chosen", [LeaveOut("west"), Iid(2)], ids=["leave out", "iid"])
@@ -304,7 +306,7 @@ def test_an_algorithm_without_a_model_for_strangers_is_refused_where_they_judge(
 
 def test_a_site_may_be_called_anything(tmp_path, capsys):
     sites = {"../[/b]": ps.Hospital(cases=3), "Zürich (a/b)": ps.Hospital(cases=3, scanner=1)}
-    run = ps.run(replace(SMALL, algorithm=ps.Local(), data=replace(SMALL.data, sites=sites)), tmp_path / "run")
+    run = ps.train(replace(SMALL, algorithm=ps.Local(), data=replace(SMALL.data, sites=sites)), tmp_path / "run")
     assert len(list((tmp_path / "run" / "models").iterdir())) == 4 and set(run.dice()) == set(sites)
     ps.evaluate(tmp_path / "run")
     found = methods([read(tmp_path / "run")])
@@ -319,18 +321,18 @@ def test_the_same_scan_twice_is_not_trained_on(pictures, tmp_path):
         (tmp_path / "pictures" / "A" / "ulcer" / "ulcer3.png").read_bytes()
     )
     with pytest.raises(DataError, match="case 'more' of site 'B' is the same scan as case 'ulcer3' of site 'A'"):
-        hospitals(classification(ps.Files(path=pictures.path)))
+        build_sites(classification(ps.Files(path=pictures.path)))
 
 
 def test_the_result_says_what_the_classes_are(tmp_path, pictures):
-    run = ps.run(replace(classification(pictures), run=ps.Plan(rounds=1)), tmp_path / "run")
+    run = ps.train(replace(classification(pictures), run=ps.Plan(rounds=1)), tmp_path / "run")
     assert run.result["labels"] == ("healthy", "ulcer") and run.result["task"] == "classification"
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "A: 8 train, 4 validation, 4 test" in log
 
 
 def test_what_is_hidden_is_written_down(tmp_path):
-    ps.run(replace(SMALL, federation=HideModalities(1), run=ps.Plan(rounds=1)), tmp_path / "run")
+    ps.train(replace(SMALL, federation=HideModalities(1), run=ps.Plan(rounds=1)), tmp_path / "run")
     assert (
         "north: 3 train, 1 validation, 1 test; hidden in all of them: t1ce"
         in (tmp_path / "run" / "log.txt").read_text()

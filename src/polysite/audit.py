@@ -26,23 +26,23 @@ from scipy.ndimage import gaussian_filter
 
 from polysite import config
 from polysite import study as studies
-from polysite.algorithms.cfft import Cfft
+from polysite.algorithms import ALGORITHMS, find
 from polysite.cluster import mixture
 from polysite.config import Study
 from polysite.data.cache import Cache, place
-from polysite.data.case import PARTS, Case, Patient
-from polysite.data.split import Parts
-from polysite.engines import rounds
-from polysite.engines.folder import RunFolder, versions
+from polysite.data.case import SPLITS, Case, CaseRef
+from polysite.data.split import SiteSplit
+from polysite.engines.rounds import Watch
+from polysite.engines.run_folder import RunFolder, versions
 from polysite.errors import ConfigError, DataError, nearest
 from polysite.models.encoders import Embedder
 from polysite.payload import Payload
 from polysite.report import audit_page
 from polysite.report.audit_page import Finding, Ratio, View
 from polysite.report.preview import axes_of, turned
-from polysite.report.publish import drafted, vacant
+from polysite.storage import draft_folder, vacant
+from polysite.train.assessed_site import TorchAssessedSite
 from polysite.train.attack import Outcome, Scans, Settings, attack, matched, shrunk
-from polysite.train.survey import SurveySite
 from polysite.train.torch_site import device_of
 
 KINDS = {
@@ -62,8 +62,8 @@ LEAST = {"train": 8, "validation": 2, "test": 2}  # cases, below which an attack
 NOISE, GAIN = 0.1, 0.1  # of a second scan: of the deviation inside the head; of the signal, at most
 OUTLINE = (0.4, 0.6)  # of a second outline: where the smoothed first one is cut
 
-Dealt = Mapping[str, Parts]
-Listed = Sequence[tuple[str, str, Patient]]  # site, part, patient
+Dealt = Mapping[str, SiteSplit]
+Listed = Sequence[tuple[str, str, CaseRef]]  # site, part, patient
 Vectors = dict[str, np.ndarray]  # kind -> case x number
 Rows = Mapping[str, list[int]]  # part -> places in the list of all cases
 
@@ -73,7 +73,7 @@ class Withheld:
     """A case that was to be rebuilt."""
 
     site: str
-    patient: Patient
+    patient: CaseRef
     axes: str  # where they point
     volume: np.ndarray
 
@@ -94,7 +94,7 @@ def audit(
     settings: Settings = Settings(),
     modality: str = "",
     scans: bool = True,
-    watch: rounds.Watch = rounds.Watch(),
+    watch: Watch = Watch(),
 ) -> Audit:
     """Attack the numbers that a study tells about cases, and write down what came of it.
 
@@ -102,7 +102,7 @@ def audit(
     ``all``. ``scans``: whether the page shows three test cases.
     """
     target, kinds, channels = _target(out), _kinds(study, what), _channels(study, modality)
-    dealt = _each(studies.federation(study), _kept)
+    dealt = _each(studies.deal_cases(study), _kept)
     listed, done = _listed(dealt), count(1)
     total = 2 * len(listed) + len(kinds)
 
@@ -116,7 +116,7 @@ def audit(
     sites, outcomes, findings = tuple(site for site, _, _ in listed), {}, []
     for kind in kinds:
         known = Scans(sites, seen[kind], volumes, inside)
-        train, validation, test = (known.part(rows[part]) for part in PARTS)
+        train, validation, test = (known.part(rows[part]) for part in SPLITS)
         outcomes[kind] = attack(train, validation, test, settings, study.seed, device_of(study.train.device))
         hits = matched(seen[kind], again[kind], learn, probe)
         findings.append(_finding(kind, study, outcomes[kind], seen[kind].shape, hits))
@@ -153,29 +153,29 @@ def _channels(study: Study, modality: str) -> list[int]:
     return [names.index(modality)]
 
 
-def _tuning(study: Study) -> tuple[Cfft, bool]:
+def _tuning(study: Study) -> tuple[Any, bool]:
     """How radiomics are taken, and whether this study has a phase that sends something of them."""
-    own = [s.algorithm for s in config.stages(study) if isinstance(s.algorithm, Cfft)]
-    return (own[0], True) if own else (Cfft(), False)
+    own = [s.algorithm for s in config.phases(study) if hasattr(s.algorithm, "case_clusters")]
+    return (own[0], True) if own else (find("cfft", ALGORITHMS, "algorithm")(), False)
 
 
 # The cases.
 
 
 def _listed(dealt: Dealt) -> Listed:
-    return [(site, part, p) for site, parts in dealt.items() for part in PARTS for p in parts[part]]
+    return [(site, part, p) for site, parts in dealt.items() for part in SPLITS for p in parts[part]]
 
 
-def _each(dealt: Dealt, change: Callable[[Patient], Patient]) -> Dealt:
-    return {site: {part: [change(p) for p in parts[part]] for part in PARTS} for site, parts in dealt.items()}
+def _each(dealt: Dealt, change: Callable[[CaseRef], CaseRef]) -> Dealt:
+    return {site: {part: [change(p) for p in parts[part]] for part in SPLITS} for site, parts in dealt.items()}
 
 
-def _kept(patient: Patient) -> Patient:
+def _kept(patient: CaseRef) -> CaseRef:
     """A phantom is drawn once; files are opened whenever they are needed."""
     return patient if patient.files else replace(patient, read=cache(patient.read))
 
 
-def rescanned(patient: Patient, seed: int) -> Patient:
+def rescanned(patient: CaseRef, seed: int) -> CaseRef:
     """The same patient another day: other noise, more or less signal, outlines drawn a little wider or tighter."""
 
     def read() -> Case:
@@ -218,7 +218,7 @@ def _volumes(
 def _rows(listed: Listed, volumes: np.ndarray, modalities: Sequence[str]) -> Rows:
     """The cases of every part of which all that is to be rebuilt was acquired; refuse too few."""
     acquired = [bool(np.all([modality.any() for modality in volume])) for volume in volumes]
-    rows = {part: [k for k, (_, own, _) in enumerate(listed) if own == part and acquired[k]] for part in PARTS}
+    rows = {part: [k for k, (_, own, _) in enumerate(listed) if own == part and acquired[k]] for part in SPLITS}
     if any(len(rows[part]) < least for part, least in LEAST.items()):
         wanted, found = (", ".join(f"{n} {part}" for part, n in each.items()) for each in (LEAST, _counts(rows)))
         raise DataError(
@@ -255,7 +255,7 @@ def _vectors(study: Study, dealt: Dealt, kinds: Sequence[str], step: Callable[[s
     """The numbers of every case; radiomics as they are extracted."""
     listed, found = _listed(dealt), {}
     if "radiomics" in kinds:
-        sites, width = studies.hospitals(study, dealt), _tuning(study)[0].bin_width
+        sites, width = studies.build_sites(study, dealt), _tuning(study)[0].bin_width
         found["radiomics"] = np.concatenate([sites[site].radiomics([p.name], width) for site, _, p in listed])
     asked = [k for k in kinds if k not in OF["radiomics"]]
     seeing = any(k != "quantities" for k in asked)
@@ -267,11 +267,11 @@ def _vectors(study: Study, dealt: Dealt, kinds: Sequence[str], step: Callable[[s
     return found | {kind: np.stack([each[kind] for each in told]) for kind in asked}
 
 
-def _told(study: Study, patient: Patient, embedder: Embedder | None) -> Vectors:
+def _told(study: Study, patient: CaseRef, embedder: Embedder | None) -> Vectors:
     """What an assessment would tell of a hospital that holds this one case."""
     data, projections = study.data, study.assess.projections if embedder else 0
     about = data.modality_names, data.label_names, data.dims, data.task == "classification"
-    site = SurveySite(patient.site, [patient], *about, study.prepare, embedder, Cache(place()))
+    site = TorchAssessedSite(patient.site, [patient], *about, study.prepare, embedder, Cache(place()))
     reply, _ = replace(study.assess, fewest=1, projections=projections).local(Payload(), Payload(), site)
     found = {"quantities": np.concatenate(list(reply["quantiles"].values()))}
     if embedder:
@@ -365,6 +365,6 @@ def _publish(
 ) -> None:
     summary = audit_page.summary(findings)
     numbers = {"summary": summary, "findings": [f.plain() for f in findings], "test": cases, "about": about}
-    with drafted(path, "audit") as draft:
+    with draft_folder(path, "audit") as draft:
         (draft / "audit.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
         audit_page.write(draft, findings, views, about)

@@ -38,17 +38,17 @@ from typing import Any, Protocol
 
 import tomli_w
 
-from polysite import config, study
+from polysite import assessment, config, study
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.weighted import Weighted
 from polysite.config import Study
 from polysite.data.sources import Phantom
 from polysite.data.split import table
-from polysite.engines.checkpoint import write
-from polysite.engines.folder import RunFolder, file_name
+from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.report.page import Options
 from polysite.report.runs import Method, read
+from polysite.storage import write_file
 
 SPARE = 0.8  # of the free memory that runs may take
 LOOK = 20.0  # seconds after which a run has most of the memory that it takes
@@ -221,7 +221,7 @@ def _same(out: Path, bench: Bench, overrides: Mapping[str, str]) -> None:
     }  # fmt: skip
     file, text = out / "bench.toml", tomli_w.dumps(asked)
     if not file.exists():
-        write(file, lambda path: path.write_text(text, encoding="utf-8"))
+        write_file(file, lambda path: path.write_text(text, encoding="utf-8"))
         return
     before = tomllib.loads(file.read_text(encoding="utf-8"))
     odd = [k for k in asked if k != "methods" and before.get(k) != asked[k]]
@@ -230,7 +230,7 @@ def _same(out: Path, bench: Bench, overrides: Mapping[str, str]) -> None:
     if odd:
         raise RunError(f"{out} was begun with other settings ({odd[0]}); choose another --out, or remove it")
     whole = tomli_w.dumps({**asked, "methods": {**known, **bench.methods}})
-    write(file, lambda path: path.write_text(whole, encoding="utf-8"))
+    write_file(file, lambda path: path.write_text(whole, encoding="utf-8"))
 
 
 def _jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step) -> Iterator[Job]:
@@ -255,7 +255,7 @@ def _assess(bench: Bench, out: Path, overrides: Mapping[str, str], fold: int, se
     """The distances between the hospitals of a fold, measured once."""
     path = out / "assess" / f"fold{fold}-seed{seed}"
     if not path.exists():
-        study.survey(_placed(config.build(bench.study, overrides), fold, seed, bench.folds), path)
+        assessment.assess(_placed(config.build(bench.study, overrides), fold, seed, bench.folds), path)
     found: Mapping[str, Any] = json.loads((path / "assessment.json").read_text(encoding="utf-8"))["distances"]
     return found
 
@@ -269,7 +269,7 @@ def _advised(chosen: Study, method: Mapping[str, Any], distances: Mapping[str, A
     if "outlier" in method:
         return replace(chosen, algorithm=Weighted({found["outlier"]: float(method["outlier"]["weight"])}, inner))
     groups = {f"group {k}": tuple(members) for k, members in enumerate(found["clusters"], start=1)}
-    train = [site for site, parts in study.federation(chosen).items() if parts["train"]]
+    train = [site for site, parts in study.deal_cases(chosen).items() if parts["train"]]
     alone = [site for site in train if not any(site in members for members in groups.values())]
     largest = max(groups, key=lambda name: len(groups[name]))  # where those go that have too few cases to be compared
     return replace(chosen, algorithm=Clustered({**groups, largest: (*groups[largest], *alone)}, inner))
@@ -286,7 +286,7 @@ def _fits(job: Job) -> None:
     folder = RunFolder.open(job.run)
     if config.parse(folder.config) != mine:
         raise RunError(f"{job.run} was trained with another configuration; choose another --out, or remove it")
-    if table(study.federation(job.study)) != folder.split:
+    if table(study.deal_cases(job.study)) != folder.split:
         raise RunError(f"{job.run} was trained on other cases than there are now; choose another --out, or remove it")
 
 

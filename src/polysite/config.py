@@ -20,16 +20,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import tomli_w
 
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of
-from polysite.algorithms.base import Algorithm
-from polysite.algorithms.cfft import Cfft
-from polysite.algorithms.fedavg import FedAvg
+from polysite.algorithms.base import Algorithm, facts
 from polysite.assess.exchange import Assess
 from polysite.cost.speeds import SPEEDS, Speeds
 from polysite.data.federation import FEDERATIONS, Federation, Natural
 from polysite.data.prepare import Prepare
 from polysite.data.sources import SOURCES, Phantom, Source
 from polysite.data.split import Split
-from polysite.engines.rounds import Plan
+from polysite.engines.plan import Plan
 from polysite.errors import ConfigError, nearest
 from polysite.models import MODELS, Model
 from polysite.models.encoders import ENCODERS, Bundled, Encoder
@@ -41,7 +39,7 @@ class Study:
     """Everything that decides a run."""
 
     seed: int = 0
-    algorithm: Algorithm[Any] = field(default_factory=FedAvg)
+    algorithm: Algorithm[Any] = field(default_factory=lambda: _fedavg())
     model: Model = MODELS["unet_small"]
     data: Source = field(default_factory=Phantom)
     federation: Federation = Natural()
@@ -62,7 +60,7 @@ class Study:
         object.__setattr__(self, "then", plain)
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed = {self.seed} must lie between 0 and 2**63")
-        if self.run.pooled and not isinstance(self.algorithm, FedAvg | Cfft):
+        if self.run.pooled and not facts(self.algorithm).poolable:
             name = name_of(self.algorithm)
             raise ConfigError(f"run.pooled is centralised training and goes with fedavg or cfft, not with {name!r}")
         self.train.allow(self.algorithm, name_of(self.algorithm))
@@ -73,7 +71,7 @@ class Study:
                 raise ConfigError(
                     f"train.{name} = {list(given)}: every side must be a multiple of {step} for this model"
                 )
-        stages(self)
+        phases(self)
 
     def check(self) -> None:
         """Refuse what does not fit the data; this looks at them."""
@@ -100,18 +98,26 @@ PHASE: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def stages(study: Study) -> tuple[Study, ...]:
+def _fedavg() -> Algorithm[Any]:
+    """Return the default algorithm."""
+    algorithm: Algorithm[Any] = find("fedavg", ALGORITHMS, "algorithm")()
+    return algorithm
+
+
+def phases(study: Study) -> tuple[Study, ...]:
     """The phases of a study, each as a study of its own.
 
     >>> study = Study(then=({"algorithm": "scaffold", "run": {"rounds": 5}},))
-    >>> [(name_of(s.algorithm), s.run.rounds) for s in stages(study)]
+    >>> [(name_of(s.algorithm), s.run.rounds) for s in phases(study)]
     [('fedavg', 30), ('scaffold', 5)]
     """
     base = dataclasses.replace(study, then=()) if study.then else study
     found = (base, *(_stage(base, changes, f"then[{k}]") for k, changes in enumerate(study.then)))
-    if any(isinstance(stage.algorithm, Cfft) for stage in found[:-1]):
+    last = next((s.algorithm for s in found[:-1] if facts(s.algorithm).ends_study), None)
+    if last is not None:
         raise ConfigError(
-            "nothing comes after cfft: it has a model for every cluster of patients, and not one to go on from"
+            f"nothing comes after {name_of(last)}: it has a model for every cluster of patients, and not one to go on "
+            "from"
         )
     return found
 
@@ -132,16 +138,14 @@ def _stage(base: Study, changes: Mapping[str, Any], at: str) -> Study:
         stage = vary(base, changes)
     except ConfigError as problem:
         raise ConfigError(f"{at}: {problem}") from problem
-    if isinstance(stage.algorithm, Cfft):
-        if stage.run.rounds < stage.algorithm.exchanges:
-            raise ConfigError(
-                f"{at}: run.rounds = {stage.run.rounds} may end before cfft has tuned: its {stage.algorithm.rounds} "
-                f"rounds and the fit of the clusters take up to {stage.algorithm.exchanges}"
-            )
-        if stage.prepare.normalise != "nonzero":
-            raise ConfigError(
-                f"{at}: cfft needs prepare.normalise = 'nonzero', which tells the head from what is around"
-            )
+    name, known = name_of(stage.algorithm), facts(stage.algorithm)
+    if stage.run.rounds < known.exchanges:
+        raise ConfigError(
+            f"{at}: run.rounds = {stage.run.rounds} may end before {name} has tuned: with the fit of the clusters it "
+            f"takes up to {known.exchanges}"
+        )
+    if known.masks_head and stage.prepare.normalise != "nonzero":
+        raise ConfigError(f"{at}: {name} needs prepare.normalise = 'nonzero', which tells the head from the background")
     return stage
 
 
@@ -290,7 +294,7 @@ def _method(given: Mapping[str, Any]) -> str:
     run, algorithm = (given[k] if isinstance(given.get(k), dict) else {} for k in ("run", "algorithm"))
     if run.get("pooled") is True:
         return "pooled"
-    return str(algorithm.get("name") or _meant(_choices("algorithm") or {}, algorithm, "algorithm", FedAvg()))
+    return str(algorithm.get("name") or _meant(_choices("algorithm") or {}, algorithm, "algorithm", _fedavg()))
 
 
 def merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from polysite import config, evaluation, study
-from polysite.algorithms.fedavg import FedAvg
-from polysite.algorithms.local import Local
+from polysite import config, study
 from polysite.config import Study
-from polysite.engines.folder import RunFolder
 from polysite.engines.rounds import Watch
+from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
 from polysite.report import page, tables
 from polysite.report.runs import Method, read
@@ -39,9 +37,11 @@ OUTLIER = "island"
 def studies(base: Study) -> dict[str, Study]:
     """The three ways to train one federation."""
     return {
-        "local": replace(base, algorithm=Local()),
-        "fedavg": replace(base, algorithm=FedAvg(lr=2 * base.train.lr)),  # a mean of steps is shorter than a step
-        "centralised": replace(base, algorithm=FedAvg(), run=replace(base.run, pooled=True)),
+        "local": config.vary(base, {"algorithm": "local"}),
+        "fedavg": config.vary(
+            base, {"algorithm": {"name": "fedavg", "lr": 2 * base.train.lr}}
+        ),  # a mean of steps is shorter than a step
+        "centralised": replace(base, run=replace(base.run, pooled=True)),
     }
 
 
@@ -51,8 +51,7 @@ def run(out: Path | None, seed: int, watch: Watch) -> Path:
     if root.exists():
         raise RunError(f"{root} exists already; name a new folder")
     for name, each in studies(config.parse(STUDY, {"seed": str(seed)})).items():
-        study.run(each, root / name, watch)
-        evaluation.evaluate(root / name)
+        study.train(each, root / name, watch)
     methods = _methods(root)
     text = page.build("Four hospitals, one model?", methods, page.Options(reference="local"), _lead(methods))
     (root / "index.html").write_text(text, encoding="utf-8")

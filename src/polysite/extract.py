@@ -38,19 +38,19 @@ from polysite.cluster.mixture import Mixture, agreement, pooled
 from polysite.cluster.mixture import Settings as MixtureSettings
 from polysite.config import Study
 from polysite.data.cache import Arrays, Cache, place
-from polysite.data.case import PARTS, Case, Patient
+from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.federation import Natural
 from polysite.data.files import Files
-from polysite.engines.folder import RunFolder, file_name, versions
 from polysite.engines.rounds import Watch
+from polysite.engines.run_folder import RunFolder, file_name, versions
 from polysite.errors import ConfigError, DataError, nearest
 from polysite.payload import SiteId
 from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.radiomics.extraction import cores
 from polysite.report import clusters as clusters_page
 from polysite.report.grid import Grid, Line, name, number
-from polysite.report.publish import drafted, vacant
-from polysite.study import federation
+from polysite.storage import draft_folder, vacant
+from polysite.study import deal_cases
 
 Values = NDArray[np.float64]
 
@@ -158,7 +158,7 @@ def run(
         "versions": versions(),
     }
     done = Extracted(path, table, far, groups, about)
-    with drafted(path, "table of radiomics") as draft:
+    with draft_folder(path, "table of radiomics") as draft:
         _publish(draft, done, parquet)
     return done
 
@@ -197,12 +197,12 @@ def extract(
     return Table(data.modality_names, data.label_names, *names, values.reshape(len(rows), -1), shares)
 
 
-def _everyone(study: Study) -> list[Patient]:
+def _everyone(study: Study) -> list[CaseRef]:
     """All patients, site by site; of hospitals as they are, however few they have."""
     if isinstance(study.federation, Natural):
-        sites: Mapping[str, Sequence[Patient]] = study.data.patients(study.seed)
+        sites: Mapping[str, Sequence[CaseRef]] = study.data.case_refs(study.seed)
     else:
-        sites = {site: [p for part in PARTS for p in parts[part]] for site, parts in federation(study).items()}
+        sites = {site: [p for part in SPLITS for p in parts[part]] for site, parts in deal_cases(study).items()}
     return [p for patients in sites.values() for p in patients]
 
 
@@ -216,7 +216,7 @@ class _Extraction:
     threads: int
     cache: Cache
 
-    def __call__(self, patient: Patient) -> Arrays:
+    def __call__(self, patient: CaseRef) -> Arrays:
         how = ["radiomics", VERSION, version("monai"), asdict(self.study.prepare), asdict(self.settings), self.label]
         known = self.cache.recall(patient, how)
         if known is None:

@@ -1,4 +1,4 @@
-"""What an algorithm may ask of a hospital."""
+"""The interface through which an algorithm uses a hospital, and the values that pass through it."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -7,19 +7,39 @@ from typing import Any, Literal, Protocol
 
 from polysite.tree import Tree
 
-Cases = tuple[str, ...]  # names of patients
-Sketch = Literal["labels", "images"]  # what a few numbers about cases are taken from
-Scores = Mapping[str, Mapping[str, float]]  # case -> label -> Dice, or "accuracy" -> 0 or 1; and what is aside
-ASIDE = ("loss", "said", "true")  # no measure of quality: the loss, and in a classification the classes themselves
+Cases = tuple[str, ...]  # names of cases
+Sketch = Literal["labels", "images"]  # what a sketch summarises
+
+
+@dataclass(frozen=True, slots=True)
+class CaseScore:
+    """Score of one case: Dice per label in a segmentation, ``accuracy`` (0 or 1) in a classification.
+
+    >>> CaseScore({"WT": 0.5, "TC": 0.25}, loss=9.0).mean
+    0.375
+    """
+
+    labels: Mapping[str, float]
+    loss: float
+    predicted: int | None = None  # class index; classification only
+    true: int | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean over the labels."""
+        return math.fsum(self.labels.values()) / len(self.labels)
+
+
+Scores = Mapping[str, CaseScore]  # by case
 
 
 @dataclass(frozen=True, slots=True)
 class Tilt:
     """A linear-quadratic term added to the local objective: F(w) + <linear, w> + weight/2 |w - anchor|^2.
 
-    FedProx, SCAFFOLD, FedDyn, Ditto, pFedMe and FedAMP differ only in what they put here. Its gradient goes through
-    the optimiser like that of F, momentum included; running statistics feel nothing of it. A parameter that ``anchor``
-    does not name is not held.
+    FedProx, SCAFFOLD, FedDyn, Ditto, pFedMe and FedAMP differ only in these three values. The term's gradient passes
+    through the optimiser together with that of F, momentum included. It does not act on running statistics, nor on
+    parameters that ``anchor`` does not name.
     """
 
     linear: Tree | None = None
@@ -29,8 +49,7 @@ class Tilt:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A loss added to the local one: what the network makes of a patch shall look more like what ``near`` makes of it
-    than like what ``far`` does.
+    """A contrastive loss added to the local one: features should resemble those of ``near`` more than those of ``far``.
 
     weight * -log( e^(cos(z, z_near)/T) / (e^(cos(z, z_near)/T) + e^(cos(z, z_far)/T)) ), no gradient into near and far
     """
@@ -43,33 +62,32 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A loss added to the local one: what the encoder of a class makes of the cases of a batch shall vary little.
+    """A loss added to the local one: the features of each class encoder should vary little over a batch.
 
     weight * sum_i mean_j std_batch(beta_i F_ij),    F_ij the j-th feature of the encoder of class i
 
-    A classification weights every case: beta_i = e^focus where it is of class i and e^-focus where not; F_ij is a
-    number a case. A segmentation weights every position: beta_i = focus e^-m with m the share of class i there, which
-    is its mask, averaged down to the size of the feature; F_ij is a map, one of those that go to the decoder from any
-    depth, and its deviation the mean of those at its positions. The deviation is that of a population, so a case alone
-    has none. ``weight`` None is the task's own: 0.2 to classify, 0.4 to segment.
+    Classification: F_ij is a number per case, and beta_i = e^focus for cases of class i, e^-focus for others.
+    Segmentation: F_ij is a feature map (any skip connection), beta_i = focus e^-m per position, where m is the mask of
+    class i averaged down to the map's size; the deviation is averaged over positions. The standard deviation is the
+    population's, so it is 0 for a batch of one case. ``weight = None`` means 0.2 to classify and 0.4 to segment.
 
-    It needs a network that has an encoder for every class.
+    The network must have one encoder per class.
     """
 
     weight: float | None
     focus: float
 
 
-Term = Contrast | Divergence  # an extra loss, by name
+ExtraLoss = Contrast | Divergence  # added to the local loss
 
 
 @dataclass(frozen=True, slots=True)
 class Balanced:
-    """A loss in place of the site's own: the same, of logits that are shifted by how often each label occurs here.
+    """The local loss computed on logits that are shifted by the label frequencies of this site.
 
-    Classes that exclude one another: z_c + log(n_c / n), the balanced softmax; labels that may overlap:
-    z_c + log(pi_c / (1 - pi_c)). Counted is what training sees, so where it sees patches, the voxels of a random patch.
-    No shift is longer than ``clip``: a label that does not occur would have none at all.
+    Exclusive classes: z_c + log(n_c / n), the balanced softmax. Overlapping labels: z_c + log(pi_c / (1 - pi_c)).
+    Frequencies are those that training sees: of voxels in random patches, or of cases. Shifts are clipped to
+    [-clip, clip], so that a label which does not occur has a finite shift.
     """
 
     clip: float
@@ -77,12 +95,12 @@ class Balanced:
 
 @dataclass(frozen=True, slots=True)
 class OneVsAll:
-    """A loss in place of the site's own: a binary problem for every label, balanced and hard-mined, summed.
+    """A binary loss per label, balanced and hard-mined, summed over the labels. It replaces the local loss.
 
     weight * mean (1 - p)^gamma (-log p) over y = 1, p < below
     + (1 - weight) * mean p^gamma (-log(1 - p)) over y = 0, p > above, of these the hardest ``ratio`` for every y = 1
 
-    Means are over a batch. Where the site segments, the soft Dice of these p is added.
+    Means are over a batch. In a segmentation the soft Dice loss of these p is added.
     """
 
     weight: float
@@ -92,18 +110,18 @@ class OneVsAll:
     ratio: float | None
 
 
-Loss = Balanced | OneVsAll  # what is minimised instead of the site's own loss
+ReplacementLoss = Balanced | OneVsAll  # minimised instead of the local loss
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Two models that are trained as one: the loss is taken at points between them, and both feel it.
+    """Train a second model (``twin``) beside the first, with the loss taken at random points between the two.
 
     F((1 - lam) w + lam v) + orthogonality <w, v>^2 / (|w|^2 |v|^2), lam drawn from U(0, 1) for every step
 
-    w are the parameters of the fit, on which its tilt acts, v is the twin; what the twin has no name of is not mixed.
-    ``by`` says whether a step draws one lam for the model, or one for every layer. The inner product and the lengths
-    are those of all mixed parameters together.
+    w are the parameters of the fit, on which the tilt acts; v is the twin. Parameters that the twin does not name are
+    not mixed. ``by`` draws one lam per step for the whole model, or one per layer. The inner product and the norms run
+    over all mixed parameters.
     """
 
     twin: Tree
@@ -112,31 +130,73 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True)
+class Objective:
+    """What a local fit minimises. The default is the site's own loss."""
+
+    tilt: Tilt | None = None
+    """Linear-quadratic term added to the objective."""
+    extra: Sequence[ExtraLoss] = ()
+    """Losses added to the local loss."""
+    loss: ReplacementLoss | None = None
+    """Loss minimised instead of the local loss. ``Fit.loss`` still reports the local loss."""
+    mix: Mix | None = None
+    """Second model to train together with the first."""
+    personal: Tree | None = None
+    """Personal head whose logits are added to the network's. After every step it takes a step of its own on the same
+    patches, with the local loss; no other parameter moves in that step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long a local fit lasts, and at which learning rate. None means the site's own setting (``[train]``)."""
+
+    lr: float | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    """Number of steps; takes precedence over ``epochs``."""
+    minibatch: int | None = None
+    """Take all steps on the mini-batch of this number. The mini-batches of a round pass through the cases as epochs
+    do."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
-    """What local training did, measured by the loop that did it."""
+    """Result of a local fit, measured by the training loop itself."""
 
     params: Tree
-    loss: float  # mean training loss over the steps
+    loss: float
+    """Mean training loss over the steps."""
     steps: int
-    time: float  # sum of the learning rates of the steps taken: K * eta for a constant eta
-    reach: float  # how far a constant gradient of one would have carried: the time, and more with momentum
-    twin: Tree = field(default_factory=dict)  # what a mix made of it
-    personal: Tree = field(default_factory=dict)  # the personal head, where there is one
-    cases: frozenset[str] = frozenset()  # that it saw
-    part: bool = False  # one mini-batch of several that make up a round
+    lr_sum: float
+    """Sum of the learning rates of all steps: K * eta for a constant eta."""
+    reach: float
+    """Distance that a constant gradient of one would have moved a weight: ``lr_sum``, or more with momentum."""
+    twin: Tree = field(default_factory=dict)
+    """Second model, if the objective has a ``mix``."""
+    personal: Tree = field(default_factory=dict)
+    """Personal head, if the objective has one."""
+    cases: frozenset[str] = frozenset()
+    """Cases whose steps still weigh in the result."""
+    minibatch: bool = False
+    """Whether this fit is one mini-batch of several in a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """All that is measured of one case, and the answer itself, which does not leave the hospital."""
+    """All measures of one case, with the prediction, which stays at the hospital."""
 
     case: str
-    measures: Mapping[str, Mapping[str, float]]  # label -> measure -> value; in a classification, of the true class
-    answer: Any = None  # an array of whole numbers in which bit k is label k; none in a classification
+    score: CaseScore
+    measures: Mapping[str, Mapping[str, float]]
+    """Label -> measure -> value. In a classification the only label is the true class."""
+    prediction: Any = None
+    """Integer array in which bit k of a voxel is label k; None in a classification, or where it may not leave."""
+    unit: str = ""
+    """Unit of distances: that of the voxel size, if known."""
 
 
 class Site(Protocol):
-    """A hospital: its patients stay inside, only answers come out."""
+    """A hospital as an algorithm sees it. Images stay inside."""
 
     @property
     def size(self) -> int:
@@ -145,130 +205,109 @@ class Site(Protocol):
 
     @property
     def start(self) -> Tree:
-        """The initial parameters, which every site builds from the same configuration and seed; in a later phase,
-        what the site was served when it began."""
+        """Initial parameters of the phase: equal at all sites in the first, the served model in a later one."""
         ...
 
     @property
     def fresh(self) -> Tree:
-        """Other initial parameters, which no other site has: drawn for (seed, site), the same in every round."""
+        """Other initial parameters, different at every site, drawn from (seed, site)."""
         ...
 
     @property
     def fits(self) -> Sequence[Fit]:
-        """What was trained since ``at``: the engine's record of effort."""
+        """Fits since ``at``: the engine's record of effort."""
         ...
 
     def at(self, round: int) -> "Site":
-        """This site with the randomness of one round. Engines call it; algorithms never seed."""
+        """Return this site with the randomness of one round. Engines call it; algorithms never seed."""
         ...
 
     def begin(self, round: int, start: Tree) -> "Site":
-        """This site in a phase that begins with this round, from these parameters. Engines call it."""
+        """Return this site in a phase that starts in this round from these parameters. Engines call it."""
         ...
 
     def fit(
         self,
         params: Tree,
+        objective: Objective = Objective(),
+        budget: Budget = Budget(),
         *,
-        tilt: Tilt | None = None,
         only: Collection[str] = ("*",),
         keep: Collection[str] | None = None,
-        terms: Sequence[Term] = (),
-        lr: float | None = None,
-        epochs: int | None = None,
-        steps: int | None = None,
-        minibatch: int | None = None,
-        mix: Mix | None = None,
-        loss: Loss | None = None,
-        personal: Tree | None = None,
     ) -> Fit:
-        """Train from ``params``: ``only`` these parameters (patterns), on ``keep`` (names of cases) if given.
+        """Train from ``params`` with a new optimiser.
 
-        ``terms`` are added to the loss. ``lr``, and ``epochs`` or ``steps``, replace the site's own settings for this
-        call. The optimiser starts anew with every call.
-
-        ``minibatch`` takes all steps on one mini-batch, that of this number: a round has as many as are asked for, and
-        they go through the cases as epochs do. ``mix`` trains a twin beside ``params``.
-
-        Running statistics that ``only`` does not name stand still, and their layers go by them. ``loss`` replaces the
-        site's own, though what is told stays that. ``personal`` is a second head, whose logits are added to those of
-        the network: after every step it takes one of its own on the same patches, by the site's own loss, and nothing
-        else moves with it.
+        Args:
+            params: The model to start from.
+            objective: What to minimise.
+            budget: Learning rate and duration, where they differ from the site's settings.
+            only: Patterns of the parameters to train. Batch-norm layers whose statistics match none of them stay in
+                evaluation mode.
+            keep: Names of the training cases to use; None for all.
         """
         ...
 
     def losses(self, params: Tree, *, augmented: bool = False) -> Mapping[str, float]:
-        """Loss of every training case: no augmentation, fixed patches; or patches drawn as in training."""
+        """Return the loss of every training case, on fixed patches without augmentation, or on patches drawn as in
+        training."""
         ...
 
     def calibrate(self, params: Tree) -> Tree:
-        """The same parameters with the running statistics that this site's training cases give them."""
+        """Return the parameters with running statistics re-estimated on this site's training cases."""
         ...
 
     def amount(self, channel: int) -> float:
-        """How much of a class there is to train on: cases in a classification, voxels in a segmentation.
+        """Return the amount of a class in the training set: cases to classify, voxels to segment.
 
-        Classes are counted as the channels of the network's answer are: where background is one, it is the first.
+        Channels are those of the network's output; a background channel is the first.
         """
         ...
 
     def sketch(self, kind: Sketch, cases: Collection[str]) -> Any:
-        """A few numbers (float64) about these cases, each counting alike.
+        """Return a short float64 summary of these cases, averaged over cases.
 
-        ``labels``: the share of the voxels that every label has, or of the cases that are of a class. ``images``: the
-        mean of every modality, then the covariances between modalities, those of the first row first.
+        ``labels``: each label's share of the voxels, or each class's share of the cases. ``images``: the mean of every
+        modality, then the covariances between modalities (upper triangle, row by row).
         """
         ...
 
     def radiomics(self, cases: Collection[str], bin_width: float) -> Any:
-        """The radiomic features of these cases (float64), a row for each: 93 of every modality, within the head.
+        """Return the radiomic features of these cases (float64), one row per case: 93 per modality, within the head.
 
-        A modality that is the same everywhere, as one that was not acquired, has none: zeros.
+        A constant modality (one that was not acquired) has zeros.
         """
         ...
 
     def cases(self, split: str) -> Cases:
-        """The names of the cases of ``train``, ``validation`` or ``test``."""
+        """Return the names of the ``train``, ``validation`` or ``test`` cases."""
         ...
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
-        """Segment these cases and compare with the truth."""
+        """Predict these cases and compare with the ground truth: Dice (or accuracy) and loss."""
         ...
 
     def examine(self, params: Tree, cases: Collection[str], tolerance: float) -> Iterator[Examined]:
-        """Segment these cases and measure everything: overlap, and surfaces, which may lie ``tolerance`` apart."""
+        """Predict these cases and compute every measure; surfaces may differ by ``tolerance``."""
         ...
 
     def lift(self, params: Tree) -> Tree:
-        """The same values where this site computes."""
+        """Return the parameters on the device of this site."""
         ...
 
 
-class Surveyed(Protocol):
-    """A hospital that is asked what its cases are like, before anything is trained."""
+class AssessedSite(Protocol):
+    """A hospital as the assessment sees it, before any training."""
 
     @property
     def size(self) -> int:
-        """Number of cases that are described."""
+        """Number of cases described."""
         ...
 
     def features(self, kind: str) -> Mapping[str, Any]:
-        """Arrays with a row for every case.
+        """Return arrays with one row per case.
 
-        ``absent``: for every quantity whether it is absent, a modality not acquired or nothing labelled. ``metadata``:
-        every quantity by name, and ``metric``, the dimensions of a case whose voxel
-        size is known, or 0. ``embedding``: the
-        ``embedding`` (case, modality, channel, component), and the number of the ``encoder`` that made it.
+        ``absent``: for every quantity whether it is absent (modality not acquired, nothing labelled). ``metadata``:
+        every quantity by name, and ``metric``, the number of dimensions if the voxel size is known, else 0.
+        ``embedding``: the ``embedding`` (case, modality, channel, component), and the number of its ``encoder``.
         """
         ...
-
-
-def quality(scores: Mapping[str, float]) -> float:
-    """The mean over the labels of a case.
-
-    >>> quality({"WT": 0.5, "TC": 0.25, "loss": 9.0})
-    0.375
-    """
-    labels = [v for k, v in scores.items() if k not in ASIDE]
-    return math.fsum(labels) / len(labels)

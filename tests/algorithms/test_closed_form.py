@@ -7,7 +7,7 @@ import pytest
 
 from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
-from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK, _blend
+from polysite.algorithms.cost_weighted import FedCostWAvg, FedPIDAvg, TopK, _blend
 from polysite.algorithms.ditto import Ditto
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddyn import FedDyn
@@ -20,9 +20,10 @@ from polysite.algorithms.moon import Moon
 from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean, _distances
 from polysite.algorithms.scaffold import Scaffold
-from polysite.algorithms.server import Adagrad, Adam, Sgd, Yogi
+from polysite.algorithms.server_optimisers import Adagrad, Adam, Sgd, Yogi
 from polysite.algorithms.weighted import Weighted
-from polysite.engines.rounds import Plan, run
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.payload import Payload
 from polysite.site import Fit
@@ -67,7 +68,7 @@ def bed(a=A, b=B, n=N, steps=None, kind=Frank):
 def path(algorithm, sites, rounds, share=1.0, start=None):
     """The model after every round."""
     engine = Simulator(algorithm, sites)
-    for r in run(algorithm, engine, start or {"w": np.array([Q0])}, Plan(rounds=rounds, share=share), seed=0):
+    for r in run_rounds(algorithm, engine, start or {"w": np.array([Q0])}, Plan(rounds=rounds, share=share), seed=0):
         yield r.state.model["w"].item()
 
 
@@ -83,7 +84,7 @@ def first(algorithm, sites):
 def after(algorithm, sites, rounds, share=1.0):
     """(the model or None, what each site remembers) after some rounds."""
     engine = Simulator(algorithm, sites)
-    *_, last = run(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0)
+    *_, last = run_rounds(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0)
     return getattr(last.state, "model", {}).get("w"), engine.memories()
 
 
@@ -354,7 +355,7 @@ def test_feddyn_first_round():
     aim = (A * B + alpha * Q0) / (A + alpha)
     models = aim + (1 - ETA * (A + alpha)) ** K * (Q0 - aim)
     engine = Simulator(FedDyn(alpha), bed())
-    (only,) = run(FedDyn(alpha), engine, {"w": np.array([Q0])}, Plan(rounds=1), seed=0)
+    (only,) = run_rounds(FedDyn(alpha), engine, {"w": np.array([Q0])}, Plan(rounds=1), seed=0)
     assert only.state.model["w"] == pytest.approx(2 * models.mean() - Q0, abs=1e-12)
     got = np.array([engine.memories()[f"s{i}"]["gradient"]["w"].item() for i in range(4)])
     assert got == pytest.approx(-alpha * (models - Q0), abs=1e-12)
@@ -364,7 +365,7 @@ def test_feddyn_first_round():
 def test_feddyn_reaches_the_true_optimum_whoever_takes_part(share, rounds):
     optimum = sum(A * B) / sum(A)
     engine = Simulator(FedDyn(0.7), bed())
-    *_, end = run(FedDyn(0.7), engine, {"w": np.array([Q0])}, Plan(rounds=rounds, share=share), seed=0)
+    *_, end = run_rounds(FedDyn(0.7), engine, {"w": np.array([Q0])}, Plan(rounds=rounds, share=share), seed=0)
     assert end.state.model["w"] == pytest.approx(optimum, abs=1e-7)
     gradients = np.array([engine.memories()[f"s{i}"]["gradient"]["w"].item() for i in range(4)])
     assert gradients == pytest.approx(A * (optimum - B), abs=1e-6)
@@ -451,7 +452,7 @@ MEMBERS = {"south": [1, 3], "north": [0, 2]}
 
 def models_of_groups(algorithm, rounds, share=1.0):
     engine = Simulator(algorithm, bed())
-    *_, end = run(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=rounds, share=share), seed=0)
+    *_, end = run_rounds(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=rounds, share=share), seed=0)
     return {name: state.model["w"].item() for name, state in end.state.groups.items()}
 
 
@@ -496,7 +497,7 @@ def test_moon_second_round_on_paper():
     mu, temperature, a, b = 20.0, 0.5, np.array([1.0, 2.0]), np.array([-1.0, 4.0])
     sites = {f"s{i}": Quadratic(a[i], np.array([b[i]]), steps=1, lr=ETA, start=TWO) for i in range(2)}
     algorithm = Moon(mu, temperature)
-    *_, end = run(algorithm, Simulator(algorithm, sites), TWO, Plan(rounds=2), seed=0)
+    *_, end = run_rounds(algorithm, Simulator(algorithm, sites), TWO, Plan(rounds=2), seed=0)
     w0 = np.array([3.0, 0.5])
     mine = [w0 - ETA * a[i] * (w0.sum() - b[i]) for i in range(2)]
     w1, found = np.mean(mine, 0), []
@@ -513,8 +514,8 @@ def test_moon_second_round_on_paper():
 def test_moon_of_equal_sites_is_fedavg_to_its_limit():
     sites = {i: Quadratic(2.0, np.array([1.0]), start=TWO) for i in "ab"}
     for rounds in (1, 2, 200):
-        *_, moon = run(Moon(5.0), Simulator(Moon(5.0), sites), TWO, Plan(rounds=rounds), seed=0)
-        *_, plain = run(FedAvg(), Simulator(FedAvg(), sites), TWO, Plan(rounds=rounds), seed=0)
+        *_, moon = run_rounds(Moon(5.0), Simulator(Moon(5.0), sites), TWO, Plan(rounds=rounds), seed=0)
+        *_, plain = run_rounds(FedAvg(), Simulator(FedAvg(), sites), TWO, Plan(rounds=rounds), seed=0)
         for k in TWO:
             assert moon.state.model[k] == pytest.approx(plain.state.model[k], abs=1e-9)
     assert sum(moon.state.model.values()) == pytest.approx(1.0)
@@ -565,7 +566,7 @@ def test_fedexp_remembers_the_model_before_and_stands_still_where_nothing_moves(
 
 def test_feddyn_keeps_the_mean_of_all_gradients_when_sites_are_absent():
     engine = Simulator(FedDyn(0.7), bed())
-    for r in run(FedDyn(0.7), engine, {"w": np.array([Q0])}, Plan(rounds=9, share=0.5), seed=0):
+    for r in run_rounds(FedDyn(0.7), engine, {"w": np.array([Q0])}, Plan(rounds=9, share=0.5), seed=0):
         known = [m["gradient"]["w"].item() for m in engine.memories().values() if m]
         assert r.state.h["w"] == pytest.approx(sum(known) / 4, abs=1e-12)
 
@@ -661,7 +662,7 @@ def scaffold_control(state, memories):
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_scaffolds_control_is_always_the_mean_of_the_sites(algorithm, share):
     engine = Simulator(algorithm, bed())
-    for r in run(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=12, share=share), seed=0):
+    for r in run_rounds(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=12, share=share), seed=0):
         assert r.state.control["w"] == pytest.approx(scaffold_control(r.state, engine.memories()), abs=1e-12)
 
 
@@ -674,7 +675,7 @@ def test_scaffold_second_round_and_server_rate():
     aim = B + (own - own.mean()) / A  # where the corrected gradient vanishes
     second = aim + R * (w1 - aim)
     engine = Simulator(Scaffold(server_lr=rate), bed())
-    *_, end = run(Scaffold(server_lr=rate), engine, {"w": np.array([Q0])}, Plan(rounds=2), seed=0)
+    *_, end = run_rounds(Scaffold(server_lr=rate), engine, {"w": np.array([Q0])}, Plan(rounds=2), seed=0)
     assert end.state.model["w"] == pytest.approx(w1 + rate * (second.mean() - w1), abs=1e-12)
     found = np.array([engine.memories()[f"s{i}"]["control"]["w"].item() for i in range(4)])
     assert found == pytest.approx(own - own.mean() + (w1 - second) / (K * ETA), abs=1e-12)
@@ -684,7 +685,7 @@ def test_scaffold_stays_right_when_a_site_grows():
     """Its weight in the mean of the models follows at once, that in the control does not, so that c stays a mean."""
     sites, algorithm = bed(), Scaffold(uniform=False)
     engine, state = Simulator(algorithm, sites), None
-    for r in run(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=40), seed=0):
+    for r in run_rounds(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=40), seed=0):
         if r.index == 4:
             sites["s0"].b = np.full(40, B[0])
             engine.sites["s0"] = sites["s0"]
@@ -717,7 +718,7 @@ def own(algorithm, rounds, sites=None, start=None, field="model", name="w", shar
     """(the shared model after every round, what the sites keep after every round)."""
     sites, start = sites or bed(), start or {"w": np.array([Q0])}
     engine, models, kept = Simulator(algorithm, sites), [], []
-    for r in run(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0):
+    for r in run_rounds(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0):
         models.append(r.state.model)
         kept.append(np.array([engine.memories()[i][field][name].item() for i in sites]))
     return models, kept
@@ -760,7 +761,7 @@ def test_ditto_trains_its_own_model_as_it_is_told(algorithm, rate, steps):
 
 def test_ditto_serves_its_own_model_and_strangers_the_shared_one():
     algorithm, engine = Ditto(0.6), Simulator(Ditto(0.6), bed())
-    *_, end = run(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=3), seed=0)
+    *_, end = run_rounds(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=3), seed=0)
     sent = algorithm.send(end.state, ["s0", "new"])
     served = [
         next(algorithm.serve(sent[i], engine.memories().get(i, Payload()), bed()["s0"], ("0",)))[0]["w"]
@@ -772,13 +773,13 @@ def test_ditto_serves_its_own_model_and_strangers_the_shared_one():
 def test_dittos_own_models_never_leave_a_site():
     algorithm = Ditto(0.6)
     engine, kept, crossed = Simulator(algorithm, bed()), set(), set()
-    for r in run(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=9, share=0.5), seed=0):
+    for r in run_rounds(algorithm, engine, {"w": np.array([Q0])}, Plan(rounds=9, share=0.5), seed=0):
         kept |= {m["model"]["w"].item() for m in engine.memories().values() if m}
         crossed |= {p["model"]["w"].item() for p in (*r.sent.values(), *(x.payload for x in r.replies.values()))}
     assert len(kept) == 18 and not kept & crossed
 
 
-PARTS = {"body.w": np.array([0.7]), "head.w": np.array([-0.2])}
+SPLITS = {"body.w": np.array([0.7]), "head.w": np.array([-0.2])}
 PRIVATE = pytest.mark.parametrize(
     ("algorithm", "shared", "private"),
     [(FedPer(), "body.w", "head.w"), (LGFedAvg(("body.*",)), "head.w", "body.w")],
@@ -787,14 +788,14 @@ PRIVATE = pytest.mark.parametrize(
 
 
 def two_part_bed():
-    return {i: replace(s, start=PARTS) for i, s in bed(kind=Quadratic).items()}
+    return {i: replace(s, start=SPLITS) for i, s in bed(kind=Quadratic).items()}
 
 
 @PRIVATE
 def test_private_layers_first_two_rounds_and_limit(algorithm, shared, private):
     """F_k = a/2 (u + v - b)^2: u and v move alike, and u - sum p v never changes, so that it tells the limit."""
-    models, kept = own(algorithm, 800, two_part_bed(), PARTS, "private", private)
-    u, v, pull = PARTS[shared].item(), np.full(4, PARTS[private].item()), (1 - (1 - 2 * ETA * A) ** K) / 2
+    models, kept = own(algorithm, 800, two_part_bed(), SPLITS, "private", private)
+    u, v, pull = SPLITS[shared].item(), np.full(4, SPLITS[private].item()), (1 - (1 - 2 * ETA * A) ** K) / 2
     constant = u - sum(P * v)
     for k in range(2):
         off = u + v - B
@@ -836,7 +837,7 @@ def test_which_layers_are_shared():
 @PRIVATE
 def test_who_is_absent_keeps_its_private_part_and_who_is_new_gets_the_first_one(algorithm, shared, private):
     sites, memory = two_part_bed(), {}
-    state = algorithm.init(PARTS, sorted(sites))
+    state = algorithm.init(SPLITS, sorted(sites))
     for cohort in (["s0", "s1"], ["s1", "s2"]):
         before, sent, replies = dict(memory), algorithm.send(state, cohort), {}
         for i in cohort:
@@ -844,7 +845,7 @@ def test_who_is_absent_keeps_its_private_part_and_who_is_new_gets_the_first_one(
         state = algorithm.merge(state, replies)
     assert memory["s0"] is before["s0"] and memory["s1"] != before["s1"]
     got = algorithm.send(state, ["new"])["new"]
-    for kept, own_part in ((Payload(), PARTS[private]), (memory["s0"], memory["s0"]["private"][private])):
+    for kept, own_part in ((Payload(), SPLITS[private]), (memory["s0"], memory["s0"]["private"][private])):
         ((served, _),) = algorithm.serve(got, kept, sites["s0"], ("0",))
         assert served[shared] == state.model[shared] and served[private] == own_part
 
@@ -867,7 +868,7 @@ def test_running_statistics_stay_with_the_parameters_of_their_layer():
     sites = {i: Quadratic(a, np.array([1.0]), start=start) for i, a in (("a", 1.0), ("b", 3.0))}
     for patterns in (("head.*",), ("head.norm.weight",)):
         algorithm, engine = FedPer(patterns), Simulator(FedPer(patterns), sites)
-        *_, end = run(algorithm, engine, start, Plan(rounds=2), seed=0)
+        *_, end = run_rounds(algorithm, engine, start, Plan(rounds=2), seed=0)
         assert end.state.model.keys() == {"stem.w", "stem.norm.running_var"}
         assert end.state.model["stem.norm.running_var"] == pytest.approx(0.81 * 16 + 0.19 * (1 + 9) / 2)
         for i, s in sites.items():
@@ -881,7 +882,7 @@ def cfl(algorithm, sites, rounds, share=1.0, start=None, engine=None):
     """Every state."""
     start = start or {"w": np.array([Q0])}
     engine = engine or Simulator(algorithm, sites)
-    return [r.state for r in run(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0)]
+    return [r.state for r in run_rounds(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0)]
 
 
 def groups(state):
@@ -1082,4 +1083,6 @@ def test_cfl_says_how_many_clusters_there_are_and_how_much_a_site_counts_in_its_
         "new": 7 / 16,
     }
     assert rule.shares(state, late) == {"s0": 0.25, "s1": 0.75, "s2": 1.0, "new": 0.0}
-    assert rule.tell(rule.init({"w": np.zeros(2)}, [])) == {"clusters": 1} and rule.tell(state) == {"clusters": 2}
+    assert rule.diagnostics(rule.init({"w": np.zeros(2)}, [])) == {"clusters": 1} and rule.diagnostics(state) == {
+        "clusters": 2
+    }

@@ -5,12 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polysite.algorithms.base import offered, over
+from polysite.algorithms.base import is_finished, serving_payloads
 from polysite.algorithms.cfft import Cfft
 from polysite.algorithms.fedavg import FedAvg
-from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import Phase, Plan, Reply, run, train
+from polysite.engines.phases import Phase, run_phases
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
+from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
+from polysite.engines.transport import Reply
 from polysite.errors import ConfigError
 from polysite.payload import Payload
 from quadratic import Quadratic
@@ -55,10 +58,10 @@ def sites(judges=None):
 
 def played(algorithm, rounds=60, judges=None, share=1.0, start=START):
     engine, found = Simulator(algorithm, sites(judges)), []
-    for r in run(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0):
+    for r in run_rounds(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0):
         found.append(r)
         assert not r.refused
-        if over(algorithm, r.state):
+        if is_finished(algorithm, r.state):
             break
     return engine, found
 
@@ -115,17 +118,17 @@ def test_every_patient_is_served_by_its_own_cluster_and_so_is_a_stranger():
     state = rounds[-1].state
     low, high = kinds(state)
     stranger = Shifted(1.0, np.array([LOW, HIGH, HIGH]), start=START)
-    got = offered(TWO, state, ["new"])["new"]
+    got = serving_payloads(TWO, state, ["new"])["new"]
     groups = dict(enumerate(TWO.serve(got, Payload(), stranger, stranger.cases("test"))))
     assert groups[int(low)] == (state.best[low], ("t0",)) and groups[int(high)] == (state.best[high], ("t1", "t2"))
-    scores = engine.score(0, offered(TWO, state, ["a"]), "validation")
+    scores = engine.score(0, serving_payloads(TWO, state, ["a"]), "validation")
     assert len(scores["a"]) == 8
 
 
 def test_the_model_before_is_served_until_there_are_clusters():
     state = TWO.init(START, list(N))
     site = sites()["a"]
-    assert list(TWO.serve(offered(TWO, state, ["a"])["a"], Payload(), site, ("t0",))) == [(START, ("t0",))]
+    assert list(TWO.serve(serving_payloads(TWO, state, ["a"])["a"], Payload(), site, ("t0",))) == [(START, ("t0",))]
 
 
 def test_a_cluster_keeps_its_best_round_and_may_keep_the_first():
@@ -141,8 +144,8 @@ def test_a_cluster_keeps_its_best_round_and_may_keep_the_first():
     made = {i: Began(s.a, s.b, lr=ETA, steps=K, start=START) for i, s in sites().items()}
     for i, s in made.items():
         s.judges = np.array(judges[i])
-    rounds = list(run(TWO, Simulator(TWO, made), START, Plan(rounds=40), seed=0))
-    ended = next(r.state for r in rounds if over(TWO, r.state))
+    rounds = list(run_rounds(TWO, Simulator(TWO, made), START, Plan(rounds=40), seed=0))
+    ended = next(r.state for r in rounds if is_finished(TWO, r.state))
     low, high = kinds(ended)
     assert ended.best[low] == START and ended.models[low] != START
     assert ended.best[high] == ended.models[high] != START
@@ -177,7 +180,7 @@ def test_a_site_that_was_away_learns_the_clusters_when_it_comes_back():
 def test_one_cluster_is_fedavg():
     one = Cfft(components=(1,), rounds=5, fewest=0, dimensions=2)
     _, rounds = played(one)
-    *_, other = run(FedAvg(), Simulator(FedAvg(), sites()), START, Plan(rounds=5), seed=0)
+    *_, other = run_rounds(FedAvg(), Simulator(FedAvg(), sites()), START, Plan(rounds=5), seed=0)
     assert rounds[-1].state.models["0"]["w"] == pytest.approx(other.state.model["w"], rel=1e-12)
 
 
@@ -187,7 +190,7 @@ def test_a_phase_of_it_ends_by_itself_and_is_the_best_of_all(tmp_path):
         Phase(FedAvg(), Simulator(FedAvg(), sites()), Plan(rounds=10)),
         Phase(TWO, Simulator(TWO, sites()), Plan(rounds=300, validate_every=7)),
     ]
-    result = train(phases, START, 0, folder)
+    result = run_phases(phases, START, 0, folder)
     records = [r for r in folder.records() if r["phase"]]
     assert len(records) < 60 and result["best_phase"] == 1
     assert records[-1]["told"]["clusters with cases"] == 2 and "mean_score" in records[-1]
@@ -214,7 +217,7 @@ class Hostile(Simulator):
     def train(self, round, sent):
         for site, reply in super().train(round, sent):
             if site == "b" and self.field in reply.payload:
-                reply = Reply(Payload(**self.lie(dict(reply.payload))), reply.fits, reply.seconds)
+                reply = Reply(Payload(**self.lie(dict(reply.payload))), reply.fits, reply.seconds, reply.nbytes)
             yield site, reply
 
 
@@ -244,9 +247,9 @@ def times(factor):
 )  # fmt: skip
 def test_a_lie_is_refused_and_does_not_end_the_study(fit, field, lie, reason):
     algorithm = replace(TWO, fit=fit)
-    rounds = list(run(algorithm, Hostile(algorithm, field, lie), START, Plan(rounds=45), seed=0))
+    rounds = list(run_rounds(algorithm, Hostile(algorithm, field, lie), START, Plan(rounds=45), seed=0))
     said = [r.refused["b"] for r in rounds if r.refused]
     assert said and all(set(r.refused) <= {"b"} for r in rounds) and reason in said[0]
-    assert over(algorithm, rounds[-1].state)  # the others went on to the end
+    assert is_finished(algorithm, rounds[-1].state)  # the others went on to the end
     honest = [x for model in rounds[-1].state.best.values() for x in model["w"]]
     assert np.isfinite(honest).all() and all(LOW - 0.1 <= x <= 3.1 for x in honest)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from polysite import tree
-from polysite.algorithms.base import shares, told
+from polysite.algorithms.base import diagnostics, shares
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddiv import FedDiv
 from polysite.cost.rehearsal import traffic
-from polysite.engines.rounds import Plan, run
-from polysite.engines.screen import screen
+from polysite.engines.plan import Plan
+from polysite.engines.reply_checks import screen
+from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
@@ -39,7 +40,7 @@ def sites(curves=CURVES, kinds=KINDS):
 def advance(algorithm, everyone, rounds, start=START, **plan):
     """(last round, engine)"""
     engine = Simulator(algorithm, everyone)
-    *_, last = run(algorithm, engine, start, Plan(rounds=rounds, **plan), seed=0)
+    *_, last = run_rounds(algorithm, engine, start, Plan(rounds=rounds, **plan), seed=0)
     return last, engine
 
 
@@ -166,7 +167,7 @@ def test_a_large_lam_keeps_decoders_to_the_last_bit_and_from_everyone_else():
     everyone = sites()
     algorithm, sent, own = FedDiv(alpha=0.0, lam=PRIVATE), [], {}
     engine = Simulator(algorithm, everyone)
-    for r in run(algorithm, engine, START, Plan(rounds=6), seed=0):
+    for r in run_rounds(algorithm, engine, START, Plan(rounds=6), seed=0):
         for i, got in r.sent.items():
             if HEAD in got["model"] and i in own:
                 sent.append((value(got["model"][HEAD]), own[i]))
@@ -178,7 +179,7 @@ def test_a_round_moves_half_of_what_fedavg_does():
     """The one part down, the other up; beside them a few counts, where FedAvg has one."""
     one, all_of = {}, {}
     for algorithm, found in ((FedDiv(), one), (FedAvg(), all_of)):
-        for r in run(algorithm, Simulator(algorithm, sites(), wire=True), START, Plan(rounds=5), seed=0):
+        for r in run_rounds(algorithm, Simulator(algorithm, sites(), wire=True), START, Plan(rounds=5), seed=0):
             found[r.index] = {i: (r.sent[i].nbytes, r.replies[i].payload.nbytes) for i in r.sent}
     counts, whole = 2 * 8, sum(v.nbytes for v in START.values())
     for t in range(1, 5):
@@ -200,7 +201,7 @@ def test_a_site_holds_what_the_server_believes_it_holds(algorithm):
                 yield site, type(reply)(broken, reply.fits, reply.seconds) if site == "b" and round % 3 == 1 else reply
 
     engine, refused = Moody(algorithm, sites(), wire=True), 0
-    for r in run(algorithm, engine, START, Plan(rounds=12, share=0.5), seed=0):
+    for r in run_rounds(algorithm, engine, START, Plan(rounds=12, share=0.5), seed=0):
         refused += len(r.refused)
         for i, got in algorithm.send(r.state, [*"abcd", "stranger"]).items():
             ((model, _),) = algorithm.serve(got, engine.memories().get(i, Payload()), None, ())
@@ -240,13 +241,13 @@ def test_an_encoder_of_a_class_that_nobody_has_stays_as_it_is():
 
 def test_shares_are_the_mean_over_the_classes_and_decoders_have_none():
     algorithm, engine = FedDiv(), Simulator(FedDiv(), sites())
-    first, second = run(algorithm, engine, START, Plan(rounds=2), seed=0)
+    first, second = run_rounds(algorithm, engine, START, Plan(rounds=2), seed=0)
     assert first.shares == pytest.approx(
         {"a": (3 / 8 + 1 / 12) / 2, "b": (1 / 8 + 7 / 12) / 2, "c": 3 / 24, "d": 0.5 * (0.5 + 1 / 12)}
     )
-    assert second.shares == {} and first.told == {}
-    assert second.told.keys() == {"personal share of the decoders", "deviation between decoders"}
-    assert shares(algorithm, second.state, {}) == {} and told(algorithm, first.state) == {}
+    assert second.shares == {} and first.diagnostics == {}
+    assert second.diagnostics.keys() == {"personal share of the decoders", "deviation between decoders"}
+    assert shares(algorithm, second.state, {}) == {} and diagnostics(algorithm, first.state) == {}
 
 
 def test_the_ratio_of_personal_numbers_grows_with_lam():

@@ -16,7 +16,8 @@ from polysite.algorithms.ifca import State as Clusters
 from polysite.algorithms.pfednet import PFedNet
 from polysite.algorithms.weighted import Weighted
 from polysite.cluster.fusion import components, lasso_mixture, nearest_edges, scad_share
-from polysite.engines.rounds import Plan, Progress, run
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import Progress, run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload
@@ -42,7 +43,7 @@ def play(algorithm, sites, rounds, share=1.0, start=None, state=None, seed=0):
     engine = Simulator(algorithm, sites)
     resume = None if state is None else Progress(-1, state, {})
     start = start or next(iter(sites.values())).start
-    *_, last = run(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=seed, resume=resume)
+    *_, last = run_rounds(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=seed, resume=resume)
     return last, engine
 
 
@@ -141,7 +142,7 @@ def test_ifca_separates_two_planted_populations(seed, share):
         here = [f"s{i}" for i in members]
         limit = np.average([sites[i].b.mean() for i in here], weights=[pull[i] for i in here])
         assert centres(end.state)[j] == pytest.approx(limit, abs=1e-6 if share == 1 else 0.3)
-    assert end.told == {"clusters": 2.0}
+    assert end.diagnostics == {"clusters": 2.0}
     served = engine.serve(120, Ifca().send(end.state, ["s1", "s5"])).models
     assert [served[i][0]["w"].item() for i in ("s1", "s5")] == [centres(end.state)[j] for j in (low, high)]
 
@@ -189,7 +190,7 @@ def test_ifca_with_one_model_is_fedavg_to_the_last_bit(share):
 def test_ifca_warms_up_by_fedavg_and_then_parts():
     algorithm = Ifca(k=3, warmup=2)
     engine = Simulator(algorithm, two_part_sites())
-    warm = list(run(algorithm, engine, START, Plan(rounds=3), seed=0))
+    warm = list(run_rounds(algorithm, engine, START, Plan(rounds=3), seed=0))
     plain, _ = play(FedAvg(), two_part_sites(), 2)
     assert [len(r.state.models) for r in warm] == [1, 3, 3]
     assert same(warm[1].state.models[0], plain.state.model)
@@ -368,7 +369,7 @@ def test_fpfc_of_two_sites(b, near):
     assert not near or abs(d) <= XI
     expected = [b[0] - spring * d / a[0], b[1] + spring * d / a[1]] if near else b
     assert own_models(last.state) == pytest.approx(expected, abs=1e-7)
-    assert last.told == {"clusters": 1.0 if near else 2.0}
+    assert last.diagnostics == {"clusters": 1.0 if near else 2.0}
 
 
 def planted(seed, size=3):
@@ -387,7 +388,7 @@ def test_fpfc_fuses_pairs_inside_planted_groups_and_none_across(seed, share):
     for i, row in last.state.pairs.items():
         for j, pair in row.items():
             assert (pair.gap <= algorithm.nu) == (group[i] == group[j]), (i, j, pair.gap)
-    assert last.told == {"clusters": 3.0}
+    assert last.diagnostics == {"clusters": 3.0}
     served = engine.serve(0, algorithm.send(last.state, sorted(sites))).models
     for g in range(3):
         here = [i for i in sites if group[i] == g]
@@ -404,7 +405,7 @@ def test_fpfc_without_penalty_every_site_ends_at_its_own_optimum():
     anchors = {i: p["anchor"]["w"].item() for i, p in algorithm.send(one.state, sorted(one.state.models)).items()}
     assert [anchors[f"s{i}"] for i in range(4)] == pytest.approx(own_models(one.state), abs=1e-12)
     end, _ = play(algorithm, bed(), 800)
-    assert own_models(end.state) == pytest.approx(B, abs=1e-9) and end.told == {"clusters": 4.0}
+    assert own_models(end.state) == pytest.approx(B, abs=1e-9) and end.diagnostics == {"clusters": 4.0}
     stranger = algorithm.send(end.state, ["new"])["new"]["model"]["w"].item()
     assert stranger == pytest.approx(np.average(B, weights=N), abs=1e-9)  # nobody is served what one site alone made
 
@@ -412,7 +413,7 @@ def test_fpfc_without_penalty_every_site_ends_at_its_own_optimum():
 def test_fpfc_with_a_strong_penalty_is_one_model_at_the_common_optimum():
     last, _ = play(replace(FUSED, lam=20.0, xi=1e-4, nu=1e-3), bed(), 700)
     assert own_models(last.state) == pytest.approx([(A * B).sum() / A.sum()] * 4, abs=1e-3)
-    assert last.told == {"clusters": 1.0}
+    assert last.diagnostics == {"clusters": 1.0}
 
 
 def test_fpfc_leaves_pairs_of_absent_sites_alone():
@@ -470,7 +471,9 @@ def test_fpfc_in_relative_units_does_not_know_how_large_the_network_is():
     large = {i: replace(s, b=s.b * 1024, start={"w": s.start["w"] * 1024}) for i, s in planted(1).items()}
     large, _ = play(algorithm, large, 60)
     assert own_models(large.state) == pytest.approx(1024 * own_models(small.state), rel=1e-9)
-    assert large.told == small.told == {"clusters": 3.0} and large.state.unit == pytest.approx(1024 * small.state.unit)
+    assert large.diagnostics == small.diagnostics == {"clusters": 3.0} and large.state.unit == pytest.approx(
+        1024 * small.state.unit
+    )
     first, _ = play(algorithm, planted(1), 4)
     w = own_models(first.state)
     assert first.state.unit == pytest.approx(w.max() - w.min(), abs=1e-12)
@@ -585,7 +588,7 @@ def test_pfednet_first_two_exchanges(lam, eta, uniform):
         [y.mean() + half, y.mean() - half], abs=1e-9
     )
     assert two.state.shared["body.w"].item() == pytest.approx(x, abs=1e-12)
-    assert two.state.half == "shared" and two.shares == {} and two.told == {"edges": 1.0}
+    assert two.state.half == "shared" and two.shares == {} and two.diagnostics == {"edges": 1.0}
 
 
 @pytest.mark.parametrize("b", [(1.0, -0.4), (0.1, 0.05)], ids=["apart", "fused"])
@@ -608,7 +611,7 @@ def test_pfednet_limit_on_a_graph_is_the_least_of_the_objective():
 
     u = whole(last.state)
     assert all(cost(u) <= cost(u + s * rng.normal(size=6)) + 1e-9 for s in (0.1, 1e-2, 1e-3) for _ in range(50))
-    assert last.told == {"edges": float(len(edges))}
+    assert last.diagnostics == {"edges": float(len(edges))}
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -617,7 +620,7 @@ def test_pfednet_without_a_pull_is_personal_layers_beside_shared_ones_to_the_las
     engine = Simulator(algorithm, two_part_sites())
     shared = {k: START[k] for k in ("body.w", "norm.running_var")}
     heads = {i: {"head.w": START["head.w"]} for i in s}
-    for r in run(algorithm, engine, START, Plan(rounds=6, share=share), seed=0):
+    for r in run_rounds(algorithm, engine, START, Plan(rounds=6, share=share), seed=0):
         there = sorted(r.sent)
         if r.index % 2:
             heads |= {i: {"head.w": s[i].fit({**shared, **heads[i]}, only=["head.w"]).params["head.w"]} for i in there}
@@ -630,7 +633,7 @@ def test_pfednet_without_a_pull_is_personal_layers_beside_shared_ones_to_the_las
 def test_pfednet_moves_all_down_and_what_was_trained_up():
     engine, algorithm = Simulator(PFedNet(), two_part_sites(), wire=True), PFedNet()
     size, head = sum(x.nbytes for x in START.values()), START["head.w"].nbytes
-    for r in run(algorithm, engine, START, Plan(rounds=4), seed=0):
+    for r in run_rounds(algorithm, engine, START, Plan(rounds=4), seed=0):
         assert {p.nbytes for p in r.sent.values()} == {size}
         up = {i: reply.payload for i, reply in r.replies.items()}
         assert {p.nbytes for p in up.values()} == {(head if r.index % 2 else size - head) + 8 + 8}  # sketch and time
@@ -690,7 +693,7 @@ def test_pfednet_takes_in_who_is_new():
     reply, _ = algorithm.local(sent, Payload(), new)
     after = algorithm.merge(last.state, {"new": reply})
     assert set(after.personal) == {"new", "s0", "s1", "s2"} == set(after.sketches)
-    assert algorithm.tell(after) == {"edges": 6.0}
+    assert algorithm.diagnostics(after) == {"edges": 6.0}
 
 
 # What makes no sense

@@ -12,7 +12,8 @@ from polysite.algorithms.fedbn import FedBN
 from polysite.algorithms.fedper import FedPer
 from polysite.algorithms.fedrep import HEAD_EPOCHS, FedRep
 from polysite.algorithms.fedrod import FedRoD
-from polysite.engines.rounds import Plan, run
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
@@ -23,7 +24,7 @@ from table import same
 A, B, N = np.array([0.5, 1.0, 2.0, 3.0]), np.array([-1.0, 0.3, 2.0, 0.9]), np.array([2, 8, 5, 5])
 P, ETA, K = N / N.sum(), 0.1, 5
 NAMES = [f"s{i}" for i in range(4)]
-PARTS = {"body.w": np.array([0.7]), "head.w": np.array([-0.2])}
+SPLITS = {"body.w": np.array([0.7]), "head.w": np.array([-0.2])}
 
 
 def bed(start, a=A, b=B, **kw):
@@ -33,7 +34,7 @@ def bed(start, a=A, b=B, **kw):
 def played(algorithm, sites, start, rounds, share=1.0):
     """(the models, what the sites remember, all that crossed), round by round."""
     engine, models, kept, crossed = Simulator(algorithm, sites), [], [], []
-    for r in run(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0):
+    for r in run_rounds(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0):
         models.append(r.state.model)
         kept.append(engine.memories())
         crossed += [*r.sent.values(), *(x.payload for x in r.replies.values())]
@@ -56,7 +57,7 @@ def of(memories, field, name):
 )
 def test_fedrep_first_two_rounds_and_limit(algorithm, p, head, body):
     """The head goes first: v <- v - (1 - alpha)(u + v - b), then the body by what is left of the error."""
-    models, kept, _ = played(algorithm, bed(PARTS), PARTS, 400)
+    models, kept, _ = played(algorithm, bed(SPLITS), SPLITS, 400)
     alpha, beta = ((1 - lr * A) ** steps for lr, steps in (head, body))
     u, v = 0.7, np.full(4, -0.2)
     for k in range(2):
@@ -70,7 +71,7 @@ def test_fedrep_first_two_rounds_and_limit(algorithm, p, head, body):
 def test_fedrep_limit_of_sites_of_equal_curvature():
     a, p = 1.3, np.full(4, 0.25)
     algorithm = FedRep(head_steps=4, steps=2)
-    models, kept, _ = played(algorithm, bed(PARTS, np.full(4, a)), PARTS, 200)
+    models, kept, _ = played(algorithm, bed(SPLITS, np.full(4, a)), SPLITS, 200)
     alpha, beta = (1 - ETA * a) ** 4, (1 - ETA * a) ** 2
     q = alpha * (1 - beta)
     want = ((1 - alpha) * 0.7 - q * -0.2 + q * sum(p * B)) / ((1 - alpha) + q)
@@ -84,7 +85,7 @@ def test_fedrep_trains_one_part_at_a_time():
             asked.append((set(only), {k: v.copy() for k, v in params.items()}))
             return super().fit(params, only=only, **kw)
 
-    start, asked = {**PARTS, "body.norm.running_var": np.array([16.0]), "head.norm.running_var": np.array([16.0])}, []
+    start, asked = {**SPLITS, "body.norm.running_var": np.array([16.0]), "head.norm.running_var": np.array([16.0])}, []
     site = Asked(2.0, np.array([1.0]), start=start)
     algorithm = FedRep(head_steps=2)
     got = Payload(model={k: start[k] for k in ("body.w", "body.norm.running_var")})
@@ -172,8 +173,8 @@ def test_fedbn_undoes_a_shift_and_a_scale_of_the_data_exactly():
 @pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("uniform", [False, True])
 def test_fedbn_without_normalisation_is_fedavg_to_the_last_bit(share, uniform):
-    ours, kept, crossed = played(FedBN(uniform), bed(PARTS), PARTS, 6, share)
-    theirs, _, others = played(FedAvg(uniform=uniform), bed(PARTS), PARTS, 6, share)
+    ours, kept, crossed = played(FedBN(uniform), bed(SPLITS), SPLITS, 6, share)
+    theirs, _, others = played(FedAvg(uniform=uniform), bed(SPLITS), SPLITS, 6, share)
     assert same(ours, theirs) and same(crossed, others)
     assert all(not m.get("private") for memories in kept for m in memories.values())
 
@@ -229,10 +230,10 @@ def test_which_losses_replace_the_sites_own():
             asked.append(kw)
             return super().fit(params, **kw)
 
-    asked, site = [], Asked(1.0, np.array([0.0]), start=PARTS)
-    FedRoD(clip=3.0).local(Payload(model=PARTS), Payload(), site)
+    asked, site = [], Asked(1.0, np.array([0.0]), start=SPLITS)
+    FedRoD(clip=3.0).local(Payload(model=SPLITS), Payload(), site)
     assert asked[0] == {"loss": Balanced(3.0), "personal": {"head.w": 0.0}}
-    FedABC(0.3, 1.5, 0.9, 0.1, 4.0, ("head.*",)).local(Payload(model=PARTS), Payload(), site)
+    FedABC(0.3, 1.5, 0.9, 0.1, 4.0, ("head.*",)).local(Payload(model=SPLITS), Payload(), site)
     assert asked[1] == {"loss": OneVsAll(0.3, 1.5, 0.9, 0.1, 4.0)}
 
 
@@ -251,13 +252,13 @@ def test_fedabc_where_all_is_shared_is_fedavg(share):
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_fedabc_trains_as_fedper_and_has_the_mean_of_the_personal_parts_for_strangers(share):
     algorithm = FedABC(personal=("head.*",))
-    models, kept, crossed = played(algorithm, bed(PARTS), PARTS, 5, share)
+    models, kept, crossed = played(algorithm, bed(SPLITS), SPLITS, 5, share)
     if share == 1:  # otherwise who comes later begins from the mean of the personal parts, and in FedPer from the first
-        theirs, private, _ = played(FedPer(), bed(PARTS), PARTS, 5)
+        theirs, private, _ = played(FedPer(), bed(SPLITS), SPLITS, 5)
         assert same([m["body.w"] for m in models], [m["body.w"] for m in theirs])
         for mine, other in zip(kept, private, strict=True):
             assert same([m["personal"] for m in mine.values()], [m["private"] for m in other.values()])
-    got, site = Payload(model=models[-1]), bed(PARTS)["s0"]
+    got, site = Payload(model=models[-1]), bed(SPLITS)["s0"]
     ((served, _),) = algorithm.serve(got, Payload(), site, ("0",))
     last = [p for p in crossed if "weight" in p][-int(4 * share) :]
     total = sum(p["weight"] for p in last)
@@ -273,7 +274,7 @@ def test_fedabc_trains_as_fedper_and_has_the_mean_of_the_personal_parts_for_stra
     ids=lambda x: type(x).__name__,
 )  # fmt: skip
 def test_who_is_absent_keeps_what_is_its_own(algorithm, field, private):
-    start = {**PARTS, **NORMS}
+    start = {**SPLITS, **NORMS}
     sites, memory = bed(start), {}
     state = algorithm.init(start, NAMES)
     for cohort in (["s0", "s1"], ["s1", "s2"]):
@@ -286,7 +287,7 @@ def test_who_is_absent_keeps_what_is_its_own(algorithm, field, private):
 
 @pytest.mark.parametrize("algorithm", [FedRep(head_steps=2), FedBN()], ids=str)
 def test_a_server_that_sends_what_is_private_is_not_listened_to_and_not_answered(algorithm):
-    start = {**PARTS, **NORMS}
+    start = {**SPLITS, **NORMS}
     state = algorithm.init(start, NAMES)
     own = {k: np.full_like(v, 99.0) for k, v in start.items() if k not in state.model}
     fair = algorithm.local(Payload(model=state.model), Payload(), bed(start)["s0"])
@@ -295,8 +296,8 @@ def test_a_server_that_sends_what_is_private_is_not_listened_to_and_not_answered
 
 REFUSED = {
     "a head of nothing": (lambda: FedRep(()), "names nothing that stays at a site"),
-    "an unknown head": (lambda: FedRep(("tail.*",)).init(PARTS, NAMES), "private names 'tail.*', and no parameter"),
-    "all in the head": (lambda: FedRep(("*",)).init(PARTS, NAMES), "keeps every parameter at the sites"),
+    "an unknown head": (lambda: FedRep(("tail.*",)).init(SPLITS, NAMES), "private names 'tail.*', and no parameter"),
+    "all in the head": (lambda: FedRep(("*",)).init(SPLITS, NAMES), "keeps every parameter at the sites"),
     "epochs and steps": (lambda: FedRep(epochs=1, steps=2), r"not both \(epochs = 1, steps = 2\)"),
     "both for the head": (lambda: FedRep(head_epochs=1, head_steps=2), r"\(head_epochs = 1, head_steps = 2\)"),
     "a head that does not train": (lambda: FedRep(head_epochs=0), "head_epochs = 0 must be at least 1"),
@@ -304,7 +305,7 @@ REFUSED = {
     "a negative clip": (lambda: FedRoD(-1.0), "clip = -1.0 must be at least 0"),
     "more than all": (lambda: FedABC(lam=1.5), "lam = 1.5 must be between 0 and 1"),
     "no negatives": (lambda: FedABC(ratio=0.0), "ratio = 0.0 must be more than 0"),
-    "no bias": (lambda: FedABC().init(PARTS, NAMES), "personal names 'head.*bias', and no parameter"),
+    "no bias": (lambda: FedABC().init(SPLITS, NAMES), "personal names 'head.*bias', and no parameter"),
 }
 
 

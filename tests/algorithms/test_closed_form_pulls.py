@@ -17,13 +17,14 @@ from polysite.algorithms.pfedme import PFedMe
 from polysite.algorithms.superfed import SuPerFed
 from polysite.algorithms.weighted import Weighted
 from polysite.cost.rehearsal import rehearse
-from polysite.engines.rounds import Plan, run
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from polysite.site import Mix
+from polysite.site import Budget, Mix
 from quadratic import Quadratic, mixed_gradients
-from table import START as PARTS
+from table import START as SPLITS
 from table import same
 from table import sites as four
 
@@ -42,7 +43,7 @@ def bed(a=A, b=B, n=N, kind=Quadratic, **kw):
 def played(algorithm, sites, rounds, share=1.0, start=START):
     """(The rounds, what the sites remember in the end.)"""
     engine = Simulator(algorithm, sites)
-    return list(run(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0)), engine.memories()
+    return list(run_rounds(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=0)), engine.memories()
 
 
 def own(memories, field="model"):
@@ -199,7 +200,7 @@ def test_fedamp_finds_its_own_scale_once():
     before = heard(rule, models)
     x = {j: np.exp(-((models[j] - 1.0) ** 2) / 4) / 3 for j in ("s0", "s2")}
     assert before.attention["s1"] == pytest.approx({**x, "s1": 1 - sum(x.values())}, abs=1e-12)
-    assert rule.tell(before)["sigma"] == 4.0 and 1 / 3 < rule.tell(before)["own"] < 1
+    assert rule.diagnostics(before)["sigma"] == 4.0 and 1 / 3 < rule.diagnostics(before)["own"] < 1
     together = heard(rule, models, dict.fromkeys(models, 5.0)).attention
     assert together["s0"] == pytest.approx(dict.fromkeys(models, 1 / 3))  # all alike: the plain mean
     assert heard(rule, dict.fromkeys(models, 5.0)).sigma is None  # and no scale to be had from that
@@ -260,7 +261,7 @@ def test_l2gd_is_the_coin_tossed_one_by_one():
     rounds, memories = played(RULE, bed(), 60)
     x = np.full(4, Q0)
     for r in rounds:
-        told = r.told
+        told = r.diagnostics
         for coin in [1] * int(told["aggregations"]) + [0] * int(told["local steps"]):
             x = toss(x, coin)
     assert own(memories) == pytest.approx(x, abs=1e-12)
@@ -315,7 +316,11 @@ def test_l2gd_without_a_pull_is_local_training(share):
     for i, s in bed().items():
         x = {}
         for r in rounds:
-            x = s.fit(x or r.sent[i]["model"], steps=int(r.told["local steps"])).params if i in r.replies else x
+            x = (
+                s.fit(x or r.sent[i]["model"], budget=Budget(steps=int(r.diagnostics["local steps"]))).params
+                if i in r.replies
+                else x
+            )
         assert same(dict(memories[i].get("model", {})), x)
     assert not same(memories, played(L2gd(lam=0.1, p=0.3), bed(), 8, share)[1])
 
@@ -328,7 +333,7 @@ def test_l2gd_exchanges_only_where_a_one_follows_a_zero():
         rule, tossed = L2gd(lam=0.01, p=p), []
         rounds, _ = played(rule, bed(), 300)
         for r in rounds:
-            tossed += [1] * int(r.told["aggregations"]) + [0] * int(r.told["local steps"])
+            tossed += [1] * int(r.diagnostics["aggregations"]) + [0] * int(r.diagnostics["local steps"])
         moved = sum(p.nbytes for r in rounds for p in r.sent.values())
         moved += sum(x.payload.nbytes for r in rounds for x in r.replies.values())
         begun = 1 + sum(b > a for a, b in pairwise(tossed))  # the first run has no zero before it
@@ -353,15 +358,15 @@ def test_l2gds_coin_is_one_for_all_and_known_from_the_state():
 
 
 def test_l2gd_lets_a_newcomer_start_from_the_mean_and_keeps_statistics_at_home():
-    rule, s = L2gd(lam=0.5, p=0.4, lr=0.05), Quadratic(2.0, np.array([1.0]), start=PARTS)
-    got = Payload(model={k: v * 3 for k, v in PARTS.items()}, ones=2, zeros=3)
+    rule, s = L2gd(lam=0.5, p=0.4, lr=0.05), Quadratic(2.0, np.array([1.0]), start=SPLITS)
+    got = Payload(model={k: v * 3 for k, v in SPLITS.items()}, ones=2, zeros=3)
     reply, memory = rule.local(got, Payload(), s)
-    assert same(dict(reply["model"]), dict(s.fit(got["model"], lr=0.05, steps=3).params))
+    assert same(dict(reply["model"]), dict(s.fit(got["model"], budget=Budget(lr=0.05, steps=3)).params))
     again, _ = rule.local(got, memory, s)
     keep = (1 - 0.05 * 0.5 * 0.6 / 0.4) ** 2
-    start = {k: got["model"][k] + keep * (memory["model"][k] - got["model"][k]) for k in tree.trained(PARTS)}
-    want = s.fit({**memory["model"], **start}, lr=0.05, steps=3).params
-    assert all(again["model"][k] == pytest.approx(want[k], abs=1e-12) for k in PARTS)
+    start = {k: got["model"][k] + keep * (memory["model"][k] - got["model"][k]) for k in tree.trained(SPLITS)}
+    want = s.fit({**memory["model"], **start}, budget=Budget(lr=0.05, steps=3)).params
+    assert all(again["model"][k] == pytest.approx(want[k], abs=1e-12) for k in SPLITS)
     assert again["model"]["norm.running_var"] == 0.9 * memory["model"]["norm.running_var"] + 0.1 * 4
 
 
@@ -423,10 +428,10 @@ def test_superfed_of_equal_sites_comes_to_rest_where_both_models_are_the_optimum
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_superfed_without_twins_is_fedprox_with_twice_the_mu_to_the_last_bit(share):
-    mine, memories = played(SuPerFed(0.3, after=6), four(), 6, share, PARTS)
-    theirs, _ = played(FedProx(0.6), four(), 6, share, PARTS)
+    mine, memories = played(SuPerFed(0.3, after=6), four(), 6, share, SPLITS)
+    theirs, _ = played(FedProx(0.6), four(), 6, share, SPLITS)
     assert same([r.state.model for r in mine], [r.state.model for r in theirs]) and not any(memories.values())
-    later, memories = played(SuPerFed(0.3, after=5), four(), 6, share, PARTS)
+    later, memories = played(SuPerFed(0.3, after=5), four(), 6, share, SPLITS)
     assert same(later[4].state.model, theirs[4].state.model) and not same(later[5].state.model, theirs[5].state.model)
     assert [i for i, m in memories.items() if "twin" in m] == list(later[5].replies)
 
@@ -462,7 +467,7 @@ def test_the_mean_over_all_mixtures_is_what_the_quadratic_sites_descend(by):
 def test_superfeds_twins_cross_the_wire_in_neither_direction_and_wait_for_their_site():
     rule = SuPerFed(after=1, shared=("head.*",))
     engine, seen, over, before = Simulator(rule, four(), wire=True), set(), [], {}
-    for r in run(rule, engine, PARTS, Plan(rounds=6, share=0.5), seed=0):
+    for r in run_rounds(rule, engine, SPLITS, Plan(rounds=6, share=0.5), seed=0):
         over += crossed([r])
         memories = engine.memories()
         for i, m in memories.items():
@@ -514,12 +519,12 @@ def test_factors_go_around_those_that_average():
         (lambda: FedAMP(own=0.5), "own = 0.5 is of HeurFedAMP"),
         (lambda: FedAMP(sigma=1.0, cosine=1.0), "knows no sigma and no alpha"),
         (lambda: FedAMP(sigma=1.0, alpha=0.5).init({}, NAMES), "lower alpha to at most 0.333333, or raise sigma"),
-        (lambda: FedAMP(on=("tail.*",)).init(PARTS, NAMES), "names no trained parameter of this network"),
+        (lambda: FedAMP(on=("tail.*",)).init(SPLITS, NAMES), "names no trained parameter of this network"),
         (lambda: L2gd(p=1.0), "p = 1.0 must be between 0.001 and 0.999"),
         (lambda: L2gd(lam=2.0, p=0.1, lr=0.1), r"theta = 1.8 of the way to their mean, beyond it; lower lam or lr"),
         (lambda: SuPerFed(choices=()), "at least one mixture, each between 0 and 1"),
         (lambda: SuPerFed(choices=(0.5, 1.5)), "at least one mixture, each between 0 and 1"),
-        (lambda: SuPerFed(shared=("*",)).init(PARTS, NAMES), "leaves no parameter that could have a twin; name fewer"),
+        (lambda: SuPerFed(shared=("*",)).init(SPLITS, NAMES), "leaves no parameter that could have a twin; name fewer"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, says):

@@ -7,10 +7,11 @@ import pytest
 
 from polysite import tree
 from polysite.algorithms import ALGORITHMS, name_of
-from polysite.algorithms.base import offered
+from polysite.algorithms.base import serving_payloads
 from polysite.engines import checkpoint
-from polysite.engines.rounds import Plan, Progress, run
-from polysite.engines.screen import screen
+from polysite.engines.plan import Plan
+from polysite.engines.reply_checks import screen
+from polysite.engines.rounds import Progress, run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
@@ -20,7 +21,7 @@ from table import CASES, START, arrays, every, same, sites
 def simulate(algorithm, rounds=6, *, wire=False, share=1.0, resume=None):
     """(final state, memories) after some rounds."""
     engine = Simulator(algorithm, sites(), wire=wire)
-    *_, last = run(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0, resume=resume)
+    *_, last = run_rounds(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0, resume=resume)
     return last.state, engine.memories()
 
 
@@ -73,7 +74,7 @@ def test_what_stays_at_a_site_crosses_the_wire_in_neither_direction(algorithm):
     """Every payload of a run is looked at: what algorithms with a private part declare, and what all others do not."""
     private = getattr(getattr(algorithm, "inner", algorithm), "private", ())
     engine, crossed = Simulator(algorithm, sites(), wire=True), []
-    for r in run(algorithm, engine, START, Plan(rounds=4, share=0.75), seed=0):
+    for r in run_rounds(algorithm, engine, START, Plan(rounds=4, share=0.75), seed=0):
         crossed += [*r.sent.values(), *(reply.payload for reply in r.replies.values())]
     crossed += algorithm.send(r.state, [*"abcd"]).values()
     names = {k for p in crossed for field in p.values() if not isinstance(field, float) for k in field}
@@ -146,7 +147,7 @@ def test_a_site_never_seen_can_be_served(algorithm):
         with pytest.raises(ConfigError, match="'stranger' is in none of the groups 'north', 'south', so it has no"):
             algorithm.send(state, ["a", "stranger"])
         return
-    got = offered(algorithm, state, ["stranger"])["stranger"]
+    got = serving_payloads(algorithm, state, ["stranger"])["stranger"]
     stranger = sites()["a"]
     groups = list(algorithm.serve(got, Payload(), stranger, stranger.cases("test")))
     assert all(params.keys() == START.keys() for params, _ in groups)

@@ -9,7 +9,7 @@ from scipy.spatial import distance
 from polysite import tree
 from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
-from polysite.algorithms.costs import FedCostWAvg, FedPIDAvg, TopK
+from polysite.algorithms.cost_weighted import FedCostWAvg, FedPIDAvg, TopK
 from polysite.algorithms.ditto import Ditto
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddyn import FedDyn
@@ -22,9 +22,10 @@ from polysite.algorithms.moon import Moon
 from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean
 from polysite.algorithms.scaffold import Scaffold
-from polysite.algorithms.server import Adam, Sgd
+from polysite.algorithms.server_optimisers import Adam, Sgd
 from polysite.algorithms.weighted import Weighted
-from polysite.engines.rounds import Plan, run
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.models import MODELS
@@ -59,7 +60,7 @@ def sites(steps=(5, 5, 5, 5)):
 
 def models(algorithm, rounds=6, share=1.0, **kw):
     engine = Simulator(algorithm, sites(**kw))
-    return [r.state.model for r in run(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0)]
+    return [r.state.model for r in run_rounds(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0)]
 
 
 UNIFORM = FedAvg(uniform=True)
@@ -111,7 +112,7 @@ def test_two_names_for_the_same(one, other, share):
 def test_one_group_of_all_is_the_inner_algorithm_to_the_last_bit(inner, share):
     def played(algorithm):
         engine = Simulator(algorithm, sites())
-        rounds = list(run(algorithm, engine, START, Plan(rounds=4, share=share), seed=0))
+        rounds = list(run_rounds(algorithm, engine, START, Plan(rounds=4, share=share), seed=0))
         return [r.sent for r in rounds], [r.state for r in rounds], engine.memories()
 
     sent, states, memories = played(Clustered({"all": ("d", "a", "c", "b")}, inner))
@@ -121,9 +122,9 @@ def test_one_group_of_all_is_the_inner_algorithm_to_the_last_bit(inner, share):
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_group_for_every_site_is_local_training(share):
     alone, plan = Simulator(Local(), sites()), Plan(rounds=5, share=share)
-    list(run(Local(), alone, START, plan, seed=0))
+    list(run_rounds(Local(), alone, START, plan, seed=0))
     singles = Clustered({f"only {i}": (i,) for i in "abcd"})
-    *_, end = run(singles, Simulator(singles, sites()), START, plan, seed=0)
+    *_, end = run_rounds(singles, Simulator(singles, sites()), START, plan, seed=0)
     for i in "abcd":
         mine = end.state.groups[f"only {i}"].model
         assert same(dict(alone.memories()[i].get("model", START)), dict(mine))
@@ -132,7 +133,7 @@ def test_a_group_for_every_site_is_local_training(share):
 def played(algorithm, share=1.0, rounds=6):
     """(the states, what the sites remember in the end)."""
     engine = Simulator(algorithm, sites())
-    states = [r.state for r in run(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0)]
+    states = [r.state for r in run_rounds(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0)]
     return states, engine.memories()
 
 
@@ -160,7 +161,7 @@ def test_cfl_after_a_split_is_fedavg_in_known_groups():
     found = {f"half {k}": tuple(i for i in "abcd" if states[0].places[i] == k) for k in "01"}
     known = Clustered(found)
     engine, start = Simulator(known, sites()), states[0].clusters["0"].model
-    *_, end = run(known, engine, start, Plan(rounds=5), seed=0)
+    *_, end = run_rounds(known, engine, start, Plan(rounds=5), seed=0)
     for k in "01":
         assert same(dict(end.state.groups[f"half {k}"].model), dict(states[-1].clusters[k].model))
 
@@ -185,8 +186,8 @@ def test_fedper_and_lg_fedavg_differ_in_nothing_but_what_is_private(share):
 def test_a_lone_site_with_private_layers_trains_as_if_it_had_none():
     only = {"a": sites()["a"]}
     algorithm, alone = Simulator(FedPer(), only), Simulator(Local(), only)
-    *_, end = run(FedPer(), algorithm, START, Plan(rounds=5), seed=0)
-    list(run(Local(), alone, START, Plan(rounds=5), seed=0))
+    *_, end = run_rounds(FedPer(), algorithm, START, Plan(rounds=5), seed=0)
+    list(run_rounds(Local(), alone, START, Plan(rounds=5), seed=0))
     whole = {**end.state.model, **algorithm.memories()["a"]["private"]}
     assert all(whole[k] == pytest.approx(v, abs=1e-12) for k, v in alone.memories()["a"]["model"].items())
 
@@ -232,7 +233,7 @@ def test_nothing_passes_between_groups():
         for i in changed:
             everyone[i] = Wide(9.0, np.array([50.0] * 3), start=START)
         algorithm = Clustered(groups, Scaffold())
-        *_, end = run(algorithm, Simulator(algorithm, everyone), START, Plan(rounds=5), seed=0)
+        *_, end = run_rounds(algorithm, Simulator(algorithm, everyone), START, Plan(rounds=5), seed=0)
         return end.state.groups
 
     both = ends({**north, **south})
@@ -260,10 +261,10 @@ def test_factors_go_around_groups_or_into_them(share):
         Clustered(groups, Weighted(factors, inner)),
         Weighted({"c": 5.0}, Clustered(groups, Weighted({}, Weighted({"a": 0.3}, inner)))),
     )
-    first, *others = ([r.state for r in run(x, Simulator(x, sites()), START, plan, seed=0)] for x in pair)
+    first, *others = ([r.state for r in run_rounds(x, Simulator(x, sites()), START, plan, seed=0)] for x in pair)
     assert all(same(first, other) for other in others)
     plain = Clustered(groups, inner)
-    assert not same(first, [r.state for r in run(plain, Simulator(plain, sites()), START, plan, seed=0)])
+    assert not same(first, [r.state for r in run_rounds(plain, Simulator(plain, sites()), START, plan, seed=0)])
 
 
 def test_what_clusters_ask_of_a_server_is_what_the_inner_algorithm_does():

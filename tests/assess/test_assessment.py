@@ -8,12 +8,14 @@ import pytest
 from scipy import stats
 
 from hospitals import FAST, Host, ask, assess, host
-from polysite.assess import support
+from polysite.assess import significance
 from polysite.assess.assessment import TESTED, TITLES, _set_apart, _together, analyse, combined, remoteness
 from polysite.assess.distances import energy, merged, slices
 from polysite.assess.exchange import Assess, directions, left
 from polysite.cluster import distance as cluster
-from polysite.engines import checkpoint, rounds
+from polysite.engines import checkpoint
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError
 from polysite.metrics.statistics import holm
@@ -277,7 +279,7 @@ def test_the_engine_refuses_what_is_no_statistic(change):
             return (bad if site is THREE["c"] else reply), kept
 
     settings = Lies(permutations=499, resamples=100, projections=8)
-    (only,) = rounds.run(settings, Simulator(settings, THREE), {}, rounds.Plan(rounds=1), 0)
+    (only,) = run_rounds(settings, Simulator(settings, THREE), {}, Plan(rounds=1), 0)
     assert list(only.refused) == ["c"] and list(only.state.replies) == ["a", "b"]
 
 
@@ -347,7 +349,7 @@ def test_holm_is_statsmodels_by_hand():
 def test_pairs_are_judged_by_all_quantities():
     found = assess(THREE)
     p = np.stack([q.p for q in found.quantities.values()])
-    np.testing.assert_allclose(found.distances["emd"].p, support.simes(p))
+    np.testing.assert_allclose(found.distances["emd"].p, significance.simes(p))
     chosen = [found.largest("intensity"), found.largest("volume")]
     np.testing.assert_allclose(found.distances["emd"].matrix, np.mean([q.matrix for q in chosen], 0))
 
@@ -395,7 +397,7 @@ def test_deals_suffice_for_the_number_of_pairs(monkeypatch):
         asked.update(dict.fromkeys(statistics, draws))
         return {name: (np.ones(len(one)), np.ones(len(one))) for name in statistics}
 
-    monkeypatch.setattr(support, "permuted", permuted)
+    monkeypatch.setattr(significance, "permuted", permuted)
     assess({f"s{k:02}": host(4, k) for k in range(12)})
     assert asked == {"emd": 40 * 4 * 72, "energy": 20 * 144, "euclidean": 999, "mmd": 999, "frechet": 999}
     assess(THREE)

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import linalg, stats
 from sklearn.metrics.pairwise import laplacian_kernel
 
-from polysite.assess import support
+from polysite.assess import significance
 from polysite.assess.distances import (
     SQUARES,
     discrepancy,
@@ -131,7 +131,7 @@ def test_permutation_p_is_scipys():
     """Against all deals of a small pair, which SciPy lists one by one."""
     a, b = np.array([1.0, 2.0, 4.0, 4.5]), np.array([3.0, 5.0, 6.0, 7.5, 9.0])
     exact = stats.permutation_test((a, b), lambda x, y: stats.wasserstein_distance(x, y), alternative="greater")
-    p, chance = support.permuted(a[None], b[None], {"emd": earth_movers_of}, np.ones(1), 9999)["emd"]
+    p, chance = significance.permuted(a[None], b[None], {"emd": earth_movers_of}, np.ones(1), 9999)["emd"]
     assert p[0] == pytest.approx(exact.pvalue, abs=0.01)
     assert chance[0] == pytest.approx(exact.null_distribution.mean(), rel=0.05)
 
@@ -139,7 +139,7 @@ def test_permutation_p_is_scipys():
 def test_a_small_p_is_looked_at_more_closely():
     """A thousand deals cannot find less than 0.001; ten thousand can, and are made only then."""
     a, b = np.arange(12.0)[None], np.arange(12.0)[None] + 100
-    p = {n: support.permuted(a, b, {"emd": earth_movers_of}, np.ones(1), n)["emd"][0][0] for n in (999, 9999)}
+    p = {n: significance.permuted(a, b, {"emd": earth_movers_of}, np.ones(1), n)["emd"][0][0] for n in (999, 9999)}
     assert p[999] == 1 / 1000
     assert p[9999] == 1 / 10_000
 
@@ -152,8 +152,8 @@ def test_equal_hospitals_are_seldom_told_apart(n, m):
     for _ in range(150):
         along = rng.normal(size=(64, 16))
         one, other = (np.sort((rng.normal(size=(k, 6)) @ mix @ along).T, -1) for k in (n, m))
-        p, _ = support.permuted(one, other, {"energy": energy}, np.ones(16), 499)["energy"]
-        wrong += support.simes(p) <= 0.05
+        p, _ = significance.permuted(one, other, {"energy": energy}, np.ones(16), 499)["energy"]
+        wrong += significance.simes(p) <= 0.05
     assert wrong <= 13  # of 150; more than this happens once in fifty times at a true level of 0.05
 
 
@@ -162,9 +162,9 @@ def test_intervals_hold_the_true_distance():
     rng, held = np.random.default_rng(4), 0
     for k in range(100):
         one, other = (np.sort(rng.normal(mean, 1, (1, 20)), -1) for mean in (0, 1))
-        drawn = support.counts(f"a{k}", 20, 200), support.counts(f"b{k}", 20, 200)
-        again = support.resampled(one, other, drawn, {"emd": earth_movers_of}, np.ones(1))["emd"][0]
-        low, high = support.interval(earth_movers([one, other])[0, 0, 1], again, np.array(0.01))
+        drawn = significance.counts(f"a{k}", 20, 200), significance.counts(f"b{k}", 20, 200)
+        again = significance.resampled(one, other, drawn, {"emd": earth_movers_of}, np.ones(1))["emd"][0]
+        low, high = significance.interval(earth_movers([one, other])[0, 0, 1], again, np.array(0.01))
         assert 0 <= low <= high
         held += low <= 1 <= high
     assert held >= 88
@@ -172,20 +172,20 @@ def test_intervals_hold_the_true_distance():
 
 def test_an_interval_reaches_zero_where_chance_would_do():
     again = np.linspace(0.9, 1.3, 100)
-    assert support.interval(np.array(1.0), again, np.array(0.06))[0] == 0
-    assert support.interval(np.array(1.0), again, np.array(0.04))[0] == pytest.approx(0.71)
+    assert significance.interval(np.array(1.0), again, np.array(0.06))[0] == 0
+    assert significance.interval(np.array(1.0), again, np.array(0.04))[0] == pytest.approx(0.71)
 
 
 def test_the_least_p_is_reached():
     """Two cases against seven: of 36 deals one is as extreme, so nothing below 1/36 can come out."""
     a, b = np.array([[0.0, 1.0]]), np.arange(7.0)[None] + 50
-    p, _ = support.permuted(a, b, {"emd": earth_movers_of}, np.ones(1), 9999)["emd"]
-    assert support.least_p(2, 7) == pytest.approx(1 / 36)
+    p, _ = significance.permuted(a, b, {"emd": earth_movers_of}, np.ones(1), 9999)["emd"]
+    assert significance.least_p(2, 7) == pytest.approx(1 / 36)
     assert p[0] == pytest.approx(1 / 36, rel=0.2)
 
 
 def test_deals_differ_from_part_to_part():
-    first, second = (support._dealt(4, 5, part) for part in (0, 1))
+    first, second = (significance._dealt(4, 5, part) for part in (0, 1))
     assert (first != second).any()
     for deals in (first, second):
         assert ((deals > 0).sum(1) == 4).all() and np.allclose(deals.sum(1), 0)

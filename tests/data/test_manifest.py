@@ -120,7 +120,7 @@ def federation(tmp_path):
 
 def test_cases_are_read_as_the_manifest_says(federation):
     files, image, truth = federation
-    (a,), (b,) = files.patients(0).values()
+    (a,), (b,) = files.case_refs(0).values()
     assert (a.site, a.name, a.group, a.modalities, len(a.files)) == ("A", "1", "HGG", 2, 2)
     first, second = a.open(), b.open()
     assert (first.image == np.moveaxis(image, -1, 0)).all() and first.spacing == (1.0, 2.0, 2.0)
@@ -132,11 +132,11 @@ def test_cases_are_read_as_the_manifest_says(federation):
 
 def test_a_missing_modality_is_refused_unless_allowed(federation):
     files = Files(path=federation[0].path)
-    (_,), (b,) = files.patients(0).values()
+    (_,), (b,) = files.case_refs(0).values()
     with pytest.raises(DataError, match=r"case '1' of site 'B' has no t2; .* data.allow = \['missing'\]"):
         b.open()
     chosen = Files(path=files.path, modalities=("t1",))
-    assert [p.open().image.shape[0] for (p,) in chosen.patients(0).values()] == [1, 1]
+    assert [p.open().image.shape[0] for (p,) in chosen.case_refs(0).values()] == [1, 1]
     for wrong, says in (({"modalities": ("t9",)}, "'t9'"), ({"exclude": ("Z",)}, "'Z'"), ({"path": ""}, "data.path")):
         with pytest.raises(ConfigError, match=says):
             _ = Files(**{"path": files.path, **wrong}).manifest
@@ -155,7 +155,7 @@ def test_a_box_is_cut_where_it_says_in_any_orientation(tmp_path):
         (tmp_path / "m.csv").write_text(
             f"site,case,ct,class,box\nA,1,{k}.nii.gz,n,{x} {y} {z} 9 9 9\nA,2,{k}.nii.gz,o,\n"
         )
-        case, _ = (p.open() for p in Files(path=str(tmp_path / "m.csv")).patients(0)["A"])
+        case, _ = (p.open() for p in Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"])
         assert case.image.shape[1:] == (18, 9, 4) and case.label.tolist() == [1, 0]
         at = np.argwhere(case.image[0] == 100)[0]
         assert (abs(at - np.array([18, 9, 4]) / 2) <= 1).all()
@@ -166,14 +166,14 @@ def test_a_box_beyond_the_image_is_padded_and_one_outside_refused(tmp_path):
     save(tmp_path / "a.nii.gz", np.arange(64, dtype=np.int16).reshape(4, 4, 4))
     head = "site,case,ct,class,box\nA,2,a.nii.gz,o,\n"
     (tmp_path / "m.csv").write_text(head + "A,1,a.nii.gz,n,0 0 0 6 6 6\n")
-    assert Files(path=str(tmp_path / "m.csv")).patients(0)["A"][1].open().image.shape == (1, 6, 6, 6)
+    assert Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"][1].open().image.shape == (1, 6, 6, 6)
     for box, says in (
         ("99 0 0 6 6 6", "its box lies outside"),
         ("0 0 0 9e3 9e3 9e3", "its box is too large"),
     ):
         (tmp_path / "m.csv").write_text(head + f"A,1,a.nii.gz,n,{box}\n")
         with pytest.raises(DataError, match=f"case '1' of site 'A': {says}"):
-            Files(path=str(tmp_path / "m.csv")).patients(0)["A"][1].open()
+            Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"][1].open()
 
 
 def test_colours_of_flat_images_are_channels(tmp_path):
@@ -182,7 +182,7 @@ def test_colours_of_flat_images_are_channels(tmp_path):
     Pillow.fromarray((colours[..., 0] > 100).astype(np.uint8) * 255).save(tmp_path / "s.png")
     (tmp_path / "m.csv").write_text("site,case,red,blue,label,labels\nA,1,a.png#0,a.png#2,s.png,L=255\n")
     files = Files(path=str(tmp_path / "m.csv"))
-    case = files.patients(0)["A"][0].open()
+    case = files.case_refs(0)["A"][0].open()
     assert files.dims == 2 and (case.image == colours[..., [0, 2]].transpose(2, 0, 1)).all()
     assert (case.label[0] == (colours[..., 0] > 100)).all() and case.spacing == (1.0, 1.0)
 
@@ -194,7 +194,7 @@ def test_many_boxes_of_one_scan_read_it_once(tmp_path, monkeypatch):
     files, seen = Files(path=str(tmp_path / "m.csv")), []
     assert files.dims == 3
     monkeypatch.setattr("polysite.data.images.read", lambda file, read=images.read: (seen.append(file), read(file))[1])
-    assert [p.open().image.shape for p in files.patients(0)["A"]] == [(1, 3, 3, 3)] * 7 and len(seen) == 1
+    assert [p.open().image.shape for p in files.case_refs(0)["A"]] == [(1, 3, 3, 3)] * 7 and len(seen) == 1
     report = check(files)
     assert not report.problems and {f.shape for f in report.findings} == {(3, 3, 3)}
 
@@ -216,16 +216,16 @@ def test_a_constant_image_is_not_trained_on(tmp_path):
     save(tmp_path / "a.nii.gz", np.full((4, 4, 4), 7, np.int16))
     (tmp_path / "m.csv").write_text("site,case,ct,class\nA,1,a.nii.gz,n\nA,2,a.nii.gz,o\n")
     with pytest.raises(DataError, match=r"a\.nii\.gz: every voxel is 7; .* data.allow = \['missing'\]"):
-        Files(path=str(tmp_path / "m.csv")).patients(0)["A"][0].open()
+        Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"][0].open()
 
 
 def test_volumes_of_classes_are_one_and_zero(tmp_path):
     (tmp_path / "m.csv").write_text("site,case,ct,class\nA,1,a.nii.gz,n\nA,2,b.nii.gz,o\n")
-    patients = Files(path=str(tmp_path / "m.csv")).patients(0)["A"]
+    patients = Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"]
     assert [p.volumes() for p in patients] == [{"n": 1.0, "o": 0.0}, {"n": 0.0, "o": 1.0}]
 
 
 def test_boxes_of_one_scan_are_of_one_person(tmp_path):
     (tmp_path / "m.csv").write_text("site,case,ct,class,box,patient\nA,1,a.nii,n,1 1 1 9 9 9,\nA,2,b.nii,o,,Ms X\n")
-    first, second = Files(path=str(tmp_path / "m.csv")).patients(0)["A"]
-    assert first.person.endswith("a.nii") and second.person == "Ms X"
+    first, second = Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"]
+    assert first.patient.endswith("a.nii") and second.patient == "Ms X"

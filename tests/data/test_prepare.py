@@ -136,7 +136,7 @@ def entries(place):
 
 
 def get(cache, files, prepare=Prepare(), patch=(8, 8, 8)):
-    return [Cache(cache).get(p, prepare, patch) for p in files.patients(0)["A"]]
+    return [Cache(cache).get(p, prepare, patch) for p in files.case_refs(0)["A"]]
 
 
 def same(a, b):
@@ -166,14 +166,14 @@ def test_another_configuration_or_content_is_another_entry(cache, files):
     get(cache, files, patch=(16, 16, 16))
     get(cache, replace(files, labels={"M": (1,)}))
     assert len(entries(cache)) == 12
-    file = files.patients(0)["A"][0].files[0]
+    file = files.case_refs(0)["A"][0].files[0]
     image = nibabel.load(file)
     nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj)[::-1].copy(), image.affine), file)
     assert not same(get(cache, files), first) and len(entries(cache)) == 13
 
 
 def test_hidden_modalities_are_another_entry(cache, files):
-    (first, *_) = files.patients(0)["A"]
+    (first, *_) = files.case_refs(0)["A"]
     seen = Cache(cache).get(first, Prepare(), (8, 8, 8))
     blind = Cache(cache).get(replace(first, hidden=(0,)), Prepare(), (8, 8, 8))
     assert seen.image.any() and not blind.image.any() and len(entries(cache)) == 2
@@ -210,7 +210,7 @@ from polysite.data.cache import Cache, place
 from polysite.data.files import Files
 from polysite.data.prepare import Prepare
 for _ in range(6):
-    for p in Files(path=sys.argv[1], labels={"L": (1,)}).patients(0)["A"]:
+    for p in Files(path=sys.argv[1], labels={"L": (1,)}).case_refs(0)["A"]:
         case = Cache(place()).get(p, Prepare(), (8, 8, 8))
         print(p.name, float(case.image.sum()), int(case.label.sum()))
     for entry in place().glob("*.safetensors"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polysite.data.case import Case, Patient
+from polysite.data.case import Case, CaseRef
 from polysite.data.federation import (
     ByLabelSize,
     Dirichlet,
@@ -31,7 +31,7 @@ def patient(name, site="s", volume=1.0, **kwargs):
         image = np.ones((3, 2, 2, 2), np.float32)
         return Case(site, name, image, np.ones((1, 2, 2, 2), np.uint8))
 
-    return Patient(site, name, read, lambda: {"WT": volume}, modalities=3, **kwargs)
+    return CaseRef(site, name, read, lambda: {"WT": volume}, modalities=3, **kwargs)
 
 
 def hospital(n, site="s", **kwargs):
@@ -260,7 +260,7 @@ def test_the_real_partition_of_fets_2022_in_five_folds(shared, tmp_path):
         (tmp_path / case).mkdir()
         for kind in ("flair", "seg"):
             (tmp_path / case / f"{case}_{kind}.nii.gz").touch()
-    sites = Files(path=str(tmp_path)).patients(0)
+    sites = Files(path=str(tmp_path)).case_refs(0)
     assert tuple(map(len, sites.values())) == FETS_2022 and [int(s) for s in sites] == list(range(1, 24))
     tested = [(s, n) for fold in folds_of(sites) for s, parts in fold.items() for n in names(parts["test"])]
     assert len(tested) == 1251 and {n: str(int(s)) for s, n in tested} == listed
@@ -268,7 +268,7 @@ def test_the_real_partition_of_fets_2022_in_five_folds(shared, tmp_path):
 
 def visits(site, people=12, each=3):
     """Several time points of every person."""
-    return [patient(f"{site}{i:02d}-{k}", site, i + k / 10, person=f"{site}{i:02d}", category="xy"[k % 2])
+    return [patient(f"{site}{i:02d}-{k}", site, i + k / 10, patient=f"{site}{i:02d}", category="xy"[k % 2])
             for i in range(people) for k in range(each)]  # fmt: skip
 
 
@@ -278,7 +278,7 @@ def homes(dealt):
     for parts in dealt.values():
         for part, patients in parts.items():
             for p in patients:
-                found.setdefault(p.person, set()).add(part)
+                found.setdefault(p.patient, set()).add(part)
     return found
 
 
@@ -301,7 +301,7 @@ def test_every_person_is_tested_in_one_fold():
 
 
 def test_a_person_in_two_fixed_parts_is_refused():
-    both = [patient("1", person="x", split="train"), patient("2", person="x", split="test"), *hospital(3)]
+    both = [patient("1", patient="x", split="train"), patient("2", patient="x", split="test"), *hospital(3)]
     with pytest.raises(DataError, match="the cases of patient 'x' are in test and train"):
         Split().apply({"s": both}, 0)
 

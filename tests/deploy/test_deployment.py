@@ -6,12 +6,12 @@ from safetensors.numpy import load_file
 from consortium import NAMES, consortium, open_hospitals, same, states, values, wanted
 from polysite import study
 from polysite.algorithms import ALGORITHMS
-from polysite.deploy import server
-from polysite.engines.flower import Terms
+from polysite.deploy.coordinator import run as coordinator
+from polysite.deploy.coordinator.remote import Deadlines
 from polysite.payload import Payload
 
 pytestmark = pytest.mark.slow
-TERMS = Terms(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
+DEADLINES = Deadlines(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def federation(tmp_path_factory):
     """Three hospitals that stay, and the link to them."""
     folder = tmp_path_factory.mktemp("consortium")
     made = consortium(folder, NAMES)
-    with server.listening(made) as link, open_hospitals(folder, NAMES) as hospitals:
+    with coordinator.listening(made) as link, open_hospitals(folder, NAMES) as hospitals:
         yield folder, link, hospitals
 
 
@@ -27,8 +27,8 @@ def federation(tmp_path_factory):
 def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, federation, tmp_path):
     folder, link, _ = federation
     chosen = wanted(name)
-    simulated = study.run(chosen, tmp_path / "simulated")
-    deployed = server.run(chosen, link, NAMES, tmp_path / "deployed", terms=TERMS, assess=False, wait=120)
+    simulated = study.train(chosen, tmp_path / "simulated")
+    deployed = coordinator.run(chosen, link, NAMES, tmp_path / "deployed", deadlines=DEADLINES, assess=False, wait=120)
     one, other = states(simulated.folder.path), states(deployed.folder.path)
     assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
     assert deployed.result["best_round"] == simulated.result["best_round"] and values(deployed) == values(simulated)

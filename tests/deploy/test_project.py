@@ -13,8 +13,8 @@ from shutil import copy
 
 import pytest
 
-from polysite.deploy.policy import TEXT
 from polysite.deploy.project import Project, SiteConfig, add, endpoint, init, renew
+from polysite.deploy.site.policy import TEXT
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError
 
 x509 = pytest.importorskip("cryptography.x509")
@@ -359,7 +359,7 @@ def test_the_commands_need_cryptography_and_say_so(tmp_path, monkeypatch, made):
 
 def test_no_framework_is_imported():
     code = (
-        "import sys, polysite.deploy.project, polysite.deploy.policy, polysite.deploy.ledger\n"
+        "import sys, polysite.deploy.project, polysite.deploy.site.policy, polysite.deploy.site.ledger\n"
         "print({'torch', 'monai', 'flwr', 'cryptography', 'matplotlib', 'nibabel'} & sys.modules.keys())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

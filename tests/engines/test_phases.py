@@ -12,9 +12,12 @@ from polysite.algorithms.ifca import Ifca
 from polysite.algorithms.local import Local
 from polysite.cost.model import measured
 from polysite.cost.speeds import Speeds
-from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import Phase, Plan, Served, find_best, find_progress, run, train
+from polysite.engines.phases import Phase, find_best, find_progress, run_phases
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
+from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
+from polysite.engines.transport import Served
 from polysite.errors import ConfigError
 from quadratic import Quadratic
 
@@ -47,7 +50,7 @@ def phases(*parts, goal=None):
 
 def go(path, *parts, goal=None):
     folder = RunFolder.create(path, "", 0)
-    return train(phases(*parts, goal=goal), START, 0, folder), folder
+    return run_phases(phases(*parts, goal=goal), START, 0, folder), folder
 
 
 def served(folder, name="best"):
@@ -73,7 +76,7 @@ def test_fine_tuning_first_round_and_limit(lam):
     """Its own optimum, or as far from the model that it began with as lam lets it; nothing but the choice is told."""
     engine, algorithm = Simulator(FineTune(lam=(lam,)), sites()), FineTune(lam=(lam,))
     engine.begin(0, Served(dict.fromkeys(NAMES, (START,))))
-    first, *_, last = run(algorithm, engine, START, Plan(rounds=200), 0)
+    first, *_, last = run_rounds(algorithm, engine, START, Plan(rounds=200), 0)
     for k, i in enumerate(NAMES):
         (x,) = (p["w"] for p, _ in algorithm.serve(last.sent[i], engine.memories()[i], engine.sites[i], ()))
         assert x == pytest.approx((A[k] * B[k] + lam * 3.0) / (A[k] + lam), rel=1e-6)
@@ -162,7 +165,7 @@ def test_costs_add_up(tmp_path):
     assert sum("handed" in r for r in both.records()) == 1 and "handed" in both.records()[3]
 
 
-PARTS = (
+SPLITS = (
     (FedAvg(), {"rounds": 5}),
     (Clustered(GROUPS), {"rounds": 4, "validate_every": 2}),
     (FineTune(lam=(0.0, 1.0)), {"rounds": 3}),
@@ -171,7 +174,7 @@ PARTS = (
 
 @pytest.mark.parametrize("after", range(12))
 def test_a_study_of_phases_resumes_wherever_it_was_interrupted(tmp_path, after, monkeypatch):
-    parts = tuple((algorithm, {**plan, "checkpoint_every": 2}) for algorithm, plan in PARTS)
+    parts = tuple((algorithm, {**plan, "checkpoint_every": 2}) for algorithm, plan in SPLITS)
     result, whole = go(tmp_path / "whole", *parts)
     folder, append, seen = RunFolder.create(tmp_path / "half", "", 0), RunFolder.append, []
 
@@ -183,9 +186,9 @@ def test_a_study_of_phases_resumes_wherever_it_was_interrupted(tmp_path, after, 
 
     monkeypatch.setattr(RunFolder, "append", fail)
     with pytest.raises(KeyboardInterrupt):
-        train(phases(*parts), START, 0, folder)
+        run_phases(phases(*parts), START, 0, folder)
     again = phases(*parts)
-    assert train(again, START, 0, folder, resume=find_progress(folder, again)) == result
+    assert run_phases(again, START, 0, folder, resume=find_progress(folder, again)) == result
     assert served(folder) == served(whole) and served(folder, "last") == served(whole, "last")
 
     def timeless(f):
@@ -195,18 +198,18 @@ def test_a_study_of_phases_resumes_wherever_it_was_interrupted(tmp_path, after, 
 
 
 def test_a_damaged_beginning_of_a_phase_is_noticed_and_made_again(tmp_path, caplog):
-    result, folder = go(tmp_path / "run", *PARTS[:1], PARTS[2])
+    result, folder = go(tmp_path / "run", *SPLITS[:1], SPLITS[2])
     (folder.path / "result.json").unlink()
     folder.phase(1).write_bytes(b"x")
-    again = phases(*PARTS[:1], PARTS[2])
+    again = phases(*SPLITS[:1], SPLITS[2])
     at = find_progress(folder, again)
     assert at.phase == 0 and "phase-1.safetensors cannot be read" in caplog.text
-    assert train(again, START, 0, folder, resume=at) == result
+    assert run_phases(again, START, 0, folder, resume=at) == result
 
 
 def test_the_best_model_is_found_again_with_the_phase_that_made_it(tmp_path):
-    result, folder = go(tmp_path / "run", *PARTS)
-    again = phases(*PARTS)
+    result, folder = go(tmp_path / "run", *SPLITS)
+    again = phases(*SPLITS)
     phase, best = find_best(folder, again, result["best_round"])
     sent = phase.algorithm.send(best.state, NAMES)
     found = {i: t["w"].item() for i, (t,) in phase.transport.serve(best.round, sent).models.items()}
@@ -280,7 +283,7 @@ def test_a_run_interrupted_at_its_very_end_exports_the_same_models(tmp_path):
     before = served(folder), served(folder, "last")
     (folder.path / "result.json").unlink()
     again = phases(*parts)
-    assert train(again, START, 0, folder, resume=find_progress(folder, again)) == result
+    assert run_phases(again, START, 0, folder, resume=find_progress(folder, again)) == result
     assert (served(folder), served(folder, "last")) == before
 
 
@@ -297,11 +300,11 @@ def test_a_hospital_that_never_trains_gets_the_same_after_a_restart(tmp_path):
         return found
 
     folder = RunFolder.create(tmp_path / "run", "", 0)
-    result = train(made(), START, 0, folder)
+    result = run_phases(made(), START, 0, folder)
     (folder.path / "result.json").unlink()
     folder.checkpoints()[0].unlink()
     again = made()
-    assert train(again, START, 0, folder, resume=find_progress(folder, again)) == result
+    assert run_phases(again, START, 0, folder, resume=find_progress(folder, again)) == result
     _, first = go(tmp_path / "first", parts[0], goal=0.9)
     shared = served(first)["a"]
     assert result["test"]["new"]["0"]["loss"] == pytest.approx(abs(shared - 0.9))

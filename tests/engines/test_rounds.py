@@ -10,10 +10,11 @@ from safetensors.numpy import load_file
 
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.local import Local
-from polysite.engines import checkpoint, rounds
-from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import Phase, Plan, Progress, find_best, find_progress, run, train
-from polysite.engines.sampling import cohort
+from polysite.engines import checkpoint
+from polysite.engines.phases import Phase, find_best, find_progress, run_phases
+from polysite.engines.plan import Plan, cohort
+from polysite.engines.rounds import Progress, run_rounds
+from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import RunError
 from polysite.payload import Payload
@@ -30,7 +31,7 @@ def study(tmp_path, algorithm=None, name="run", guests=None, **plan):
     algorithm = algorithm or FedAvg()
     engine = Simulator(algorithm, sites(), guests=guests)
     folder = RunFolder.create(tmp_path / name, "seed = 0\n", 0)
-    return train([Phase(algorithm, engine, Plan(**plan))], START, 0, folder), folder
+    return run_phases([Phase(algorithm, engine, Plan(**plan))], START, 0, folder), folder
 
 
 def test_the_folder_tells_everything(tmp_path):
@@ -63,7 +64,7 @@ def test_the_best_round_is_kept_and_not_the_last(tmp_path):
 
     algorithm, all_sites = FedAvg(), {"a": Wanders(1.0, np.array([0.0]))}
     folder = RunFolder.create(tmp_path / "run", "", 0)
-    result = train([Phase(algorithm, Simulator(algorithm, all_sites), Plan(rounds=12))], START, 0, folder)
+    result = run_phases([Phase(algorithm, Simulator(algorithm, all_sites), Plan(rounds=12))], START, 0, folder)
     path = [3 * (1 - all_sites["a"].pull) ** (r + 1) for r in range(12)]
     best = int(np.argmin(np.abs(np.array(path) - 1.5)))
     assert 0 < best < 11 and result["best_round"] == best
@@ -78,7 +79,7 @@ def test_early_stopping_waits_as_long_as_told(tmp_path):
 
     folder = RunFolder.create(tmp_path / "run", "", 0)
     plan, dull = Plan(rounds=50, patience=3, validate_every=2), {"a": Dull(1.0, np.array([0.0]))}
-    result = train([Phase(FedAvg(), Simulator(FedAvg(), dull), plan)], START, 0, folder)
+    result = run_phases([Phase(FedAvg(), Simulator(FedAvg(), dull), plan)], START, 0, folder)
     assert result["best_round"] == 1 and result["rounds"] == 8  # best at the first look, then three without a better
 
 
@@ -89,13 +90,13 @@ def test_a_run_that_had_stopped_early_does_not_go_on_when_resumed(tmp_path):
 
     plan, dull = Plan(rounds=50, patience=3), {"a": Dull(1.0, np.array([0.0]))}
     folder = RunFolder.create(tmp_path / "run", "", 0)
-    train([Phase(FedAvg(), Simulator(FedAvg(), dull), plan)], START, 0, folder)
+    run_phases([Phase(FedAvg(), Simulator(FedAvg(), dull), plan)], START, 0, folder)
     before = last_model(folder)
     (folder.path / "result.json").unlink()
     (folder.path / "checkpoints" / ".round-000009.safetensors.partial").write_bytes(b"half")
     again = [Phase(FedAvg(), Simulator(FedAvg(), dull), plan)]
     at = find_progress(folder, again)
-    assert train(again, START, 0, folder, resume=at)["rounds"] == 4
+    assert run_phases(again, START, 0, folder, resume=at)["rounds"] == 4
     assert last_model(folder) == before and len(folder.records()) == 4
     assert not list((folder.path / "checkpoints").glob(".*"))
 
@@ -142,7 +143,7 @@ def finish(folder):
     engine = Simulator(FedAvg(), sites())
     again = [Phase(FedAvg(), engine, Plan(rounds=12, checkpoint_every=2))]
     at = find_progress(folder, again)
-    train(again, START, 0, folder, resume=at)
+    run_phases(again, START, 0, folder, resume=at)
     return at
 
 
@@ -231,7 +232,7 @@ def test_a_checkpoint_cannot_name_a_foreign_class(tmp_path):
     path = tmp_path / "evil.safetensors"
     checkpoint.save(path, Plan())
     assert checkpoint.load(path) == Plan()
-    for name in ("os:system", "polysite.engines.folder:RunFolder", "polysite.nowhere:Thing"):
+    for name in ("os:system", "polysite.engines.run_folder:RunFolder", "polysite.nowhere:Thing"):
         with pytest.raises(ValueError, match="class"):
             checkpoint._dataclass(name, "polysite")
     with pytest.raises(TypeError, match="may not hold a set"):
@@ -240,7 +241,7 @@ def test_a_checkpoint_cannot_name_a_foreign_class(tmp_path):
 
 def test_the_bare_rounds_are_an_iterator():
     engine = Simulator(FedAvg(), sites())
-    seen = [r.index for r in run(FedAvg(), engine, START, Plan(rounds=3), seed=0)]
+    seen = [r.index for r in run_rounds(FedAvg(), engine, START, Plan(rounds=3), seed=0)]
     assert seen == [0, 1, 2]
 
 
@@ -280,7 +281,7 @@ def test_a_memory_that_does_not_fit_is_not_mixed_in(tmp_path, changes, sentence,
     again = [Phase(Local(), Simulator(Local(), sites()), Plan(rounds=12, checkpoint_every=2))]
     at = find_progress(folder, again)
     assert sentence in caplog.text and at.round == 5  # the one before
-    train(again, START, 0, folder, resume=at)
+    run_phases(again, START, 0, folder, resume=at)
     for site in ("a", "b"):
         assert load_file(folder.path / "models" / f"last.{site}.safetensors") == load_file(
             whole.path / "models" / f"last.{site}.safetensors"
@@ -292,11 +293,11 @@ def test_going_back_to_the_best_round_forgets_what_came_after(tmp_path):
     algorithm = Local()
     folder = RunFolder.create(tmp_path / "run", "", 0)
     phases = [Phase(algorithm, Simulator(algorithm, sites()), Plan(rounds=6, share=0.5))]
-    train(phases, START, 0, folder)
+    run_phases(phases, START, 0, folder)
     first = next(iter(folder.records()[0]["sites"]))
     other = {"a": "b", "b": "a"}[first]
     at = Progress(0, None, {first: Payload(model=START)}, 0, 1.0, versions={first: 0})
-    rounds._keep(folder, folder.best(9), phases[0], at)
+    phases._keep(folder, folder.best(9), phases[0], at)
     assert phases[0].transport.memories()[other]
     find_best(folder, phases, 9)
     assert phases[0].transport.memories() == {first: Payload(model=START), other: Payload()}

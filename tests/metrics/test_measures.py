@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite.errors import ConfigError
-from polysite.metrics.measures import BETTER, DISTANCES, Policy, measure
+from polysite.metrics.measures import BETTER, DISTANCES, EmptyMaskPolicy, measure
 from polysite.metrics.overlap import overlap
 from polysite.metrics.surface import surfaces
 from polysite.train.surface import surfaces as tensor_surfaces
@@ -64,15 +64,15 @@ GONE = math.nan
 @pytest.mark.parametrize(
     ("kind", "policy", "dice", "hd95", "assd", "nsd"),
     [
-        ("missed", Policy(), 0, DIAGONAL, DIAGONAL, 0),
-        ("false alarm", Policy(), 0, DIAGONAL, DIAGONAL, 0),
-        ("both empty", Policy(), 1, GONE, GONE, 1),
-        ("missed", Policy(penalty=373.13), 0, 373.13, 373.13, 0),
-        ("false alarm", Policy(penalty=373.13, hd95="union"), 0, 373.13, 373.13, 0),
-        ("both empty", Policy(penalty=373.13), 1, GONE, GONE, 1),
-        ("missed", Policy("excluded"), 0, GONE, GONE, GONE),
-        ("false alarm", Policy("excluded", hd95="union"), 0, GONE, GONE, GONE),
-        ("both empty", Policy("excluded"), 1, GONE, GONE, 1),
+        ("missed", EmptyMaskPolicy(), 0, DIAGONAL, DIAGONAL, 0),
+        ("false alarm", EmptyMaskPolicy(), 0, DIAGONAL, DIAGONAL, 0),
+        ("both empty", EmptyMaskPolicy(), 1, GONE, GONE, 1),
+        ("missed", EmptyMaskPolicy(penalty=373.13), 0, 373.13, 373.13, 0),
+        ("false alarm", EmptyMaskPolicy(penalty=373.13, hd95="union"), 0, 373.13, 373.13, 0),
+        ("both empty", EmptyMaskPolicy(penalty=373.13), 1, GONE, GONE, 1),
+        ("missed", EmptyMaskPolicy("excluded"), 0, GONE, GONE, GONE),
+        ("false alarm", EmptyMaskPolicy("excluded", hd95="union"), 0, GONE, GONE, GONE),
+        ("both empty", EmptyMaskPolicy("excluded"), 1, GONE, GONE, 1),
     ],
 )
 def test_empty_masks(kind, policy, dice, hd95, assd, nsd):
@@ -86,10 +86,10 @@ def test_empty_masks(kind, policy, dice, hd95, assd, nsd):
 @pytest.mark.parametrize("empty", ["penalty", "excluded"])
 def test_other_masks_are_left_as_they_are(empty):
     found = row(*KINDS[""])
-    assert Policy.kind(found) == "" and found["hd95"] != found["hd95_union"]
+    assert EmptyMaskPolicy.kind(found) == "" and found["hd95"] != found["hd95_union"]
     for key in (*BETTER.keys() - {"accuracy"}, "truth", "hd95_union"):
-        assert Policy(empty).value(found, key) == found[key]
-    assert Policy(empty, hd95="union").value(found, "hd95") == found["hd95_union"]
+        assert EmptyMaskPolicy(empty).value(found, key) == found[key]
+    assert EmptyMaskPolicy(empty, hd95="union").value(found, "hd95") == found["hd95_union"]
 
 
 def mean(policy, rows, key):
@@ -105,7 +105,9 @@ def test_a_missed_tumour_never_improves_a_mean(seeds, how):
     others = [row(mask(s), mask(s + 1)) for s in seeds[1:]]
     given_, missed = [row(mask(seeds[0] + 1), truth), *others], [row(NONE, truth), *others]
     for key in ("dice", "iou", "hd95", "assd", "nsd"):
-        gain = BETTER[key] * (mean(Policy(hd95=how), missed, key) - mean(Policy(hd95=how), given_, key))
+        gain = BETTER[key] * (
+            mean(EmptyMaskPolicy(hd95=how), missed, key) - mean(EmptyMaskPolicy(hd95=how), given_, key)
+        )
         assert gain <= 1e-12, key
 
 
@@ -115,21 +117,24 @@ def test_it_can_where_empty_masks_are_left_out():
     truth[0, 0, 0], corner[-1, -1, -1] = True, True
     easy = row(truth, truth)
     poor, missed = [easy, row(corner, truth)], [easy, row(NONE, truth)]
-    assert mean(Policy("excluded"), missed, "hd95") == 0 < mean(Policy("excluded"), poor, "hd95")
-    assert mean(Policy(), missed, "hd95") > mean(Policy(), poor, "hd95")
+    assert mean(EmptyMaskPolicy("excluded"), missed, "hd95") == 0 < mean(EmptyMaskPolicy("excluded"), poor, "hd95")
+    assert mean(EmptyMaskPolicy(), missed, "hd95") > mean(EmptyMaskPolicy(), poor, "hd95")
 
 
 @pytest.mark.parametrize("penalty", [0, -1, math.inf, math.nan, True, "far"])
 def test_a_penalty_is_a_distance(penalty):
     with pytest.raises(ConfigError, match=r"penalty = .*'diagonal' or a positive number"):
-        Policy(penalty=penalty)
+        EmptyMaskPolicy(penalty=penalty)
 
 
 def test_policies_are_named():
     with pytest.raises(ConfigError, match="empty = 'nan' is no policy; choose penalty or excluded"):
-        Policy(empty="nan")
+        EmptyMaskPolicy(empty="nan")
     with pytest.raises(ConfigError, match="hd95 = 'mean' is no policy; choose max or union"):
-        Policy(hd95="mean")
-    assert "diagonal of the image" in Policy().words and "the larger of" in Policy().words
-    assert "373.13" in Policy(penalty=373.13).words
-    assert "left out" in Policy("excluded").words and "together" in Policy("excluded", hd95="union").words
+        EmptyMaskPolicy(hd95="mean")
+    assert "diagonal of the image" in EmptyMaskPolicy().words and "the larger of" in EmptyMaskPolicy().words
+    assert "373.13" in EmptyMaskPolicy(penalty=373.13).words
+    assert (
+        "left out" in EmptyMaskPolicy("excluded").words
+        and "together" in EmptyMaskPolicy("excluded", hd95="union").words
+    )

@@ -14,8 +14,8 @@ from folders import cases, load, row, write
 from polysite.cli import app
 from polysite.cost.speeds import Speeds
 from polysite.errors import ConfigError, RunError
-from polysite.metrics.measures import Policy
-from polysite.report import costs, look, publish
+from polysite.metrics.measures import EmptyMaskPolicy
+from polysite.report import costs, example_cases, publish
 from polysite.report.compare import compare, summary, tables
 from polysite.report.page import Options
 from polysite.report.runs import methods, read
@@ -65,7 +65,7 @@ def test_missing_every_tumour_does_not_pay(tmp_path):
     lazy = {s: {c: {"WT": row(0.0, predicted=0.0)} for c in found} for s, found in good.items()}
     lazy["north"]["north-0"] = {"WT": row(0.9, 1.0)}
     loaded = load(write(tmp_path / "good", good), write(tmp_path / "lazy", lazy, algorithm="fedprox"))
-    fair, unfair = (compare(loaded, "good", Policy(empty)) for empty in ("penalty", "excluded"))
+    fair, unfair = (compare(loaded, "good", EmptyMaskPolicy(empty)) for empty in ("penalty", "excluded"))
     distance = {f.policy.empty: next(t for t in f.tests if t.measure == "hd95") for f in (fair, unfair)}
     assert distance["penalty"].difference < 0 < distance["excluded"].difference
     grids = {g.name: g for g in tables(fair)}
@@ -173,7 +173,7 @@ def test_a_false_alarm_does_not_fall_out_of_the_paired_test(tmp_path):
     test = next(t for t in compare(loaded).tests if t.measure == "hd95")
     assert test.cases == 13 and test.difference == pytest.approx((7 * 0.5 - 6 * 100) / 13)
     assert test.cases_won == (7, 0, 6)
-    excluded = next(t for t in compare(loaded, policy=Policy("excluded")).tests if t.measure == "hd95")
+    excluded = next(t for t in compare(loaded, policy=EmptyMaskPolicy("excluded")).tests if t.measure == "hd95")
     assert excluded.cases == 7 and excluded.difference == pytest.approx(0.5)
 
 
@@ -271,7 +271,7 @@ def test_the_cases_to_look_at_are_ranked_by_the_reference(tmp_path):
     runs = [write(tmp_path / "m" / f"s{k}", dice, seed=k) for k in (0, 1)]
     other = {"a": {c: {"WT": 0.9} for c in dice["a"]}}
     loaded = load(*runs, write(tmp_path / "x", other, algorithm="fedprox"))
-    shown = look.cases(loaded, "m")
+    shown = example_cases.cases(loaded, "m")
     assert [(s.case, s.why) for s in shown] == [("0", "worst"), ("1", "best")]
     assert [list(s.scores) for s in shown] == [["m", "x"]] * 2 and shown[0].scores["m"] == {"WT": 0.1}
-    assert look.cases(loaded, "x")[0].scores["x"] == {"WT": 0.9}
+    assert example_cases.cases(loaded, "x")[0].scores["x"] == {"WT": 0.9}

@@ -12,7 +12,7 @@ import pytest
 from browser import browse
 from folders import cases, load, row, write
 from polysite.errors import RunError
-from polysite.metrics.measures import Policy
+from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.report import publish, watch
 from polysite.report.page import Options, build
 
@@ -94,8 +94,10 @@ def test_without_scans_there_is_no_picture_of_a_patient(tmp_path):
 
 def test_the_policy_is_named(tmp_path):
     runs = load(write(tmp_path / "run", {"a": {"1": {"WT": row(0.0, predicted=0.0)}, "2": {"WT": row(0.5, 3.0)}}}))
-    assert "counts 373.13" in build("run", runs, Options(policy=Policy(penalty=373.13))).replace("a distance of ", "")
-    assert "is left out of HD95" in build("run", runs, Options(policy=Policy("excluded")))
+    assert "counts 373.13" in build("run", runs, Options(policy=EmptyMaskPolicy(penalty=373.13))).replace(
+        "a distance of ", ""
+    )
+    assert "is left out of HD95" in build("run", runs, Options(policy=EmptyMaskPolicy("excluded")))
 
 
 def test_an_assessment_goes_onto_the_page_and_a_wrong_one_is_refused(tmp_path):

@@ -21,13 +21,13 @@ ALGORITHMS = {
     "fedamp": "fedamp:FedAMP",
     "fedavg": "fedavg:FedAvg",
     "fedbn": "fedbn:FedBN",
-    "fedcostwavg": "costs:FedCostWAvg",
+    "fedcostwavg": "cost_weighted:FedCostWAvg",
     "feddiv": "feddiv:FedDiv",
     "feddyn": "feddyn:FedDyn",
     "fedexp": "fedexp:FedExP",
     "fednova": "fednova:FedNova",
     "fedper": "fedper:FedPer",
-    "fedpidavg": "costs:FedPIDAvg",
+    "fedpidavg": "cost_weighted:FedPIDAvg",
     "fedprox": "fedprox:FedProx",
     "fedrep": "fedrep:FedRep",
     "fedrod": "fedrod:FedRoD",
@@ -47,15 +47,15 @@ ALGORITHMS = {
     "qfedavg": "qfedavg:QFedAvg",
     "scaffold": "scaffold:Scaffold",
     "superfed": "superfed:SuPerFed",
-    "top_k": "costs:TopK",
+    "top_k": "cost_weighted:TopK",
     "trimmed_mean": "robust:TrimmedMean",
     "weighted": "weighted:Weighted",
 }
 SERVER_OPTIMISERS = {
-    "sgd": "server:Sgd",
-    "adagrad": "server:Adagrad",
-    "adam": "server:Adam",
-    "yogi": "server:Yogi",
+    "sgd": "server_optimisers:Sgd",
+    "adagrad": "server_optimisers:Adagrad",
+    "adam": "server_optimisers:Adam",
+    "yogi": "server_optimisers:Yogi",
 }
 
 
@@ -73,7 +73,7 @@ def name_of(value: Any) -> str:
     >>> from polysite.algorithms.fedavg import FedAvg
     >>> name_of(FedAvg())
     'fedavg'
-    >>> from polysite.algorithms.server import Adam
+    >>> from polysite.algorithms.server_optimisers import Adam
     >>> name_of(FedAvg(server=Adam(lr=0.1)))
     'fedadam'
     """

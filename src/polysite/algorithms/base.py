@@ -1,8 +1,15 @@
-"""The contract that every algorithm keeps. Nothing here is inherited from."""
+"""The contract that every algorithm keeps. No algorithm inherits from it.
+
+Five functions and four attributes are required (``Algorithm``). Further methods are optional; each has a function of the
+same name here, which says what happens without it: ``shares``, ``diagnostics``, ``serving_payloads``, ``objections``,
+``is_finished``, ``facts``, ``check_sites``, ``tightened``, ``case_clusters``.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+from polysite.cluster.mixture import CaseClusters
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
@@ -10,65 +17,95 @@ from polysite.tree import Tree
 
 S = TypeVar("S")
 INF = float("inf")
-TINY = 1e-12  # the least a hyper-parameter may be that must not be zero
+TINY = 1e-12  # lower bound of a hyper-parameter that must not be zero
 
-# What a field of a reply is. ``model``: the parameters that a site was sent, running statistics included, or was asked
-# for by their names (``asked``); ``update``: a value per trained parameter; ``count``: a number of cases; ``counts``:
-# several, by name, of cases or voxels; ``one``: 1, where all sites count alike; ``rate``: a learning rate or a sum of
-# them; ``cost``: a loss or the like, not negative; ``statistics``: arrays that describe all cases; ``cases``: arrays
-# with a row for every case, which a hospital may not want to tell; ``number``: another.
 Kind = Literal["model", "update", "count", "counts", "one", "rate", "cost", "statistics", "cases", "number"]
+"""Kind of a field in a reply.
+
+``model``: the parameters that a site was sent, running statistics included, or those named in the field ``asked``.
+``update``: a value per trained parameter. ``count``: a number of cases. ``counts``: several, by name, of cases or
+voxels. ``one``: 1, where all sites count alike. ``rate``: a learning rate, or a sum of them. ``cost``: a loss or
+similar, not negative. ``statistics``: arrays that summarise all cases. ``cases``: arrays with a row per case, which a
+hospital may not want to reveal. ``number``: any other number.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts about an algorithm that configurations, engines and policies act on."""
+
+    needs_model: bool = False
+    """It continues from a trained model, so it cannot be the first phase."""
+    ends_study: bool = False
+    """A site may end up with several models, so no phase can follow."""
+    poolable: bool = False
+    """It can run as centralised training (``run.pooled``)."""
+    groupable: bool = True
+    """It can train groups of sites separately (``clustered``)."""
+    sends_scores: bool = False
+    """Its replies hold sums of scores, perhaps of a single case."""
+    cost_split: Literal["train", "validation"] = "train"
+    """The cases behind a reply of kind ``cost``."""
+    single_step: bool = False
+    """A model that leaves may stand for a single local step."""
+    exchanges: int = 0
+    """Rounds that it needs to come to its end; 0 if any number will do."""
+    masks_head: bool = False
+    """It tells the head from the background by zero voxels (``prepare.normalise = 'nonzero'``)."""
 
 
 class Algorithm(Protocol[S]):
-    """Five functions of values: no file, no socket, no device, no seed, no training loop.
-
-    ``reply`` says what a site answers, field by field: all that ever leaves it, and what the server holds it to. A
-    field whose name ends in ``?`` may be left out; ``x*`` are all fields that begin with x and that it was sent.
-    A field called ``weight`` multiplies all that the server takes of a site, so ``weighted`` can scale it.
-    ``needs`` says whether ``merge`` can live with a (secure) sum of the replies or must see each one.
-    ``plain_sgd`` says that the mathematics holds for plain SGD alone: no momentum, no Adam.
-    ``strangers`` says that a site which never trained is served a model that others trained.
-    """
+    """Five functions of values: no file, no socket, no device, no seed, no training loop."""
 
     @property
-    def reply(self) -> Mapping[str, Kind]: ...
+    def reply(self) -> Mapping[str, Kind]:
+        """Fields of a reply and their kinds: all that leaves a site. The server refuses anything else.
+
+        ``name?`` may be absent; ``x*`` stands for all fields that begin with x and that the site was sent. A field
+        called ``weight`` multiplies the site's contribution, so ``weighted`` can scale it.
+        """
+        ...
 
     @property
-    def needs(self) -> Literal["sum", "each"]: ...
+    def needs(self) -> Literal["sum", "each"]:
+        """Whether ``merge`` can work with a (secure) sum of the replies or must see each one."""
+        ...
 
     @property
-    def plain_sgd(self) -> bool: ...
+    def plain_sgd(self) -> bool:
+        """Whether the mathematics holds for plain SGD alone, without momentum or Adam."""
+        ...
 
     @property
-    def strangers(self) -> bool: ...
+    def strangers(self) -> bool:
+        """Whether a site that never trained is served a model that others trained."""
+        ...
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> S:
-        """The server's state before round 0."""
+        """Return the server's state before round 0."""
         ...
 
     def send(self, state: S, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        """Server to each site of the cohort."""
+        """Return the payload for each site of the cohort."""
         ...
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        """At the site: (what goes back, what the site remembers)."""
+        """Work at the site; return (reply, new memory)."""
         ...
 
     def merge(self, state: S, replies: Mapping[SiteId, Payload]) -> S:
-        """Sites to server. ``replies`` may miss sites that dropped out; it is never empty."""
+        """Return the server's next state. Sites that dropped out are missing in ``replies``, which is never empty."""
         ...
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        """Which parameters this site uses for which of these patients."""
+        """Yield the parameters that this site uses, each with the cases it uses them for."""
         ...
 
 
 def shares(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-    """How much every reply counts in what ``merge`` makes of it, for the record.
+    """Return the weight of every reply in the aggregate, for the record.
 
-    An algorithm whose weights are not those that the sites state says so in a method of this name; one that does not
-    average says nothing.
+    By default the normalised ``weight`` fields; empty if the replies have none.
     """
     own = getattr(algorithm, "shares", None)
     if own is not None:
@@ -78,33 +115,60 @@ def shares(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Payload])
     return {i: w / total for i, w in weights.items()} if total > 0 else {}
 
 
-def offered(algorithm: Algorithm[S], state: S, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-    """What sites are sent to be served by: what ``offer`` says, where that is not what they are sent to train with."""
-    offer = getattr(algorithm, "offer", algorithm.send)
-    found: Mapping[SiteId, Payload] = offer(state, sites)
-    return found
+def serving_payloads(algorithm: Algorithm[S], state: S, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+    """Return the payloads from which sites choose the model they use. By default those of ``send``."""
+    own = getattr(algorithm, "serving_payloads", algorithm.send)
+    payloads: Mapping[SiteId, Payload] = own(state, sites)
+    return payloads
 
 
 def objections(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Payload]) -> dict[SiteId, str]:
-    """Whom the server should not hear, and why, where only the algorithm can tell: its method ``refuse``, if any."""
-    refuse = getattr(algorithm, "refuse", None)
-    return {} if refuse is None else dict(refuse(state, replies))
+    """Return the sites whose reply must not be merged, with reasons that only the algorithm can know. Default: none."""
+    own = getattr(algorithm, "objections", None)
+    return {} if own is None else dict(own(state, replies))
 
 
-def over(algorithm: Algorithm[S], state: S) -> bool:
-    """Whether an algorithm that comes to an end by itself, and says so in a method of this name, has come to it."""
-    own = getattr(algorithm, "over", None)
+def is_finished(algorithm: Algorithm[S], state: S) -> bool:
+    """Return whether the algorithm has come to its own end, before ``run.rounds``. Default: never."""
+    own = getattr(algorithm, "is_finished", None)
     return own is not None and bool(own(state))
 
 
-def told(algorithm: Algorithm[S], state: S) -> dict[str, float]:
-    """Numbers that an algorithm tells of a round, by name, for the record: those of its method ``tell``, if any."""
-    tell = getattr(algorithm, "tell", None)
-    return {} if tell is None else {name: float(value) for name, value in tell(state).items()}
+def diagnostics(algorithm: Algorithm[S], state: S) -> dict[str, float]:
+    """Return numbers about the round, by name, for the record. Default: none."""
+    own = getattr(algorithm, "diagnostics", None)
+    return {} if own is None else {name: float(value) for name, value in own(state).items()}
+
+
+def facts(algorithm: Any) -> Facts:
+    """Return the facts that an algorithm declares in its attribute ``facts``. A combinator passes on its inner's."""
+    declared: Facts = getattr(algorithm, "facts", Facts())
+    return declared
+
+
+def check_sites(algorithm: Any, train: Mapping[SiteId, int], validation: Mapping[SiteId, int]) -> None:
+    """Refuse numbers of cases with which the algorithm cannot work, before anything is trained. Default: accept all."""
+    own = getattr(algorithm, "check_sites", None)
+    if own is not None:
+        own(train, validation)
+
+
+def tightened(algorithm: Any, fewest: int) -> Any:
+    """Return the algorithm with every sum over at least ``fewest`` cases, as a hospital's policy asks. Default: as it
+    is."""
+    own = getattr(algorithm, "tightened", None)
+    return algorithm if own is None else own(fewest)
+
+
+def case_clusters(algorithm: Any, got: Payload) -> CaseClusters | None:
+    """Return the clusters of cases by which the algorithm chooses a model, if it has such clusters. Default: none."""
+    own = getattr(algorithm, "case_clusters", None)
+    clusters: CaseClusters | None = None if own is None else own(got)
+    return clusters
 
 
 def within(settings: Any, **bounds: tuple[float, float]) -> None:
-    """Refuse a hyper-parameter outside [low, high]; None, where it may be None, is let pass."""
+    """Refuse a hyper-parameter outside [low, high]; None is accepted."""
     for name, (low, high) in bounds.items():
         value = getattr(settings, name)
         if value is not None and not (low <= value <= high and value < INF):

@@ -29,11 +29,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.cluster import federated_mixture
-from polysite.cluster.mixture import Mixture, Settings, pooled
+from polysite.cluster.mixture import CaseClusters, Mixture, Settings, pooled
+from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload, SiteId, mean, plain
-from polysite.site import Cases, Site, quality
+from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
 Counts = Mapping[str, float]  # cluster -> cases
@@ -86,10 +87,41 @@ class Cfft:
         _ = self.settings  # which refuses what makes no sense
 
     @property
-    def exchanges(self) -> int:
-        """How many rounds it may take: the fit of the clusters, their announcement, the tuning, the last judgement."""
+    def facts(self) -> Facts:
+        """It continues from a model, ends a study, clusters cases across all sites, and sums up scores."""
         fit = FIT + self.iterations if self.fit == "federated" else 1
-        return fit + 1 + self.rounds + 1
+        return Facts(
+            needs_model=True,
+            ends_study=True,
+            poolable=True,
+            groupable=False,
+            sends_scores=True,
+            exchanges=fit + 1 + self.rounds + 1,  # fit of the clusters, their announcement, tuning, the last scores
+            masks_head=True,
+        )
+
+    def check_sites(self, train: Mapping[SiteId, int], validation: Mapping[SiteId, int]) -> None:
+        """Refuse sites with too few cases for the clusters, and sites that cannot choose the best model."""
+        least = self.fewest if self.fit == "federated" else 1
+        cases = sum(n for n in train.values() if n >= least)
+        if cases < max(self.components):
+            raise ConfigError(
+                f"cfft wants {max(self.components)} clusters, and sites with at least {least} training cases have "
+                f"{cases} in all; lower algorithm.components or algorithm.fewest"
+            )
+        if not any(n and validation.get(i, 0) for i, n in train.items()):
+            raise DataError("no site that trains has a validation case, by which cfft chooses; raise split.validation")
+
+    def tightened(self, fewest: int) -> "Cfft":
+        """Return this algorithm with sums over at least ``fewest`` cases."""
+        return replace(self, fewest=max(self.fewest, fewest), least=max(self.least, fewest))
+
+    def case_clusters(self, got: Payload) -> CaseClusters | None:
+        """Return the clusters in a payload, once they are fitted."""
+        if "mixture" not in got:
+            return None
+        mixture = Mixture.of({k: plain(v) for k, v in got["mixture"].items()})
+        return CaseClusters(mixture, self.fit, self.bin_width, self.settings)
 
     @property
     def settings(self) -> Settings:
@@ -108,7 +140,7 @@ class Cfft:
             return {i: Payload(**asked) for i in cohort}
         return {i: self._task(state, i) if i in state.train else Payload(mixture=state.mixture) for i in cohort}
 
-    def offer(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+    def serving_payloads(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         """What a site is served by: the best models of all clusters, and how to tell whose patient is whose."""
         found = {f"cluster_{c}": model for c, model in state.best.items()}
         clusters = {"mixture": state.mixture} if state.mixture is not None else {}
@@ -140,7 +172,7 @@ class Cfft:
         heard = {i: p for i, p in replies.items() if i not in new}
         return self._merged(state, heard) if heard else state
 
-    def refuse(self, state: State, replies: Mapping[SiteId, Payload]) -> Mapping[SiteId, str]:
+    def objections(self, state: State, replies: Mapping[SiteId, Payload]) -> Mapping[SiteId, str]:
         """Whose numbers cannot be: what was not asked for, or not what the others tell, or scores above one."""
         if state.mixture is None:
             return _unlike(replies, "sums" if state.fit else "features")
@@ -176,10 +208,10 @@ class Cfft:
         for c in range(len(got["mixture"]["weights"])):
             yield got.get(f"cluster_{c}", got["model"]), members.get(f"{c}", ())
 
-    def over(self, state: State) -> bool:
+    def is_finished(self, state: State) -> bool:
         return state.judged > self.rounds
 
-    def tell(self, state: State) -> Mapping[str, float]:
+    def diagnostics(self, state: State) -> Mapping[str, float]:
         sizes = [fsum(counts.get(c, 0.0) for counts in state.train.values()) for c in state.models]
         told = {"clusters with cases": len(sizes), "cases of the smallest": min(sizes)} if sizes else {}
         return {"exchanges of the fit": state.fit.exchanges, **told} if state.fit else told
@@ -217,10 +249,10 @@ class Cfft:
             c = name.removeprefix("cluster_")
             asked = site.cases("validation") if c in got.get("all", {}) else judges.get(c, ())
             if asked:
-                found = [quality(s) for s in site.score(got[name], asked).values()]
+                found = [s.mean for s in site.score(got[name], asked).values()]
                 cases[c], scores[c] = float(len(found)), fsum(found)
             if c in train and "last" not in got:
-                fit = site.fit(got[name], keep=train[c], lr=self.lr, epochs=self.epochs, steps=self.steps)
+                fit = site.fit(got[name], budget=Budget(self.lr, self.epochs, self.steps), keep=train[c])
                 models[name] = fit.params
         return Payload(**_counted(judge=cases, score=scores), **models)
 

@@ -97,7 +97,7 @@ class Cfl:
         total = {c: sum(replies[i]["weight"] for i in came if came[i] == c) for c in came.values()}
         return {i: 0.0 if state.clusters[c].updates else replies[i]["weight"] / total[c] for i, c in came.items()}
 
-    def tell(self, state: State) -> Mapping[str, float]:
+    def diagnostics(self, state: State) -> Mapping[str, float]:
         return {"clusters": sum(not c.updates for c in state.clusters.values())}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:

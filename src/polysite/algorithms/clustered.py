@@ -13,11 +13,10 @@ which such a site judges is refused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from polysite.algorithms.base import Algorithm, Kind, shares, told
-from polysite.algorithms.cfft import Cfft
+from polysite.algorithms.base import Algorithm, Facts, Kind, diagnostics, facts, shares
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.weighted import Weighted
 from polysite.errors import ConfigError, nearest
@@ -39,8 +38,9 @@ class Clustered:
     strangers: ClassVar[bool] = False  # there is no telling which group's model would be theirs
 
     def __post_init__(self) -> None:
-        if isinstance(self.inner, Cfft):
-            raise ConfigError("cfft clusters patients across all sites and does not go into groups of sites")
+        if not facts(self.inner).groupable:
+            name = type(self.inner).__name__.lower()
+            raise ConfigError(f"{name} clusters patients across all sites and does not go into groups of sites")
         seen: dict[SiteId, str] = {}
         for name, members in self.groups.items():
             if not members:
@@ -59,6 +59,10 @@ class Clustered:
     @property
     def needs(self) -> Literal["sum", "each"]:
         return self.inner.needs  # a sum would be that of a group
+
+    @property
+    def facts(self) -> Facts:
+        return replace(facts(self.inner), poolable=False)
 
     @property
     def plain_sgd(self) -> bool:
@@ -95,8 +99,8 @@ class Clustered:
         within = [shares(self.inner, state.groups[name], found) for name, found in heard.items() if found]
         return {i: share for found in within for i, share in found.items()}
 
-    def tell(self, state: State) -> Mapping[str, float]:
-        found = {name: told(self.inner, inner) for name, inner in state.groups.items()}
+    def diagnostics(self, state: State) -> Mapping[str, float]:
+        found = {name: diagnostics(self.inner, inner) for name, inner in state.groups.items()}
         return {f"{what} ({name})": value for name, numbers in found.items() for what, value in numbers.items()}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:

@@ -13,13 +13,13 @@ trains twice.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from polysite.algorithms.average import average
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site, Tilt
+from polysite.site import Budget, Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -61,8 +61,8 @@ class Ditto:
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = got["model"]
-        fit = site.fit(w, lr=self.lr, epochs=self.epochs, steps=self.steps)
-        own = site.fit(memory.get("model", site.start), tilt=Tilt(anchor=w, weight=self.lam), **self._own())
+        fit = site.fit(w, budget=Budget(self.lr, self.epochs, self.steps))
+        own = site.fit(memory.get("model", site.start), Objective(Tilt(anchor=w, weight=self.lam)), self._own())
         return Payload(model=fit.params, weight=site.size), Payload(model=own.params)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
@@ -71,8 +71,8 @@ class Ditto:
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield memory.get("model", got["model"]), cases
 
-    def _own(self) -> dict[str, Any]:
+    def _own(self) -> Budget:
         """How the site's own model is trained."""
         given = self.own_epochs is not None or self.own_steps is not None
         epochs, steps = (self.own_epochs, self.own_steps) if given else (self.epochs, self.steps)
-        return {"lr": self.lr if self.own_lr is None else self.own_lr, "epochs": epochs, "steps": steps}
+        return Budget(self.lr if self.own_lr is None else self.own_lr, epochs, steps)

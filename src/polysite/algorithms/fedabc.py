@@ -25,9 +25,9 @@ from typing import ClassVar, Literal
 from polysite import tree
 from polysite.algorithms.average import average
 from polysite.algorithms.base import INF, TINY, Kind, within
-from polysite.algorithms.private import refuse_unknown
+from polysite.algorithms.partial_models import refuse_unknown
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, OneVsAll, Site
+from polysite.site import Cases, Objective, OneVsAll, Site
 from polysite.tree import Tree
 
 
@@ -62,7 +62,7 @@ class FedABC:
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         loss = OneVsAll(self.lam, self.gamma, self.easy_yes, self.easy_no, self.ratio)
-        fit = site.fit({**got["model"], **memory.get("personal", {})}, loss=loss)
+        fit = site.fit({**got["model"], **memory.get("personal", {})}, Objective(loss=loss))
         return Payload(model=fit.params, weight=site.size), Payload(personal=tree.select(fit.params, self.personal))
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:

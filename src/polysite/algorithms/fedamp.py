@@ -32,7 +32,7 @@ from polysite import tree
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site, Tilt
+from polysite.site import Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
 Pair = tuple[SiteId, SiteId]
@@ -89,7 +89,7 @@ class FedAMP:
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         cloud = got["model"]
-        fit = site.fit(memory.get("model", cloud), tilt=Tilt(anchor=cloud, weight=got["pull"]))
+        fit = site.fit(memory.get("model", cloud), Objective(Tilt(anchor=cloud, weight=got["pull"])))
         return Payload(model=fit.params), Payload(model=fit.params)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
@@ -105,7 +105,7 @@ class FedAMP:
         )
         return State(state.start, models, attention, sigma, state.rounds + 1)
 
-    def tell(self, state: State) -> Mapping[str, float]:
+    def diagnostics(self, state: State) -> Mapping[str, float]:
         """The mean weight of a site on itself: 1 where nobody is like another."""
         own = [weights[i] for i, weights in state.attention.items()]
         said = {"own": math.fsum(own) / len(own)} if own else {}

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.average import average
-from polysite.algorithms.base import INF, TINY, Kind, within
-from polysite.algorithms.server import Adagrad, Adam, ServerOptimiser, Yogi
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
+from polysite.algorithms.server_optimisers import Adagrad, Adam, ServerOptimiser, Yogi
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site
+from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
 
@@ -38,6 +38,7 @@ class FedAvg:
     server: ServerOptimiser | None = None  # None: take the mean itself
 
     needs: ClassVar[Literal["sum", "each"]] = "sum"
+    facts: ClassVar[Facts] = Facts(poolable=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
@@ -60,7 +61,7 @@ class FedAvg:
         return {i: Payload(model=state.model) for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        fit = site.fit(got["model"], lr=self.lr, epochs=self.epochs, steps=self.steps)
+        fit = site.fit(got["model"], budget=Budget(self.lr, self.epochs, self.steps))
         return Payload(model=fit.params, weight=1 if self.uniform else site.size), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:

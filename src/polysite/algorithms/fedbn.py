@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 from polysite import tree
 from polysite.algorithms.average import average
 from polysite.algorithms.base import Kind
-from polysite.algorithms.private import layer
+from polysite.algorithms.partial_models import layer
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree

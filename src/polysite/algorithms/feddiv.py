@@ -38,7 +38,7 @@ from polysite import tree
 from polysite.algorithms.base import INF, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, mean
-from polysite.site import Cases, Divergence, Site
+from polysite.site import Cases, Divergence, Objective, Site
 from polysite.tree import Tree
 
 DECODER = ("decoder.*", "head.*")
@@ -100,7 +100,7 @@ class FedDiv:
         rest = {k: v for k, v in model.items() if k not in asked}
         encoding = any(not tree.matches(k, DECODER) for k in asked)
         terms = [Divergence(self.alpha, self.focus)] if encoding and self.alpha != 0 else []
-        fit = site.fit(model, only=sorted({f"{k.partition('.')[0]}.*" for k in asked}), terms=terms)
+        fit = site.fit(model, Objective(extra=terms), only=sorted({f"{k.partition('.')[0]}.*" for k in asked}))
         counts = {c: np.array([_amount(site, c)]) for c in _classes(tree.drop(model, DECODER))}
         return Payload(model={k: fit.params[k] for k in asked}, counts=counts), Payload(rest=rest)
 
@@ -125,7 +125,7 @@ class FedDiv:
                 found[i].append(_count(replies[i], name) / total)
         return {i: math.fsum(each) / len(each) for i, each in found.items() if each}
 
-    def tell(self, state: State) -> Mapping[str, float]:
+    def diagnostics(self, state: State) -> Mapping[str, float]:
         if state.personal is None:
             return {}
         return {"personal share of the decoders": state.personal, "deviation between decoders": state.spread}

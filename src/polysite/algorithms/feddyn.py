@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 from polysite import tree
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId, mean
-from polysite.site import Cases, Site, Tilt
+from polysite.site import Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -48,7 +48,7 @@ class FedDyn:
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = got["model"]
         g = memory["gradient"] if "gradient" in memory else tree.zeros(tree.trained(w))
-        fit = site.fit(w, tilt=Tilt(linear=tree.scale(g, -1), anchor=w, weight=self.alpha))
+        fit = site.fit(w, Objective(Tilt(linear=tree.scale(g, -1), anchor=w, weight=self.alpha)))
         moved = tree.sub(tree.trained(fit.params), tree.trained(w))
         return Payload(model=fit.params), Payload(gradient=tree.sub(g, tree.scale(moved, self.alpha)))
 

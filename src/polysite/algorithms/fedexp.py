@@ -64,7 +64,7 @@ class FedExP:
         length = max(1.0, above / below) if below else 1.0
         return State(towards(state.model, target, length), state.model, length)
 
-    def tell(self, state: State) -> Mapping[str, float]:
+    def diagnostics(self, state: State) -> Mapping[str, float]:
         return {"server step": state.length}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:

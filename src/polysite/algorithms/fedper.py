@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from polysite.algorithms.average import average
 from polysite.algorithms.base import Kind
-from polysite.algorithms.private import Patterns, parted, refuse_nothing, shared, whole
+from polysite.algorithms.partial_models import Patterns, parted, refuse_nothing, shared, whole
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 from polysite.algorithms.average import average
 from polysite.algorithms.base import INF, Kind, within
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site, Tilt
+from polysite.site import Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -43,7 +43,7 @@ class FedProx:
         return {i: Payload(model=state.model) for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        fit = site.fit(got["model"], tilt=Tilt(anchor=got["model"], weight=self.mu))
+        fit = site.fit(got["model"], Objective(Tilt(anchor=got["model"], weight=self.mu)))
         return Payload(model=fit.params, weight=site.size), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:

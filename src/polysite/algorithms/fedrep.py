@@ -13,14 +13,14 @@ u and the initial v.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from polysite.algorithms.average import average
 from polysite.algorithms.base import INF, TINY, Kind, within
-from polysite.algorithms.private import parted, refuse_nothing, shared, whole
+from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site
+from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
 HEAD_EPOCHS = 10  # of the paper
@@ -70,8 +70,8 @@ class FedRep:
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         model = whole(self.private, got, memory, site)
         body, head = parted(self.private, model)
-        tuned = site.fit(model, only=tuple(head), **self._head())
-        fit = site.fit(tuned.params, only=tuple(body), lr=self.lr, epochs=self.epochs, steps=self.steps)
+        tuned = site.fit(model, budget=self._head(), only=tuple(head))
+        fit = site.fit(tuned.params, budget=Budget(self.lr, self.epochs, self.steps), only=tuple(body))
         body, head = parted(self.private, fit.params)
         return Payload(model=body, weight=1 if self.uniform else site.size), Payload(private=head)
 
@@ -81,7 +81,7 @@ class FedRep:
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield whole(self.private, got, memory, site), cases
 
-    def _head(self) -> dict[str, Any]:
+    def _head(self) -> Budget:
         """How the head is trained."""
         paper = HEAD_EPOCHS if self.head_epochs is None and self.head_steps is None else self.head_epochs
-        return {"lr": self.lr if self.head_lr is None else self.head_lr, "epochs": paper, "steps": self.head_steps}
+        return Budget(self.lr if self.head_lr is None else self.head_lr, paper, self.head_steps)

@@ -25,9 +25,9 @@ from typing import ClassVar, Literal
 from polysite import tree
 from polysite.algorithms.average import average
 from polysite.algorithms.base import INF, Kind, within
-from polysite.algorithms.private import refuse_unknown
+from polysite.algorithms.partial_models import refuse_unknown
 from polysite.payload import Payload, SiteId
-from polysite.site import Balanced, Cases, Site
+from polysite.site import Balanced, Cases, Objective, Site
 from polysite.tree import Tree
 
 HEAD = ("head.*",)
@@ -59,7 +59,7 @@ class FedRoD:
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         own = memory.get("personal") or tree.zeros(tree.select(site.start, HEAD))
-        fit = site.fit(got["model"], loss=Balanced(self.clip), personal=own)
+        fit = site.fit(got["model"], Objective(loss=Balanced(self.clip), personal=own))
         return Payload(model=fit.params, weight=site.size), Payload(personal=fit.personal)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:

@@ -19,10 +19,10 @@ from itertools import product
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site, Tilt, quality
+from polysite.site import Budget, Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -35,6 +35,7 @@ class FineTune:
 
     reply: ClassVar[Mapping[str, Kind]] = {"chosen_round": "number", "chosen_lr": "number", "chosen_lam": "number"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
+    facts: ClassVar[Facts] = Facts(needs_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
@@ -57,7 +58,7 @@ class FineTune:
         judges = site.cases("validation")
 
         def judged(params: Tree) -> float:
-            return fmean(quality(s) for s in site.score(params, judges).values()) if judges else 0.0
+            return fmean(s.mean for s in site.score(params, judges).values()) if judges else 0.0
 
         kept: dict[str, Any] = {
             **(memory or {"best": site.start, "score": judged(site.start), "round": 0.0, **NOTHING})
@@ -65,7 +66,7 @@ class FineTune:
         kept["round"] += 1.0
         for k, (lr, lam) in enumerate(product(self.lr or (None,), self.lam)):
             tilt = Tilt(anchor=site.start, weight=lam) if lam else None
-            fit = site.fit(kept.get(f"trial_{k}", site.start), tilt=tilt, lr=lr, epochs=self.epochs, steps=self.steps)
+            fit = site.fit(kept.get(f"trial_{k}", site.start), Objective(tilt), Budget(lr, self.epochs, self.steps))
             kept[f"trial_{k}"], score = fit.params, judged(fit.params)
             if score > kept["score"]:
                 kept.update(best=fit.params, score=score)

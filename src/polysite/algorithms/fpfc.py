@@ -28,11 +28,11 @@ from typing import ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.base import INF, TINY, Kind, within
-from polysite.algorithms.private import parted, refuse_unknown
+from polysite.algorithms.partial_models import parted, refuse_unknown
 from polysite.cluster.fusion import components, scad_share
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site, Tilt
+from polysite.site import Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -95,7 +95,7 @@ class Fpfc:
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         start = {**got["model"], **got["anchor"], **memory.get("own", {})}
-        fit = site.fit(start, tilt=Tilt(anchor=got["anchor"], weight=self.rho))
+        fit = site.fit(start, Objective(Tilt(anchor=got["anchor"], weight=self.rho)))
         _, own = parted(self.fused, fit.params)
         return Payload(model=fit.params, cases=site.size), Payload(own=own)
 
@@ -120,7 +120,7 @@ class Fpfc:
         total = sum(p["cases"] for p in replies.values())
         return {i: p["cases"] / total for i, p in sorted(replies.items())}
 
-    def tell(self, state: State) -> Mapping[str, float]:
+    def diagnostics(self, state: State) -> Mapping[str, float]:
         return {"clusters": len(self._clusters(state))}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:

@@ -34,10 +34,10 @@ import numpy as np
 from polysite import tree
 from polysite.algorithms.average import average, towards
 from polysite.algorithms.base import INF, Kind, within
-from polysite.algorithms.private import parted, refuse_unknown
+from polysite.algorithms.partial_models import parted, refuse_unknown
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, plain
-from polysite.site import Cases, Site
+from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
 
@@ -94,7 +94,7 @@ class Ifca:
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         models = _models(got)
         best = _least([fsum(site.losses(m).values()) for m in models]) if len(models) > 1 else 0
-        fit = site.fit(models[best], steps=1 if self.averaged == "gradients" else None)
+        fit = site.fit(models[best], budget=Budget(steps=1 if self.averaged == "gradients" else None))
         return Payload(model=fit.params, cluster=best, weight=1 if self.uniform else site.size), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
@@ -120,7 +120,7 @@ class Ifca:
         together = {i: [j for j in chosen if self.averaged == "gradients" or chosen[j] == chosen[i]] for i in chosen}
         return {i: replies[i]["weight"] / sum(replies[j]["weight"] for j in together[i]) for i in chosen}
 
-    def tell(self, state: State) -> Mapping[str, float]:
+    def diagnostics(self, state: State) -> Mapping[str, float]:
         return {"clusters": len(set(state.places.values()))}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
@@ -130,7 +130,7 @@ class Ifca:
         elif site.size:
             best = _least([fsum(site.losses(m).values()) for m in models])
         elif known:
-            best = _least([fsum(s["loss"] for s in site.score(m, known).values()) for m in models])
+            best = _least([fsum(s.loss for s in site.score(m, known).values()) for m in models])
         else:
             best = int(got["most"])
         yield models[best], cases

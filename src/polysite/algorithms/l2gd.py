@@ -27,10 +27,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from polysite import tree
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, mean
-from polysite.site import Cases, Site
+from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
 
@@ -49,6 +49,7 @@ class L2gd:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
+    facts: ClassVar[Facts] = Facts(single_step=True)  # a toss may end the local steps after the first
     plain_sgd: ClassVar[bool] = True  # theta and the local steps are in proportion by the learning rate
     strangers: ClassVar[bool] = True
 
@@ -73,13 +74,13 @@ class L2gd:
             keep, own = (1 - min(self._pull(memory["lr"]), 1.0)) ** got["ones"], memory["model"]
             nearer = tree.map(lambda x, z: x + (1 - keep) * (z - x), tree.trained(own), tree.trained(got["model"]))
             own = {**own, **nearer}
-        fit = site.fit(own, lr=self.lr, steps=int(got["zeros"]))
-        return Payload(model=fit.params), Payload(model=fit.params, lr=fit.time / fit.steps)
+        fit = site.fit(own, budget=Budget(self.lr, steps=int(got["zeros"])))
+        return Payload(model=fit.params), Payload(model=fit.params, lr=fit.lr_sum / fit.steps)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(mean(replies, "model"), state.rounds + 1)
 
-    def tell(self, state: State) -> Mapping[str, float]:
+    def diagnostics(self, state: State) -> Mapping[str, float]:
         ones, zeros = self.tosses(state.rounds - 1) if state.rounds else (0, 0)
         return {"aggregations": ones, "local steps": zeros}
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 from polysite.algorithms.average import average
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Contrast, Site
+from polysite.site import Cases, Contrast, Objective, Site
 from polysite.tree import Tree
 
 
@@ -46,7 +46,8 @@ class Moon:
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = got["model"]
-        fit = site.fit(w, terms=[Contrast(w, memory["model"], self.mu, self.temperature)] if "model" in memory else ())
+        contrast = [Contrast(w, memory["model"], self.mu, self.temperature)] if "model" in memory else []
+        fit = site.fit(w, Objective(extra=contrast))
         return Payload(model=fit.params, weight=site.size), Payload(model=fit.params)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:

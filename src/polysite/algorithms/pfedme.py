@@ -21,13 +21,13 @@ inner_lr from round to round and leaves lr as it is.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.average import average, towards
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site, Tilt
+from polysite.site import Budget, Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -69,7 +69,7 @@ class PFedMe:
         w = own = got["model"]
         for step in range(self.outer):
             start = own if self.warm else w
-            own = site.fit(start, **self._inner(w), minibatch=step).params
+            own = self._inner_fit(start, w, site, step)
             moved = tree.map(lambda w, v: w - self.lr * self.lam * (w - v), tree.trained(w), tree.trained(own))
             w = {**moved, **tree.statistics(own)}
         return Payload(model=w, weight=1 if self.uniform else site.size), Payload(model=own)
@@ -81,8 +81,9 @@ class PFedMe:
         if "model" in memory:
             yield memory["model"], cases
         else:
-            yield (site.fit(got["model"], **self._inner(got["model"])).params if site.size else got["model"]), cases
+            yield (self._inner_fit(got["model"], got["model"], site) if site.size else got["model"]), cases
 
-    def _inner(self, w: Tree) -> dict[str, Any]:
-        """How a site's own model is trained beside this shared one."""
-        return {"tilt": Tilt(anchor=w, weight=self.lam), "lr": self.inner_lr, "steps": self.inner}
+    def _inner_fit(self, start: Tree, w: Tree, site: Site, minibatch: int | None = None) -> Tree:
+        """Train a site's own model, pulled towards the shared one."""
+        objective = Objective(Tilt(anchor=w, weight=self.lam))
+        return site.fit(start, objective, Budget(self.inner_lr, steps=self.inner, minibatch=minibatch)).params

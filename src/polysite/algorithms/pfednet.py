@@ -32,7 +32,7 @@ import numpy as np
 
 from polysite import tree
 from polysite.algorithms.base import INF, TINY, Kind, within
-from polysite.algorithms.private import parted, refuse_unknown
+from polysite.algorithms.partial_models import parted, refuse_unknown
 from polysite.cluster.fusion import lasso_mixture, nearest_edges
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
@@ -87,7 +87,7 @@ class PFedNet:
         model = {k: fit.params[k] for k in got["model"]}
         sketch = {"sketch": site.sketch(self.sketch, site.cases("train"))}
         size = {} if self.uniform else {"cases": site.size}
-        return Payload(model=model, sketch=sketch, time=fit.time, **size), memory
+        return Payload(model=model, sketch=sketch, time=fit.lr_sum, **size), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         newcomers = {i: _own(state, i) for i in replies if i not in state.personal}
@@ -103,7 +103,7 @@ class PFedNet:
         shared = tree.mean([replies[i]["model"] for i in sizes], sizes.values())
         return replace(state, shared=shared, half="personal")
 
-    def refuse(self, state: State, replies: Mapping[SiteId, Payload]) -> Mapping[SiteId, str]:
+    def objections(self, state: State, replies: Mapping[SiteId, Payload]) -> Mapping[SiteId, str]:
         """Whose sketch is missing, or of another length than those of most."""
         known = [len(sketch) for sketch in state.sketches.values()]
         told = {i: p["sketch"] for i, p in replies.items()}
@@ -119,7 +119,7 @@ class PFedNet:
         sizes = self._sizes(replies)
         return {i: n / sum(sizes.values()) for i, n in sizes.items()}
 
-    def tell(self, state: State) -> Mapping[str, float]:
+    def diagnostics(self, state: State) -> Mapping[str, float]:
         return {"edges": len(self._edges(state))}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:

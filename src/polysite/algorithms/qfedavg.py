@@ -52,7 +52,7 @@ class QFedAvg:
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         loss = fmean(site.losses(got["model"], augmented=self.augmented).values())
         fit = site.fit(got["model"])
-        return Payload(model=fit.params, weight=1, loss=loss, lr=fit.time / fit.steps), memory
+        return Payload(model=fit.params, weight=1, loss=loss, lr=fit.lr_sum / fit.steps), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         """A step towards the mean of the w_k by F_k^q L; powers of F_k / max F, a common factor that cancels."""

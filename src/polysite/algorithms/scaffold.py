@@ -20,7 +20,7 @@ from polysite import tree
 from polysite.algorithms.average import average, towards
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId, mean
-from polysite.site import Cases, Site, Tilt
+from polysite.site import Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -57,9 +57,9 @@ class Scaffold:
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w, c = got["model"], got["control"]
         ck = memory["control"] if "control" in memory else tree.zeros(c)
-        fit = site.fit(w, tilt=Tilt(linear=tree.sub(c, ck)))
+        fit = site.fit(w, Objective(Tilt(linear=tree.sub(c, ck))))
         start, end = tree.trained(w), tree.trained(fit.params)
-        new = tree.map(lambda ck, c, w, y: ck - c + (w - y) / fit.time, ck, c, start, end)
+        new = tree.map(lambda ck, c, w, y: ck - c + (w - y) / fit.lr_sum, ck, c, start, end)
         weight = 1 if self.uniform else site.size
         return Payload(model=fit.params, control=tree.sub(new, ck), weight=weight), Payload(control=new)
 

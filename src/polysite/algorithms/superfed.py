@@ -28,7 +28,7 @@ from polysite.algorithms.average import average
 from polysite.algorithms.base import INF, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Mix, Site, Tilt, quality
+from polysite.site import Cases, Mix, Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -69,7 +69,7 @@ class SuPerFed:
         w, mix = got["model"], None
         if got["twins"]:
             mix = Mix(memory.get("twin", self._mixed(site.fresh)), self.nu, self.by)
-        fit = site.fit(w, tilt=Tilt(anchor=w, weight=2 * self.mu), mix=mix)
+        fit = site.fit(w, Objective(Tilt(anchor=w, weight=2 * self.mu), mix=mix))
         return Payload(model=fit.params, weight=site.size), Payload(twin=fit.twin) if mix else memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
@@ -90,7 +90,7 @@ class SuPerFed:
         best, model = -INF, w
         for lam in sorted(self.choices):
             between = site.calibrate(_between(w, twin, lam))
-            scores = [quality(s) for s in site.score(between, judged).values()]
+            scores = [s.mean for s in site.score(between, judged).values()]
             if sum(scores) > best:
                 best, model = sum(scores), between
         return model

@@ -10,10 +10,10 @@ SCAFFOLD_omega. The paper gives the outlier 0.1, 0.3 or 0.5.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from polysite.algorithms.base import Algorithm, Kind, shares, told
+from polysite.algorithms.base import Algorithm, Facts, Kind, diagnostics, facts, shares
 from polysite.algorithms.fedavg import FedAvg
 from polysite.errors import ConfigError, nearest
 from polysite.payload import Payload, SiteId
@@ -41,6 +41,10 @@ class Weighted:
     @property
     def reply(self) -> Mapping[str, Kind]:
         return self.inner.reply
+
+    @property
+    def facts(self) -> Facts:
+        return replace(facts(self.inner), poolable=False)
 
     @property
     def plain_sgd(self) -> bool:
@@ -73,8 +77,8 @@ class Weighted:
     def _scaled(self, replies: Mapping[SiteId, Payload]) -> dict[SiteId, Payload]:
         return {i: Payload(**{**p, "weight": p["weight"] * self.weights.get(i, 1.0)}) for i, p in replies.items()}
 
-    def tell(self, state: Any) -> Mapping[str, float]:
-        return told(self.inner, state)
+    def diagnostics(self, state: Any) -> Mapping[str, float]:
+        return diagnostics(self.inner, state)
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         return self.inner.serve(got, memory, site, cases)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from polysite.assess import support
+from polysite.assess import significance
 from polysite.assess.distances import SQUARES, Values, angle, earth_movers, earth_movers_of, slices
 from polysite.assess.exchange import CLASS, INTENSITY, VOLUME, Assess, left, odd
 from polysite.cluster import distance as cluster
@@ -129,7 +129,7 @@ class Assessment:
         """Pairs with too few cases for any test to tell them apart, however different they are."""
         pairs, most = list(combinations(self.sites, 2)), self.settings.levels
         size = {s: min(self.cases[s], most) for s in self.sites}
-        return tuple((a, b) for a, b in pairs if support.least_p(size[a], size[b]) * len(pairs) > level)
+        return tuple((a, b) for a, b in pairs if significance.least_p(size[a], size[b]) * len(pairs) > level)
 
     def table(self) -> str:
         """A line for every distance and pair, as CSV."""
@@ -160,7 +160,7 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
             + (next(iter(refused.values())) if refused else f"a site needs {settings.fewest} cases (assess.fewest)")
         )
     sites = tuple(heard)
-    drawn = {i: support.counts(i, _length(heard[i]), settings.resamples) for i in sites}
+    drawn = {i: significance.counts(i, _length(heard[i]), settings.resamples) for i in sites}
     quantities, metadata, against = _metadata(heard, settings, drawn)
     embeddings = _embeddings(heard, settings, drawn) if settings.projections else {}
     return Assessment(
@@ -218,14 +218,14 @@ def _metadata(
     # as many deals as it takes for the smallest p to remain one after all corrections
     draws = max(settings.permutations, min(40 * len(names) * len(sites) ** 2 // 2, MOST))
     for (i, a), (j, b) in combinations(enumerate(sites), 2):
-        p, chance = support.permuted(laws[i], laws[j], only, widths, draws)["emd"]
-        again = support.resampled(laws[i], laws[j], (drawn[a], drawn[b]), only, widths)["emd"]
+        p, chance = significance.permuted(laws[i], laws[j], only, widths, draws)["emd"]
+        again = significance.resampled(laws[i], laws[j], (drawn[a], drawn[b]), only, widths)["emd"]
         found.put(i, j, matrices[:, i, j], again, p, chance)
 
     def test(i: int, others: Sequence[int]) -> float:
         rest = _together(laws, cases, others)
-        found.alone[:, i] = support.permuted(laws[i], rest, only, widths, draws)["emd"][0]
-        return float(support.simes(found.alone[:, i]))
+        found.alone[:, i] = significance.permuted(laws[i], rest, only, widths, draws)["emd"][0]
+        return float(significance.simes(found.alone[:, i]))
 
     by_name = dict(zip(names, matrices, strict=True))
     chosen, distance = combined(by_name)
@@ -244,7 +244,7 @@ def _metadata(
     together = Found(
         distance,
         found.samples[picked].mean(0),
-        support.simes(found.p),  # that they differ in any quantity
+        significance.simes(found.p),  # that they differ in any quantity
         found.chance[picked].mean(0),
         alone,
     )
@@ -303,14 +303,14 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
     laws, cases = [r["directions"]["embedding"] for r in heard.values()], [r["cases"] for r in heard.values()]
     widths = _pooled(laws, cases)
     draws = max(settings.permutations, min(20 * len(sites) ** 2, MOST))
-    fewer = settings.permutations if len(sites) <= MANY else support.FIRST - 1  # of those that take longer
+    fewer = settings.permutations if len(sites) <= MANY else significance.FIRST - 1  # of those that take longer
     found = {n: Found.empty(sites=len(sites), draws=settings.resamples) for n in SQUARES}
     for (i, a), (j, b) in combinations(enumerate(sites), 2):
-        tested = support.permuted(laws[i], laws[j], {"energy": SQUARES["energy"]}, widths, draws)
-        tested |= support.permuted(laws[i], laws[j], OTHERS, widths, fewer)
-        again = support.resampled(laws[i], laws[j], (drawn[a], drawn[b]), SQUARES, widths)
+        tested = significance.permuted(laws[i], laws[j], {"energy": SQUARES["energy"]}, widths, draws)
+        tested |= significance.permuted(laws[i], laws[j], OTHERS, widths, fewer)
+        again = significance.resampled(laws[i], laws[j], (drawn[a], drawn[b]), SQUARES, widths)
         once = np.ones((1, laws[i].shape[1])), np.ones((1, laws[j].shape[1]))
-        seen = support.resampled(laws[i], laws[j], once, SQUARES, widths)
+        seen = significance.resampled(laws[i], laws[j], once, SQUARES, widths)
         for name, each in found.items():
             here = exact = float(np.sqrt(seen[name].mean()))
             if name == "euclidean":  # the means themselves are known; the directions say how far they may be off
@@ -318,12 +318,12 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
             stretch = exact / here if here else 1.0
             p, chance = tested[name]
             samples = np.sqrt(again[name].mean(0)) * stretch
-            each.put(i, j, exact, samples, support.simes(p), np.sqrt(chance.mean()) * stretch)
+            each.put(i, j, exact, samples, significance.simes(p), np.sqrt(chance.mean()) * stretch)
 
     def test(i: int, others: Sequence[int]) -> float:
         only = {"energy": SQUARES["energy"]}
-        p, _ = support.permuted(laws[i], _together(laws, cases, others), only, widths, draws)["energy"]
-        return float(support.simes(p))
+        p, _ = significance.permuted(laws[i], _together(laws, cases, others), only, widths, draws)["energy"]
+        return float(significance.simes(p))
 
     found["energy"].alone[:], _ = _set_apart(found["energy"].matrix, test)
     return found
@@ -331,7 +331,7 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
 
 def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Found) -> Distance:
     matrix, p = found.matrix, found.p
-    low, high = support.interval(matrix, found.samples, p)
+    low, high = significance.interval(matrix, found.samples, p)
     upper = np.triu_indices(len(sites), 1)
     adjusted = np.ones_like(p)
     adjusted[upper] = holm(p[upper])

@@ -24,7 +24,7 @@ import numpy as np
 from polysite.assess.distances import Values, angle, slices
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Surveyed
+from polysite.site import AssessedSite, Cases
 from polysite.tree import Tree
 
 INTENSITY, VOLUME, CLASS = "intensity", "volume", "class"  # how the name of a quantity begins
@@ -78,7 +78,7 @@ class Assess:
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         return {i: Payload() for i in cohort}
 
-    def local(self, got: Payload, memory: Payload, site: Surveyed) -> tuple[Payload, Payload]:
+    def local(self, got: Payload, memory: Payload, site: AssessedSite) -> tuple[Payload, Payload]:
         if site.size < self.fewest:
             nothing: dict[str, Tree | float] = {f: {} if k == "statistics" else 0.0 for f, k in self.reply.items()}
             return Payload(**{**nothing, "cases": site.size}), memory
@@ -96,7 +96,7 @@ class Assess:
             reply |= self._embedding(site)
         return Payload(**reply), memory
 
-    def _embedding(self, site: Surveyed) -> dict[str, Tree | float]:
+    def _embedding(self, site: AssessedSite) -> dict[str, Tree | float]:
         found = site.features("embedding")
         cases = found["embedding"].astype(np.float64)  # (case, modality, channel, component)
         if self.modalities == "mean":
@@ -121,7 +121,7 @@ class Assess:
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State({i: replies[i] for i in sorted(replies)})
 
-    def serve(self, got: Payload, memory: Payload, site: Surveyed, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+    def serve(self, got: Payload, memory: Payload, site: AssessedSite, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         return iter(())
 
 

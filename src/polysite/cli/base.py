@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,11 +70,12 @@ def overrides_of(given: list[str]) -> dict[str, str]:
 @contextmanager
 def watching(quiet: bool, as_json: bool) -> Iterator[Any]:
     """What is shown while a study runs: nothing, JSON lines or a progress bar."""
+    from polysite.engines.record import RoundRecord
     from polysite.engines.rounds import Watch
 
     class Lines(Watch):
-        def round(self, record: Mapping[str, Any]) -> None:
-            print(json.dumps(record), flush=True)
+        def round(self, record: RoundRecord) -> None:
+            print(record.to_json(), flush=True)
 
     if quiet or as_json:
         yield Lines() if as_json else Watch()

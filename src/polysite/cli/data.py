@@ -27,7 +27,7 @@ def phantom(
     if out.exists():
         raise RunError(f"{out} exists already; name a new folder")
     study = configuration.parse("", {"seed": str(seed), **overrides_of(override or [])})
-    patients = study.data.patients(study.seed)
+    patients = study.data.case_refs(study.seed)
     write((p.open() for site in patients.values() for p in site), out)
     count = sum(map(len, patients.values()))
     print(f"{count} cases of {len(patients)} hospitals in {out}. Next: polysite data scan {out} --labels '{PHANTOM}'")

@@ -92,28 +92,30 @@ def run(
     """Train a study with the hospitals that connect, and write a run folder like that of a simulation."""
     if resume and (config or override or out):
         raise PolysiteError("--resume takes its configuration from the run folder; leave out the file, --set and --out")
-    from polysite.deploy import server
+    from polysite.deploy.coordinator import run as coordinator
+    from polysite.deploy.coordinator.remote import Deadlines
     from polysite.deploy.project import Project as Loaded
-    from polysite.engines.flower import Terms
 
     found = Loaded.load(project)
     for remark in found.remarks:
         print(remark, file=sys.stderr)
-    terms = Terms(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
+    deadlines = Deadlines(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
     study = None if resume else study_of(config, override or [])
     if study is not None:
-        server.check(study)
+        coordinator.check(study)
     _stoppable()
-    with server.listening(found) as link, watching(quiet, as_json) as watch:
+    with coordinator.listening(found) as link, watching(quiet, as_json) as watch:
         if not quiet and not as_json:
             print(f"listening on {found.host}:{link.port} for {', '.join(found.sites)}", file=sys.stderr)
         names, tracked = list(found.sites), track or ()
         if resume:
-            done = server.resume(resume, link, watch, terms=terms, wait=wait, track=tracked)
+            done = coordinator.resume(resume, link, watch, deadlines=deadlines, wait=wait, track=tracked)
         elif study is not None:
-            done = server.run(study, link, names, out, watch, terms=terms, assess=assess, wait=wait, track=tracked)
+            done = coordinator.run(
+                study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait, track=tracked
+            )
     if as_json:
-        print(json.dumps({"run": str(done.folder.path), **done.result}))
+        print(json.dumps({"run": str(done.folder.path), **done.result.plain()}))
     from polysite import config as configuration
     from polysite.report import publish, tables
     from polysite.report.page import Options
@@ -135,8 +137,8 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Take part: connect to the coordinator, answer what the policy allows, show all that leaves."""
-    from polysite.deploy import courier
     from polysite.deploy.project import SiteConfig
+    from polysite.deploy.site import courier
 
     def say(what: str) -> None:
         if not quiet:
@@ -161,8 +163,8 @@ def _stoppable() -> None:
 @hospital.command("log")
 def show_log(site: Site = HERE, as_json: Json = False) -> None:
     """Show what was asked and what left, and check that the log is whole."""
-    from polysite.deploy import ledger
     from polysite.deploy.project import SiteConfig
+    from polysite.deploy.site import ledger
 
     path = SiteConfig.load(site, check=False).state / "ledger.jsonl"
     if not path.exists():

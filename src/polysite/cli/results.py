@@ -77,7 +77,7 @@ def serve_model(
     as_json: Json = False,
 ) -> None:
     """Write the model that a hospital uses as a MONAI bundle: weights, configuration, how to run it."""
-    from polysite.export import serve_model as export
+    from polysite.export.serve import serve_model as export
 
     target = export(run, site, out)
     if as_json:
@@ -109,7 +109,7 @@ def compare(
 
     Runs that differ only in seed or fold are one method.
     """
-    from polysite.engines.folder import RunFolder
+    from polysite.engines.run_folder import RunFolder
     from polysite.report import publish, tables
     from polysite.report.runs import methods, read
 
@@ -178,7 +178,7 @@ def options_of(
     from polysite import config
     from polysite.cost.speeds import SPEEDS
     from polysite.errors import nearest
-    from polysite.metrics.measures import Policy
+    from polysite.metrics.measures import EmptyMaskPolicy
     from polysite.metrics.statistics import Tail
     from polysite.report.page import Options
 
@@ -194,7 +194,7 @@ def options_of(
             kind, penalty = "penalty", float(empty)
         except ValueError:
             raise ConfigError(f"--empty {empty}: penalty, excluded, or a number of millimetres") from None
-    policy = Policy(kind, penalty, hd95)  # type: ignore[arg-type]
+    policy = EmptyMaskPolicy(kind, penalty, hd95)  # type: ignore[arg-type]
     return Options(reference, policy, tail, chosen, assessment, scans)  # type: ignore[arg-type]
 
 

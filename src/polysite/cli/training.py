@@ -45,7 +45,7 @@ def train(
     track: Annotated[
         list[str] | None, typer.Option(metavar="KIND", help="Also write for tensorboard or mlflow.")
     ] = None,
-    examine: Annotated[
+    evaluate: Annotated[
         bool, typer.Option("--evaluate/--no-evaluate", help="Measure the test patients when it is done.")
     ] = True,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write RUN/index.html when it is done.")] = True,
@@ -60,7 +60,7 @@ def train(
             "--resume takes its configuration from the run folder; leave out the file, --set, --out and --after"
         )
     if resume and print_config:
-        from polysite.engines.folder import RunFolder
+        from polysite.engines.run_folder import RunFolder
 
         print(RunFolder.open(resume).config, end="")
         return
@@ -73,13 +73,12 @@ def train(
 
     with watching(quiet, as_json) as watch:
         tracked = track or ()
-        run = studies.resume(resume, watch, tracked) if resume else studies.run(study, out, watch, tracked, after)
-        if examine and not (run.folder.path / "evaluation" / run.split).exists():
-            from polysite.evaluation import evaluate
-
-            evaluate(run.folder.path, run.split)
+        if resume:
+            run = studies.resume(resume, watch, tracked, evaluate)
+        else:
+            run = studies.train(study, out, watch, tracked, after, evaluate)
     if as_json:
-        print(json.dumps({"run": str(run.folder.path), **run.result}))
+        print(json.dumps({"run": str(run.folder.path), **run.result.plain()}))
     if quiet and not page:
         return
     from polysite.report import publish, tables
@@ -106,10 +105,10 @@ def assess(
 ) -> None:
     """Measure how the hospitals differ, and say which strategy that speaks for."""
     study = study_of(config, override or [])
-    from polysite import study as studies
+    from polysite import assessment
 
     with watching(quiet, False) as watch:
-        done = studies.survey(study, out, watch)
+        done = assessment.assess(study, out, watch)
     if as_json:
         print(json.dumps(json.loads((done.folder / "assessment.json").read_text())))
     elif not quiet:
@@ -178,7 +177,7 @@ def cost(
     from polysite import study as studies
     from polysite.report import costs, tables
 
-    found = studies.forecast(study)
+    found = studies.cost(study)
     if as_json:
         print(json.dumps({**asdict(found), "seconds": found.seconds}))
     else:

@@ -194,6 +194,16 @@ def enough(cases: int, settings: Settings) -> None:
         raise DataError(f"{cases} cases cannot be {most} clusters; have more cases, or fewer components")
 
 
+@dataclass(frozen=True)
+class CaseClusters:
+    """Clusters of cases by which an algorithm chooses a model, and how they were fitted."""
+
+    mixture: Mixture
+    fit: str  # "federated" or "pooled"
+    bin_width: float  # of the grey levels of the radiomic features
+    settings: Settings
+
+
 def pooled(vectors: ArrayLike, settings: Settings = Settings()) -> Mixture:
     """The mixture of cases that are all here, by scikit-learn."""
     from sklearn.decomposition import PCA

@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 from polysite.cost.speeds import Speeds
 from polysite.errors import ConfigError, nearest
@@ -73,16 +72,16 @@ class Cost:
         return self.seconds_by_round[-1] if self.rounds else 0.0
 
 
-def measured(records: Iterable[Mapping[str, Any]], speeds: Speeds, batch: int, *, pooled: bool = False) -> Cost:
-    """The cost of a run, from the lines of its rounds.jsonl and its train.batch.
+def measured(exchanges: Iterable[tuple[Mapping[SiteId, Load], bool]], speeds: Speeds, batch: int) -> Cost:
+    """Return the cost of a run, from the recorded loads of its rounds (each with whether it was pooled).
 
     Only what is recorded counts: not what a site evaluates inside an algorithm's own exchange (FedCostWAvg, q-FedAvg),
     not what an absent site received, nor the model that goes to the sites once more to be validated. A ``pooled`` run
     is one machine that trains, validates everybody's patients, and sends nothing.
     """
-    found = [(_load(r), pooled or r.get("pooled")) for r in records]
-    _know(speeds, [load for load, _ in found])
-    return _total([_one_machine(load) if central else load for load, central in found], speeds, batch)
+    rounds = list(exchanges)
+    _know(speeds, [load for load, _ in rounds])
+    return _total([_one_machine(load) if pooled else load for load, pooled in rounds], speeds, batch)
 
 
 def planned(exchanges: Iterable[Mapping[SiteId, Load]], speeds: Speeds, batch: int) -> Cost:
@@ -97,19 +96,6 @@ def planned(exchanges: Iterable[Mapping[SiteId, Load]], speeds: Speeds, batch: i
     rounds = [dict(loads) for loads in exchanges]
     _know(speeds, rounds)
     return _total(rounds, speeds, batch)
-
-
-def _load(record: Mapping[str, Any]) -> dict[SiteId, Load]:
-    """Who did what in a recorded round; a site that only judges does that alone."""
-    cases = {i: found["cases"] for i, found in record.get("validation", {}).items()}
-    handed, trained = record.get("handed", {}), record["sites"]  # what a phase began from, and what it did
-    idle = {"steps": 0, "bytes_down": 0, "bytes_up": 0}
-
-    def of(site: SiteId) -> Load:
-        did = trained.get(site, idle)
-        return Load(did["steps"], cases.get(site, 0), did["bytes_down"] + handed.get(site, 0), did["bytes_up"])
-
-    return {site: of(site) for site in dict.fromkeys([*trained, *cases, *handed])}
 
 
 def _one_machine(load: Mapping[SiteId, Load]) -> dict[SiteId, Load]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from polysite.cost.model import Load
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Fit, Mix, Scores, Sketch
+from polysite.site import Budget, Cases, CaseScore, Fit, Objective, Scores, Sketch
 from polysite.tree import Tree
 
 
@@ -84,24 +84,22 @@ class Understudy:
         return dict.fromkeys(self.cases("train"), 1.0)
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
-        return {case: {"label": 0.5, "loss": 1.0} for case in cases}
+        return {case: CaseScore({"label": 0.5}, loss=1.0) for case in cases}
 
     def fit(
         self,
         params: Tree,
+        objective: Objective = Objective(),
+        budget: Budget = Budget(),
         *,
+        only: Collection[str] = ("*",),
         keep: Collection[str] | None = None,
-        epochs: int | None = None,
-        steps: int | None = None,
-        mix: Mix | None = None,
-        personal: Tree | None = None,
-        **rest: Any,
     ) -> Fit:
-        count, patches = self.effort.of(self.size if keep is None else len(keep), epochs, steps)
+        count, patches = self.effort.of(self.size if keep is None else len(keep), budget.epochs, budget.steps)
         own = 1 / (1 + self.size)  # so that sites differ, and nothing grows however long it goes on
         moved, twin, second = (
             {k: (v * 0.5 + own).astype(v.dtype) for k, v in model.items()}
-            for model in (params, mix.twin if mix else {}, personal or {})
+            for model in (params, objective.mix.twin if objective.mix else {}, objective.personal or {})
         )
         self.fits.append(Fit(moved, 1.0, count, 1.0, 1.0, twin, second))
         self.patches += patches
@@ -141,7 +139,7 @@ def rehearse(
             steps = sum(f.steps for f in site.fits)
             loads[i] = Load(steps, 0, _nbytes(got, elements), _nbytes(replies[i], elements), site.patches)
         state = algorithm.merge(state, replies) if replies else state
-        ended = hasattr(algorithm, "over") and algorithm.over(state)
+        ended = hasattr(algorithm, "is_finished") and algorithm.is_finished(state)
         if (index + 1) % validate_every == 0 or index + 1 == rounds or ended:
             loads.update({i: replace(loads.get(i, Load()), cases=n) for i, n in (validation or {}).items()})
         yield loads

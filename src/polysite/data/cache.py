@@ -25,7 +25,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from polysite.data.case import Case, Patient
+from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError
 
@@ -50,7 +50,7 @@ class Cache:
     def __init__(self, root: Path):
         self.root = root
 
-    def get(self, patient: Patient, prepare: Prepare, patch: Sequence[int]) -> Case:
+    def get(self, patient: CaseRef, prepare: Prepare, patch: Sequence[int]) -> Case:
         """The prepared case: from the cache, or made and put there. Phantoms have no files and are only made."""
         if not patient.files:
             return prepare.apply(patient.open(), patch)
@@ -62,7 +62,7 @@ class Cache:
             found = _open(file) or made  # it may have been cleared in between
         return replace(found, site=patient.site, name=patient.name, group=patient.group)
 
-    def recall(self, patient: Patient, how: Sequence[Any]) -> Arrays | None:
+    def recall(self, patient: CaseRef, how: Sequence[Any]) -> Arrays | None:
         """Arrays that were made of a case in this way; None if they were not, or are damaged."""
         try:
             if not patient.files:
@@ -73,13 +73,13 @@ class Cache:
         except (OSError, safetensors.SafetensorError):
             return None
 
-    def keep(self, patient: Patient, how: Sequence[Any], made: Arrays) -> None:
+    def keep(self, patient: CaseRef, how: Sequence[Any], made: Arrays) -> None:
         """Put them there."""
         if patient.files:
             content = safetensors.numpy.save(made)
             _write(self._facts(patient, how), zlib.crc32(content).to_bytes(4, "little") + content)
 
-    def _facts(self, patient: Patient, how: Sequence[Any]) -> Path:
+    def _facts(self, patient: CaseRef, how: Sequence[Any]) -> Path:
         recipe = [VERSION, [self.digest(f) for f in patient.files], patient.recipe, patient.hidden, list(how)]
         return self.root / _digest(recipe)
 
@@ -99,7 +99,7 @@ class Cache:
         inside = [*self.root.glob("*"), *self.root.glob("stamps/*")]
         return [f for f in inside if OURS.fullmatch(f.name) and f.is_file()]
 
-    def _key(self, patient: Patient, prepare: Prepare, patch: Sequence[int]) -> str:
+    def _key(self, patient: CaseRef, prepare: Prepare, patch: Sequence[int]) -> str:
         contents = [self.digest(f) for f in patient.files]
         recipe = [VERSION, version("monai"), contents, patient.recipe, patient.hidden, asdict(prepare), list(patch)]
         return _digest(recipe)

@@ -8,7 +8,7 @@ import numpy as np
 
 from polysite.errors import DataError
 
-PARTS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,14 +37,14 @@ class Case:
 
 
 @dataclass(frozen=True, eq=False)
-class Patient:
+class CaseRef:
     """A case that has not been opened: all that splits and federations need to know of it."""
 
     site: str
     name: str
     read: Callable[[], Case]
     volumes: Callable[[], Mapping[str, float]]  # of every label, in millilitres
-    person: str = ""  # who it is, where one has several cases; empty: this is the only one
+    patient: str = ""  # the patient, where one has several cases; empty: this is the only case
     group: str = ""  # tumour grade, scanner
     category: str = ""  # the class, in a classification
     split: str = ""  # train, validation or test, where that is fixed

@@ -11,23 +11,23 @@ from typing import Protocol
 
 import numpy as np
 
-from polysite.data.case import PARTS, Patient
-from polysite.data.split import Parts
+from polysite.data.case import SPLITS, CaseRef
+from polysite.data.split import SiteSplit
 from polysite.errors import ConfigError, DataError, nearest
 
-Sites = Mapping[str, Sequence[Patient]]
-Splitter = Callable[[Sites], Mapping[str, Parts]]
+Sites = Mapping[str, Sequence[CaseRef]]
+Splitter = Callable[[Sites], Mapping[str, SiteSplit]]
 
 
 class Federation(Protocol):
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, Parts]: ...
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]: ...
 
 
 @dataclass(frozen=True)
 class Natural:
     """Every hospital holds its own patients."""
 
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, Parts]:
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         return split(sites)
 
 
@@ -40,7 +40,7 @@ class ByLabelSize:
 
     label: str = ""  # which label
 
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, Parts]:
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         everyone = [(p.volumes(), p) for patients in sites.values() for p in patients]
         known = everyone[0][0]
         if self.label not in known:
@@ -64,7 +64,7 @@ class Iid:
     def __post_init__(self) -> None:
         _at_least(self.sites, 1, "sites")
 
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, Parts]:
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         parts = split(sites)
         pool = _shuffled([p for each in parts.values() for p in each["train"]], seed)
         if len(pool) < self.sites:
@@ -86,7 +86,7 @@ class Limited:
     def __post_init__(self) -> None:
         _at_least(self.cases, 2, "cases")
 
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, Parts]:
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         known = {site: [p for p in patients if p.group] for site, patients in sites.items()}
         if not any(known.values()):
             raise DataError("the limited federation keeps cases whose group is known; the data name no group at all")
@@ -107,13 +107,13 @@ class Dirichlet:
         if not self.alpha > 0:
             raise ConfigError(f"federation.alpha = {self.alpha} must be more than zero")
 
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, Parts]:
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         kinds = _kinds(sites)
         if sum(map(len, kinds.values())) < self.sites * self.least:
             raise ConfigError(f"{sum(map(len, kinds.values()))} cases do not give {self.sites} sites {self.least} each")
         rng = np.random.default_rng(seed)
         for _ in range(1000):
-            dealt: list[list[Patient]] = [[] for _ in range(self.sites)]
+            dealt: list[list[CaseRef]] = [[] for _ in range(self.sites)]
             for patients in kinds.values():
                 shares = rng.dirichlet([self.alpha] * self.sites)
                 ends = np.round(np.cumsum(shares) * len(patients)).astype(int)
@@ -143,7 +143,7 @@ class LabelRatio:
         if not self.delta >= 1:
             raise ConfigError(f"federation.delta = {self.delta} must be at least one")
 
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, Parts]:
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         kinds = {k: _shuffled(p, seed) for k, p in _kinds(sites).items()}
         names = list(kinds)
         ratio = {(k, n): self.delta if names[k % len(names)] == n else 1.0 for k in range(self.sites) for n in names}
@@ -171,7 +171,7 @@ class HideModalities:
     def __post_init__(self) -> None:
         _at_least(self.count, 0, "count")
 
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, Parts]:
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         total = {p.modalities for patients in sites.values() for p in patients}
         of = min(total)
         if self.count >= of:
@@ -186,7 +186,7 @@ class LeaveOut:
 
     site: str = ""
 
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, Parts]:
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         if self.site not in sites:
             raise ConfigError(f"federation.site = {self.site!r} is no site; {nearest(self.site, sites)}")
         if len(sites) < 2:
@@ -210,9 +210,9 @@ FEDERATIONS: Mapping[str, type] = {
 }
 
 
-def _kinds(sites: Sites) -> dict[str, list[Patient]]:
+def _kinds(sites: Sites) -> dict[str, list[CaseRef]]:
     """The patients by class, or by group where there are no classes."""
-    found: dict[str, list[Patient]] = {}
+    found: dict[str, list[CaseRef]] = {}
     for p in sorted((p for patients in sites.values() for p in patients), key=lambda p: (p.site, p.name)):
         found.setdefault(p.category or p.group, []).append(p)
     if len(found) < 2:
@@ -220,26 +220,26 @@ def _kinds(sites: Sites) -> dict[str, list[Patient]]:
     return dict(sorted(found.items()))
 
 
-def _shuffled(patients: Sequence[Patient], seed: int) -> list[Patient]:
+def _shuffled(patients: Sequence[CaseRef], seed: int) -> list[CaseRef]:
     ordered = sorted(patients, key=lambda p: (p.site, p.name))
     return [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]
 
 
-def _redealt(natural: Sites, dealt: Sites, split: Splitter) -> Mapping[str, Parts]:
+def _redealt(natural: Sites, dealt: Sites, split: Splitter) -> Mapping[str, SiteSplit]:
     """The parts of patients at their new sites.
 
     Where a person has several cases, they may now be at several sites: then the parts are those of the natural sites,
     so that nobody trains here and is tested there.
     """
-    people = [(p.site, p.person) for patients in natural.values() for p in patients if p.person]
+    people = [(p.site, p.patient) for patients in natural.values() for p in patients if p.patient]
     if len(set(people)) == len(people):
         return split(_moved(dealt))
-    part = {p.source: k for parts in split(natural).values() for k in PARTS for p in parts[k]}
+    part = {p.source: k for parts in split(natural).values() for k in SPLITS for p in parts[k]}
     moved = _moved(dealt)
-    return {s: {k: [p for p in patients if part.get(p.source) == k] for k in PARTS} for s, patients in moved.items()}
+    return {s: {k: [p for p in patients if part.get(p.source) == k] for k in SPLITS} for s, patients in moved.items()}
 
 
-def _named(dealt: Sequence[Sequence[Patient]], word: str, taken: Iterable[str] = ()) -> dict[str, Sequence[Patient]]:
+def _named(dealt: Sequence[Sequence[CaseRef]], word: str, taken: Iterable[str] = ()) -> dict[str, Sequence[CaseRef]]:
     """Synthetic sites: iid-1, iid-2, ..."""
     width = len(str(len(dealt)))
     named = {f"{word}-{k:0{width}d}": p for k, p in enumerate(dealt, start=1)}
@@ -249,7 +249,7 @@ def _named(dealt: Sequence[Sequence[Patient]], word: str, taken: Iterable[str] =
     return named
 
 
-def _moved(sites: Sites) -> dict[str, list[Patient]]:
+def _moved(sites: Sites) -> dict[str, list[CaseRef]]:
     """Patients at their new sites; where a name would be there twice, it begins with the old site."""
     names = [p.name for patients in sites.values() for p in patients]
     unique = len(set(names)) == len(names)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from polysite.data import images, layouts, manifest
-from polysite.data.case import Case, Patient, channels
+from polysite.data.case import Case, CaseRef, channels
 from polysite.data.images import Image
 from polysite.data.layouts import Scan
 from polysite.data.manifest import Manifest, Row
@@ -92,11 +92,11 @@ class Files:
     def label_names(self) -> tuple[str, ...]:
         return self.manifest.label_names
 
-    def patients(self, seed: int) -> Mapping[str, list[Patient]]:
+    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         names, parts = self.label_names, cache(_parts)
         return {site: [self._patient(r, names, parts) for r in rows] for site, rows in self.manifest.sites.items()}
 
-    def _patient(self, row: Row, names: tuple[str, ...], parts: Callable[[Path], tuple[Path, ...]]) -> Patient:
+    def _patient(self, row: Row, names: tuple[str, ...], parts: Callable[[Path], tuple[Path, ...]]) -> CaseRef:
         listed, allow = self.manifest, self.allow
         cells = [listed.file(f) if f else None for f in (*row.images.values(), row.label)]
         files = tuple(dict.fromkeys(file for c in cells if c for file in parts(c[0])))
@@ -109,12 +109,12 @@ class Files:
             row.box,
             allow,
         ]
-        return Patient(
+        return CaseRef(
             site=row.site,
             name=row.case,
             read=lambda: open_case(listed, row, names, allow),
             volumes=lambda: volumes(listed, row, names),
-            person=row.patient or (str(files[0]) if row.box else ""),  # boxes of one scan are of one person
+            patient=row.patient or (str(files[0]) if row.box else ""),  # boxes of one scan are of one person
             group=row.group,
             category=row.category,
             split=row.split,

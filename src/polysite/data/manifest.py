@@ -32,7 +32,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from polysite.data.case import PARTS
+from polysite.data.case import SPLITS
 from polysite.data.images import suffix
 from polysite.errors import DataError
 
@@ -98,8 +98,8 @@ class Manifest:
             raise DataError(
                 f"{who} declares the labels {given}; others declare {others}: use the same names in one order"
             )
-        if row.split not in ("", *PARTS):
-            raise DataError(f"{who} has split = {row.split!r}; it is one of {', '.join(PARTS)} or empty")
+        if row.split not in ("", *SPLITS):
+            raise DataError(f"{who} has split = {row.split!r}; it is one of {', '.join(SPLITS)} or empty")
         sound = len(row.box) in (4, 6) and all(map(isfinite, row.box)) and min(row.box[len(row.box) // 2 :]) > 0
         if row.box and not sound:
             raise DataError(

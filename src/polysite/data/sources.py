@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from polysite.data.case import Case, Patient
+from polysite.data.case import Case, CaseRef
 from polysite.data.files import Files
 from polysite.data.phantom import (
     GRADES,
@@ -40,7 +40,7 @@ class Source(Protocol):
         """The labels, or the classes."""
         ...
 
-    def patients(self, seed: int) -> Mapping[str, list[Patient]]:
+    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         """The patients of every site, not opened yet."""
         ...
 
@@ -71,17 +71,17 @@ class Phantom:
     def label_names(self) -> tuple[str, ...]:
         return LABELS
 
-    def patients(self, seed: int) -> Mapping[str, list[Patient]]:
+    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         return {name: [self._patient(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
 
-    def _patient(self, site: str, index: int, seed: int) -> Patient:
+    def _patient(self, site: str, index: int, seed: int) -> CaseRef:
         x, y, z = self.shape
         hospital = self.sites[site]
 
         def read() -> Case:
             return draw(hospital, site=site, index=index, seed=seed, shape=(x, y, z))
 
-        return Patient(
+        return CaseRef(
             site=site,
             name=f"{site}-{index:03d}",
             read=read,
@@ -124,10 +124,10 @@ class PhantomClasses:
         shares = [(h.healthy, h.low_grade, 1 - h.healthy - h.low_grade) for h in self.sites.values()]
         return tuple(g for k, g in enumerate(GRADES) if any(each[k] > 1e-9 for each in shares))
 
-    def patients(self, seed: int) -> Mapping[str, list[Patient]]:
+    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         return {name: [self._patient(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
 
-    def _patient(self, site: str, index: int, seed: int) -> Patient:
+    def _patient(self, site: str, index: int, seed: int) -> CaseRef:
         (x, y, z), hospital, grades = self.shape, self.sites[site], self.label_names
 
         def read() -> Case:
@@ -135,7 +135,7 @@ class PhantomClasses:
             return picture(hospital, site=site, index=index, seed=seed, shape=where, grades=grades, flat=self.flat)
 
         found = grade(hospital, site=site, index=index, seed=seed)
-        return Patient(
+        return CaseRef(
             site=site,
             name=f"{site}-{index:03d}",
             read=read,
@@ -168,7 +168,7 @@ class AtHospitals:
     def label_names(self) -> tuple[str, ...]:
         return self.labels
 
-    def patients(self, seed: int) -> Mapping[str, list[Patient]]:
+    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         raise ConfigError("the cases of this study are at the hospitals: 'polysite deploy run' asks them")
 
 

@@ -1,7 +1,7 @@
 """Which patients train, which choose the best round, which are kept for the final examination.
 
 Every site is split by itself, deterministically in (seed, site), so that every hospital appears in every part. All
-cases of one person are in one part.
+cases of one patient are in one part.
 Federated cross-validation: folds inside every site, the test fold of the federation is the union of the sites'.
 """
 
@@ -15,11 +15,11 @@ from zlib import crc32
 
 import numpy as np
 
-from polysite.data.case import PARTS, Patient
+from polysite.data.case import SPLITS, CaseRef
 from polysite.errors import ConfigError, DataError
 
-Parts = Mapping[str, list[Patient]]  # train, validation, test
-Person = tuple[Patient, ...]  # all cases of one
+SiteSplit = Mapping[str, list[CaseRef]]  # train, validation, test
+PatientCases = tuple[CaseRef, ...]  # all cases of one
 
 SUBJECT, PARTITION, PART = "Subject_ID", "Partition_ID", "Split"  # as the FeTS files call them; the last is ours
 OPEN = ("test fold", "rest")  # what a published fold says of a case
@@ -54,13 +54,13 @@ class Split:
         """What decides who is where: the split's own seed, or the study's."""
         return study if self.seed is None else self.seed
 
-    def apply(self, sites: Mapping[str, Sequence[Patient]], seed: int) -> Mapping[str, Parts]:
+    def apply(self, sites: Mapping[str, Sequence[CaseRef]], seed: int) -> Mapping[str, SiteSplit]:
         """Every site's cases as ``train``, ``validation`` and ``test``."""
         seed = self.seed_of(seed)
         fixed = _find(_read(Path(self.file)), sites) if self.file else None
         return {site: self._site(site, patients, seed, fixed) for site, patients in sites.items()}
 
-    def check(self, sites: Mapping[str, Sequence[Patient]]) -> None:
+    def check(self, sites: Mapping[str, Sequence[CaseRef]]) -> None:
         """Refuse a file that names cases which the data do not have."""
         rows = _read(Path(self.file)) if self.file else []
         known = {p.source for patients in sites.values() for p in patients}
@@ -71,24 +71,26 @@ class Split:
         if self.by_group and not any(p.group or p.category for patients in sites.values() for p in patients):
             raise DataError("split.by_group spreads groups or classes, but the data name none; set it to false")
 
-    def _site(self, site: str, patients: Sequence[Patient], seed: int, fixed: Mapping[Patient, str] | None) -> Parts:
+    def _site(
+        self, site: str, patients: Sequence[CaseRef], seed: int, fixed: Mapping[CaseRef, str] | None
+    ) -> SiteSplit:
         twice = [name for name, count in Counter(p.name for p in patients).items() if count > 1]
         if twice:
             raise DataError(f"site {site!r} has two cases called {twice[0]!r}; names of cases must be unique in a site")
         people = _people([p for p in patients if fixed is None or p in fixed])
         dealt = [people[i] for i in np.random.default_rng([seed, crc32(site.encode())]).permutation(len(people))]
         if self.by_group:  # neighbours in this order go to different parts
-            dealt.sort(key=lambda person: (person[0].group, person[0].category))
+            dealt.sort(key=lambda patient: (patient[0].group, patient[0].category))
         if fixed is not None:
-            parts = self._parts(site, dealt, [_part(site, person, fixed) for person in dealt], 0.0)
+            parts = self._parts(site, dealt, [_part(site, patient, fixed) for patient in dealt], 0.0)
         elif self.folds:
             parts = self._parts(site, dealt, self._tested(site, dealt), 0.0)
         else:
-            marks = {p: p.split for person in dealt for p in person}
-            parts = self._parts(site, dealt, [_part(site, person, marks) for person in dealt], self.test)
-        return {k: sorted((p for person in v for p in person), key=lambda p: p.name) for k, v in parts.items()}
+            marks = {p: p.split for patient in dealt for p in patient}
+            parts = self._parts(site, dealt, [_part(site, patient, marks) for patient in dealt], self.test)
+        return {k: sorted((p for patient in v for p in patient), key=lambda p: p.name) for k, v in parts.items()}
 
-    def _tested(self, site: str, dealt: Sequence[Person]) -> list[str]:
+    def _tested(self, site: str, dealt: Sequence[PatientCases]) -> list[str]:
         """Everyone is tested in exactly one fold. Sites begin at different folds, so that folds have like sizes."""
         if len(dealt) < 3:
             raise DataError(
@@ -99,12 +101,12 @@ class Split:
         return ["test" if (i + first) % self.folds == self.fold else "" for i in range(len(dealt))]
 
     def _parts(
-        self, site: str, dealt: Sequence[Person], fixed: Sequence[str], test_share: float
-    ) -> dict[str, list[Person]]:
+        self, site: str, dealt: Sequence[PatientCases], fixed: Sequence[str], test_share: float
+    ) -> dict[str, list[PatientCases]]:
         """The parts that are fixed, and shares of the rest. A site whose cases are all tested does not train."""
         if not dealt:
             raise DataError(f"site {site!r} has no cases; add cases or leave the site out with data.exclude")
-        train, validation, test = ([p for p, part in zip(dealt, fixed, strict=True) if part == k] for k in PARTS)
+        train, validation, test = ([p for p, part in zip(dealt, fixed, strict=True) if part == k] for k in SPLITS)
         free = [p for p, part in zip(dealt, fixed, strict=True) if not part]
         if test_share and not test and len(free) >= 3:
             test, free = self._take(free, min(max(1, round(test_share * len(dealt))), len(free) - 2))
@@ -122,48 +124,48 @@ class Split:
                 validation, train = self._take(train, count)
         return {"train": [*train, *free], "validation": validation, "test": test}
 
-    def _take(self, dealt: Sequence[Person], count: int) -> tuple[list[Person], list[Person]]:
+    def _take(self, dealt: Sequence[PatientCases], count: int) -> tuple[list[PatientCases], list[PatientCases]]:
         """``count`` of them, and the others; evenly over the order where it is sorted by group."""
         taken = {i * len(dealt) // count if self.by_group else i for i in range(count)}
         return [p for i, p in enumerate(dealt) if i in taken], [p for i, p in enumerate(dealt) if i not in taken]
 
 
-def _people(patients: Sequence[Patient]) -> list[Person]:
-    """The cases of each person together, in the order of their names."""
-    found: dict[str, list[Patient]] = {}
+def _people(patients: Sequence[CaseRef]) -> list[PatientCases]:
+    """The cases of each patient together, in the order of their names."""
+    found: dict[str, list[CaseRef]] = {}
     for p in sorted(patients, key=lambda p: p.name):
-        found.setdefault(f"person {p.person}" if p.person else f"case {p.name}", []).append(p)
+        found.setdefault(f"patient {p.patient}" if p.patient else f"case {p.name}", []).append(p)
     return [tuple(cases) for cases in found.values()]
 
 
-def _part(site: str, person: Person, fixed: Mapping[Patient, str]) -> str:
-    """Where a person belongs, if any of the cases says so."""
-    said = sorted({fixed[p] for p in person} - {""})
+def _part(site: str, patient: PatientCases, fixed: Mapping[CaseRef, str]) -> str:
+    """Where a patient belongs, if any of the cases says so."""
+    said = sorted({fixed[p] for p in patient} - {""})
     if len(said) > 1:
         raise DataError(
-            f"site {site!r}: the cases of patient {person[0].person!r} are in {' and '.join(said)}; choose one"
+            f"site {site!r}: the cases of patient {patient[0].patient!r} are in {' and '.join(said)}; choose one"
         )
     return said[0] if said else ""
 
 
-def table(parts: Mapping[str, Parts]) -> str:
+def table(parts: Mapping[str, SiteSplit]) -> str:
     """Who is in which part, as the CSV that ``split.file`` reads: as the data call them, and where they are now."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow([SUBJECT, PARTITION, PART, "Site"])
     for site, each in parts.items():
-        for part in PARTS:
+        for part in SPLITS:
             rows.writerows([p.source[1], p.source[0], part, site] for p in each.get(part, ()))
     return out.getvalue()
 
 
-def _find(rows: Sequence[tuple[str, str, str]], sites: Mapping[str, Sequence[Patient]]) -> dict[Patient, str]:
+def _find(rows: Sequence[tuple[str, str, str]], sites: Mapping[str, Sequence[CaseRef]]) -> dict[CaseRef, str]:
     """The patients that a file means. A published one may call the sites otherwise; what a federation left out may be
     in the file and not here."""
     by_source = {p.source: p for patients in sites.values() for p in patients}
     by_name = {p.source[1]: p for p in by_source.values()}
     unique = len(by_name) == len(by_source)
-    found: dict[Patient, str] = {}
+    found: dict[CaseRef, str] = {}
     for site, name, part in rows:
         patient = by_source.get((site, name)) or (by_name.get(name) if unique and part in OPEN else None)
         if patient is not None:
@@ -175,9 +177,9 @@ def _read(file: Path) -> list[tuple[str, str, str]]:
     """(site, case, part) of a file; a published fold leaves train and validation of the rest to us."""
     rows = _rows(file)
     if PART in rows[0]:
-        odd = next((r for r in rows if r[PART] not in PARTS), None)
+        odd = next((r for r in rows if r[PART] not in SPLITS), None)
         if odd:
-            raise DataError(f"{file}: {odd[SUBJECT]!r} is in the part {odd[PART]!r}; parts are {', '.join(PARTS)}")
+            raise DataError(f"{file}: {odd[SUBJECT]!r} is in the part {odd[PART]!r}; parts are {', '.join(SPLITS)}")
         found = [(r[PARTITION], r[SUBJECT], r[PART]) for r in rows]
     elif "_test_" in file.name:
         rest = _rows(file.with_name(file.name.replace("_test_", "_train_")))

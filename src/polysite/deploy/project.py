@@ -41,9 +41,9 @@ from polysite.deploy.certificates import (
     serves,
     verified,
 )
-from polysite.deploy.policy import TEXT, SitePolicy, settings
-from polysite.engines import checkpoint
+from polysite.deploy.site.policy import TEXT, SitePolicy, settings
 from polysite.errors import ConfigError, DataError, RunError
+from polysite.storage import write_file
 
 if TYPE_CHECKING:
     pass
@@ -270,7 +270,7 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS
     except OSError as problem:
         raise RunError(f"the archive {archive} could not be written: {problem}") from problem
     try:
-        checkpoint.write(file, lambda p: p.write_text(after, encoding="utf-8"))
+        write_file(file, lambda p: p.write_text(after, encoding="utf-8"))
     except RunError:
         archive.unlink()  # of a hospital that the server would not know
         raise

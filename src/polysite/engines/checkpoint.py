@@ -7,7 +7,6 @@ noticed. Classes are looked up by name in polysite (or in the algorithm's own mo
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass
@@ -20,9 +19,17 @@ import safetensors.numpy
 
 from polysite.errors import RunError
 from polysite.payload import Payload, plain
+from polysite.storage import write_file
 from polysite.tree import Tree
 
 Lift = Callable[[Tree], Tree]
+# modules and classes that have moved since 0.1.0, whose names old files hold
+MOVED = {
+    "polysite.engines.rounds:Checkpoint": "polysite.engines.phases:Checkpoint",
+    "polysite.engines.memory": "polysite.engines.site_memory",
+    "polysite.algorithms.costs": "polysite.algorithms.cost_weighted",
+    "polysite.algorithms.server": "polysite.algorithms.server_optimisers",
+}
 
 
 def save(path: Path, value: Any) -> None:
@@ -30,7 +37,7 @@ def save(path: Path, value: Any) -> None:
     arrays: dict[str, np.ndarray] = {}
     shape = json.dumps(_flatten(value, "value", arrays))
     header = {"checkpoint": f"{_digest(shape, arrays)} {shape}"}  # one entry: several have no fixed order on disk
-    write(path, lambda temporary: safetensors.numpy.save_file(arrays, temporary, metadata=header))
+    write_file(path, lambda temporary: safetensors.numpy.save_file(arrays, temporary, metadata=header))
 
 
 def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = ()) -> Any:
@@ -45,27 +52,6 @@ def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = ()) ->
         return _restore(json.loads(shape), dict(lift(arrays)), modules)
     except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
         raise RunError(f"{path} cannot be read as a checkpoint: {problem}") from problem
-
-
-def write(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Temporary file, fsync, rename: never a half-written file under the final name."""
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        fill(temporary)
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
-    except (OSError, safetensors.SafetensorError) as problem:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written: {problem}; what was there before is untouched") from problem
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(shape: str, arrays: Mapping[str, np.ndarray]) -> str:
@@ -119,7 +105,8 @@ def _restore(x: Any, arrays: Mapping[str, Any], modules: Collection[str]) -> Any
 
 
 def _dataclass(name: str, modules: Collection[str]) -> Any:
-    home, _, attribute = name.partition(":")
+    home, _, attribute = MOVED.get(name, name).partition(":")
+    home = MOVED.get(home, home)
     if home not in modules and not home.startswith("polysite."):
         raise ValueError(f"class {name!r} does not belong to polysite or to the algorithm's own module")
     found = getattr(sys.modules.get(home), attribute, None)

@@ -1,11 +1,12 @@
-"""Fewer bytes from a site: what it changed of the parameters that it was sent, in fewer bits.
+"""Compression of replies: the change of each parameter in fewer bits. An outgoing step.
 
-``half`` rounds every difference to 16 bits. ``int8`` rounds it to 255 steps of equal size, as many as fit between the
-largest difference of the array and its negative; the size of a step goes along. Running statistics and all other fields
-are left as they are. The server adds the differences to what it sent, so an algorithm notices nothing but the rounding.
+``half`` rounds every difference to 16 bits. ``int8`` rounds it to 255 equal steps between the largest absolute
+difference of the array and its negative; the step size is sent along. Running statistics and all other fields are sent
+unchanged. The server adds the differences to what it sent, so an algorithm sees only the rounding.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,48 +17,50 @@ from polysite.errors import PayloadError
 from polysite.payload import Payload, plain
 from polysite.tree import Tree
 
-Compress = Literal["none", "half", "int8"]
-STEP = " step"  # how the name of a step's size ends
-MOST = 127
+Precision = Literal["half", "int8"]
+STEP = " step"  # suffix of the name of a step size
+LEVELS = 127
 
 
-def squeeze(how: Compress, kinds: Mapping[str, Kind], got: Payload, reply: Payload) -> Payload:
-    """What leaves the site, given what it was sent."""
-    if how == "none":
-        return reply
-    return Payload(**{f: _squeezed(how, v, _base(f, kinds, got)) for f, v in reply.items()})
+@dataclass(frozen=True, slots=True)
+class Compress:
+    """Send the difference to the received parameters in 16 or 8 bits."""
 
+    precision: Precision
+    reveals: Literal["each"] = "each"
 
-def restore(how: Compress, kinds: Mapping[str, Kind], got: Payload, reply: Payload) -> Payload:
-    """What the server goes on with."""
-    if how == "none":
-        return reply
-    try:
-        with np.errstate(all="ignore"):  # what is beyond all numbers is looked for later
-            return Payload(**{f: _restored(v, _base(f, kinds, got)) for f, v in reply.items()})
-    except (KeyError, ValueError, IndexError, AttributeError) as problem:
-        raise PayloadError(f"the compressed reply does not fit what was sent: {problem}") from problem
+    def apply(self, kinds: Mapping[str, Kind], got: Payload, reply: Payload) -> Payload:
+        """Return the compressed reply."""
+        return Payload(**{f: _squeezed(self.precision, v, _base(f, kinds, got)) for f, v in reply.items()})
+
+    def restore(self, kinds: Mapping[str, Kind], sent: Payload, reply: Payload) -> Payload:
+        """Return the reply with full parameters."""
+        try:
+            with np.errstate(all="ignore"):  # overflow is looked for later
+                return Payload(**{f: _restored(v, _base(f, kinds, sent)) for f, v in reply.items()})
+        except (KeyError, ValueError, IndexError, AttributeError) as problem:
+            raise PayloadError(f"the compressed reply does not fit what was sent: {problem}") from problem
 
 
 def _base(field: str, kinds: Mapping[str, Kind], got: Payload) -> Tree | None:
-    """What the differences are taken to; an update is a difference already. None: the field is left as it is."""
+    """Return what differences are taken to: nothing for an update, which is one already. None: leave the field as it is."""
     if kinds.get(field) == "update":
         return {}
     return (got.get(field) or got.get("model") or {}) if kinds.get(field) == "model" else None
 
 
-def _squeezed(how: Compress, value: Any, base: Tree | None) -> Any:
+def _squeezed(precision: Precision, value: Any, base: Tree | None) -> Any:
     if base is None:
         return value
     found: dict[str, Any] = {**tree.statistics(value)}
     for name, x in tree.trained(value).items():
         difference = plain(x) - plain(base[name]) if name in base else plain(x)
         if difference.dtype != np.float32 or not np.isfinite(difference).all():
-            found[name] = x  # nothing that can be rounded; the server looks at it as it is
-        elif how == "half":
+            found[name] = x  # cannot be rounded; the server checks it as it is
+        elif precision == "half":
             found[name] = np.clip(difference, -65504, 65504).astype(np.float16)
         else:
-            step = np.float32(np.abs(difference).max(initial=0.0) / MOST)
+            step = np.float32(np.abs(difference).max(initial=0.0) / LEVELS)
             found[name] = np.round(difference / step).astype(np.int8) if step else np.zeros(difference.shape, np.int8)
             found[f"{name}{STEP}"] = np.array([step])
     return found
@@ -77,7 +80,7 @@ def _restored(value: Any, base: Tree | None) -> Any:
         if name in base and packed.shape != tuple(base[name].shape):
             raise ValueError(f"{name!r} is of shape {packed.shape} instead of {tuple(base[name].shape)}")
         step = plain(value[f"{name}{STEP}"]) if packed.dtype == np.int8 else np.ones(1, np.float32)
-        if step.shape != (1,) or step.dtype != np.float32:  # another would make more of it than came
+        if step.shape != (1,) or step.dtype != np.float32:  # any other would expand in memory
             raise ValueError(f"the step of {name!r} is {step.dtype} of shape {step.shape} and not one number")
         difference = packed.astype(np.float32) * step[0]
         found[name] = difference + plain(base[name]) if name in base else difference

@@ -6,7 +6,7 @@ of a published comparison does, rewards a model for finding nothing at all.
 
 >>> import numpy as np
 >>> row = measure(np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), (1.0, 1.0))
->>> row["hd95"], Policy().value(row, "hd95"), Policy("excluded").value(row, "hd95"), Policy().kind(row)
+>>> row["hd95"], EmptyMaskPolicy().value(row, "hd95"), EmptyMaskPolicy("excluded").value(row, "hd95"), EmptyMaskPolicy().kind(row)
 (nan, 5.0, nan, 'missed')
 """
 
@@ -58,7 +58,7 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Policy:
+class EmptyMaskPolicy:
     """What a distance means where exactly one mask is empty, and which HD95 is meant.
 
     Where both are empty there is nothing to be far from: distances are left out, Dice, IoU and NSD are 1.

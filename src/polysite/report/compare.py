@@ -16,7 +16,7 @@ import numpy as np
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.metrics import classification
 from polysite.metrics.fairness import Fairness, fairness
-from polysite.metrics.measures import BETTER, DISTANCES, Policy
+from polysite.metrics.measures import BETTER, DISTANCES, EmptyMaskPolicy
 from polysite.metrics.statistics import Tail, holm, interval, rank_biserial, signed_rank, wins
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
 from polysite.report.runs import Key, Method
@@ -53,7 +53,7 @@ class Test:
 class Comparison:
     methods: Sequence[Method]
     reference: str
-    policy: Policy
+    policy: EmptyMaskPolicy
     tests: Sequence[Test]
     remarks: Sequence[str]
     tail: Tail = "two-sided"
@@ -85,7 +85,10 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[Method], reference: str | None = None, policy: Policy = Policy(), tail: Tail = "two-sided"
+    methods: Sequence[Method],
+    reference: str | None = None,
+    policy: EmptyMaskPolicy = EmptyMaskPolicy(),
+    tail: Tail = "two-sided",
 ) -> Comparison:
     """Compare finished runs of one task on the same patients."""
     names = [m.name for m in methods]
@@ -143,7 +146,7 @@ def _tests(bare: Comparison, measure: str, tail: Tail) -> list[Test]:
     return [replace(t, adjusted=float(p)) for t, p in zip(found, corrected, strict=True)]
 
 
-def _gains(mine: Method, usual: Method, measure: str, policy: Policy) -> dict[Key, float]:
+def _gains(mine: Method, usual: Method, measure: str, policy: EmptyMaskPolicy) -> dict[Key, float]:
     """By how much a method is better, case by case: the mean over the labels that at least one of both has a value for.
 
     A distance is none where both masks are empty. If the other method finds something there, its penalty is held
@@ -290,7 +293,7 @@ def _more(found: Comparison) -> Grid:
     return Grid("measures", "Other measures", head, mark_best(lines, [0, *(BETTER[k] for k in rest)]), note)
 
 
-def _wide(method: Method, measure: str, policy: Policy) -> Cell:
+def _wide(method: Method, measure: str, policy: EmptyMaskPolicy) -> Cell:
     return spread(method.of(None, measure, policy), _digits(measure))
 
 
@@ -382,7 +385,7 @@ def _classes(found: Comparison) -> Grid:
     lines = []
     for m in found.methods:
         pairs = [
-            (int(case["said"]), int(case["true"]))
+            (case.predicted or 0, case.true or 0)
             for run in m.runs
             for cases in run.scores.values()
             for case in cases.values()

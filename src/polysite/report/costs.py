@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from polysite.cost.model import Cost, measured
+from polysite.cost.model import Cost, Load, measured
 from polysite.cost.speeds import Speeds
+from polysite.engines.record import RoundRecord
+from polysite.payload import SiteId
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.runs import Method, Summary
 
@@ -16,9 +18,21 @@ MEASURED = "Bytes are those of the payloads of the training rounds, as measured;
 
 
 def cost(run: Summary, speeds: Speeds) -> Cost:
-    """Of one run, from its records."""
-    chosen = run.settings
-    return measured(run.records, speeds, chosen["train"]["batch"], pooled=chosen["run"]["pooled"])
+    """Return the cost of a run, from its records."""
+    pooled = run.settings["run"]["pooled"]
+    exchanges = ((load_of(record), pooled or record.pooled) for record in run.records)
+    return measured(exchanges, speeds, run.settings["train"]["batch"])
+
+
+def load_of(record: RoundRecord) -> dict[SiteId, Load]:
+    """Return the recorded load of every site in a round; a site that only validates has no steps and no bytes."""
+
+    def of(site: SiteId) -> Load:
+        cases = record.validation[site].cases if site in record.validation else 0
+        handed, did = record.handed.get(site, 0), record.sites.get(site)
+        return Load(did.steps, cases, did.bytes_down + handed, did.bytes_up) if did else Load(0, cases, handed, 0)
+
+    return {site: of(site) for site in dict.fromkeys([*record.sites, *record.validation, *record.handed])}
 
 
 def hours(run: Summary, speeds: Speeds) -> list[float]:

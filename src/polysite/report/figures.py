@@ -169,11 +169,11 @@ def shares(methods: Sequence[Method]) -> str | None:
     return _svg(figure)
 
 
-def told(methods: Sequence[Method]) -> str | None:
+def diagnostics(methods: Sequence[Method]) -> str | None:
     """What algorithms say of themselves, round by round: a panel for every quantity."""
     known: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
     for method in methods:
-        for what, line in _by_name(method.first, "told").items():
+        for what, line in _by_name(method.first, "diagnostics").items():
             known.setdefault(what, {})[method.name] = line
     if not known:
         return None
@@ -189,9 +189,9 @@ def _by_name(run: Summary, what: str) -> dict[str, tuple[list[int], list[float]]
     """Numbers that are recorded under names, as curves."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for record in run.records:
-        for name, value in record.get(what, {}).items():
+        for name, value in getattr(record, what).items():
             rounds, values = found.setdefault(name, ([], []))
-            rounds.append(record["round"] + 1)
+            rounds.append(record.round + 1)
             values.append(value)
     return found
 

@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from polysite.cost.speeds import Speeds
 from polysite.errors import RunError
-from polysite.metrics.measures import Policy
+from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
-from polysite.report import costs, figures, look, viewer
+from polysite.report import costs, example_cases, figures, viewer
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.grid import Grid, Line, name, number
 from polysite.report.runs import Method
@@ -55,7 +55,7 @@ class Options:
     """How a page counts and what it shows."""
 
     reference: str | None = None
-    policy: Policy = Policy()
+    policy: EmptyMaskPolicy = EmptyMaskPolicy()
     tail: Tail = "two-sided"
     speeds: Speeds = Speeds()
     assessment: Path | None = None
@@ -92,7 +92,7 @@ def _results(found: Comparison, options: Options) -> Iterator[Section]:
     error = "Error bars: standard error over patients."
     bars = Picture("", figures.hospitals(found, found.main), error)
     yield Section("gets", "What every hospital gets", (*every[: 1 + (len(found.sites) > 1)], bars))
-    shown = look.cases(found.methods, found.reference) if options.scans else []
+    shown = example_cases.cases(found.methods, found.reference) if options.scans else []
     if shown:
         words = (
             "The worst, the median and the best case of every hospital by the mean Dice of "
@@ -128,7 +128,7 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         if any(len(m.sites) > 1 for m in seen):
             pictures.append(Picture("Hospital by hospital", figures.site_curves(seen), ""))
         yield Section("training", "How training went", tuple(pictures))
-    weights, told = figures.shares(methods), figures.told(methods)
+    weights, told = figures.shares(methods), figures.diagnostics(methods)
     counted = (
         "How much the model of every hospital counted in the mean of a round; in a clustered method, in that of its "
         "group. Methods that weigh alike share a panel."
@@ -194,8 +194,8 @@ def _trouble(methods: Sequence[Method]) -> Grid:
     lines = []
     for method in methods:
         for run in method.runs:
-            absent = [(r["round"], s) for r in run.records for s in r["absent"]]
-            refused = [(r["round"], s, why) for r in run.records for s, why in r["refused"].items()]
+            absent = [(r.round, s) for r in run.records for s in r.absent]
+            refused = [(r.round, s, why) for r in run.records for s, why in r.refused.items()]
             for site in sorted({s for _, s in absent} | {s for _, s, _ in refused}):
                 gone = sum(s == site for _, s in absent)
                 reasons = [(t, why) for t, s, why in refused if s == site]
@@ -209,11 +209,11 @@ def _trouble(methods: Sequence[Method]) -> Grid:
 def _incidents(methods: Sequence[Method]) -> Grid:
     """What happened between real hospitals and the server; the last of them, if they are many."""
     lines = [
-        Line((name(m.name), name(i["time"]), number(r["round"] + 1, "d"), name(i.get("site", "")), name(i["what"])))
+        Line((name(m.name), name(i["time"]), number(r.round + 1, "d"), name(i.get("site", "")), name(i["what"])))
         for m in methods
         for run in m.runs
         for r in run.records
-        for i in r.get("incidents", ())
+        for i in r.incidents
     ]
     head = ("method", "time (UTC)", "round", "hospital", "what")
     note = f"The last {SHOWN} of {len(lines)}; all are in rounds.jsonl." if len(lines) > SHOWN else ""

@@ -19,9 +19,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from nibabel.orientations import aff2axcodes, apply_orientation, axcodes2ornt, ornt_transform
 
-from polysite.data.case import Case, Patient
+from polysite.data.case import Case, CaseRef
 from polysite.data.sources import Source
-from polysite.engines.folder import file_name
+from polysite.engines.run_folder import file_name
 from polysite.errors import PolysiteError
 from polysite.report.figures import COLOURS
 
@@ -58,7 +58,7 @@ def draw(study: Study, out: Path, cases: int = 6) -> Iterator[Path]:
     """Write ``out/SITE.png`` for every site, with up to so many cases, evenly over its list."""
     out.mkdir(parents=True, exist_ok=True)
     labels = study.data.label_names if study.data.task == "segmentation" else ()
-    for site, patients in study.data.patients(study.seed).items():
+    for site, patients in study.data.case_refs(study.seed).items():
         chosen = np.linspace(0, len(patients) - 1, min(cases, len(patients))).round().astype(int)
         rows = [_row(patients[k], len(study.data.modality_names)) for k in chosen]
         title = f"{site}: {len(patients)} case{'s' * (len(patients) != 1)}, {len(rows)} shown"
@@ -107,7 +107,7 @@ def _affine(case: Case) -> np.ndarray:
     return np.diag([*case.spacing, 1.0]) if case.affine is None else case.affine
 
 
-def _row(patient: Patient, panels: int) -> Row:
+def _row(patient: CaseRef, panels: int) -> Row:
     name = wrap(patient.name, 22)
     try:
         case = patient.open()
@@ -129,7 +129,7 @@ def _sample(voxels: np.ndarray) -> np.ndarray:
     return voxels[:: max(1, len(voxels) // SAMPLE)].copy()  # a view would keep them all
 
 
-def _facts(patient: Patient, case: Case) -> Iterator[str]:
+def _facts(patient: CaseRef, case: Case) -> Iterator[str]:
     yield " × ".join(map(str, case.image.shape[1:]))
     yield f"{' × '.join(f'{s:.3g}' for s in case.spacing)} {case.unit or '(unit unknown)'}"
     if case.image.ndim == 4:

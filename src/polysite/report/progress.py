@@ -1,14 +1,14 @@
 """A progress bar for the terminal: round, site, the measure now and at best."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from polysite.engines.record import RoundRecord
 from polysite.engines.rounds import Watch
 
 
@@ -42,12 +42,12 @@ class Bar(Watch):
             self.sites[site] = self.bars.add_task(f"{site:12}", total=1, note="")
         self.bars.update(self.sites[site], completed=int(done), note=what)
 
-    def round(self, record: Mapping[str, Any]) -> None:
-        score = record.get("mean_score")
+    def round(self, record: RoundRecord) -> None:
+        score = record.mean_score
         if score is not None:
-            self.best, self.measure = max(self.best, score), record["measure"]
-            note = f"round {record['round'] + 1} · {self.measure} {score:.3f}, best {self.best:.3f}"
-            self._show(record["round"] + 1, note)
+            self.best, self.measure = max(self.best, score), record.measure
+            note = f"round {record.round + 1} · {self.measure} {score:.3f}, best {self.best:.3f}"
+            self._show(record.round + 1, note)
 
     def end(self) -> None:
         if self.task is not None:

@@ -1,20 +1,16 @@
 """Pages and tables as files: the whole folder, or nothing."""
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from secrets import token_hex
-from shutil import rmtree
 from typing import Any
 
-from polysite.engines.checkpoint import write
 from polysite.errors import RunError
 from polysite.report import costs
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.page import Options, build
 from polysite.report.runs import Method
+from polysite.storage import draft_folder, vacant, write_file
 
 
 def page(path: Path, methods: Sequence[Method], options: Options = Options()) -> Path:
@@ -24,7 +20,7 @@ def page(path: Path, methods: Sequence[Method], options: Options = Options()) ->
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"the page {path} could not be written: {problem}") from problem
-    write(path, lambda p: p.write_text(text, encoding="utf-8"))
+    write_file(path, lambda p: p.write_text(text, encoding="utf-8"))
     return path
 
 
@@ -38,7 +34,7 @@ def comparison(
     grids = [*tables(found), costs.table(methods, options.speeds)]
     words = "\n\n".join([f"# {title}", *summary(found), *found.remarks])
     text = build(title, methods, options)
-    with drafted(folder, "comparison") as draft:
+    with draft_folder(folder, "comparison") as draft:
         (draft / "index.html").write_text(text, encoding="utf-8")
         body = "\n".join(g.markdown() for g in grids)
         (draft / "tables.md").write_text(f"{words}\n\n{body}", encoding="utf-8")
@@ -46,37 +42,6 @@ def comparison(
         for grid in grids:
             (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
     return found
-
-
-def vacant(path: Path, what: str) -> Path:
-    """A place that is free and can be written to; said before the work, not after it."""
-    if path.exists():
-        raise RunError(f"{path} exists already; no {what} overwrites anything: choose another folder")
-    above = next(p for p in path.absolute().parents if p.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise RunError(f"the {what} {path} could not be written: {above} is no folder that can be written to")
-    return path
-
-
-@contextmanager
-def drafted(folder: Path, what: str) -> Iterator[Path]:
-    """A folder to fill, which then takes the place of ``folder``, whole or not at all; what was there before goes only
-    when the new one is in its place."""
-    draft = folder.with_name(f".{folder.name}.{token_hex(4)}.partial")
-    old = draft.with_name(f"{draft.name}.old")
-    try:
-        draft.mkdir(parents=True)
-        yield draft
-        if folder.exists():
-            folder.rename(old)
-        draft.rename(folder)
-    except OSError as problem:
-        if old.exists():
-            old.rename(folder)
-        raise RunError(f"the {what} {folder} could not be written: {problem}") from problem
-    finally:
-        rmtree(draft, ignore_errors=True)
-        rmtree(old, ignore_errors=True)
 
 
 def plain(found: Comparison) -> dict[str, Any]:

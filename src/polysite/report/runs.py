@@ -20,13 +20,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from polysite.engines.folder import RunFolder
-from polysite.engines.rounds import examined, mean_score, measure
+from polysite.engines.phases import SHARED
+from polysite.engines.record import RoundRecord, mean_score, measure_of
+from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
-from polysite.metrics.measures import Policy
-from polysite.site import ASIDE
+from polysite.metrics.measures import EmptyMaskPolicy
+from polysite.site import CaseScore, Scores
 
-SHARED = "*"  # whose model it is, where everyone uses the same
 Key = tuple[str, str]  # site and case
 MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
 WORDS = ("model", "site", "case", "label")  # columns of an evaluation that hold no number
@@ -88,9 +88,9 @@ class Summary:
     name: str
     config: str
     versions: Mapping[str, Any]
-    records: Sequence[Mapping[str, Any]]
+    records: Sequence[RoundRecord]
     split: str = ""  # which patients the scores are of; empty while it is under way
-    scores: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)  # site -> case -> label
+    scores: Mapping[str, Scores] = field(default_factory=dict)  # by site and case
     best_round: int = -1
     evaluation: Evaluation | None = None
 
@@ -116,7 +116,7 @@ class Summary:
 
     @property
     def trained(self) -> set[str]:
-        return {site for r in self.records for site in r["sites"]}
+        return {site for r in self.records for site in r.sites}
 
     @property
     def unseen(self) -> set[str]:
@@ -125,15 +125,16 @@ class Summary:
 
     @property
     def measure(self) -> str:
-        return measure(self.scores) if self.scores else next((r["measure"] for r in self.records if "measure" in r), "")
+        return measure_of(self.scores) if self.scores else next((r.measure for r in self.records if r.measure), "")
 
     @property
     def labels(self) -> list[str]:
         """The labels of a segmentation; a classification has one number a case, its accuracy."""
-        first = next((case for cases in self.scores.values() for case in cases.values()), {})
-        return [k for k in first if k not in ASIDE]
+        return next((list(case.labels) for cases in self.scores.values() for case in cases.values()), [])
 
-    def values(self, measure: str, policy: Policy = Policy(), label: str | None = None) -> dict[Key, float]:
+    def values(
+        self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
+    ) -> dict[Key, float]:
         """A measure of every case, of one label or the mean over those labels for which it is defined."""
         names = [label] if label else self.labels
         if self.evaluation and self.measure == "Dice":
@@ -141,7 +142,7 @@ class Summary:
             found = {key: [policy.value(labels[k], measure) for k in names] for key, labels in own.items()}
         elif measure in ("dice", "accuracy"):
             flat = ((s, c, case) for s, cases in self.scores.items() for c, case in cases.items())
-            found = {(s, c): [case[k] for k in names] for s, c, case in flat}
+            found = {(s, c): [case.labels[k] for k in names] for s, c, case in flat}
         else:
             return {}
         return {key: mean for key, numbers in sorted(found.items()) if not isnan(mean := _mean(numbers))}
@@ -156,7 +157,7 @@ class Summary:
     @property
     def begins(self) -> list[int]:
         """The rounds that later phases began with, counted from one."""
-        found = {r["phase"]: r["round"] + 1 for r in reversed(self.records) if r.get("phase")}
+        found = {r.phase: r.round + 1 for r in reversed(self.records) if r.phase}
         return sorted(found.values())
 
     @property
@@ -167,19 +168,19 @@ class Summary:
     @property
     def best_mean(self) -> float:
         """The highest that the mean over hospitals reached on test patients in any round; NaN if nobody looked."""
-        looks = [r["peeked"].values() for r in self.records if r.get("peeked")]
-        return max((fmean(fmean(found["score"].values()) for found in sites) for sites in looks), default=nan)
+        looks = [r.peeked.values() for r in self.records if r.peeked]
+        return max((fmean(fmean(found.score.values()) for found in sites) for sites in looks), default=nan)
 
     @property
     def curve(self) -> tuple[list[int], list[float]]:
         """The measure on validation patients by round."""
-        seen = [(r["round"] + 1, r["mean_score"]) for r in self.records if "mean_score" in r]
+        seen = [(r.round + 1, r.mean_score) for r in self.records if r.mean_score is not None]
         return [r for r, _ in seen], [d for _, d in seen]
 
     def site_curve(self, site: str) -> tuple[list[int], list[float]]:
         """The same of one hospital."""
-        told = [(r["round"] + 1, r["validation"].get(site, {}).get("score")) for r in self.records if "validation" in r]
-        seen = [(r, fmean(score.values())) for r, score in told if score]
+        known = [(r.round + 1, r.validation[site].score) for r in self.records if site in r.validation]
+        seen = [(r, fmean(score.values())) for r, score in known if score]
         return [r for r, _ in seen], [d for _, d in seen]
 
 
@@ -203,7 +204,9 @@ class Method:
         """Whether all measures are known, not Dice alone."""
         return self.first.measure == "Dice" and all(run.evaluation for run in self.runs)
 
-    def values(self, measure: str, policy: Policy = Policy(), label: str | None = None) -> dict[Key, float]:
+    def values(
+        self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
+    ) -> dict[Key, float]:
         """A measure of every case: of whichever fold examined it, the mean over seeds."""
         return _mean_by_key([run.named(run.values(measure, policy, label)) for run in self.runs])
 
@@ -213,11 +216,13 @@ class Method:
         main = "dice" if self.first.measure == "Dice" else "accuracy"
         return set(self.values(main))
 
-    def of(self, site: str | None, measure: str, policy: Policy = Policy(), label: str | None = None) -> list[float]:
+    def of(
+        self, site: str | None, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
+    ) -> list[float]:
         """The numbers alone, of one hospital or of all."""
         return [v for (s, _), v in self.values(measure, policy, label).items() if site in (None, s)]
 
-    def spread(self, measure: str, policy: Policy = Policy()) -> list[float]:
+    def spread(self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy()) -> list[float]:
         """The mean over all cases once for every seed, so that what chance in training does can be seen."""
         seeds: dict[int, list[Summary]] = {}
         for run in self.runs:
@@ -252,12 +257,12 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
     try:
         versions, records = json.loads((path / "versions.json").read_text()), folder.records()
         bare = Summary(path, name or title(path), folder.config, versions, records)
-        _ = bare.settings["algorithm"], [(r["round"], r["sites"], r["absent"], r["refused"]) for r in records]
+        _ = bare.settings["algorithm"]
         if not folder.finished:
             return bare
         result = folder.result
-        split, best = examined(result), int(result["best_round"])
-        scores = {site: cases for site, cases in result[split].items() if cases}
+        split, best = result.split, result.best_round
+        scores: Mapping[str, Scores] = {site: cases for site, cases in result.scores.items() if cases}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise RunError(f"the run folder {path} is damaged and cannot be read: {problem!r}") from problem
     found = read_evaluation(path, evaluation or split)
@@ -268,13 +273,18 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
     return Summary(path, bare.name, folder.config, versions, records, split, scores, best, found)
 
 
-def _scores_of(found: Evaluation) -> dict[str, dict[str, dict[str, float]]]:
-    """The main measure alone, as a result has it."""
-    scores: dict[str, dict[str, dict[str, float]]] = {}
-    for (site, case), labels in found.own.items():
-        whole = {k: row["dice"] for k, row in labels.items() if "dice" in row}
-        right = next(iter(labels.values()))  # of a classification
-        scores.setdefault(site, {})[case] = whole or {k: right[k] for k in ("accuracy", "said", "true")}
+def _scores_of(evaluation: Evaluation) -> dict[str, dict[str, CaseScore]]:
+    """Return the main measure alone, as a result has it; an evaluation has no losses."""
+    scores: dict[str, dict[str, CaseScore]] = {}
+    for (site, case), labels in evaluation.own.items():
+        dice = {k: row["dice"] for k, row in labels.items() if "dice" in row}
+        if dice:
+            scores.setdefault(site, {})[case] = CaseScore(dice, nan)
+        else:
+            row = next(iter(labels.values()))
+            predicted = row["predicted"] if "predicted" in row else row["said"]  # 0.1.0 wrote "said"
+            score = CaseScore({"accuracy": row["accuracy"]}, nan, int(predicted), int(row["true"]))
+            scores.setdefault(site, {})[case] = score
     return scores
 
 

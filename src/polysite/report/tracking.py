@@ -18,8 +18,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polysite.engines.folder import RunFolder, file_name
+from polysite.engines.record import RoundRecord
 from polysite.engines.rounds import Watch
+from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError, nearest
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Many(Watch):
         for w in self.watches:
             w.doing(site, what, done)
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round(self, record: RoundRecord) -> None:
         for w in self.watches:
             w.round(record)
 
@@ -77,9 +78,9 @@ class TensorBoard(Watch):
         for record in RunFolder(self.folder).records():
             self.round(record)
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round(self, record: RoundRecord) -> None:
         for name, value in scalars(record).items():
-            self.writer.add_scalar(name, value, record["round"] + 1)
+            self.writer.add_scalar(name, value, record.round + 1)
         self.writer.flush()
 
     def end(self) -> None:
@@ -94,7 +95,7 @@ class MLflow(Watch):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants to be asked for it
         self.folder, self.entities = folder, _need("mlflow", "mlflow.entities")
         self.tracking, self.problem = import_module("mlflow.tracking"), import_module("mlflow.exceptions")
-        self.waiting: list[Mapping[str, Any]] = []
+        self.waiting: list[RoundRecord] = []
 
     def begin(self, title: str, rounds: int, done: int, best: float) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder.resolve() / "mlflow" / "store").as_uri()
@@ -110,14 +111,14 @@ class MLflow(Watch):
         for record in RunFolder(self.folder).records():
             self.round(record)
 
-    def round(self, record: Mapping[str, Any]) -> None:
-        if record["round"] < self.told:
+    def round(self, record: RoundRecord) -> None:
+        if record.round < self.told:
             return  # run again after a restart, to the same result
         self.waiting.append(record)
         try:
             self._send_waiting()
         except self.problem.MlflowException as problem:
-            log.warning("MLflow does not take round %d: %s", record["round"], problem)
+            log.warning("MLflow does not take round %d: %s", record.round, problem)
 
     def end(self) -> None:
         try:
@@ -150,8 +151,8 @@ class MLflow(Watch):
             self._send(self.waiting[0])
             self.waiting.pop(0)
 
-    def _send(self, record: Mapping[str, Any]) -> None:
-        now, step = int(time.time() * 1000), record["round"] + 1
+    def _send(self, record: RoundRecord) -> None:
+        now, step = int(time.time() * 1000), record.round + 1
         found = [self.entities.Metric(k, v, now, step) for k, v in scalars(record).items()]
         for some in _chunks(found, METRICS):
             self.client.log_batch(self.run, metrics=some)
@@ -160,26 +161,26 @@ class MLflow(Watch):
 TRACKERS: Mapping[str, type[TensorBoard] | type[MLflow]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
-def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a round by name: the validation of every site and label, losses, bytes and steps of all sites.
+def scalars(record: RoundRecord) -> dict[str, float]:
+    """Return the numbers of a round by name: validation of every site and label, losses, bytes and steps of all sites.
 
-    >>> trained = {"a": {"loss": 0.5, "bytes_down": 8, "bytes_up": 16, "steps": 3}}
-    >>> seen = {"a": {"cases": 2, "loss": None, "score": {"WT": 0.75}}}
-    >>> scalars({"round": 0, "sites": trained, "validation": seen, "measure": "Dice", "mean_score": 0.75})
+    >>> trained = {"a": SiteRecord(loss=0.5, steps=3, lr_sum=0.1, seconds=1.0, bytes_down=8, bytes_up=16)}
+    >>> seen = {"a": SiteValidation(cases=2, loss=None, score={"WT": 0.75})}
+    >>> scalars(RoundRecord(0, 0, trained, validation=seen, measure="Dice", mean_score=0.75))
     ... # doctest: +NORMALIZE_WHITESPACE
     {'mean_Dice': 0.75, 'Dice/a/WT': 0.75, 'loss/a': 0.5, 'bytes_down': 8, 'bytes_up': 16, 'steps': 3}
     """
-    found: dict[str, float] = {}
-    if "mean_score" in record:
-        found[f"mean_{record['measure']}"] = record["mean_score"]
-    for site, seen in record.get("validation", {}).items():
-        found |= {f"{record['measure']}/{_name(site)}/{_name(k)}": v for k, v in seen["score"].items()}
-        if seen["loss"] is not None:
-            found[f"validation_loss/{_name(site)}"] = seen["loss"]
-    found |= {f"loss/{_name(i)}": s["loss"] for i, s in record["sites"].items() if s["loss"] is not None}
+    values: dict[str, float] = {}
+    if record.mean_score is not None:
+        values[f"mean_{record.measure}"] = record.mean_score
+    for site, seen in record.validation.items():
+        values |= {f"{record.measure}/{_name(site)}/{_name(k)}": v for k, v in seen.score.items()}
+        if seen.loss is not None:
+            values[f"validation_loss/{_name(site)}"] = seen.loss
+    values |= {f"loss/{_name(i)}": s.loss for i, s in record.sites.items() if s.loss is not None}
     for total in ("bytes_down", "bytes_up", LAST):
-        found[total] = sum(s[total] for s in record["sites"].values())
-    return found
+        values[total] = sum(getattr(s, total) for s in record.sites.values())
+    return values
 
 
 def _name(part: str) -> str:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 
-from polysite.engines.folder import RunFolder
+from polysite.engines.run_folder import RunFolder
 from polysite.errors import PolysiteError, RunError
 from polysite.report.page import Options, build
 from polysite.report.runs import methods, read

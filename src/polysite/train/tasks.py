@@ -4,7 +4,7 @@ A task says how many channels come out of the network, how an answer is judged w
 per case) and how it is judged in the end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from polysite.errors import ConfigError, DataError
 from polysite.metrics.overlap import dice
+from polysite.site import CaseScore
 
 
 class Task(Protocol):
@@ -44,8 +45,8 @@ class Task(Protocol):
         """The answer to one case: a mask per label; in a classification, True for the class that is said."""
         ...
 
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor) -> Mapping[str, float]:
-        """How good the answer to one case is."""
+    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+        """Compare the prediction of one case with the ground truth."""
         ...
 
 
@@ -75,9 +76,8 @@ class Outline:
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
         return logits > 0
 
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor) -> Mapping[str, float]:
-        """Dice of every label."""
-        return {k: dice(p, t) for k, p, t in zip(labels, self.masks(logits), truth.bool(), strict=True)}
+    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+        return _dice_score(labels, self.masks(logits), truth, loss)
 
 
 class Exclusive:
@@ -109,9 +109,8 @@ class Exclusive:
         chosen = logits.argmax(0)
         return torch.stack([chosen == label for label in range(1, len(logits))])
 
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor) -> Mapping[str, float]:
-        """Dice of every label."""
-        return {k: dice(p, t) for k, p, t in zip(labels, self.masks(logits), truth.bool(), strict=True)}
+    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+        return _dice_score(labels, self.masks(logits), truth, loss)
 
 
 class Classify:
@@ -136,10 +135,13 @@ class Classify:
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
         return torch.arange(len(logits), device=logits.device) == logits.argmax()
 
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor) -> Mapping[str, float]:
-        """Right or wrong; the classes themselves go along, for measures over many cases."""
-        said, true = int(logits.argmax()), int(truth.argmax())
-        return {"accuracy": float(said == true), "said": float(said), "true": float(true)}
+    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+        predicted, true = int(logits.argmax()), int(truth.argmax())
+        return CaseScore({"accuracy": float(predicted == true)}, loss, predicted, true)
+
+
+def _dice_score(labels: Sequence[str], masks: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+    return CaseScore({k: dice(p, t) for k, p, t in zip(labels, masks, truth.bool(), strict=True)}, loss)
 
 
 def find(kind: str, exclusive: bool) -> Task:

@@ -16,22 +16,21 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polysite import tree
-from polysite.data.case import PARTS, Case
+from polysite.data.case import SPLITS, Case
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.metrics import surface
 from polysite.metrics.measures import measure
 from polysite.models.names import canonical, deepest_of, head_of
 from polysite.radiomics import NAMES, Settings, comparable, features
-from polysite.site import Cases, Examined, Fit, Loss, Mix, Scores, Sketch, Term, Tilt
+from polysite.site import Budget, Cases, CaseScore, Examined, Fit, Objective, Scores, Sketch, Tilt
 from polysite.train import surface as device_surface
 from polysite.train import tasks
-from polysite.train.losses import judge
+from polysite.train.losses import ExtraLosses, replacement
 from polysite.train.mixing import Mixing
 from polysite.train.patches import Kind, Pair, Patches, shares
 from polysite.train.personal import Personal
 from polysite.train.predict import predict
 from polysite.train.settings import Train
-from polysite.train.terms import Extra
 from polysite.tree import Tree
 
 SMALL = 40**3  # voxels
@@ -174,9 +173,9 @@ class TorchSite:
     ):
         self.name, self.network, self.labels, self.train, self.seed = name, network, tuple(labels), train, seed
         self.task, self.round, self._loss_name = task, 0, tasks.check_loss(task, train.loss)
-        self._splits = {s: tuple(c.name for c in cases.get(s, ())) for s in PARTS}
-        self._volumes = {c.name: self._load(c) for s in PARTS for c in cases.get(s, ())}
-        self.grids = {c.name: (c.spacing, c.unit) for s in PARTS for c in cases.get(s, ())}  # voxel size and unit
+        self._splits = {s: tuple(c.name for c in cases.get(s, ())) for s in SPLITS}
+        self._volumes = {c.name: self._load(c) for s in SPLITS for c in cases.get(s, ())}
+        self.grids = {c.name: (c.spacing, c.unit) for s in SPLITS for c in cases.get(s, ())}  # voxel size and unit
         self.fits: list[Fit] = []
         self._drawn: list[Sequence[str]] = []  # cases of which patches were taken in a fit, step by step
         self._first, self._start = 0, network.start  # round and parameters that the phase began with
@@ -190,8 +189,8 @@ class TorchSite:
         theirs, not copies."""
         pooled = copy.copy(next(iter(sites.values())))
         pooled.name, pooled.fits, pooled._seen, pooled._amounts, pooled._radiomics = name, [], {}, [], {}
-        parts = {p: {f"{i}/{n}": s._volumes[n] for i, s in sites.items() for n in s.cases(p)} for p in PARTS[:2]}
-        pooled.grids = {f"{i}/{n}": s.grids[n] for i, s in sites.items() for p in PARTS[:2] for n in s.cases(p)}
+        parts = {p: {f"{i}/{n}": s._volumes[n] for i, s in sites.items() for n in s.cases(p)} for p in SPLITS[:2]}
+        pooled.grids = {f"{i}/{n}": s.grids[n] for i, s in sites.items() for p in SPLITS[:2] for n in s.cases(p)}
         pooled._volumes = {name: volume for part in parts.values() for name, volume in part.items()}
         pooled._splits = {"test": (), **{p: tuple(part) for p, part in parts.items()}}
         return pooled
@@ -276,18 +275,11 @@ class TorchSite:
     def fit(
         self,
         params: Tree,
+        objective: Objective = Objective(),
+        budget: Budget = Budget(),
         *,
-        tilt: Tilt | None = None,
         only: Collection[str] = ("*",),
         keep: Collection[str] | None = None,
-        terms: Sequence[Term] = (),
-        lr: float | None = None,
-        epochs: int | None = None,
-        steps: int | None = None,
-        minibatch: int | None = None,
-        mix: Mix | None = None,
-        loss: Loss | None = None,
-        personal: Tree | None = None,
     ) -> Fit:
         if not self.size:
             raise DataError(f"site {self.name!r} has no training case; add cases or leave the site out")
@@ -297,42 +289,41 @@ class TorchSite:
         trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
         for k, p in self.network.parameters.items():
             p.requires_grad_(k in trained)
-        rate = (self.train.lr if lr is None else lr) * self.train.gamma ** (self.round - self._first)
-        mixing = Mixing(trained, mix, self._rng(None, _MIXING)) if mix else None
+        rate = (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma ** (self.round - self._first)
+        mixing = Mixing(trained, objective.mix, self._rng(None, _MIXING)) if objective.mix else None
         weights = mixing.weights if mixing else list(trained.values())
-        force = _Force(tilt or Tilt(), mixing.shared if mixing else trained)
+        force = _Force(objective.tilt or Tilt(), mixing.shared if mixing else trained)
         optimiser = self._optimiser(weights, rate)
         total, count = torch.zeros((), device=self.network.device), 0
-        extra = Extra(self.network, terms) if terms else None
-        aim = judge(loss, self.task, self._loss_name, lambda: self._shares(keep)) if loss else None
-        beside = (
-            Personal(self.network, personal, lambda w: self._optimiser(w, rate), self._mean_loss) if personal else None
-        )
+        extra = ExtraLosses(self.network, objective.extra) if objective.extra else None
+        aim = self._replacement(objective, keep)
+        beside = self._personal(objective, rate)
         speed = reach = 0.0  # of a weight that a gradient of one has pushed since the start
         with torch.random.fork_rng(devices=[]):  # dropout, if the network has any
             torch.manual_seed(int(self._rng().integers(1 << 62)))
-            for x, y in self._batches(self._budget(epochs, steps), keep, minibatch):
+            for x, y in self._batches(self._length(budget), keep, budget.minibatch):
                 optimiser.zero_grad(set_to_none=True)
                 if mixing:
                     mixing.place()
                 logits, more = extra(x, self.task.channels(y)) if extra else (self.network(x), None)
-                told = self._mean_loss(logits, y)
-                goal = aim(logits, y) if aim else told
+                local = self._mean_loss(logits, y)
+                goal = aim(logits, y) if aim else local
                 (goal if more is None else goal + more).backward()  # type: ignore[no-untyped-call]
                 if mixing:
                     mixing.divide()
                 force.apply()
                 optimiser.step()
-                told = beside.step(x, y) if beside else told
-                total, count = total + told.detach(), count + 1
+                local = beside.step(x, y) if beside else local
+                total, count = total + local.detach(), count + 1
                 speed = self.train.momentum * speed + 1
                 reach += rate * speed
         shared, twin = mixing.models() if mixing else ({}, {})
         found = {**self.network.read(), **shared}
         second = beside.read() if beside else {}
-        pull, part = rate * (self.train.weight_decay + (tilt.weight if tilt else 0.0)), minibatch is not None
+        tilt = objective.tilt.weight if objective.tilt else 0.0
+        pull, one = rate * (self.train.weight_decay + tilt), budget.minibatch is not None
         behind = self._behind(pull)
-        fit = Fit(found, float(total) / max(count, 1), count, count * rate, reach, twin, second, behind, part)
+        fit = Fit(found, float(total) / max(count, 1), count, count * rate, reach, twin, second, behind, one)
         values = [*found.values(), *twin.values(), *second.values()]
         sound = torch.stack(torch._foreach_norm(values)).isfinite().all()
         if not (math.isfinite(fit.loss) and sound):
@@ -374,16 +365,23 @@ class TorchSite:
                 m.momentum = pace
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
-        scores: dict[str, Mapping[str, float]] = {}
-        for name, logits, truth in self._answers(params, cases):
-            loss = float(self._loss(logits[None], truth[None].float()))
-            scores[name] = {**self.task.score(self.labels, logits, truth), "loss": loss}
-        return scores
+        return {name: self._score(logits, truth) for name, logits, truth in self._predictions(params, cases)}
+
+    def _score(self, logits: torch.Tensor, truth: torch.Tensor) -> CaseScore:
+        loss = float(self._loss(logits[None], truth[None].float()))
+        return self.task.score(self.labels, logits, truth, loss)
 
     def examine(self, params: Tree, cases: Collection[str], tolerance: float) -> Iterator[Examined]:
-        for name, logits, truth in self._answers(params, cases):
+        for name, logits, truth in self._predictions(params, cases):
+            score = self._score(logits, truth)
             if isinstance(self.task, tasks.Classify):
-                yield Examined(name, {self.labels[int(truth.argmax())]: self.task.score(self.labels, logits, truth)})
+                classes = {"predicted": float(logits.argmax()), "true": float(truth.argmax())}
+                yield Examined(
+                    name,
+                    score,
+                    {self.labels[int(truth.argmax())]: {**score.labels, **classes}},
+                    unit=self.grids[name][1],
+                )
                 continue
             masks: Any = self.task.masks(logits)
             truths: Any = truth.bool()
@@ -394,10 +392,10 @@ class TorchSite:
                 label: measure(p, t, self.grids[name][0], tolerance, surfaces)
                 for label, p, t in zip(self.labels, masks, truths, strict=True)
             }
-            yield Examined(name, found, packed(masks))
+            yield Examined(name, score, found, packed(masks), self.grids[name][1])
 
-    def _answers(self, params: Tree, cases: Collection[str]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """What the network says of these cases, and the truth, where it computes."""
+    def _predictions(self, params: Tree, cases: Collection[str]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield name, logits and ground truth of these cases, on the network's device."""
         self.network.write(params)
         self.network.module.eval()
         images = ((n, self._volumes[n][0].to(self.network.device)) for n in cases)
@@ -449,8 +447,19 @@ class TorchSite:
         at = self.round if round is None else round
         return np.random.default_rng([self.seed, crc32(self.name.encode()), at, *stream])
 
-    def _budget(self, epochs: int | None, steps: int | None) -> tuple[int, int | None]:
-        """(epochs, steps); steps count if given, and the caller's wish comes before the site's settings."""
+    def _replacement(self, objective: Objective, keep: Collection[str] | None) -> Callable[..., torch.Tensor] | None:
+        if objective.loss is None:
+            return None
+        return replacement(objective.loss, self.task, self._loss_name, lambda: self._shares(keep))
+
+    def _personal(self, objective: Objective, rate: float) -> Personal | None:
+        if not objective.personal:
+            return None
+        return Personal(self.network, objective.personal, lambda w: self._optimiser(w, rate), self._mean_loss)
+
+    def _length(self, budget: Budget) -> tuple[int, int | None]:
+        """Return (epochs, steps) of a fit. Steps take precedence; without either the site's settings apply."""
+        epochs, steps = budget.epochs, budget.steps
         if epochs is None and steps is None:
             epochs, steps = self.train.epochs, self.train.steps
         return (epochs or 0, None) if steps is None else (steps, steps)

@@ -1,0 +1,206 @@
+"""Means whose weights follow how well each site's training went: FedCostWAvg, FedPIDAvg, top-k.
+
+c_k(t) is the cost of site k's model after its training in round t: one minus its mean Dice (or accuracy) on the site's
+validation cases, or on its training cases where it has none for validation. One more number goes up.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import ClassVar, Literal
+
+from polysite.algorithms.average import average
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
+from polysite.payload import Payload, SiteId, mean
+from polysite.site import Cases, Site
+from polysite.tree import Tree
+
+FLOOR = 1e-10  # below a cost, so that it can be divided by
+Costs = Mapping[SiteId, tuple[float, ...]]  # of every site, oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    model: Tree
+    costs: Costs = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FedCostWAvg:
+    """Weights by size and by the ratio of a site's last two costs.
+
+    Paper: Mächler et al., FedCostWAvg: A new averaging for better Federated Learning, BrainLes 2021
+
+        p_k = alpha n_k/N + (1 - alpha) r_k/R,    r_k = c_k(t-1) / c_k(t),    N and R the sums over the sites
+
+    The cost c_k is one minus the Dice of site k's model, after its training, on the site's own validation cases.
+
+    A site in its first round, which has no cost before, is weighted by size.
+    """
+
+    alpha: float = 0.5  # share of the size
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    facts: ClassVar[Facts] = Facts(cost_split="validation")
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, alpha=(0, 1))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return _answer(got, site), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(mean(replies, "model", self.shares(state, replies)), _remember(state.costs, replies, 2))
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        costs, order = _remember(state.costs, replies, 2), sorted(replies)
+        total = sum(replies[i]["size"] for i in order)
+        weights = {i: replies[i]["size"] / total for i in order}
+        ratio = {i: (costs[i][0] + FLOOR) / (costs[i][1] + FLOOR) for i in order if len(costs[i]) > 1}
+        known = sum(weights[i] for i in ratio)  # what newcomers, who are weighted by size, leave to the others
+        for i, r in ratio.items():
+            weights[i] = self.alpha * weights[i] + (1 - self.alpha) * known * r / sum(ratio.values())
+        return weights
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+
+@dataclass(frozen=True)
+class FedPIDAvg:
+    """Weights by size, by how much a site's cost fell, and by the sum of its last six costs.
+
+    Paper: Mächler et al., FedPIDAvg: A PID controller inspired aggregation method for Federated Learning, BrainLes 2022
+
+        p_k = alpha n_k/N + beta d_k/D + gamma m_k/M
+        d_k = max(0, c_k(t-1) - c_k(t)),    m_k = c_k(t) + ... + c_k(t-5),    N, D and M the sums over the sites
+
+    The cost c_k is one minus the Dice of site k's model, after its training, on the site's own validation cases. The
+    shares are rescaled to a sum of one: a term that is zero at all sites (nobody improved) is left out and its share
+    goes to the others. The costs before a site's first round are taken to be one, as in the FeTS 2022 benchmark; with
+    start = "size" there are none, and a site's first round goes by size alone.
+    """
+
+    alpha: float = 0.45  # share of the size
+    beta: float = 0.45  # share of the improvement
+    gamma: float = 0.1  # share of the history
+    window: int = 6  # costs that make up the history
+    start: Literal["ones", "size"] = "ones"  # costs before the first round, or none
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    facts: ClassVar[Facts] = Facts(cost_split="validation")
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, alpha=(TINY, INF), beta=(0, INF), gamma=(0, INF), window=(2, INF))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return _answer(got, site), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(mean(replies, "model", self.shares(state, replies)), self._costs(state, replies))
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        costs = self._costs(state, replies)
+        fall = {i: max(0.0, c[-2] - c[-1]) if len(c) > 1 else 0.0 for i, c in costs.items()}
+        history = {i: sum(c) if len(c) > 1 else 0.0 for i, c in costs.items()}
+        return _blend(replies, (self.alpha, _size(replies)), (self.beta, fall), (self.gamma, history))
+
+    def _costs(self, state: State, replies: Mapping[SiteId, Payload]) -> Costs:
+        before = (1.0,) * (self.window - 1) if self.start == "ones" else ()
+        return _remember({**dict.fromkeys(replies, before), **state.costs}, replies, self.window)
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Federated averaging over the sites whose training went best in the round.
+
+    Paper: none; a rule of several entries to the FeTS challenges
+
+        w <- sum_k p_k w_k over the ``keep`` sites of lowest cost,    p_k = n_k / sum of their n_j
+
+    The cost is one minus the Dice of a site's model, after its training, on the site's own validation cases.
+    """
+
+    keep: int = 3  # sites whose models are averaged
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count", "cost": "cost"}
+    needs: ClassVar[Literal["sum", "each"]] = "each"
+    facts: ClassVar[Facts] = Facts(cost_split="validation")
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        within(self, keep=(1, INF))
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return {i: Payload(model=state.model) for i in cohort}
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return _answer(got, site, "weight"), memory
+
+    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        return State(average({i: replies[i] for i in self._best(replies)}))
+
+    def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        best = self._best(replies)
+        total = sum(replies[i]["weight"] for i in best)
+        return {i: replies[i]["weight"] / total if i in best else 0.0 for i in sorted(replies)}
+
+    def _best(self, replies: Mapping[SiteId, Payload]) -> list[SiteId]:
+        return sorted(sorted(replies), key=lambda i: replies[i]["cost"])[: self.keep]  # ties: by name
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield got["model"], cases
+
+
+def _answer(got: Payload, site: Site, size: str = "size") -> Payload:
+    """Train, judge the result on the site's own cases, and say how that went."""
+    fit = site.fit(got["model"])
+    scores = site.score(fit.params, site.cases("validation") or site.cases("train"))
+    cost = 1 - fmean(s.mean for s in scores.values())
+    return Payload(model=fit.params, cost=max(cost, 0.0), **{size: site.size})
+
+
+def _remember(costs: Costs, replies: Mapping[SiteId, Payload], window: int) -> Costs:
+    """The last costs of every site; that of an absent one stays as it was."""
+    new = {**costs, **{i: (*costs.get(i, ()), p["cost"])[-window:] for i, p in replies.items()}}
+    return {i: new[i] for i in sorted(new)}
+
+
+def _size(replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+    return {i: p["size"] for i, p in replies.items()}
+
+
+def _blend(replies: Mapping[SiteId, Payload], *terms: tuple[float, Mapping[SiteId, float]]) -> dict[SiteId, float]:
+    """The sum over the terms of share * value_k / sum_j value_j; terms that are zero everywhere are left out."""
+    weights, order = dict.fromkeys(sorted(replies), 0.0), sorted(replies)
+    sums = [(share, values, sum(values[i] for i in order)) for share, values in terms]
+    total = sum(share for share, _, whole in sums if whole > 0)
+    for share, values, whole in sums:
+        if whole > 0:
+            weights = {i: weights[i] + share / total * values[i] / whole for i in order}
+    return weights

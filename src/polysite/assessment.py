@@ -1,0 +1,135 @@
+"""From a study to a finished assessment: ask every hospital once, analyse the replies, write the folder."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+from polysite import config
+from polysite.algorithms.base import Algorithm
+from polysite.assess.assessment import Assessment, analyse
+from polysite.assess.exchange import INTENSITY
+from polysite.assess.verdict import Verdict, judge
+from polysite.config import Study
+from polysite.data.cache import Cache, place
+from polysite.data.case import SPLITS
+from polysite.data.files import Files
+from polysite.data.split import SiteSplit
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import Watch, run_rounds
+from polysite.engines.run_folder import RunFolder, versions
+from polysite.engines.simulator import Simulator
+from polysite.engines.transport import Transport
+from polysite.errors import ConfigError
+from polysite.models.encoders import Embedder
+from polysite.report import assess_page
+from polysite.site import Site
+from polysite.storage import draft_folder, vacant
+from polysite.study import deal_cases, pinned
+from polysite.train.assessed_site import TorchAssessedSite
+from polysite.train.torch_site import device_of
+
+
+@dataclass(frozen=True)
+class AssessmentRun:
+    """A finished assessment and its folder."""
+
+    folder: Path
+    assessment: Assessment
+    verdict: Verdict
+
+
+def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) -> AssessmentRun:
+    """Measure how the hospitals of a study differ, and propose strategies as studies that can be trained.
+
+    Args:
+        study: The study; its data, preparation, encoder and ``[assess]`` settings count.
+        out: A new folder; by default one below ``assessments/``.
+        watch: Observer of the progress.
+    """
+    path = vacant(Path(out) if out else RunFolder.fresh(Path("assessments"), "assess"), "assessment")
+    engine, dealt = assessed_sites(study, watch), deal_cases(study)
+    unseen = any(not splits["train"] and any(splits.values()) for splits in dealt.values())
+    return run_assessment(study, engine, {i: site.size for i, site in engine.sites.items()}, unseen, path, watch)
+
+
+def run_assessment(
+    study: Study,
+    engine: Transport,
+    sizes: Mapping[str, int],
+    unseen: bool,
+    path: Path,
+    watch: Watch = Watch(),
+) -> AssessmentRun:
+    """Run the exchange over any transport and write the assessment folder.
+
+    Args:
+        study: The study.
+        engine: The transport to the sites.
+        sizes: Number of cases of every site.
+        unseen: Whether some sites will be served that do not train.
+        path: The new folder.
+        watch: Observer of the progress.
+    """
+    large = sum(size >= study.assess.fewest for size in sizes.values())
+    if isinstance(study.assess.take, int) and study.assess.take > max(large - 2, 0):
+        raise ConfigError(
+            f"assess.take = {study.assess.take}, but of {large} sites that are compared one stays outside"
+        )
+    algorithm = cast(Algorithm[Any], study.assess)
+    (only,) = run_rounds(algorithm, engine, {}, Plan(rounds=1), study.seed, watch=watch)
+    assessment = analyse(only.state.replies, study.assess, study.encoder.words)
+    sent = {site: (only.replies[site].nbytes, "what was refused") for site in only.refused}
+    assessment = replace(assessment, refused={**only.refused, **assessment.refused}, left={**assessment.left, **sent})
+    verdict = judge(assessment, modalities_can_change=isinstance(study.data, Files), unseen=unseen)
+    base = _allowing(pinned(replace(study, run=replace(study.run, pooled=False))), assessment)
+    studies = {s.file: config.dump(config.vary(base, s.changes), notes=True) for s in verdict.strategies}
+    _publish(path, assessment, verdict, studies, {**versions(), "seed": study.seed})
+    return AssessmentRun(path, assessment, verdict)
+
+
+def _publish(
+    path: Path, assessment: Assessment, verdict: Verdict, studies: Mapping[str, str], about: Mapping[str, Any]
+) -> None:
+    """Write the folder: the page with its figures, all numbers, and a study for every strategy."""
+    numbers = {**assessment.plain(), "verdict": asdict(verdict), "versions": dict(about)}
+    with draft_folder(path, "assessment") as draft:
+        (draft / "strategies").mkdir()
+        for name, text in studies.items():
+            (draft / "strategies" / name).write_text(text, encoding="utf-8")
+        (draft / "assessment.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        (draft / "distances.csv").write_text(assessment.table(), encoding="utf-8")
+        assess_page.write(draft, assessment, verdict, about)
+
+
+def assessed_sites(study: Study, watch: Watch = Watch(), dealt: Mapping[str, SiteSplit] | None = None) -> Simulator:
+    """Return the simulated hospitals, ready to describe their cases. Missing modalities and empty labels are allowed:
+    they are findings, not errors."""
+    if isinstance(study.data, Files):
+        study = replace(study, data=replace(study.data, allow=("missing", "empty")))
+    source, dealt = study.data, dealt or deal_cases(study)
+    described = SPLITS if study.assess.cases == "all" else SPLITS[:1]
+    chosen = {site: [case for k in described for case in splits[k]] for site, splits in dealt.items()}
+    embedder = Embedder(study.encoder, device_of(study.train.device)) if study.assess.projections else None
+    total, done, cache = sum(map(len, chosen.values())), count(1), Cache(place())
+
+    def step(case: str) -> None:
+        watch.case(next(done), total, case)
+
+    about = source.modality_names, source.label_names, source.dims, source.task == "classification"
+    sites = {s: TorchAssessedSite(s, p, *about, study.prepare, embedder, cache, step) for s, p in chosen.items() if p}
+    # the same exchange as in training, with sites that offer less
+    algorithm, hosts = cast(Algorithm[Any], study.assess), cast(Mapping[str, Site], sites)
+    return Simulator(algorithm, hosts, wire=study.run.wire)
+
+
+def _allowing(study: Study, assessment: Assessment) -> Study:
+    """Return the study with permission for what the assessment met: missing modalities, cases without a label."""
+    if not isinstance(study.data, Files):
+        return study
+    missing = any(any(q.absent.values()) for q in assessment.quantities.values() if q.kind == INTENSITY)
+    met = {"missing": missing, "empty": any(assessment.unlabelled.values())}
+    allow = tuple(dict.fromkeys([*study.data.allow, *(word for word, true in met.items() if true)]))
+    return replace(study, data=replace(study.data, allow=allow))  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Flower as the carrier of messages; the only importer of ``flwr``."""

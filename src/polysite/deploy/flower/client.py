@@ -1,0 +1,362 @@
+"""The hospital's end of the wire: a client of Flower's Fleet API, over connections that only go out.
+
+A site asks for messages, fetches what belongs to them, answers, and says every few seconds that it is there. Each
+request carries the site's client certificate, a signature of its key and the name of this start of the courier.
+Whoever calls decides how often to ask and what to do after ``Lost``: usually ``connect`` again. That keeps the former
+connection where the coordinator still knows it, so what was asked before may still be answered afterwards.
+"""
+
+import secrets
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from polysite.deploy.flower.messages import INSTANCE, Header, deflate, inflate, pack, unpack
+from polysite.errors import PayloadError, RunError
+
+import httpx  # isort: skip  # from here on: what Flower brings along
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.primitives.asymmetric import bytes_to_private_key, public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+MOST = 64 << 20  # bytes of one response; an object is a chunk of 5 MiB at most
+CUT = (OSError, HTTPException, ValueError)  # a link that breaks, or brings something else than a response
+TROUBLE = (*CUT, httpx.HTTPError)
+T = TypeVar("T")
+
+
+class Refused(RunError):
+    """No connection; ``hopeless`` where trying again changes nothing until somebody mends something."""
+
+    def __init__(self, sentence: str, hopeless: bool = False):
+        super().__init__(sentence)
+        self.hopeless = hopeless
+
+
+class Lost(RunError):
+    """The coordinator is gone, or does not know this site any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the coordinator asks; ``message`` is for ``Fleet.answer`` alone."""
+
+    header: dict[str, Header]
+    body: bytes
+    message: Message
+
+
+class Fleet:
+    """One site's connection. ``patience`` is for a link that is cut, ``timeout`` for a peer that says nothing."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        key: Path,
+        certificate: Path,
+        ca: Path,
+        heartbeat: float = 10,
+        patience: float = 10,
+        timeout: float = 10,
+        limit: int = 8 << 30,
+    ):
+        if not 10 <= heartbeat <= 1800:
+            raise RunError(f"a site says at least every 10 s to 30 min that it is there, not every {heartbeat} s")
+        self._address, self._heartbeat, self._patience, self._limit = address, heartbeat, patience, limit
+        private = _private_key(key)
+        self._public = public_key_to_bytes(private.public_key())
+        signs = (_Instance(secrets.token_hex(16)), NodeAuthHttpInterceptor(private, private.public_key()))
+        context = _context(certificate, key, ca)
+        self._wire = _Wire(context)
+        self._client = FleetHttpClient(f"https://{address}", interceptors=signs, verify=context)
+        self._client._client.close()  # Flower's own takes a response apart in Python for every 16 kB of it
+        self._client._client = httpx.Client(transport=self._wire, timeout=timeout, trust_env=False)
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="polysite-wire")
+        self._closing = threading.Event()
+        self._pulse: threading.Thread | None = None
+        self._node: Node | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def connect(self) -> None:
+        """One attempt; ``Refused`` says in a sentence why not. A former connection goes on if it is still known."""
+        try:
+            if self._node is not None and self._still_known():
+                return
+            activation = ActivateNodeRequest(public_key=self._public, heartbeat_interval=self._heartbeat)
+            self._node = Node(node_id=self._client.ActivateNode(activation).node_id)
+        except httpx.HTTPStatusError as problem:
+            raise self._refusal(problem.response) from problem
+        except CUT as problem:
+            raise _unreachable(self._address, problem) from problem
+        if self._pulse is None:
+            self._pulse = threading.Thread(target=self._beat_on, name="polysite-heartbeat", daemon=True)
+            self._pulse.start()
+
+    def receive(self) -> Asked | None:
+        """What the coordinator asks next, if there is something; ``Lost`` after ``patience`` seconds without it."""
+        node = self._connected()
+        pulled = self._call(self._client.PullMessages, PullMessagesRequest(node=node), self._patience)
+        if not pulled.messages_list:
+            return None
+        message, tree = message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
+        run, name = message.metadata.run_id, message.metadata.message_id
+        names = list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))
+        try:
+            contents = dict(zip(names, self._all(lambda each: self._pull(node, run, each), names), strict=True))
+        except _Unwanted:
+            return None
+        received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
+        self._call(self._client.ConfirmMessageReceived, received, self._patience)
+        message = inflate(name, contents, self._limit)
+        header, body = unpack(message.content)
+        return Asked(header, body, remove_content_from_message(message))
+
+    def answer(self, asked: Asked, header: Mapping[str, Header], body: bytes = b"", *, patience: float = 120.0) -> bool:
+        """Upload an answer; False if nobody waits for it any more. ``Lost`` after ``patience`` seconds of trying."""
+        node, end = self._connected(), time.monotonic() + patience
+        message = Message(pack(header, body), reply_to=asked.message)
+        tree, objects = deflate(message)
+        bare = message_to_proto(remove_content_from_message(message))
+        announced = PushMessagesRequest(node=node, messages_list=[bare], message_object_trees=[tree])
+        announced.clientapp_runtime_list.append(0.0)
+        run = message.metadata.run_id
+        while True:
+            try:
+                wanted = self._call(self._client.PushMessages, announced, patience)
+            except _Unwanted:
+                return False
+
+            def push(name: str, session: str = wanted.session_id) -> bool:
+                content = objects[name].deflate()
+                pushed = PushObjectRequest(
+                    node=node, run_id=run, session_id=session, object_id=name, object_content=content
+                )
+                return self._call(self._client.PushObject, pushed, patience).stored
+
+            missing = set(wanted.objects_to_push)
+            stored = self._all(push, [name for name in objects if name in missing])
+            if all(stored):
+                return True
+            end = time.monotonic() + patience if any(stored) else end
+            if time.monotonic() > end:  # else it is announced again, and only what is missing is asked for
+                raise Lost(f"the coordinator at {self._address} did not take the answer within {patience:.0f} s")
+            self._closing.wait(0.2)
+
+    def close(self) -> None:
+        """Say goodbye, if anybody listens."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._pulse is not None:
+            self._pulse.join()
+        self._workers.shutdown(cancel_futures=True)
+        if self._node is not None:
+            with suppress(*TROUBLE):  # the coordinator notices by itself when the heartbeats stop
+                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+        self._client.close()
+        self._wire.close()
+
+    def _connected(self) -> Node:
+        if self._node is None or self._closing.is_set():
+            raise Lost(f"this site is not connected to the coordinator at {self._address}")
+        return self._node
+
+    def _beat(self) -> bool:
+        beat = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._heartbeat)
+        return self._client.SendNodeHeartbeat(beat).success
+
+    def _still_known(self) -> bool:
+        try:
+            return self._beat()
+        except httpx.HTTPStatusError:
+            return False
+
+    def _beat_on(self) -> None:
+        while not self._closing.wait(self._heartbeat / 2):
+            with suppress(*TROUBLE):  # whoever receives or answers finds out and tells
+                self._beat()
+
+    def _pull(self, node: Node, run: int, name: str) -> bytes:
+        wanted, end = PullObjectRequest(node=node, run_id=run, object_id=name), time.monotonic() + self._patience
+        while True:
+            pulled = self._call(self._client.PullObject, wanted, self._patience)
+            if pulled.object_available:
+                return pulled.object_content
+            if not pulled.object_found or time.monotonic() > end:
+                raise _Unwanted
+            self._closing.wait(0.05)
+
+    def _all(self, do: Callable[[str], T], names: Iterable[str]) -> list[T]:
+        """Two at a time; on the first failure the rest is not begun."""
+        jobs = [self._workers.submit(do, name) for name in names]
+        try:
+            return [job.result() for job in jobs]
+        finally:
+            for job in jobs:
+                job.cancel()
+
+    def _call(self, method: Callable[[Any], T], request: Any, patience: float) -> T:
+        """Ask until there is an answer; ``Lost`` after ``patience`` seconds, or at once where we are not known."""
+        end, pause, problem = time.monotonic() + patience, 0.0, None
+        while not self._closing.wait(pause):
+            try:
+                return method(request)
+            except httpx.HTTPStatusError as refused:
+                code = refused.response.status_code
+                if code == 410:
+                    raise _Unwanted from refused
+                if code == 413:
+                    raise PayloadError(f"the coordinator at {self._address} takes no message of this size") from refused
+                if code < 500 and code != 408 and _detail(refused.response) != "replayed":  # same moment: sign anew
+                    raise Lost(str(self._refusal(refused.response))) from refused
+                problem = f"it answers {code}"
+            except CUT as cut:
+                problem = str(cut) or type(cut).__name__
+            if time.monotonic() > end:
+                break
+            pause = min(1.0, 2 * pause or 0.1)
+        raise Lost(f"the coordinator at {self._address} cannot be reached any more: {problem or 'closing'}")
+
+    def _refusal(self, response: httpx.Response) -> Refused:
+        why, at = _detail(response), f"the coordinator at {self._address}"
+        if why == "unregistered":
+            return Refused(f"{at} does not know this site's key; ask for a new onboarding archive", hopeless=True)
+        if why == "anew":
+            return Refused(f"{at} was started anew")
+        if why == "elsewhere":
+            return Refused(
+                f"this site's key is in use elsewhere, or its former connection to {at} has not lapsed yet; "
+                "that takes half a minute"
+            )
+        if why == "clock":
+            return Refused(
+                f"the clock of {at} shows {response.headers.get('date', 'another time')}, this machine's "
+                f"{time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}: set them right"
+            )
+        return Refused(f"{at} refuses this site: {response.status_code} {why or response.reason_phrase}")
+
+
+class _Unwanted(Exception):
+    """The coordinator took back what it had asked."""
+
+
+class _Instance:
+    """Tells the coordinator which start of this site's courier is speaking."""
+
+    def __init__(self, instance: str):
+        self._instance = instance
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        context.request.headers[INSTANCE] = self._instance
+        return call_next(context)
+
+
+class _Wire(httpx.BaseTransport):
+    """HTTP over TLS by the standard library: a connection for each thread that asks."""
+
+    def __init__(self, context: ssl.SSLContext):
+        self._context, self._mine, self._all = context, threading.local(), list[HTTPSConnection]()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        connection = self._connection(request.url)
+        try:
+            if connection.sock is None:
+                connection.timeout = request.extensions["timeout"]["connect"]
+                connection.connect()
+            connection.sock.settimeout(request.extensions["timeout"]["read"])
+            path, headers = request.url.raw_path.decode(), dict(request.headers.items())
+            connection.request(request.method, path, request.read(), headers)
+            answer = connection.getresponse()
+            return httpx.Response(answer.status, headers=_few(answer), content=_bounded(answer))
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        for connection in self._all:
+            connection.close()
+
+    def _connection(self, url: httpx.URL) -> HTTPSConnection:
+        if not hasattr(self._mine, "connection"):
+            self._mine.connection = HTTPSConnection(url.host, url.port, context=self._context)
+            self._all.append(self._mine.connection)
+        return self._mine.connection  # type: ignore[no-any-return]
+
+
+def _few(answer: HTTPResponse) -> dict[str, str]:
+    """The headers that mean something to us; none that would have a body unpacked."""
+    return {name: value for name in ("date", "content-type") if (value := answer.getheader(name))}
+
+
+def _bounded(answer: HTTPResponse) -> bytes:
+    if answer.length is None or answer.length > MOST:
+        raise HTTPException(f"a response of {answer.length} bytes")
+    return answer.read()
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["detail"])[:100]
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _private_key(path: Path) -> EllipticCurvePrivateKey:
+    try:
+        key = bytes_to_private_key(path.read_bytes())
+    except (OSError, ValueError, TypeError) as problem:
+        raise RunError(f"{path} cannot be read as this site's key: {problem}") from problem
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise RunError(f"{path} is not an elliptic curve key, as this site's key must be")
+    return key
+
+
+def _context(certificate: Path, key: Path, ca: Path) -> ssl.SSLContext:
+    """TLS that trusts this consortium's CA alone, checks the host's name and shows this site's certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(ca)
+    except OSError as problem:
+        raise RunError(f"{ca} cannot be read as the certificate of the consortium's CA: {problem}") from problem
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as problem:
+        raise RunError(f"{certificate} and {key} are not a certificate and its key: {problem}") from problem
+    return context
+
+
+def _unreachable(address: str, problem: Exception) -> Refused:
+    at = f"the coordinator at {address}"
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        return Refused(
+            f"what answers at {address} is not this consortium's coordinator: {problem.verify_message}", hopeless=True
+        )
+    if isinstance(problem, ssl.SSLError) and "ALERT" in (problem.reason or ""):
+        return Refused(f"{at} does not accept this site's certificate: {problem.reason}", hopeless=True)
+    if isinstance(problem, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
+        return Refused(f"{at} hung up at once; it may not accept this site's certificate")
+    return Refused(f"{at} cannot be reached: {problem or type(problem).__name__}")

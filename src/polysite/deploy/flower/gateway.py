@@ -1,0 +1,567 @@
+"""Who is let in to Flower's SuperLink, and how much of anything.
+
+Only the eight calls that a hospital needs pass, and only with a client certificate of the consortium's CA, a registered
+key, a signature that was not seen before, and from the one place where this key is in use. Sizes, times and the number
+of connections are bounded before anything is read. What is refused is kept as an incident.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+import ssl
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from polysite.deploy.flower.messages import INSTANCE
+
+import uvicorn  # isort: skip  # from here on: what Flower brings along
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from flwr.common.constant import (
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+)
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest, PushObjectResponse
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    NodeStatus,
+)
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.primitives.asymmetric import verify_signature
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from starlette.concurrency import run_in_threadpool
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+FLEET = "/v1/fleet/"
+CALLS = {
+    FLEET + call: (64 if call == "push-object" else 16) << 20  # the most bytes of a request
+    for call in (
+        "activate-node",
+        "deactivate-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "pull-object",
+        "push-object",
+        "confirm-message-received",
+    )
+}
+PIECE = 256 << 10  # bytes of a response that are handed to the connection at a time
+HEAD = 64 << 10  # the most bytes of the headers of a request
+MOST = 8  # connections of a site, which needs four
+SILENT = 15.0  # seconds without a word of a site, which says every five that it is there
+SLACK = 1 << 20  # of an answer beyond its body: header and names
+
+FOREVER = datetime.max.replace(tzinfo=UTC)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Reply = tuple[int, *tuple[bytes, ...]]  # the status and the parts of the body
+log = logging.getLogger("polysite.link")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How slow a peer may be before it is dropped."""
+
+    silence: float = 20.0  # seconds without a byte; also for a whole handshake and for whole headers
+    window: float = 60.0  # seconds after which a body or a response must be
+    rate: float = 10_000.0  # bytes a second fast
+
+
+class Refusal(Exception):
+    """A request that is not let in: the status and the word it is told, and what is noted."""
+
+    def __init__(self, status: int, word: str, what: str = "", site: str = ""):
+        super().__init__(what)
+        self.status, self.word, self.what, self.site = status, word, what, site
+
+
+class Guard:
+    """An ASGI application in front of Flower's."""
+
+    def __init__(
+        self,
+        app: Any,
+        state: InMemoryLinkState,
+        run: int,
+        sites: Mapping[str, bytes],
+        keys: Mapping[str, EllipticCurvePublicKey],
+        nodes: Mapping[str, int],
+        limit: int,
+        pace: Pace,
+    ):
+        self._app, self._state, self._run, self._limit, self.pace = app, state, run, limit, pace
+        self._store = cast(InMemoryObjectStore, state.object_store)
+        self._sites = {key: site for site, key in sites.items()}
+        self._keys, self._nodes = keys, nodes
+        # connections by the site whose certificate they showed, oldest first; all that are of no site of ours together
+        self.callers: dict[str, dict[_Connection, None]] = {site: {} for site in ("", *sites)}
+        self._instances: dict[str, bytes] = {}  # where each site's key is in use
+        self.tokens: dict[str, str] = {}
+        self.excessive: set[str] = set()
+        self._pushed = dict.fromkeys(nodes, 0)  # bytes of answers that are not collected yet
+        self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
+        self._heard: dict[str, float] = {}  # when a site was last heard
+        self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            status, *parts = await self._admit(scope, receive)
+        except Refusal as refusal:
+            self.note(refusal.what, scope["client"], refusal.site)
+            status, parts = refusal.status, [b'{"detail":"%s"}' % refusal.word.encode()]
+        await self._respond(scope, send, status, parts)
+
+    # What passes
+
+    async def _admit(self, scope: Scope, receive: Receive) -> Reply:
+        path = scope["path"]
+        if scope["method"] != "POST" or path not in CALLS:
+            raise Refusal(404, "unknown", f"asked for {scope['method'][:10]} {path[:60]!r}")
+        headers = dict(reversed(scope["headers"]))  # of several the first, as Flower takes it
+        site = self._authenticate(headers)
+        instance = headers.get(INSTANCE.encode(), b"")
+        call = path.removeprefix(FLEET)
+        if call != "activate-node" and instance != self._instances.get(site):
+            if site not in self._instances:
+                raise Refusal(409, "anew")  # we are: this process has not let it in yet
+            raise Refusal(409, "elsewhere", "the key of this site is used from a second place", site)
+        body = await self._read(headers, receive, CALLS[path], site)
+        if call == "push-object":
+            return 200, await run_in_threadpool(self._push, site, body)
+        if call == "pull-object":
+            return 200, *self._pull(site, body)
+        match call:
+            case "activate-node":
+                self._make_way(site, instance)
+            case "pull-messages":
+                self._redeliver(site)
+            case "push-messages":
+                asked, reply = self._expect(site, body)
+        status, *parts = await self._flower(scope, body)
+        if status >= 400:
+            raise Refusal(status, "refused", f"{call} was refused by Flower", site)
+        match call:
+            case "activate-node":
+                self._instances[site], self.tokens[site] = instance, secrets.token_hex(8)
+            case "push-messages" if self._state.message_ins_id_to_message_res_id.get(asked) != reply:
+                begun = PushMessagesResponse.FromString(b"".join(parts)).session_id
+                self._state._cleanup_push_session(begun, cleanup_messages=False)
+                raise Refusal(410, "unwanted")  # Flower says 200 as well when it takes no notice
+        return status, *parts
+
+    def _authenticate(self, headers: Mapping[bytes, bytes]) -> str:
+        """The site that signed this request, now, and for the first time."""
+        try:
+            key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()], validate=True)
+            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.lower().encode()], validate=True)
+            signed = headers[TIMESTAMP_HEADER.lower().encode()].decode("ascii")
+            age = (now() - datetime.fromisoformat(signed)).total_seconds()
+        except (KeyError, ValueError, TypeError) as problem:
+            raise Refusal(401, "unsigned", "a request without a signature") from problem
+        site = self._sites.get(key)
+        if site is None:
+            raise Refusal(401, "unregistered", "a key that is not registered")
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+            raise Refusal(401, "clock", f"a request signed {age:.0f} s ago", site)
+        if not verify_signature(self._keys[site], signed.encode(), signature):
+            raise Refusal(401, "signature", "a signature that is not of this key", site)
+        self._first(site, signed)
+        self._hear(site)
+        return site
+
+    def _hear(self, site: str) -> None:
+        """A site says every five seconds that it is there; one that did not was cut off, or stood still."""
+        clock = time.monotonic()
+        silence = clock - self._heard.get(site, clock)
+        self._heard[site] = clock
+        if silence > SILENT:
+            self.note(f"nothing was heard of it for {silence:.0f} s", None, site)
+
+    def _first(self, site: str, signed: str) -> None:
+        """Each signed time once; the signature itself would not do, as it can be altered and stay valid."""
+        clock = time.monotonic()
+        while self._seen:
+            oldest = next(iter(self._seen))
+            if clock - self._seen[oldest] < TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE:
+                break
+            del self._seen[oldest]
+        if (site, signed) in self._seen:
+            raise Refusal(401, "replayed", "a request that was seen before", site)
+        self._seen[site, signed] = clock
+
+    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive, most: int, site: str) -> bytes:
+        announced = headers.get(b"content-length", b"0")
+        if not announced.isdigit() or len(announced) > 15 or int(announced) > most:
+            raise Refusal(413, "large", f"a request of {announced[:20].decode('latin-1')} bytes announced", site)
+        pieces, size, began = [], 0, time.monotonic()
+        try:
+            async with asyncio.timeout(self.pace.silence) as watch:
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refusal(400, "cut")
+                    pieces.append(message["body"])
+                    size += len(message["body"])
+                    if size > most:
+                        raise Refusal(413, "large", f"a request of more than {most} bytes", site)
+                    if not message["more_body"]:
+                        return b"".join(pieces)
+                    self._keep_pace(began, size)
+                    watch.reschedule(asyncio.get_running_loop().time() + self.pace.silence)
+        except TimeoutError as problem:
+            raise Refusal(408, "slow", "a request that trickled in", site) from problem
+
+    def _keep_pace(self, began: float, size: int) -> None:
+        seconds = time.monotonic() - began
+        if seconds > self.pace.window and size < seconds * self.pace.rate:
+            raise TimeoutError
+
+    async def _respond(self, scope: Scope, send: Send, status: int, parts: Sequence[bytes]) -> None:
+        headers = [(b"content-length", b"%d" % sum(map(len, parts)))]
+        if status >= 400:
+            headers.append((b"connection", b"close"))  # or the rest of a refused request would be read
+        began, size = time.monotonic(), 0
+        try:
+            async with asyncio.timeout(self.pace.silence) as watch:
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                for piece in _pieces(parts):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    size += len(piece)
+                    self._keep_pace(began, size)
+                    watch.reschedule(asyncio.get_running_loop().time() + self.pace.silence)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            self.note("a response that was not fetched", scope["client"], "")
+            raise
+
+    async def _flower(self, scope: Scope, body: bytes) -> Reply:
+        """What Flower's own application answers."""
+        said: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        await self._app(scope, receive, send)
+        return said[0]["status"], *(message["body"] for message in said[1:])
+
+    # What the calls mean
+
+    def online(self, site: str) -> bool:
+        return bool(self._state.get_node_info(node_ids=[self._nodes[site]], statuses=[NodeStatus.ONLINE]))
+
+    def _make_way(self, site: str, instance: bytes) -> None:
+        """A site may come in, unless it is there: until its heartbeats stop, its key is of no use elsewhere."""
+        if not 16 <= len(instance) <= 64:
+            raise Refusal(400, "instance", f"a connection without {INSTANCE}", site)
+        if self.online(site):
+            if instance != self._instances.get(site):
+                raise Refusal(409, "elsewhere", "connected anew, or from a second place, while it is connected", site)
+            self._state.deactivate_node(self._nodes[site])  # the same courier, which did not hear that it was let in
+
+    def _redeliver(self, site: str) -> None:
+        """A message whose receipt was not confirmed got lost on the way, or with the courier: it goes out again."""
+        with self._state.lock:
+            for name, message in self._state.message_ins_store.items():
+                if message.metadata.dst_node_id == self._nodes[site] and name in self._store:
+                    message.metadata.delivered_at = ""
+
+    def _expect(self, site: str, body: bytes) -> tuple[str, str]:
+        """An answer is announced: it must be waited for, from this site. Its question's name and its own."""
+        request = _parsed(PushMessagesRequest, body, site)
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise Refusal(400, "odd", "not one answer but several", site)
+        metadata, tree = request.messages_list[0].metadata, request.message_object_trees[0]
+        names = [each.object_id for each in iterate_object_tree(tree)]
+        if (
+            len(names) > 64 + self._limit // SLACK
+            or len(set(names)) < len(names)
+            or tree.object_id != metadata.message_id
+        ):
+            raise Refusal(400, "odd", "an answer of too many or repeated parts", site)
+        question, reply = metadata.reply_to_message_id, metadata.message_id
+        with self._state.lock:
+            asked = self._state.message_ins_store.get(question)
+            if asked is None or {asked.metadata.dst_node_id, metadata.src_node_id} != {self._nodes[site]}:
+                raise Refusal(410, "unwanted")
+            former = self._state.message_ins_id_to_message_res_id.get(question)
+            if former is not None and former != reply:
+                if self.contents(former) is not None:
+                    raise Refusal(410, "unwanted")
+                del self._state.message_res_store[former]  # half of an answer that is now given anew
+                del self._state.message_ins_id_to_message_res_id[question]
+                self.drop(former)
+        return question, reply
+
+    def _push(self, site: str, body: bytes) -> bytes:
+        request = _parsed(PushObjectRequest, body, site)
+        self._own(request, site)
+        if self._pushed[site] + len(body) > self._limit + SLACK:
+            self.excessive.add(site)
+            raise Refusal(413, "large", f"an answer of more than {self._limit} bytes", site)
+        with self._state._lock_object_push_sessions:
+            session = self._state._object_push_sessions.get(request.session_id)
+            if session is not None:
+                session.expires_at = FOREVER  # we forget answers ourselves; Flower could lock itself out doing so
+        stored = session is not None and self._state.store_object(
+            self._run, request.session_id, request.object_id, request.object_content
+        )
+        if stored:
+            with self._lock:
+                self._pushed[site] += len(body)
+        return bytes(PushObjectResponse(stored=stored).SerializeToString())
+
+    def _pull(self, site: str, body: bytes) -> tuple[bytes, bytes]:
+        """An object as it lies in the store, behind the few bytes that make it a response: it is not copied."""
+        request = _parsed(PullObjectRequest, body, site)
+        self._own(request, site)
+        content = self._store.get(request.object_id)
+        found = PullObjectResponse(object_found=content is not None, object_available=bool(content))
+        field = PullObjectResponse.OBJECT_CONTENT_FIELD_NUMBER << 3 | 2
+        return found.SerializeToString() + bytes([field]) + _varint(len(content or b"")), content or b""
+
+    def _own(self, request: Any, site: str) -> None:
+        if (request.node.node_id, request.run_id) != (self._nodes[site], self._run):
+            raise Refusal(403, "odd", "a request in the name of another", site)
+
+    # What is kept
+
+    def contents(self, name: str) -> dict[str, bytes] | None:
+        """The objects of a message, if all of them are here."""
+        found: dict[str, bytes] = {}
+        wanted = [name]
+        with self._store.lock_store:
+            while wanted:
+                each = wanted.pop()
+                entry = self._store.store.get(each)
+                if entry is None or not entry.is_available:
+                    return None
+                if each not in found:
+                    found[each] = entry.content
+                    wanted += entry.child_object_ids
+        return found
+
+    def drop(self, name: str) -> None:
+        """Everything of a message but what another one shares."""
+        self._store.delete(name)
+        with self._state._lock_object_push_sessions:
+            session = self._state._object_push_session_by_root.get(name)
+            if session is not None:
+                self._state._cleanup_push_session(session, cleanup_messages=False)
+
+    def rest(self, site: str) -> None:
+        """Nothing of this site is waited for: it may push as much as before again."""
+        with self._lock:
+            self._pushed[site] = 0
+        self.excessive.discard(site)
+
+    # What is refused
+
+    def note(self, what: str, client: Any, site: str = "") -> None:
+        """Equal ones are counted, so that a flood fills neither memory nor a record."""
+        if not what:
+            return
+        host = client[0] if client else ""
+        log.debug("refused from %s (%s): %s", host, site or "unknown", what)
+        with self._lock:
+            at = what, host, site
+            if at not in self._incidents and len(self._incidents) >= 255:
+                at = "many more", "", ""
+            if at not in self._incidents:
+                found = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "what": at[0], "from": at[1]}
+                self._incidents[at] = {**found, "site": at[2], "count": 0}
+            self._incidents[at]["count"] += 1
+
+    def incidents(self) -> list[dict[str, Any]]:
+        with self._lock:
+            found, self._incidents = list(self._incidents.values()), {}
+        return found
+
+
+class Server(uvicorn.Server):
+    """Uvicorn behind a door of ours, which sees the handshakes that fail."""
+
+    def __init__(self, guard: Guard, context: ssl.SSLContext):
+        config = uvicorn.Config(
+            guard,
+            interface="asgi3",
+            http=_Connection,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=75,
+        )
+        super().__init__(config)
+        self.guard, self.context = guard, context
+        self.greetings: dict[asyncio.Task[None], None] = {}  # few at a time; the oldest gives way
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        self.servers = []
+        self.listener = (sockets or [])[0]
+        self.listener.setblocking(False)
+        self.door = asyncio.create_task(self._answer_the_door())
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in (self.door, *self.greetings):
+            task.cancel()
+        self.listener.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.wait((self.door, *self.greetings), timeout=1)
+        await self.lifespan.shutdown()
+
+    async def _answer_the_door(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                caller, address = await loop.sock_accept(self.listener)
+            except OSError as problem:  # no file descriptor left, or hung up already
+                self.guard.note(f"nobody can be let in: {problem.strerror}", None)
+                await asyncio.sleep(0.1)
+                continue
+            if len(self.greetings) >= 64:
+                oldest = next(iter(self.greetings))
+                del self.greetings[oldest]
+                oldest.cancel()
+                self.guard.note("too many callers at once", address)
+            task = loop.create_task(self._greet(caller, address))
+            self.greetings[task] = None
+            task.add_done_callback(lambda done: self.greetings.pop(done, None))
+            await asyncio.sleep(0)  # others get their turn, however many wait at the door
+
+    async def _greet(self, caller: socket.socket, address: Any) -> None:
+        """The handshake; whoever cannot show a certificate of the consortium's CA gets no further."""
+        connection = _Connection(self.config, self.server_state, self.lifespan.state)
+        silence = self.guard.pace.silence
+        try:
+            await connection.loop.connect_accepted_socket(
+                lambda: connection,
+                caller,
+                ssl=self.context,
+                ssl_handshake_timeout=silence,
+                ssl_shutdown_timeout=1.0,
+            )
+        except OSError as problem:
+            self.guard.note(f"no handshake: {getattr(problem, 'reason', None) or problem or 'cut'}", address)
+        finally:
+            if connection not in self.server_state.connections:
+                caller.close()
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection after its handshake: as uvicorn's, but headers must come soon and be small."""
+
+    app: Guard
+
+    def __init__(self, *args: Any, **others: Any):
+        super().__init__(*args, **others)
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._mine: dict[_Connection, None] = {}  # all connections of this site
+        self._site = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+        name = _name(transport)
+        self._site = name if name in self.app.callers else ""
+        self._mine = self.app.callers[self._site]
+        self._mine[self] = None
+        if len(self._mine) > MOST:  # the oldest gives way: it may be of a link that was cut
+            next(iter(self._mine))._drop("too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._done()
+        self._mine.pop(self, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._size += len(data)
+        super().data_received(data)
+        if self._timer is not None and self._size > HEAD:
+            self._drop("headers that do not end")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._size = 0
+        self._wait()
+
+    def on_headers_complete(self) -> None:
+        self._done()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self.app.note("not HTTP", self.client, self._site)
+        super().send_400_response(msg)
+
+    def _wait(self) -> None:
+        self._done()
+        self._timer = self.loop.call_later(self.app.pace.silence, self._drop, "headers that do not come")
+
+    def _done(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drop(self, why: str) -> None:
+        self._done()
+        self._mine.pop(self, None)
+        self.app.note(why, self.client, self._site)
+        self.transport.abort()
+
+
+def _name(transport: asyncio.Transport) -> str:
+    """The common name in the certificate that was shown: of a hospital, its own."""
+    shown = transport.get_extra_info("peercert") or {}
+    names = (value for part in shown.get("subject", ()) for kind, value in part if kind == "commonName")
+    return next(names, "")
+
+
+def _pieces(parts: Iterable[bytes]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: seven bits a byte, the lowest first.
+
+    >>> _varint(300).hex()
+    'ac02'
+    """
+    low, high = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(high) if high else bytes([low])
+
+
+def _parsed(kind: Any, body: bytes, site: str) -> Any:
+    try:
+        return kind.FromString(body)
+    except DecodeError as problem:
+        raise Refusal(400, "odd", "a request that cannot be read", site) from problem

@@ -1,0 +1,1 @@
+"""The hospital's side of a deployment."""

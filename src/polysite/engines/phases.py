@@ -1,0 +1,399 @@
+"""A study as a sequence of phases: validation, the best round, early stopping, checkpoints, the result.
+
+A phase starts from the best model of the phases before it. Rounds are counted through all phases.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from polysite.algorithms import name_of
+from polysite.algorithms.base import Algorithm, case_clusters, is_finished, serving_payloads
+from polysite.cluster.mixture import CaseClusters
+from polysite.engines import checkpoint, site_memory
+from polysite.engines.plan import Plan
+from polysite.engines.record import Result, RoundRecord, SiteValidation, mean_score, measure_of
+from polysite.engines.rounds import Progress, Watch, run_rounds
+from polysite.engines.run_folder import RunFolder
+from polysite.engines.site_memory import Memory
+from polysite.engines.transport import Transport
+from polysite.errors import ConfigError, RunError
+from polysite.payload import Payload, SiteId
+from polysite.site import CaseScore, Examined, Scores
+from polysite.tree import Tree
+
+SHARED = "*"  # owner of a model that all sites use
+ABOUT: Mapping[str, Any] = MappingProxyType({"task": "segmentation", "labels": (), "modalities": ()})
+
+log = logging.getLogger("polysite")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a study with an algorithm of its own."""
+
+    algorithm: Algorithm[Any]
+    transport: Transport
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Content of a checkpoint file."""
+
+    at: Progress  # without the memories
+    begins: int = 0  # first round of the phase, in the checkpoint that a phase began from
+    kept: tuple[SiteId, ...] = ()  # sites whose memory lies beside the checkpoint; other sites keep their own
+
+
+class EvaluationWriter(Protocol):
+    """Receives every examined case of the final evaluation."""
+
+    def add(self, owner: SiteId, site: SiteId, examined: Examined) -> None:
+        """Add a case of a site, predicted with the model of an owner."""
+        ...
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """How a finished run is evaluated."""
+
+    write: Callable[[str, CaseClusters | None], AbstractContextManager[EvaluationWriter]]  # opens that of a split
+    tolerance: float = 1.0  # distance of surfaces that still agree
+
+
+def run_phases(
+    phases: Sequence[Phase],
+    params: Tree,
+    seed: int,
+    folder: RunFolder,
+    *,
+    resume: Progress | None = None,
+    watch: Watch = Watch(),
+    about: Mapping[str, Any] = ABOUT,
+    evaluate: Evaluate | None = None,
+) -> Result:
+    """Run all rounds, keep the best model, and write everything to the run folder.
+
+    Args:
+        phases: The phases, in order.
+        params: Initial parameters.
+        seed: Decides the cohorts.
+        folder: The run folder.
+        resume: Position to continue from.
+        watch: Observer of the progress.
+        about: Task, labels and modalities, for the result.
+        evaluate: How to evaluate the final model; None computes only Dice (or accuracy).
+    """
+    at = resume
+    if at and at.phase:
+        _enter(phases, at.phase, folder)
+    handed: Mapping[SiteId, int] = {}
+    while True:
+        at = _train(phases[at.phase if at else 0], params, seed, folder, at, handed, watch)
+        if at.phase + 1 == len(phases):
+            return _finish(phases, folder, at, about, evaluate)
+        at, handed = _next(phases, folder, at, params)
+
+
+def _train(
+    phase: Phase,
+    params: Tree,
+    seed: int,
+    folder: RunFolder,
+    at: Progress | None,
+    handed: Mapping[SiteId, int],
+    watch: Watch,
+) -> Progress:
+    """Run the remaining rounds of a phase; returns the position after them."""
+    plan, transport, began = phase.plan, phase.transport, time.perf_counter()
+    if at and _is_over(phase, at):  # interrupted after its last round
+        transport.remember(at.memories, at.versions)
+        return at
+    resume, at = at, at or Progress(-1, None, {})
+    for r in run_rounds(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch):
+        record = r.record(at.phase, handed if r.index == at.first else {}, plan.pooled)
+        record = replace(record, incidents=tuple(transport.incidents()))
+        heard = {i: r.index for i in r.replies if i not in r.refused}
+        versions = {**at.versions, **heard}
+        at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)
+        done, ended = r.index + 1 - at.first, is_finished(phase.algorithm, r.state)
+        if done % plan.validate_every == 0 or done == plan.rounds or ended:
+            at, record = _validate(phase, folder, at, record)
+        incidents = (*record.incidents, *transport.incidents())
+        record = replace(record, incidents=incidents, elapsed=round(time.perf_counter() - began, 3))
+        folder.append(record)
+        last = _is_over(phase, at)
+        if done % plan.checkpoint_every == 0 or last:
+            _keep(folder, folder.round(r.index), phase, at)
+        watch.round(record)
+        score = record.mean_score
+        log.info("round %d%s", r.index + 1, "" if score is None else f": {record.measure} {score:.4f}")
+        if last and done < plan.rounds and not ended:
+            log.info("stopped after round %d: %d validations without a better one", r.index + 1, at.waited)
+        if last:
+            break
+        del r  # with all replies
+    return at
+
+
+def _is_over(phase: Phase, at: Progress) -> bool:
+    """Whether a phase has run all its rounds, ended by itself, or exhausted its patience."""
+    plan, begun = phase.plan, at.round >= at.first
+    patient = plan.patience is None or hasattr(phase.algorithm, "is_finished")  # such an algorithm ends by itself
+    impatient = not patient and at.waited >= (plan.patience or 0)
+    return at.round + 1 - at.first >= plan.rounds or impatient or (begun and is_finished(phase.algorithm, at.state))
+
+
+def _next(
+    phases: Sequence[Phase], folder: RunFolder, at: Progress, params: Tree
+) -> tuple[Progress, Mapping[SiteId, int]]:
+    """Begin the next phase; returns its position and the bytes that brought each site its first model."""
+    at = _chosen(phases, folder, at)
+    index, first = at.phase + 1, at.round + 1
+    best = _load_best(folder, phases, at.best_round)
+    _keep(folder, folder.phase(index), phases[best.phase], best, first)
+    log.info("phase %d begins from the model of round %d", index + 1, best.round)
+    start, handed = _enter(phases, index, folder)
+    phase = phases[index]
+    state = phase.algorithm.init(phase.transport.lift(start or params), phase.transport.names)
+    return replace(at, state=state, memories={}, versions={}, waited=0, phase=index, first=first), handed
+
+
+def _enter(
+    phases: Sequence[Phase], index: int, folder: RunFolder, everyone: Sequence[SiteId] = ()
+) -> tuple[Tree, Mapping[SiteId, int]]:
+    """Have the sites start a phase from the models that they were served when it began.
+
+    Returns the shared model if the server can see it, and the bytes sent to each site. ``everyone`` names the sites
+    concerned, if these are not the sites of the phase. An algorithm whose server merges models needs a shared model to
+    begin with, so it is refused after a phase that leaves every site its own.
+    """
+    phase = phases[index]
+    begun = _load(folder, folder.phase(index), phases)
+    best, before = begun.at, phases[begun.at.phase]
+    if best.phase:
+        _enter(phases, best.phase, folder, everyone)
+    before.transport.remember(best.memories, best.versions)
+    concerned = everyone or sorted({*before.transport.names, *before.transport.audience})
+    sent = serving_payloads(before.algorithm, best.state, concerned)
+    served = before.transport.serve(best.round, sent)
+    several = next((i for i, count in served.groups.items() if count != 1), None)
+    if several is not None:
+        raise ConfigError(
+            f"phase {index + 1} starts from one model at every site, but in phase {best.phase + 1} {several!r} has "
+            f"{served.groups[several]}, for different patients; let another algorithm come before it"
+        )
+    if served.shared is None and any(kind in ("model", "update") for kind in phase.algorithm.reply.values()):
+        raise ConfigError(
+            f"phase {index + 1} trains a model that sites share, but after phase {best.phase + 1} every site has its "
+            "own; let it be fine_tune or local, or let another algorithm come before it"
+        )
+    phase.transport.begin(begun.begins, served)
+    model = next((models[0] for models in served.models.values()), {})
+    return model, {i: sent[i].nbytes for i in phase.transport.names if i in sent}
+
+
+def _keep(folder: RunFolder, path: Path, phase: Phase, at: Progress, begins: int = 0) -> None:
+    """Write a checkpoint, with the memory of every site in a file of its own."""
+    name = name_of(phase.algorithm)
+    memories = [Memory(i, name, at.versions.get(i, -1), content) for i, content in at.memories.items() if content]
+    kept = tuple(m.site for m in memories)
+    elsewhere = {i: v for i, v in at.versions.items() if i not in phase.transport.memories()}
+    folder.keep(path, Checkpoint(replace(at, memories={}), begins, kept), memories, elsewhere)
+    phase.transport.retain(folder.needed())
+
+
+def _load(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
+    """Read a checkpoint with the memories that belong to it."""
+    modules = {type(phase.algorithm).__module__ for phase in phases}  # a state may hold their classes
+    lift = phases[0].transport.lift
+    loaded: Checkpoint = checkpoint.load(path, lift, modules)
+    if not isinstance(loaded, Checkpoint) or loaded.at.phase >= len(phases):
+        raise RunError(f"{path} does not belong to this study")
+    at = loaded.at
+    name = name_of(phases[at.phase].algorithm)
+    empty = dict.fromkeys(phases[at.phase].transport.names, Payload())
+    known = {i: site_memory.load(folder.memory(path, i), i, name, at.versions.get(i, -1), lift) for i in loaded.kept}
+    return replace(loaded, at=replace(at, memories={**empty, **known}))
+
+
+def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None:
+    """Return the newest readable checkpoint; a damaged one is reported and set aside."""
+    paths = folder.checkpoints()
+    for path in paths:
+        try:
+            at = _load(folder, path, phases).at
+            if at.best_round >= 0:
+                _load(folder, folder.best(at.best_round), phases)
+            if at.phase:
+                _load(folder, folder.phase(at.phase), phases)
+        except RunError as problem:
+            log.warning("%s; trying the checkpoint before it", problem)
+            continue
+        folder.set_aside(paths[: paths.index(path)])
+        folder.rewind(at.round)
+        log.info("resuming after round %d from %s", at.round + 1, path.name)
+        return at
+    if paths:
+        raise RunError(
+            f"none of the checkpoints of {folder.path} can be read; nothing was changed, its log.txt says why"
+        )
+    folder.rewind(-1)
+    log.info("no checkpoint yet: starting from round 0")
+    return None
+
+
+def _load_best(folder: RunFolder, phases: Sequence[Phase], round: int) -> Progress:
+    return _load(folder, folder.best(round), phases).at
+
+
+def find_best(
+    folder: RunFolder, phases: Sequence[Phase], round: int, everyone: Sequence[SiteId] = ()
+) -> tuple[Phase, Progress]:
+    """Return the phase and position of the best round; the sites' memories are restored to it.
+
+    ``everyone`` names the sites that the models concern, if these are not the sites of the study.
+    """
+    best = _load_best(folder, phases, round)
+    if best.phase:
+        _enter(phases, best.phase, folder, everyone)
+    phases[best.phase].transport.remember(best.memories, best.versions)
+    return phases[best.phase], best
+
+
+def _validate(phase: Phase, folder: RunFolder, at: Progress, record: RoundRecord) -> tuple[Progress, RoundRecord]:
+    """Have every site score the model; keep a checkpoint if it is the best so far. Without scores nothing changes."""
+    sent = serving_payloads(phase.algorithm, at.state, phase.transport.audience)
+    scores = phase.transport.score(at.round, sent, "validation")
+    if not any(scores.values()):
+        return at, record
+    score = mean_score(scores, phase.plan.best)
+    better = score > at.best_score
+    best = (at.round, score, 0) if better else (at.best_round, at.best_score, at.waited + 1)
+    at = replace(at, best_round=best[0], best_score=best[1], waited=best[2])
+    means = {i: SiteValidation.of(s) for i, s in scores.items()}
+    record = replace(record, validation=means, measure=measure_of(scores), mean_score=score, best_round=at.best_round)
+    if phase.plan.peek:  # for the report; nothing is chosen by it
+        seen = phase.transport.score(at.round, sent, "test")
+        record = replace(record, peeked={i: SiteValidation.of(s) for i, s in seen.items() if s})
+    if better:
+        _keep(folder, folder.best(at.round), phase, at)
+    return at, record
+
+
+def _chosen(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> Progress:
+    """Return a position with a best round; if no round was scored in its time, score the last one now."""
+    if at.best_round < 0:
+        at, _ = _validate(phases[at.phase], folder, at, RoundRecord(at.round, at.phase, {}))
+    if at.best_round < 0:
+        raise RunError(
+            f"no site judged any round of {folder.path}, so there is no best one; nothing is lost, its checkpoints are "
+            "there: resume the run when a site judges that has validation cases"
+        )
+    return at
+
+
+def _finish(
+    phases: Sequence[Phase],
+    folder: RunFolder,
+    at: Progress,
+    about: Mapping[str, Any],
+    evaluate: Evaluate | None,
+) -> Result:
+    """Export the last and the best model, evaluate the best one, write the result."""
+    at = _chosen(phases, folder, at)
+    last = phases[at.phase]
+    _export(
+        last.transport, folder, "last", at.round, serving_payloads(last.algorithm, at.state, last.transport.audience)
+    )
+    phase, best = find_best(folder, phases, at.best_round)
+    sent = serving_payloads(phase.algorithm, best.state, phase.transport.audience)
+    _export(phase.transport, folder, "best", best.round, sent)
+    validation, test = _evaluated(phase, best, sent, evaluate)
+    if not any((*validation.values(), *test.values())):
+        raise RunError(
+            f"no site judged the best model of {folder.path}, so there is no result; nothing is lost, its models and "
+            "checkpoints are there: resume the run when a site judges"
+        )
+    result = Result(
+        **about,
+        rounds=at.round + 1,
+        best_round=best.round,
+        best_phase=best.phase,
+        validation=validation,
+        test=test,
+        incidents=tuple(phase.transport.incidents()),
+    )
+    folder.finish(result)
+    return result
+
+
+def _evaluated(
+    phase: Phase, best: Progress, sent: Mapping[SiteId, Payload], evaluate: Evaluate | None
+) -> tuple[Mapping[SiteId, Scores], Mapping[SiteId, Scores]]:
+    """Score the validation and the test cases; the split that is reported is examined by all measures on the way."""
+    transport = phase.transport
+    if evaluate is None:
+        validation = transport.score(best.round, sent, "validation")
+        return validation, transport.score(best.round, sent, "test")
+    owners = () if phase.plan.pooled else transport.names
+    test = examine(phase, best, sent, "test", evaluate, owners)
+    if any(test.values()):
+        return transport.score(best.round, sent, "validation"), test
+    return examine(phase, best, sent, "validation", evaluate, owners), test
+
+
+def examine(
+    phase: Phase,
+    best: Progress,
+    sent: Mapping[SiteId, Payload],
+    split: str,
+    evaluate: Evaluate,
+    owners: Collection[SiteId] | None,
+) -> Mapping[SiteId, Scores]:
+    """Predict every case of a split once per model, compute all measures, and hand them to the evaluation's writer.
+
+    Args:
+        phase: The phase of the best round.
+        best: The position after that round.
+        sent: Payloads of the sites whose cases are examined.
+        split: The split to examine.
+        evaluate: Where the measures go.
+        owners: Sites whose own models are also examined on the cases of all others, if models differ and the transport
+            can do that; None for no site.
+
+    Returns:
+        The scores of every site's own model.
+    """
+    transport, scores = phase.transport, {i: dict[str, CaseScore]() for i in sent}
+    across = owners is not None and transport.can_cross
+    absent = [i for i in owners or () if i not in sent] if across else []  # they have a model, but no case to examine
+    every = {**sent, **(serving_payloads(phase.algorithm, best.state, absent) if absent else {})}
+    shared = transport.serve(best.round, every).shared is not None
+    rows = transport.examine(best.round, sent if shared else every, split, evaluate.tolerance, across and not shared)
+    first = next(rows, None)
+    if first is None:  # no case in this split
+        return scores
+    clusters = case_clusters(phase.algorithm, next(iter(sent.values()), Payload()))
+    with evaluate.write(split, clusters) as writer:
+        for owner, site, examined in chain([first], rows):
+            writer.add(SHARED if shared else owner, site, examined)
+            if owner == site:
+                scores.setdefault(site, {})[examined.case] = examined.score
+    return scores
+
+
+def _export(transport: Transport, folder: RunFolder, name: str, round: int, sent: Mapping[SiteId, Payload]) -> None:
+    """Save the served models: one file if all sites use the same, else one per site, and one per group of cases."""
+    served = transport.serve(round, sent, name)
+    for site, models in {"": served.shared}.items() if served.shared is not None else served.models.items():
+        for k, model in enumerate(models):
+            parts = (name, *([site] if site else []), *([f"group-{k}"] if len(models) > 1 else []))
+            folder.save_model(".".join(parts), model)

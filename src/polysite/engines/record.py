@@ -1,0 +1,207 @@
+"""Typed records of a run: what ``rounds.jsonl`` and ``result.json`` hold. Only this module converts them from and to JSON.
+
+Files of 0.1.0 are read, too: they call the numbers of a reply ``said``, the diagnostics of an algorithm ``told``, and
+have the scores of a case as one flat mapping.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from polysite.payload import SiteId
+from polysite.site import CaseScore, Scores
+
+Incident = Mapping[str, Any]  # time, what, and perhaps the site
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRecord:
+    """Effort and traffic of one site in one round."""
+
+    loss: float | None  # mean over the steps; None if nothing was trained or it is not finite
+    steps: int
+    lr_sum: float
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    numbers: Mapping[str, float | None] = field(default_factory=dict)  # scalars of the reply: weight, cost, ...
+
+
+@dataclass(frozen=True, slots=True)
+class SiteValidation:
+    """Mean scores of one site's cases."""
+
+    cases: int
+    loss: float | None
+    score: Mapping[str, float]  # by label
+
+    @classmethod
+    def of(cls, scores: Scores) -> "SiteValidation":
+        """Average the scores of some cases."""
+        names = next((tuple(s.labels) for s in scores.values()), ())
+        mean = {k: math.fsum(s.labels[k] for s in scores.values()) / len(scores) for k in names}
+        loss = math.fsum(s.loss for s in scores.values()) / len(scores) if scores else math.nan
+        return cls(len(scores), finite(loss), mean)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One line of ``rounds.jsonl``."""
+
+    round: int  # counted from 0 through all phases
+    phase: int
+    sites: Mapping[SiteId, SiteRecord]  # sites that replied
+    absent: tuple[SiteId, ...] = ()  # sites that were asked and did not reply
+    refused: Mapping[SiteId, str] = field(default_factory=dict)  # sites whose reply was not merged, and why
+    shares: Mapping[SiteId, float] = field(default_factory=dict)  # weight of each reply in the aggregate
+    diagnostics: Mapping[str, float] = field(default_factory=dict)  # numbers that the algorithm reports
+    handed: Mapping[SiteId, int] = field(default_factory=dict)  # bytes that brought each site the phase's first model
+    pooled: bool = False  # centralised training
+    validation: Mapping[SiteId, SiteValidation] = field(default_factory=dict)
+    measure: str = ""  # Dice or accuracy; empty if this round was not validated
+    mean_score: float | None = None
+    best_round: int | None = None  # up to now
+    peeked: Mapping[SiteId, SiteValidation] = field(default_factory=dict)  # test scores, with ``run.peek``
+    incidents: tuple[Incident, ...] = ()
+    elapsed: float = 0.0  # seconds since the phase began or was resumed
+
+    def to_json(self) -> str:
+        """Return the line, without the line break."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "RoundRecord":
+        """Parse a line; ValueError if it is none."""
+        found = json.loads(line)
+        try:
+            found["diagnostics"] = found.pop("told", {}) or found.get("diagnostics", {})
+            found["sites"] = {i: _site_record(s) for i, s in found["sites"].items()}
+            for name in ("validation", "peeked"):
+                found[name] = {i: SiteValidation(**v) for i, v in found.get(name, {}).items()}
+            for name in ("absent", "incidents"):
+                found[name] = tuple(found.get(name, ()))
+            known = {f.name for f in fields(cls)}
+            return cls(**{k: v for k, v in found.items() if k in known})
+        except (TypeError, KeyError, AttributeError) as problem:
+            raise ValueError(f"not the record of a round: {problem!r}") from problem
+
+
+def _site_record(found: Mapping[str, Any]) -> SiteRecord:
+    renamed = {"numbers" if k == "said" else k: v for k, v in found.items()}
+    return SiteRecord(**renamed)
+
+
+def read_records(lines: Iterable[str]) -> list[RoundRecord]:
+    """Parse the lines of ``rounds.jsonl``; stop at a line that a crash cut short."""
+    records = []
+    for line in lines:
+        try:
+            records.append(RoundRecord.from_json(line))
+        except ValueError:
+            break
+    return records
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Content of ``result.json``: the best round and the scores of its model."""
+
+    task: str
+    labels: tuple[str, ...]
+    modalities: tuple[str, ...]
+    rounds: int  # how many there were
+    best_round: int
+    best_phase: int
+    validation: Mapping[SiteId, Scores]
+    test: Mapping[SiteId, Scores]
+    incidents: tuple[Incident, ...] = ()  # since the last round
+
+    @property
+    def split(self) -> str:
+        """The split that the result is reported on: test, or validation if there are no test cases."""
+        return "test" if any(self.test.values()) else "validation"
+
+    @property
+    def scores(self) -> Mapping[SiteId, Scores]:
+        """Scores of that split."""
+        return self.test if self.split == "test" else self.validation
+
+    def to_json(self) -> str:
+        """Return the text of ``result.json``."""
+        return json.dumps(self.plain(), indent=1) + "\n"
+
+    def plain(self) -> dict[str, Any]:
+        """Return the result as mappings, lists and numbers."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("validation", "test"):
+            values[name] = {i: scores_to_plain(scores) for i, scores in values[name].items()}
+        return values
+
+    @classmethod
+    def from_json(cls, text: str) -> "Result":
+        """Parse ``result.json``; ValueError if it is none."""
+        found = json.loads(text)
+        try:
+            for name in ("validation", "test"):
+                found[name] = {i: scores_from_plain(cases) for i, cases in found[name].items()}
+            for name in ("labels", "modalities", "incidents"):
+                found[name] = tuple(found.get(name, ()))
+            return cls(**{"task": "segmentation", "best_phase": 0, **found})
+        except (TypeError, KeyError, AttributeError) as problem:
+            raise ValueError(f"not the result of a run: {problem!r}") from problem
+
+
+def scores_to_plain(scores: Scores) -> dict[str, Any]:
+    """Return scores as JSON values; a number that is not finite becomes None."""
+    return {case: {k: v for k, v in _plain(s).items() if v is not None or k == "loss"} for case, s in scores.items()}
+
+
+def _plain(score: CaseScore) -> dict[str, Any]:
+    labels = {k: finite(v) for k, v in score.labels.items()}
+    return {"labels": labels, "loss": finite(score.loss), "predicted": score.predicted, "true": score.true}
+
+
+def scores_from_plain(cases: Mapping[str, Mapping[str, Any]]) -> Scores:
+    """Parse scores that ``scores_to_plain`` or polysite 0.1.0 wrote."""
+    return {case: _score(found) for case, found in cases.items()}
+
+
+def _score(found: Mapping[str, Any]) -> CaseScore:
+    if not isinstance(found.get("labels"), Mapping):  # 0.1.0
+        aside = {"labels", "loss", "said", "true"}
+        found = {
+            "labels": {k: v for k, v in found.items() if k not in aside},
+            "loss": found.get("loss"),
+            "predicted": found.get("said"),
+            "true": found.get("true"),
+        }
+    labels = {k: math.nan if v is None else float(v) for k, v in found["labels"].items()}
+    classes = (None if v is None else int(v) for v in (found.get("predicted"), found.get("true")))
+    return CaseScore(labels, math.nan if found["loss"] is None else float(found["loss"]), *classes)
+
+
+def mean_score(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) -> float:
+    """Average over the labels of a case, then over all cases, or over the cases of a site and then over sites.
+
+    >>> a = {"1": CaseScore({"WT": 1.0}, loss=0.0), "2": CaseScore({"WT": 0.8}, loss=0.0)}
+    >>> scores = {"a": a, "b": {"3": CaseScore({"WT": 0.3}, loss=0.0)}}
+    >>> round(mean_score(scores, "case"), 3), round(mean_score(scores, "site"), 3)
+    (0.7, 0.6)
+    """
+    sites = [[case.mean for case in cases.values()] for cases in scores.values() if cases]
+    if over == "case":
+        sites = [[d for site in sites for d in site]]
+    return math.fsum(math.fsum(s) / len(s) for s in sites) / len(sites)
+
+
+def measure_of(scores: Mapping[SiteId, Scores]) -> str:
+    """Return the name of the main measure: Dice, or accuracy in a classification."""
+    classified = any("accuracy" in s.labels for cases in scores.values() for s in cases.values())
+    return "accuracy" if classified else "Dice"
+
+
+def finite(x: float) -> float | None:
+    """Return x, or None if it is NaN or infinite: JSON has no word for these."""
+    return x if math.isfinite(x) else None

@@ -1,0 +1,83 @@
+"""One turn of a site, the same in a simulation and at a hospital, and the server's inverse of it.
+
+::
+
+    payload received -> algorithm.local -> outgoing steps -> reply        at the site: take_turn
+    reply received -> outgoing steps reversed -> reply checks -> merge    at the server: restore_reply, rounds.py
+
+An outgoing step is a small value (compression; clipping, noise or a mask) that changes a reply before it leaves.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from polysite.algorithms.base import Algorithm, Kind
+from polysite.engines.reply_checks import kinds_of
+from polysite.errors import ConfigError
+from polysite.payload import Payload
+from polysite.site import Fit, Site
+
+
+class OutgoingStep(Protocol):
+    """A change of a reply before it leaves the site, and what the server does about it."""
+
+    @property
+    def reveals(self) -> Literal["each", "sum"]:
+        """Whether the server can restore each reply, or only the sum of all (as with masks)."""
+        ...
+
+    def apply(self, kinds: Mapping[str, Kind], got: Payload, reply: Payload) -> Payload:
+        """Return what leaves the site, given the payload that it received."""
+        ...
+
+    def restore(self, kinds: Mapping[str, Kind], sent: Payload, reply: Payload) -> Payload:
+        """Return what the server continues with, given the payload that it sent. PayloadError if it does not fit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Outcome of a site's turn."""
+
+    reply: Payload
+    """What leaves the site, after all outgoing steps."""
+    memory: Payload
+    """What the site remembers if the reply is merged."""
+    fits: tuple[Fit, ...]
+    seconds: float
+    kinds: Mapping[str, Kind]
+    """Kind of every field of the reply that the algorithm announces."""
+
+
+def take_turn(
+    algorithm: Algorithm[Any], got: Payload, memory: Payload, site: Site, steps: Sequence[OutgoingStep] = ()
+) -> Turn:
+    """Run the algorithm at a site and apply the outgoing steps to its reply."""
+    began = time.perf_counter()
+    reply, memory = algorithm.local(got, memory, site)
+    seconds = time.perf_counter() - began
+    kinds = kinds_of(algorithm.reply, got, reply)
+    for step in steps:
+        reply = step.apply(kinds, got, reply)
+    return Turn(reply, memory, tuple(site.fits), seconds, kinds)
+
+
+def restore_reply(
+    algorithm: Algorithm[Any], sent: Payload, reply: Payload, steps: Sequence[OutgoingStep] = ()
+) -> Payload:
+    """Reverse the outgoing steps at the server."""
+    kinds = kinds_of(algorithm.reply, sent, reply)
+    for step in reversed(steps):
+        reply = step.restore(kinds, sent, reply)
+    return reply
+
+
+def check_steps(algorithm: Algorithm[Any], name: str, steps: Sequence[OutgoingStep]) -> None:
+    """Refuse steps that reveal only the sum of the replies to an algorithm that needs each reply."""
+    if algorithm.needs == "each" and any(step.reveals == "sum" for step in steps):
+        raise ConfigError(
+            f"{name} needs the reply of each site, and only the sum of all replies would be revealed; choose an "
+            "algorithm with needs = 'sum' ('polysite algorithms' lists them)"
+        )

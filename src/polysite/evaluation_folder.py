@@ -1,0 +1,242 @@
+"""The folder of an evaluation: every model that is served, on the cases of one split, by all measures.
+
+::
+
+    RUN/evaluation/NAME/       NAME is the split that was examined (test), or that of other data
+        cases.csv              a row per model, hospital, case and label; cases.parquet beside it if wanted
+        about.json             what was examined and how, and which cases are kept to look at
+        predictions.npz        predictions of each hospital's model on its own cases: bit k of a voxel is label k
+        scans.npz              the worst, median and best case of every hospital to look at
+        clusters.csv           the cluster of every case, where the method has models for clusters of cases
+
+The owner of a model is the hospital that uses it, or ``*`` where all use the same. ``predictions.npz`` and
+``scans.npz`` are images of patients: they are written only where the images are, so a deployed run has neither.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import Any, Self
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import numpy as np
+
+from polysite.cluster.mixture import CaseClusters, agreement, pooled
+from polysite.config import Study
+from polysite.data.cache import Cache, place
+from polysite.data.case import SPLITS, Case, CaseRef
+from polysite.data.split import SiteSplit
+from polysite.engines.phases import SHARED
+from polysite.engines.run_folder import versions
+from polysite.errors import ConfigError
+from polysite.payload import SiteId
+from polysite.report.preview import axes_of, turned, turned_size, widest
+from polysite.site import Examined
+from polysite.storage import draft_folder
+from polysite.train.torch_site import TorchSite, packed
+
+SLICES, SIDE = 64, 192  # largest scan that is kept to look at: slices, and pixels of a side
+Row = dict[str, Any]
+
+
+class EvaluationFolder:
+    """Writer of an evaluation folder. As a context manager it leaves the whole folder, or none after an error.
+
+    Args:
+        target: The folder to write; replaced if it exists.
+        study: The study.
+        split: The split that is examined.
+        trained: Names of the sites that trained.
+        clusters: Clusters of cases by which models are chosen, if any.
+        dealt: Cases of every site; None where the images are elsewhere.
+        sites: The sites themselves; None where the images are elsewhere.
+        tolerance: Distance of surfaces that still agree, in the unit of the voxels.
+        pictures: Keep predictions and scans to look at.
+        parquet: Write cases.parquet beside cases.csv.
+        data: Path of the data, where they are not those of the run.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        study: Study,
+        split: str,
+        trained: Sequence[SiteId],
+        clusters: CaseClusters | None = None,
+        *,
+        dealt: Mapping[SiteId, SiteSplit] | None = None,
+        sites: Mapping[SiteId, TorchSite] | None = None,
+        tolerance: float = 1.0,
+        pictures: bool = True,
+        parquet: bool = False,
+        data: str = "",
+    ):
+        self.target, self.study, self.split, self.trained = target, study, split, list(trained)
+        self.clusters, self.dealt, self.sites, self.tolerance = clusters, dealt or {}, sites or {}, tolerance
+        self.pictures, self.parquet, self.data = pictures and bool(sites), parquet, data
+        self._rows: list[Row] = []
+        self._units: set[str] = set()
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._draft = self._open.enter_context(draft_folder(self.target, "evaluation"))
+        self._predictions = (
+            self._open.enter_context(ZipFile(self._draft / "predictions.npz", "w", ZIP_DEFLATED))
+            if self.pictures
+            else None
+        )
+        return self
+
+    def add(self, owner: SiteId, site: SiteId, examined: Examined) -> None:
+        """Add a case of a site, predicted with the model of an owner."""
+        if self._predictions and examined.prediction is not None and owner in (SHARED, site):
+            _add(self._predictions, f"{site}/{examined.case}", examined.prediction)
+        for label, measures in examined.measures.items():
+            self._rows.append({"model": owner, "site": site, "case": examined.case, "label": label, **measures})
+        self._units.add(examined.unit)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                self._write()
+            except BaseException as problem:
+                self._open.__exit__(type(problem), problem, problem.__traceback__)
+                raise
+        self._open.__exit__(kind, error, trace)
+
+    def _write(self) -> None:
+        """Write the tables, the scans to look at, and what was examined."""
+        _write_csv(self._draft / "cases.csv", self._rows)
+        if self.parquet:
+            _write_parquet(self._draft / "cases.parquet", self._rows)
+        shown = list(self._scans()) if self.pictures and self.study.data.task == "segmentation" else []
+        cases: dict[SiteId, set[str]] = {}
+        for row in self._rows:
+            cases.setdefault(row["site"], set()).add(row["case"])
+        about = {
+            "split": self.split,
+            "data": self.data,
+            "cases": {site: len(names) for site, names in sorted(cases.items())},
+            "trained": self.trained,
+            "tolerance": self.tolerance,
+            "unit": self._units.pop() if len(self._units) == 1 else "",
+            "labels": self.study.data.label_names,
+            "modalities": self.study.data.modality_names,
+            "versions": versions(),
+            "shown": shown,
+            **self._clusters(),
+        }
+        (self._draft / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+    def _clusters(self) -> dict[str, dict[str, Any]]:
+        """Write the cluster and coordinates of every case; return how the clusters were fitted, and how well they agree
+        with those fitted to the features of all cases in one place."""
+        if self.clusters is None or not self.sites:
+            return {}
+        known, sites = self.clusters, self.sites
+        cases = [(s, split, name) for s, site in sites.items() for split in SPLITS for name in site.cases(split)]
+        vectors = np.array([sites[s].radiomics((name,), known.bin_width)[0] for s, _, name in cases])
+        mixture = known.mixture
+        labels, sure = mixture.assign(vectors), mixture.probabilities(vectors).max(1)
+        points = mixture.transform(vectors)
+        rows: list[Row] = []
+        for k, (s, split, name) in enumerate(cases):
+            shares = sites[s].shares(name)
+            row = {"site": s, "case": name, "split": split, "cluster": int(labels[k]), "probability": f"{sure[k]:.4f}"}
+            row |= {f"component {j + 1}": f"{x:.6g}" for j, x in enumerate(points[k])}
+            rows.append(row | {f"share {n}": f"{x:.6g}" for n, x in zip(sites[s].labels, shares, strict=False)})
+        _write_csv(self._draft / "clusters.csv", rows)
+        trained = vectors[[split == "train" for _, split, _ in cases]]
+        alike = agreement(mixture, pooled(trained, known.settings), trained)
+        return {"clusters": {"fit": known.fit, "components": len(mixture.weights), **alike}}
+
+    def _scans(self) -> Iterator[dict[str, Any]]:
+        """Keep the worst, median and best case of every hospital, by the mean Dice of its own model."""
+        dice: dict[SiteId, dict[str, list[float]]] = {}
+        for row in self._rows:
+            if row["model"] in (SHARED, row["site"]):
+                dice.setdefault(row["site"], {}).setdefault(row["case"], []).append(row["dice"])
+        cache = Cache(place())
+        with ZipFile(self._draft / "scans.npz", "w", ZIP_DEFLATED) as kept:
+            for site, cases in dice.items():
+                refs = {ref.name: ref for ref in self.dealt[site][self.split]}
+                ranked = sorted(cases, key=lambda name: (fmean(cases[name]), name))
+                chosen = {ranked[0]: "worst"}
+                chosen.setdefault(ranked[(len(ranked) - 1) // 2], "median")
+                chosen.setdefault(ranked[-1], "best")
+                for name, why in chosen.items():
+                    case = cache.get(refs[name], self.study.prepare, self.study.train.patch)
+                    cut = _scan(kept, case, _axes(self.study, refs[name]))
+                    yield {"site": site, "case": name, "why": why, **cut}
+
+
+def _add(archive: ZipFile, name: str, array: np.ndarray) -> None:
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+
+
+def _write_csv(path: Path, rows: Sequence[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as problem:
+        raise ConfigError(
+            "Parquet takes pyarrow: pip install 'polysite[parquet]'; cases.csv needs nothing"
+        ) from problem
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+
+
+def _axes(chosen: Study, case: CaseRef) -> str:
+    """Return the orientation of the prepared case."""
+    return chosen.prepare.orientation or axes_of(case.open())
+
+
+def _scan(archive: ZipFile, case: Case, axes: str) -> dict[str, Any]:
+    """Add image and ground truth, upright and at most SLICES x SIDE x SIDE, to the archive; return how they were cut."""
+    image, label = turned(case.image, axes), turned(case.label, axes)
+    step = max(1, ceil(max(image.shape[2:]) / SIDE))
+    slices = _slices(label)
+    for what, array in (("image", _grey(image)), ("truth", packed(label)[None])):
+        _add(archive, f"{case.site}/{case.name}/{what}", array[:, slices, ::step, ::step])
+    _, height, width = turned_size(case.spacing, axes)
+    return {"axes": axes, "slices": slices, "step": step, "pixel": [height, width], "sides": bool(axes and case.unit)}
+
+
+def _slices(label: np.ndarray) -> list[int]:
+    """Return the slices to keep: all, or half of SLICES spread over the scan and half over the labelled part, extended
+    by a quarter on each side, with the widest."""
+    count = label.shape[1]
+    if count <= SLICES:
+        return list(range(count))
+    (labelled,) = np.nonzero(label.any((0, 2, 3)))
+    low, high = (labelled[0], labelled[-1]) if len(labelled) else (0, count - 1)
+    margin = (high - low) // 4 + 2
+    low, high = max(0, low - margin), min(count - 1, high + margin)
+    half = SLICES // 2
+    within = np.linspace(low, high, min(half - 1, high - low + 1)).round()
+    everywhere = np.linspace(0, count - 1, half).round()  # shows false positives elsewhere
+    return sorted({int(k) for k in (*within, *everywhere)} | {widest(label)})
+
+
+def _grey(image: np.ndarray) -> np.ndarray:
+    """Return every modality as 0 to 255, between its 1st and 99.5th percentile; zero stays black."""
+    grey = np.zeros(image.shape, np.uint8)
+    for k, volume in enumerate(image):
+        inside = volume[volume != 0]
+        low, high = np.percentile(inside, (1, 99.5)) if len(inside) else (0.0, 1.0)
+        grey[k] = (255 * np.clip((volume - low) / max(high - low, 1e-9), 0, 1)).round() * (volume != 0)
+    return grey

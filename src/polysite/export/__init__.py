@@ -1,0 +1,1 @@
+"""Export the model of a hospital as a MONAI bundle."""

@@ -1,0 +1,499 @@
+"""A model as a MONAI bundle: what MONAI runs, what programs ask about it, and what a person does.
+
+The preparation is written in MONAI's transforms, in the order and with the numbers of ``prepare``, so that a bundle
+needs MONAI alone; only networks that are polysite's own need polysite, too. There is no truth to look at: a crop goes
+by the image alone, where training also keeps what is labelled outside of it.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+
+from polysite import config, study
+from polysite.algorithms import name_of
+from polysite.config import Study
+from polysite.data.prepare import Prepare
+from polysite.engines.record import Result, mean_score
+from polysite.models import Model
+from polysite.models.densenet import DenseNet
+from polysite.models.sub_encoders import DenseNetSub, UNetSub
+from polysite.models.unet import UNet
+from polysite.payload import SiteId
+from polysite.train import tasks
+from polysite.train.predict import TOGETHER
+from polysite.train.torch_site import Network
+from polysite.tree import Tree
+
+SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+WEIGHTS = "models/model.safetensors"
+VERSION = "1.0.0"  # of a bundle; another export is another bundle
+IMPORTS = (
+    "import csv",
+    "import io",
+    "import pathlib",
+    "import nibabel",
+    "import numpy as np",
+    "import torch",
+    "from PIL import Image",
+    "from safetensors.torch import load_model",
+)
+SAVE_PICTURE = "Image.fromarray(mask).save(path)"
+SAVE_VOLUME = (
+    "[(image.header.set_xyzt_units(*grid.header.get_xyzt_units()), nibabel.save(image, path))"
+    " for grid in [nibabel.load(scan)] for image in [nibabel.Nifti1Image(mask, grid.affine)]]"
+)
+Config = dict[str, Any]
+Whose = Literal["all", "own", "others"]  # whose model it is: of all, of the hospital alone, or of those that trained it
+
+
+@dataclass(frozen=True)
+class Scans:
+    """How the images of a case come to the model."""
+
+    modalities: tuple[str, ...]
+    channels: tuple[int, ...] = ()  # where one file holds all modalities; empty: one file each
+    hidden: tuple[int, ...] = ()  # modalities that the hospital does not see
+    flat: bool = False  # pictures (PNG, TIFF, JPEG); otherwise NIfTI
+    boxes: bool = False  # a case is a box cut out of a scan
+
+    @property
+    def files(self) -> list[str]:
+        """What the file of every channel is called; in place of a hidden one, any other is read and then blanked."""
+        seen = next(m for k, m in enumerate(self.modalities) if k not in self.hidden)
+        return [seen if k in self.hidden else m for k, m in enumerate(self.modalities)]
+
+    @property
+    def one(self) -> bool:
+        """Whether a case is a single file."""
+        return bool(self.channels) or len(self.modalities) == 1
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model on its way out, and what is known of it."""
+
+    run: str
+    study: Study
+    result: Result
+    site: SiteId | None
+    whose: Whose
+    model: Tree
+    scans: Scans
+
+    @property
+    def labels(self) -> list[str]:
+        return list(self.result.labels)
+
+    @property
+    def task(self) -> tasks.Task:
+        return tasks.find(self.result.task, self.study.train.exclusive)
+
+    @property
+    def classifies(self) -> bool:
+        return bool(self.result.task == "classification")
+
+    @property
+    def dims(self) -> int:
+        return len(self.study.train.patch)
+
+    @property
+    def channels(self) -> list[str]:
+        """What the network's answer is about, channel by channel."""
+        return ["background", *self.labels] if isinstance(self.task, tasks.Exclusive) else self.labels
+
+    @property
+    def ours(self) -> bool:
+        """Whether the network is polysite's own."""
+        return isinstance(self.study.model, UNetSub | DenseNetSub)
+
+    @property
+    def owner(self) -> str:
+        return f"the hospital {self.site!r}" if self.whose == "own" else "the hospitals that trained it together"
+
+    @cached_property
+    def packages(self) -> dict[str, str]:
+        """What must be installed besides MONAI, torch and numpy."""
+        names = ["safetensors", "pillow" if self.scans.flat else "nibabel", *(["polysite"] if self.ours else [])]
+        return {name: version(name) for name in names}
+
+    @cached_property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The parameters and statistics by the network's own names, each once."""
+        module = self.study.model.build(
+            dims=self.dims, modalities=len(self.scans.modalities), outputs=len(self.channels), seed=self.study.seed
+        )
+        network = Network(module, replace(self.study.train, device="cpu", compile=False))
+        network.write({k: torch.as_tensor(v, device="cpu") for k, v in self.model.items()})
+        found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        return {k: v.detach().contiguous() for k, v in found.items()}
+
+    def scores(self, split: str) -> dict[str, float]:
+        """Return the mean score over the cases of the model's hospital, or of all, and that of every label."""
+        scores = self.result.test if split == "test" else self.result.validation
+        own = {s: c for s, c in scores.items() if c and self.site in (None, s)}
+        cases = [case for site in own.values() for case in site.values()]
+        if not cases:
+            return {}
+        return {
+            "mean": mean_score(own, "case"),
+            **{k: fmean(case.labels[k] for case in cases) for k in cases[0].labels},
+        }
+
+
+def method_of(chosen: Study) -> str:
+    """What trained, in words."""
+    if chosen.run.pooled:
+        return study.POOLED
+    return ", then ".join(_named(stage.algorithm) for stage in config.phases(chosen))
+
+
+def _named(algorithm: Any) -> str:
+    inner = getattr(algorithm, "inner", None)
+    return f"{name_of(algorithm)} around {_named(inner)}" if inner else name_of(algorithm)
+
+
+def inference(bundle: Bundle) -> Config:
+    """The configuration that MONAI runs."""
+    return {
+        "imports": [f"${line}" for line in IMPORTS],
+        "bundle_root": ".",
+        "dataset_dir": "$@bundle_root + '/scans'",
+        "output_dir": "$@bundle_root + '/answers'",
+        "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
+        **_data(bundle.scans),
+        **_network(bundle.study.model, bundle.dims, len(bundle.scans.modalities), len(bundle.channels)),
+        "network": f"$(load_model(@network_def, @bundle_root + '/{WEIGHTS}'), @network_def.to(@device).eval())[1]",
+        "preprocessing": {"_target_": "Compose", "transforms": _preparation(bundle)},
+        "dataset": {"_target_": "Dataset", "data": "@data", "transform": "@preprocessing"},
+        "inferer": _inferer(bundle),
+        "predict": _predict(bundle.study.train.autocast),
+        "postprocessing": {"_target_": "Compose", "transforms": _decision(bundle)},
+        "evaluator": "$lambda case: @postprocessing({**case, 'pred': @predict(case['image'])})",
+        **_writing(bundle),
+    }
+
+
+def _data(scans: Scans) -> Config:
+    """Which files are a case, and what it is called."""
+    ends = (".png", ".jpg", ".jpeg", ".tif", ".tiff") if scans.flat else (".nii.gz", ".nii")
+    path = "pathlib.Path(meta['filename_or_obj'])"
+    if scans.one:
+        return {
+            "suffixes": f"${ends!r}",
+            "data": "$[{'image': str(f)} for f in sorted(pathlib.Path(@dataset_dir).iterdir())"
+            " if f.name.endswith(@suffixes)]",
+            "case_of": f"$lambda meta: next({path}.name.removesuffix(s) for s in @suffixes if {path}.name.endswith(s))",
+        }
+    wanted = "f.name.endswith(tuple(modality + s for s in @suffixes))"
+    return {
+        "suffixes": f"${ends!r}",
+        "files": scans.files,
+        "find": f"$lambda folder, modality: next((f for f in sorted(folder.iterdir()) if {wanted}),"
+        " folder / (modality + @suffixes[0]))",
+        "data": "$[{'image': [str(@find(folder, m)) for m in @files]}"
+        " for folder in sorted(pathlib.Path(@dataset_dir).iterdir()) if folder.is_dir()]",
+        "case_of": f"$lambda meta: {path}.parent.name",
+    }
+
+
+def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
+    """The network without its weights. As ``models`` builds it; loading the weights refuses any other."""
+    shape = {"dims": dims, "modalities": modalities, "outputs": outputs}
+    if isinstance(model, UNetSub):
+        parts = {"widths": list(model.widths(**shape)), "filters": list(model.filters), "bias": model.bias}
+        return {"network_def": {"_target_": "polysite.models.sub_networks.SubUNet", **shape, **parts}}
+    if isinstance(model, DenseNetSub):
+        first, *growth = model.widths(**shape)
+        sizes = {"first": first, "growth": growth, "blocks": list(model.blocks)}
+        return {"network_def": {"_target_": "polysite.models.sub_networks.SubDenseNet", **shape, **sizes}}
+    shape = {"spatial_dims": dims, "in_channels": modalities, "out_channels": outputs}
+    if isinstance(model, DenseNet):
+        sizes = {"init_features": model.features, "growth_rate": model.growth, "block_config": list(model.blocks)}
+        return {"network_def": {"_target_": "monai.networks.nets.densenet.DenseNet", **shape, **sizes}}
+    return _unet(model, shape)
+
+
+def _unet(model: UNet, shape: Config) -> Config:
+    depth = len(model.filters)
+    plain = {
+        "_target_": "monai.networks.nets.DynUNet",
+        **shape,
+        "kernel_size": [3] * depth,
+        "strides": [1] + [2] * (depth - 1),
+        "upsample_kernel_size": [2] * (depth - 1),
+        "filters": list(model.filters),
+        "norm_name": ["INSTANCE", {"affine": False}],
+        "act_name": ["leakyrelu", {"inplace": True, "negative_slope": 0.01}],
+        "trans_bias": model.bias,
+    }
+    if not model.bias:
+        return {"network_def": plain}
+    lacking = "hasattr(m, 'out_channels') and getattr(m, 'bias', 0) is None"
+    zeros = "torch.nn.Parameter(torch.zeros(m.out_channels))"
+    biases = f"[m.register_parameter('bias', {zeros}) for m in @without_biases.modules() if {lacking}]"
+    return {"without_biases": plain, "network_def": f"$(@without_biases, {biases})[0]"}
+
+
+def _preparation(bundle: Bundle) -> list[Config]:
+    """``Prepare`` in MONAI's transforms, to the last bit."""
+    prepare, scans = bundle.study.prepare, bundle.scans
+    found = [_step("Lambda", func=f"$lambda x: x[{list(scans.channels)}]")] if scans.channels else []
+    if scans.hidden:
+        seen = [float(k not in scans.hidden) for k in range(len(scans.modalities))]
+        shape = [-1, *[1] * bundle.dims]
+        found.append(_step("Lambda", func=f"$lambda x: x * torch.tensor({seen}).view({shape})"))
+    if prepare.orientation:
+        found.append(_step("Orientation", axcodes=prepare.orientation, labels=None))
+    if prepare.spacing:
+        how = {"mode": "bilinear", "padding_mode": "border", "dtype": "$np.float32"}
+        found.append(_step("Spacing", pixdim=list(prepare.spacing), **how))
+    for value, above in zip(prepare.clip, (True, False), strict=False):
+        found.append(_step("ThresholdIntensity", threshold=value, above=above, cval=value))
+    if prepare.crop:
+        none: Config = {"start_coord_key": None, "end_coord_key": None}
+        found.append(_step("CropForeground", source_key="image", select_fn="$lambda x: x != 0", **none))
+    return [_loading(scans), *found, *_intensities(prepare, list(bundle.study.train.patch))]
+
+
+def _loading(scans: Scans) -> Config:
+    if not scans.flat:
+        return _step("LoadImage", reader="NibabelReader", squeeze_non_spatial_dims=True, ensure_channel_first=True)
+    opaque = "$lambda x: x.convert({'RGBA': 'RGB', 'LA': 'L', 'PA': 'P'}.get(x.mode, x.mode))"
+    return _step("LoadImage", reader="PILReader", converter=opaque, reverse_indexing=False, ensure_channel_first=True)
+
+
+def _intensities(prepare: Prepare, patch: list[int]) -> list[Config]:
+    """Normalised, then padded: with zero or, where zero may be anything, with the darkest value of every modality."""
+    if prepare.normalise == "nonzero":
+        normalised = _step("NormalizeIntensity", nonzero=True, channel_wise=True)
+        return [normalised, _step("SpatialPad", spatial_size=patch)]
+    darkest = "x.nan_to_num(float('inf')).amin(tuple(range(1, x.ndim)), keepdim=True)"
+    padded = [
+        _step("SpatialPad", spatial_size=patch, value="$float('nan')"),
+        _step("Lambda", func=f"$lambda x: torch.where(x.isnan(), {darkest}, x)"),
+    ]
+    if prepare.normalise == "none":
+        return padded
+    dense = _step("Lambda", func="$lambda x: x.clone()")  # a sum over a crop would go in another order
+    return [dense, _step("NormalizeIntensity", nonzero=False, channel_wise=True), *padded]
+
+
+def _step(kind: str, key: str = "image", **options: Any) -> Config:
+    """A transform of MONAI on an entry of a case."""
+    return {"_target_": f"{kind}d", "keys": key, **options}
+
+
+def _inferer(bundle: Bundle) -> Config:
+    train = bundle.study.train
+    if bundle.classifies:
+        return {"_target_": "SimpleInferer"}
+    return {
+        "_target_": "SlidingWindowInferer",
+        "roi_size": list(train.window or train.patch),
+        "sw_batch_size": TOGETHER,
+        "overlap": train.overlap,
+        "mode": "gaussian",
+    }
+
+
+def _predict(autocast: bool) -> str:
+    """The logits of a case; on a GPU in bfloat16, if the run computed so."""
+    alone = "lambda image: @inferer(image.as_tensor()[None].to(@device), lambda x: @network(x).float())[0].cpu()"
+    if autocast:
+        alone = f"torch.autocast(@device.type, torch.bfloat16, enabled=@device.type == 'cuda')({alone})"
+    return f"$torch.no_grad()({alone})"
+
+
+def _decision(bundle: Bundle) -> list[Config]:
+    """From logits to the answer: masks on the grid of the scan, where every voxel has what the nearest prepared one
+    has; of a classification, probabilities."""
+    if bundle.classifies:
+        return [_step("Activations", "pred", softmax=True)]
+    exclusive = isinstance(bundle.task, tasks.Exclusive)
+    decide = "$lambda x: x.argmax(0, keepdim=True).float()" if exclusive else "$lambda x: (x > 0).float()"
+    back = _step("Invert", "pred", orig_keys="image", transform="@preprocessing", post_func="$lambda x: x.byte()")
+    return [_step("Lambda", "pred", func=decide), back]
+
+
+def file_names(labels: Sequence[str]) -> list[str]:
+    """What labels are called in the names of files.
+
+    >>> file_names(["whole tumour", "ET"]), file_names(["a b", "a/b"])
+    (['whole_tumour', 'ET'], ['1_a_b', '2_a_b'])
+    """
+    plain = [re.sub(r"\W+", "_", label) for label in labels]
+    return plain if len(set(plain)) == len(plain) else [f"{k}_{name}" for k, name in enumerate(plain, start=1)]
+
+
+def _writing(bundle: Bundle) -> Config:
+    """A table of probabilities, or masks with the affine of the scan. (MONAI 1.6's own SaveImage takes the affine of a
+    volume of one channel for that of a flat image, and fails on sagittal scans.)"""
+    if bundle.classifies:
+        rows = "([@case_of(done['image'].meta), *done['pred'].tolist()] for done in map(@evaluator, @dataset))"
+        file = "pathlib.Path(@output_dir, 'probabilities.csv')"
+        return {
+            "classes": bundle.labels,
+            "table": "$io.StringIO()",
+            "run": [
+                f"$csv.writer(@table).writerows([['case', *@classes], *{rows}])",
+                "$pathlib.Path(@output_dir).mkdir(parents=True, exist_ok=True)",
+                f"${file}.write_text(@table.getvalue(), encoding='utf-8', newline='')",
+            ],
+        }
+    end, save = (".png", SAVE_PICTURE) if bundle.scans.flat else (".nii.gz", SAVE_VOLUME)
+    each = "@save(mask, done['image'].meta['filename_or_obj'], @place(@case_of(done['image'].meta), name))"
+    return {
+        "masks": ["labels"] if isinstance(bundle.task, tasks.Exclusive) else file_names(bundle.labels),
+        "place": f"$lambda case, name: pathlib.Path(@output_dir, case, f'{{case}}_{{name}}{end}')",
+        "save": f"$lambda mask, scan, path: (path.parent.mkdir(parents=True, exist_ok=True), {save}, print(path))",
+        "run": [
+            f"$[[{each} for name, mask in zip(@masks, done['pred'].numpy())] for done in map(@evaluator, @dataset)]"
+        ],
+    }
+
+
+def metadata(bundle: Bundle, weights: bytes) -> Config:
+    """What programs ask about a bundle."""
+    train, scans = bundle.study.train, bundle.scans
+    shape = ["*"] * bundle.dims if bundle.classifies else list(train.window or train.patch)
+    known = bundle.study.prepare.clip if bundle.study.prepare.normalise == "none" else ()
+    tensor = {"spatial_shape": shape, "dtype": "float32", "is_patch_data": not bundle.classifies}
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "changelog": {VERSION: f"round {bundle.result.best_round + 1} of the run {bundle.run!r}"},
+        "monai_version": version("monai"),
+        "pytorch_version": version("torch").partition("+")[0],
+        "numpy_version": version("numpy"),
+        "required_packages_version": bundle.packages,
+        "name": f"polysite {method_of(bundle.study)}",
+        "task": f"{bundle.result.task.capitalize()}: {', '.join(bundle.labels)}",
+        "description": _about(bundle),
+        "authors": f"Trained with polysite {version('polysite')} by {bundle.owner}",
+        "copyright": f"Belongs to {bundle.owner}",
+        "intended_use": "Research; not a medical device",
+        "eval_metrics": {
+            f"{part}_{name}": value for part in ("validation", "test") for name, value in bundle.scores(part).items()
+        },
+        "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(weights).hexdigest()},
+        "network_data_format": {
+            "inputs": {
+                "image": {
+                    "type": "image",
+                    "format": "magnitude",
+                    "modality": ", ".join(scans.modalities),
+                    "num_channels": len(scans.modalities),
+                    **tensor,
+                    "value_range": list(known),
+                    "channel_def": {str(k): name for k, name in enumerate(scans.modalities)},
+                }
+            },
+            "outputs": {
+                "pred": {
+                    "type": "probabilities" if bundle.classifies else "image",
+                    "format": "labels" if isinstance(bundle.task, tasks.Exclusive) else "classes",
+                    "num_channels": len(bundle.channels),
+                    **tensor,
+                    "value_range": [],
+                    "channel_def": {str(k): name for k, name in enumerate(bundle.channels)},
+                }
+            },
+        },
+    }
+
+
+def _about(bundle: Bundle) -> str:
+    whose = {
+        "all": "The model that all hospitals share",
+        "own": f"The model of the hospital {bundle.site!r}",
+        "others": f"The model that the hospital {bundle.site!r} is served, which did not train",
+    }[bundle.whose]
+    when = f"round {bundle.result.best_round + 1} of {bundle.result.rounds}, the best by validation"
+    return f"{whose}, from the run {bundle.run!r} ({method_of(bundle.study)}): {when}."
+
+
+def readme(bundle: Bundle, name: str) -> str:
+    """What a person asks about a bundle."""
+    needs = " ".join(f"{package}=={number}" for package, number in bundle.packages.items())
+    own = "It was trained on patients of this hospital, for this hospital, and belongs there.\n\n"
+    home = own if bundle.whose == "own" else ""
+    run = "python -m monai.bundle run --config_file configs/inference.json"
+    options = 'dataset_dir="SCANS", output_dir="ANSWERS"'
+    return f"""# {name}
+
+{_about(bundle)}
+
+{home}{_scores(bundle)}
+## Use
+
+```sh
+pip install "monai[fire]=={version("monai")}" {needs}
+cd {name}
+{run} --dataset_dir SCANS --output_dir ANSWERS
+```
+
+or in Python, in this folder: `monai.bundle.run(config_file="configs/inference.json", {options})`.
+The versions are those that it was written with; newer ones should do.
+
+**In.** {_wanted(bundle)}
+
+**Out.** {_given(bundle)}
+
+Scans are prepared and answered as polysite does it; `configs/inference.json` says how, step by step. The weights alone
+are `{WEIGHTS}`; their SHA-256 is in `configs/metadata.json`.
+"""
+
+
+def _scores(bundle: Bundle) -> str:
+    """The table of scores, or that there are none."""
+    measure = "Accuracy" if bundle.classifies else "Dice"
+    parts = {part: found for part in ("validation", "test") if (found := bundle.scores(part))}
+    if not parts:
+        return "It was not examined on patients of this hospital.\n"
+    columns = list(next(iter(parts.values())))[: 1 if bundle.classifies else None]
+    whose = f"the patients of {bundle.site!r}" if bundle.site else "the patients of all hospitals"
+    rows = [f"| {part} | {' | '.join(f'{found[k]:.3f}' for k in columns)} |" for part, found in parts.items()]
+    head = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    return "\n".join([f"{measure} on {whose}:", "", *head, *rows, ""])
+
+
+def _wanted(bundle: Bundle) -> str:
+    """Which files a case is."""
+    scans = bundle.scans
+    kind, end = ("picture (PNG, TIFF or JPEG)", ".png") if scans.flat else ("NIfTI file", ".nii.gz")
+    order, blind = ", ".join(scans.modalities), ", ".join(scans.modalities[k] for k in scans.hidden)
+    if scans.one:
+        said = [f"In SCANS one {kind} a case, with {'the channels ' if scans.channels else ''}{order}."]
+    else:
+        said = [
+            f"In SCANS one folder a case, and in it one {kind} for each of {order}, whose name ends so, as in "
+            f"`{scans.files[0]}{end}` or `scan_{scans.files[0]}{end}`. All lie on one grid."
+        ]
+    if blind:
+        said.append(f"This hospital did not see {blind}: no such file is read, and the model is given zeros.")
+    if "missing" in getattr(bundle.study.data, "allow", ()):
+        said.append("What was not acquired is a file of zeros on that grid.")
+    if scans.boxes:
+        said.append("A case is a box cut out of a scan, as in the training.")
+    return " ".join(said)
+
+
+def _given(bundle: Bundle) -> str:
+    """Which files the answer is."""
+    end = ".png" if bundle.scans.flat else ".nii.gz"
+    if bundle.classifies:
+        return f"`ANSWERS/probabilities.csv`: a row a case, a column for each of {', '.join(bundle.labels)}."
+    if isinstance(bundle.task, tasks.Exclusive):
+        values = ", ".join(f"{k} {label}" for k, label in enumerate(bundle.labels, start=1))
+        return f"`ANSWERS/CASE/CASE_labels{end}` on the grid of the scan: 0 background, {values}."
+    names = ", ".join(f"`CASE_{n}{end}`" for n in file_names(bundle.labels))
+    return (
+        f"In `ANSWERS/CASE/`, on the grid of the scan, a mask of 0 and 1 for every label (they may overlap): {names}."
+    )

@@ -1,0 +1,78 @@
+"""Atomic writes: a crash leaves a file or folder as it was before, or complete, never half-written."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+from shutil import rmtree
+from typing import Any
+
+import safetensors
+
+from polysite.errors import RunError
+
+
+def write_file(path: Path, fill: Callable[[Path], Any], *, sync: bool = True) -> None:
+    """Fill a temporary file, flush it to disk and rename it to ``path``.
+
+    Args:
+        path: The final file; replaced if it exists.
+        fill: Writes the content to the path that it is given.
+        sync: Wait until the content is on disk. A cache that can be rebuilt need not.
+    """
+    draft = path.with_name(f".{path.name}.{token_hex(6)}.partial")
+    try:
+        fill(draft)
+        if sync:
+            _sync(draft)
+        draft.replace(path)
+        if sync:
+            _sync(path.parent)
+    except (OSError, safetensors.SafetensorError) as problem:
+        draft.unlink(missing_ok=True)
+        raise RunError(f"{path} could not be written: {problem}; what was there before is untouched") from problem
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def draft_folder(folder: Path, what: str) -> Iterator[Path]:
+    """Yield an empty folder that becomes ``folder`` when the block ends without an error.
+
+    A folder that was there before is removed only after the new one is in its place.
+    """
+    draft = folder.with_name(f".{folder.name}.{token_hex(4)}.partial")
+    old = draft.with_name(f"{draft.name}.old")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        if folder.exists():
+            folder.rename(old)
+        draft.rename(folder)
+    except OSError as problem:
+        if old.exists():
+            old.rename(folder)
+        raise RunError(f"the {what} {folder} could not be written: {problem}") from problem
+    finally:
+        rmtree(draft, ignore_errors=True)
+        rmtree(old, ignore_errors=True)
+
+
+def vacant(path: Path, what: str) -> Path:
+    """Return the path if it is free and its parent folder can be written to; refuse it otherwise, before any work."""
+    if path.exists():
+        raise RunError(f"{path} exists already; no {what} overwrites anything: choose another folder")
+    above = next(p for p in path.absolute().parents if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise RunError(f"the {what} {path} could not be written: {above} is no folder that can be written to")
+    return path
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,151 @@
+"""A hospital that describes its cases: each is opened once, measured, embedded, and let go.
+
+Of a case: the largest intensity of every modality as stored, the volume of every label (of a class, whether it is the
+one), and the embedding: every modality is prepared as for training and put through the encoder by itself; of one that
+was not acquired, it is zero.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
+from polysite.data.cache import Arrays, Cache
+from polysite.data.case import Case, CaseRef
+from polysite.data.prepare import Prepare
+from polysite.errors import DataError
+from polysite.models.encoders import COMPONENTS, Embedder
+from polysite.site import Fit
+from polysite.tree import Tree
+
+Opened = tuple[Arrays, list[np.ndarray | None]]  # no volumes: everything is known
+TOGETHER = 4  # cases whose volumes go to the encoder in one call
+VERSION = 1  # of what is measured here; a change makes every remembered description new
+
+
+class TorchAssessedSite:
+    """Answers an assessment. Nothing is opened before it is asked, and then every case once."""
+
+    def __init__(
+        self,
+        name: str,
+        patients: Sequence[CaseRef],
+        modalities: Sequence[str],
+        labels: Sequence[str],
+        dims: int,
+        classes: bool,
+        prepare: Prepare,
+        embedder: Embedder | None,
+        cache: Cache,
+        watch: Callable[[str], None] = lambda case: None,
+    ):
+        self.name, self.patients, self.dims, self.classes = name, tuple(patients), dims, classes
+        self.modalities, self.labels = tuple(modalities), tuple(labels)
+        # the encoder was trained on z-scores, whatever the study trains on
+        self.prepare = replace(prepare, normalise="nonzero") if prepare.normalise == "none" else prepare
+        self.embedder, self.cache, self.watch = embedder, cache, watch
+        self.fits: tuple[Fit, ...] = ()
+        self._found: list[Arrays] = []
+
+    @property
+    def size(self) -> int:
+        return len(self.patients)
+
+    def at(self, round: int) -> "TorchAssessedSite":
+        return self
+
+    def lift(self, params: Tree) -> Tree:
+        return params
+
+    def features(self, kind: str) -> Mapping[str, np.ndarray]:
+        if not self._found:
+            self._found = list(self._describe())
+        if kind == "embedding":
+            if self.embedder is None:
+                raise DataError(f"site {self.name!r} was not given an encoder")
+            code = np.array(float(crc32(self.embedder.fingerprint.encode())))
+            by_name = np.argsort(self.modalities)  # so that it does not matter in which order a study lists them
+            return {"embedding": self._all("embedding")[:, by_name], "encoder": code}
+        labels = self._all("label")
+        if kind == "absent":
+            return self._named(self._all("acquired") == 0, labels == 0)
+        voxel = self._all("voxel")
+        known = bool(voxel.all())  # one case without a voxel size, and all are counted in voxels
+        unit = 1.0 if self.classes else voxel[:, None] if known else 0.001
+        return {
+            **self._named(self._all("intensity"), labels * unit),
+            "metric": np.full(self.size, float(self.dims if known else 0)),
+        }
+
+    def _all(self, what: str) -> np.ndarray:
+        return np.stack([found[what] for found in self._found])
+
+    def _named(self, modalities: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+        """Columns by the name of their quantity."""
+        named = [f"{INTENSITY} {m}" for m in self.modalities]
+        named += [f"{CLASS if self.classes else VOLUME} {k}" for k in self.labels]
+        return dict(zip(named, np.hstack([modalities, labels]).T, strict=True))
+
+    def _describe(self) -> Iterator[Arrays]:
+        """In order: threads open the next cases while some are embedded together."""
+        ahead: deque[Future[Opened]] = deque()
+        left = iter(self.patients)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            try:
+                for done in range(0, self.size, TOGETHER):
+                    ahead.extend(pool.submit(self._open, p) for p in islice(left, 2 * TOGETHER - len(ahead)))
+                    group = [ahead.popleft().result() for _ in range(min(TOGETHER, len(ahead)))]
+                    yield from self._embed(self.patients[done : done + TOGETHER], group)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _open(self, patient: CaseRef) -> Opened:
+        """What is known of a case, and the volumes that are still to be embedded."""
+        known = self.cache.recall(patient, self._how)
+        if known is not None:
+            return known, []
+        case = patient.open()
+        if not case.image.any():
+            raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is zero")
+        return self._measure(case), self._volumes(case) if self.embedder else [None]
+
+    def _embed(self, patients: Sequence[CaseRef], group: Sequence[Opened]) -> Iterator[Arrays]:
+        volumes = [v for _, each in group for v in each if v is not None]
+        embedded = iter(self.embedder(volumes) if self.embedder and volumes else ())
+        for patient, (known, each) in zip(patients, group, strict=True):
+            if self.embedder and each:
+                nothing = np.zeros((self.embedder.channels, COMPONENTS), np.float32)
+                rows = [nothing if volume is None else next(embedded) for volume in each]
+                known = {**known, "embedding": np.stack(rows)}
+            if each:
+                self.cache.keep(patient, self._how, known)
+            self.watch(f"{self.name} · {patient.name}")
+            yield known
+
+    @property
+    def _how(self) -> list[Any]:
+        encoder = self.embedder.fingerprint if self.embedder else ""
+        return [VERSION, version("monai"), asdict(self.prepare), encoder]
+
+    def _measure(self, case: Case) -> Arrays:
+        label = case.label if self.classes else case.label.reshape(len(case.label), -1).sum(1, dtype=np.float64)
+        size = np.prod(case.spacing) / (100 if self.dims == 2 else 1000)  # square centimetres, or millilitres
+        return {
+            "intensity": np.array([x.max() for x in case.image], np.float64),
+            "acquired": np.array([x.any() for x in case.image], np.float64),
+            "label": label.astype(np.float64),
+            "voxel": np.array(size if case.unit == "mm" else 0.0),
+        }
+
+    def _volumes(self, case: Case) -> list[np.ndarray | None]:
+        """The modalities, prepared; None for one that was not acquired."""
+        prepared = self.prepare.apply(case, [1] * (case.image.ndim - 1))
+        return [m if raw.any() else None for raw, m in zip(case.image, prepared.image, strict=True)]

@@ -1,0 +1,416 @@
+"""Two honest sites and one that says what it likes: the study goes on with the two, and the record says why.
+
+No site trains here: each sends back what it was sent, and says what sites say.
+"""
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from deploy.test_study import FAST, Answer, Fragile, Inside, Stop
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from consortium import BASE, NAMES
+from polysite.algorithms.pfednet import PFedNet
+from polysite.config import parse
+from polysite.deploy.coordinator import run as coordinator
+from polysite.deploy.coordinator.remote import Ask, Roster, digest
+from polysite.engines.compress import restore
+from polysite.engines.rounds import Watch
+from polysite.errors import PayloadError, RunError
+from polysite.payload import Payload, decode, encode
+from polysite.report import progress
+from polysite.report.runs import read
+
+TEXT = 300  # characters of what a site says that are kept
+DEADLINES = replace(FAST, quorum=2, deadline=5, again=0.05)
+SMALL = {"run.rounds": "2", "run.validate_every": "1"}
+UNET = {"model.filters": "[2, 2, 2]"}
+CLASSES = {
+    "data.name": '"phantom_classes"',
+    "data.shape": "[24, 24, 24]",
+    "train.patch": "[16, 16]",
+    "model.name": '"densenet_small"',
+}
+HELLO = {"train": 5, "validation": 2, "test": 2, "judges": True, "described": True, "torch": "2", "device": "cpu"}
+FITS = {"fit_loss": [0.5], "fit_steps": [2.0], "fit_lr_sum": [0.1], "fit_reach": [0.1], "seconds": 1.0}
+LABELS = ("WT", "TC", "ET")
+ZEROS = "0" * 64
+
+
+def scores(values=(0.5, 0.5), labels=LABELS, **more):
+    return json.dumps({f"case-{k}": {**dict.fromkeys(labels, v), "loss": 1.0, **more} for k, v in enumerate(values)})
+
+
+class Site:
+    """Says of ``kind`` what it is told to say, for ``times`` questions; otherwise what an honest site says."""
+
+    def __init__(self, kind="", lie=None, times=1):
+        self.kind, self.lie, self.left, self.payload = kind, lie, times, {}
+
+    def answer(self, header, body):
+        got, out = self.honest(header, body)
+        if header["kind"] != self.kind or not self.left:
+            return got, out
+        self.left -= 1
+        said = {**got, **self.lie} if isinstance(self.lie, dict) else self.lie(got)
+        return {k: v for k, v in said.items() if v is not ...}, out
+
+    def honest(self, header, body):
+        match header["kind"]:
+            case "hello":
+                return HELLO, b""
+            case "train":
+                return FITS, encode(Payload(**{"model": decode(body)["model"], "weight": 5, **self.payload}))
+            case "score":
+                return {"scores": scores()}, b""
+            case "serve":
+                return {"digests": [digest(decode(body)["model"])]}, b""
+        return {}, b""
+
+
+def study(tmp_path, liar, changes=(), text=BASE, wire=Fragile, watch=Watch(), **more):
+    sites = {"a": Site(), "b": Site(), "c": liar}
+    chosen = parse(text, SMALL | UNET | dict(changes))
+    settings = {"terms": DEADLINES, "assess": False, "wait": 0, **more}
+    run = coordinator.run(chosen, wire(sites), NAMES, tmp_path / "run", watch, **settings)
+    strictly(run.folder.path)
+    return run
+
+
+def strictly(path):
+    """What other programs read is JSON: it has no word for what is no number."""
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    for line in [*(path / "rounds.jsonl").read_text().splitlines(), (path / "result.json").read_text()]:
+        json.loads(line, parse_constant=refuse)
+
+
+def incidents(run, site="c"):
+    return [
+        i["what"] for r in (*run.folder.records(), run.result) for i in r.get("incidents", ()) if i.get("site") == site
+    ]
+
+
+@pytest.mark.parametrize(
+    "lie, said",
+    [
+        ({"train": ...}, "train: None is no number of cases"),
+        ({"train": "x"}, "train: 'x' is no"),
+        ({"train": True}, "train: True is no"),
+        ({"train": 3.0}, "train: 3.0 is no"),
+        ({"test": -1}, "test: -1 is no"),
+        ({"validation": 10**9}, "validation: 1000000000 is no"),
+        ({"validation": [2]}, r"validation: \[2\] is no"),
+        ({"judges": "yes"}, "judges: 'yes' is neither"),
+        ({"described": 1}, "described: 1 is neither"),
+        ({"error": "[/oops]\x1b[2J"}, r"could not be greeted: \[/oops\] \[2J"),
+        ({"refused": ["no", "no"]}, r"does not take part: \['no', 'no'\]"),
+    ],
+)
+def test_a_greeting_that_makes_no_sense_is_not_taken(lie, said, tmp_path):
+    run = study(tmp_path, Site("hello", lie, times=10**6))
+    assert [sorted(r["sites"]) for r in run.folder.records()] == [["a", "b"]] * 2
+    (noted,) = [i for i in incidents(run) if "no answer" not in i]
+    assert re.search(said, noted), noted
+
+
+def test_what_a_site_says_it_runs_on_is_cut_and_printable(tmp_path):
+    run = study(tmp_path, Site("hello", {"torch": "2\x1b[2J" + "x" * 10**6, "device": ["a"], "more": "y"}))
+    told = json.loads((run.folder.path / "deployment.json").read_text())["sites"]["c"]
+    assert told["torch"].startswith("2 [2Jxxx") and len(told["torch"]) == 80 and told["device"] == "['a']"
+    assert told.keys() == {"train", "validation", "test", "torch", "device"}
+
+
+ODD = [
+    ("train", {"fit_loss": ["x"]}, "loss: 'x' is no number"),
+    ("train", {"fit_loss": [0.5, 0.5]}, "not lists of one length"),
+    ("train", {"fit_loss": 3.0}, "not lists of one length"),
+    ("train", {"fit_steps": [float("inf")]}, "steps: inf is no number"),
+    ("train", {"fit_steps": [float("nan")]}, "steps: nan is no number"),
+    ("train", {"fit_lr_sum": [-1.0]}, "learning rates: -1.0 is no number"),
+    ("train", {"fit_reach": [1e300]}, "reach: 1e.300 is no number"),
+    ("train", {"seconds": [1.0]}, r"seconds: \[1.0\] is no number"),
+    ("train", {"seconds": ""}, "seconds: '' is no number"),
+    ("score", {"scores": ...}, "no text"),
+    ("score", {"scores": 3}, "no text"),
+    ("score", {"scores": "[" * 10**5}, "cannot be read"),
+    ("score", {"scores": "[1]"}, "not those of 2 cases"),
+    ("score", {"scores": scores([0.5] * 3)}, "not those of 2 cases"),
+    ("score", {"scores": '{"c": 1}'}, "'c' is not scored by WT, TC, ET and the loss"),
+    ("score", {"scores": '{"c": {}}'}, "'c' is not scored by"),
+    ("score", {"scores": '{"c": {"loss": 1.0}}'}, "'c' is not scored by"),
+    ("score", {"scores": scores(labels=("WT", "TC"))}, "'case-0' is not scored by"),
+    ("score", {"scores": scores(more=1.0)}, "'case-0' is not scored by"),
+    ("score", {"scores": scores([0.5, float("nan")])}, "WT of 'case-1': nan is no number from 0 to 1"),
+    ("score", {"scores": scores([1e6, 1e6])}, "WT of 'case-0': 1000000.0 is no number from 0 to 1"),
+    ("score", {"scores": scores([1e308, 1e308])}, "is no number from 0 to 1"),
+    ("score", {"scores": scores([10**400])}, "is no number from 0 to 1"),
+    ("score", {"scores": scores([-0.1])}, "is no number from 0 to 1"),
+    ("score", {"scores": scores([True])}, "is no number from 0 to 1"),
+    ("score", {"scores": scores(loss="low")}, "loss of 'case-0': 'low' is no number"),
+    ("score", {"scores": scores().replace("case-1", "case\\u001b")}, "is no name of a case"),
+    ("serve", {"digests": ...}, "digests: None are not"),
+    ("serve", {"digests": 3}, "digests: 3 are not"),
+    ("serve", {"digests": []}, r"digests: \[\] are not"),
+    ("serve", {"digests": [ZEROS] * 65}, "are not those of 1 to 64 models"),
+    ("serve", {"digests": ["x"]}, "digests: 'x' is none"),
+    ("serve", {"digests": [3]}, "digests: 3 is none"),
+]
+
+
+@pytest.mark.parametrize("kind, lie, said", ODD)
+def test_an_answer_that_makes_no_sense_is_one_that_failed(kind, lie, said, tmp_path):
+    """The round, or the validation, goes on without the site; in the next one it is asked again."""
+    run = study(tmp_path, Site(kind, lie))
+    one, two = run.folder.records()
+    where = {"train": "sites", "score": "validation"}.get(kind)
+    if where:
+        assert (sorted(one[where]), sorted(two[where])) == (["a", "b"], ["a", "b", "c"])
+    assert run.result["best_round"] == 0 and one["mean_score"] == two["mean_score"] == 0.5
+    (noted,) = incidents(run)
+    assert noted.startswith("fails: its answer to ") and re.search(said, noted), noted
+
+
+@pytest.mark.parametrize("lie", [{"said": 3.0}, {"true": -1.0}, {"true": float("nan")}, {"accuracy": 2}])
+def test_classes_are_those_of_the_study(lie, tmp_path):
+    honest = {"accuracy": 1.0, "said": 1.0, "true": 1.0}
+
+    class Classifier(Site):
+        def honest(self, header, body):
+            got, out = super().honest(header, body)
+            return ({"scores": scores(labels=(), **honest)} if header["kind"] == "score" else got), out
+
+    sites = {
+        "a": Classifier(),
+        "b": Classifier(),
+        "c": Classifier("score", {"scores": scores(labels=(), **honest | lie)}),
+    }
+    chosen = parse(BASE, {**SMALL, **CLASSES})
+    run = coordinator.run(chosen, Fragile(sites), NAMES, tmp_path / "run", deadlines=DEADLINES, assess=False, wait=0)
+    one, two = run.folder.records()
+    assert (sorted(one["validation"]), sorted(two["validation"])) == (["a", "b"], ["a", "b", "c"])
+    assert two["measure"] == "accuracy" and "is no number from 0 to" in incidents(run)[0]
+
+
+def test_numbers_of_cases_that_a_policy_keeps_back_are_not_held_against_a_site(tmp_path):
+    run = study(tmp_path, Site("hello", {"train": 1, "validation": 1, "test": 1}))
+    assert not incidents(run) and len(run.result["validation"]["c"]) == 2
+
+
+def test_a_model_that_has_come_apart_has_no_loss_in_the_record(tmp_path):
+    """An honest site's training may diverge; that is its reply's fault, which is screened, and no lie."""
+    liar = Site("train", {"fit_loss": [float("inf")]})
+    liar.payload = {"weight": float("nan")}
+    run = study(tmp_path, liar)
+    one = run.folder.records()[0]
+    assert one["sites"]["c"]["loss"] is None and one["sites"]["c"]["said"] == {"weight": None}
+    assert "'weight' is nan" in one["refused"]["c"]
+    (tmp_path / "again").mkdir()
+    run = study(tmp_path / "again", Site("score", {"scores": scores(loss=float("-inf"))}, times=9))
+    assert run.folder.records()[0]["validation"]["c"]["loss"] is None and not incidents(run)
+    assert run.result["test"]["c"]["case-0"]["loss"] is None
+
+
+PHASES = f'{BASE}\n[[then]]\nalgorithm.name = "fedprox"\nrun.rounds = 1\n'
+
+
+@pytest.mark.parametrize("lie", [[ZEROS], [ZEROS, ZEROS]])
+def test_a_false_digest_of_a_model_that_all_share_ends_nothing(lie, tmp_path):
+    run = study(tmp_path, Site("serve", {"digests": lie}), text=PHASES)
+    assert [r["phase"] for r in run.folder.records()] == [0, 0, 1]
+    assert incidents(run) == ["has another model by its own account; the study goes by what was sent"]
+    assert sorted(p.name for p in (run.folder.path / "models").iterdir()) == ["best.safetensors", "last.safetensors"]
+
+
+@pytest.mark.parametrize("kind", ["hello", "begin", "train", "score", "serve"])
+@pytest.mark.parametrize("word", ["refused", "error"])
+def test_what_a_site_writes_is_no_markup_and_is_cut_before_it_is_shown_or_kept(kind, word, tmp_path, monkeypatch):
+    lie = {word: "[/oops] \x1b[2J\u202e" + "x" * 10**6, "incidents": ["[/bold]\x07" + "y" * 10**6]}
+    screen = io.StringIO()
+    monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=200))
+    with progress.progress() as watch:
+        run = study(tmp_path, Site(kind, lie), text=PHASES, watch=watch)
+    assert any("[/oops]  [2J xxx" in i for i in incidents(run)) and "[/bold] yyy" in "".join(incidents(run))
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())  # without what rich itself makes of it
+    assert "[/oops]" in plain and not any(odd in screen.getvalue() for odd in ("\x1b[2J", "\x07", "\u202e"))
+    for name in ("incidents.jsonl", "rounds.jsonl", "log.txt", "deployment.json"):
+        text = (run.folder.path / name).read_text()
+        assert "\x1b" not in text and "\\u001b" not in text and "x" * TEXT not in text and "y" * TEXT not in text
+
+
+def test_a_refusal_of_all_is_told_in_a_sentence(tmp_path):
+    class Refusing(Fragile):
+        def answer(self, site, header, body):
+            return {"refused": "\x1b[2J" + "x" * 10**6}, b""
+
+    with pytest.raises(RunError, match=r"0 of 3 sites take part.*a:  \[2Jx") as told:
+        study(tmp_path, Site(), wire=Refusing)
+    assert len(str(told.value)) < 4 * TEXT
+
+
+def test_without_an_assessment_a_study_goes_on(tmp_path):
+    run = study(tmp_path, Site(), assess=True)  # these sites do not know what that is
+    assert "no assessment: an assessment compares hospitals, and there is only one" in incidents(run, None)
+    assert incidents(run)[0].startswith("its reply is refused") and not (run.folder.path / "assessment").exists()
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["{}", ZEROS])
+FIELDS = [*HELLO, *FITS, "scores", "digests", "refused", "error", "incidents"]
+HEADERS = st.dictionaries(st.sampled_from(FIELDS), plain | st.lists(plain, max_size=2))
+
+
+@given(st.sampled_from(["hello", "begin", "assess", "train", "score", "serve"]), HEADERS, st.text(max_size=3))
+def test_whatever_a_site_says_is_understood_or_refused(kind, header, error):
+    found = Roster(None, "", "", NAMES, DEADLINES, {}, scale=dict.fromkeys(LABELS, 1.0))
+    answer = Answer("1", header, b"", error)
+    found._hear("c", answer)
+    said = found._take("c", Ask({"kind": kind, "phase": 0, "split": "test"}), answer)
+    site = found.sites["c"]
+    assert (said is None and (kind in ("hello", "begin"))) or said.keys() in (
+        *({"refused"}, {"error"}),
+        *({"fits", "seconds"}, {"scores"}, {"digests"}),
+    )
+    assert kind != "hello" or site.refused or site.greeted or type(site.told["train"]) is int
+
+
+# Compressed replies
+
+
+def packed(shape=(3, 1), step=(1,), kind="float32", size=1.0, dtype="int8"):
+    return {"w": np.ones(shape, dtype), "w step": np.full(step, size, kind)}
+
+
+@pytest.mark.parametrize(
+    "kind, value, said",
+    [
+        ("model", packed((4000, 1), (1, 4000)), "shape"),
+        ("update", packed((4000, 1), (1, 4000)), "not one number"),
+        ("update", packed((4000, 1), (4000,)), "not one number"),
+        ("update", packed(step=(0,)), "not one number"),
+        ("update", packed(step=()), "not one number"),
+        ("update", packed(kind="float64"), "not one number"),
+        ("model", packed((3, 3)), "of shape"),
+        ("model", packed((1,)), "of shape"),
+        ("model", packed((1, 3), dtype="float16"), "of shape"),
+        ("update", {"w": np.ones(3, "int8")}, "w step"),
+        ("model", 3.0, "does not fit"),
+    ],
+)
+def test_a_compressed_reply_is_no_larger_than_what_was_sent(kind, value, said):
+    sent = Payload(model={"w": np.ones((3, 1), "float32")})
+    with pytest.raises(PayloadError, match=said):
+        restore("int8", {"model": kind}, sent, Payload(model=value))
+
+
+@pytest.mark.parametrize("size", [np.inf, np.nan, 3e38])
+def test_steps_beyond_all_numbers_are_left_to_the_screen(size):
+    sent = Payload(model={"w": np.ones((3, 1), "float32")})
+    found = restore(
+        "int8", {"model": "model"}, sent, Payload(model=packed(size=size) | {"w": np.full((3, 1), 2, "int8")})
+    )
+    assert not np.isfinite(found["model"]["w"]).any()
+
+
+# The journal
+
+
+def test_a_journal_that_was_cut_short_is_read_and_written_on(tmp_path):
+    wire = Fragile({i: Site() for i in NAMES}, lambda h: h["kind"] == "train" and h["round"] == 1)
+    chosen, path = parse(BASE, SMALL | UNET), tmp_path / "run"
+    with pytest.raises(Stop):
+        coordinator.run(chosen, wire, NAMES, path, deadlines=FAST, assess=False)
+    with (path / "incidents.jsonl").open("ab") as file:
+        file.write(b'3\n{"what": "whole"}\n{"time": "2026-11-16T10:15:00+00:00", "wh\xc3')
+    run = coordinator.resume(path, Inside(wire.workers), deadlines=FAST)
+    noted = incidents(run, None)
+    assert noted.count("the server was started again") == 1 and "whole" in noted
+    last = (path / "incidents.jsonl").read_text(errors="replace").splitlines()[-1]
+    assert json.loads(last)["what"] == "the server was started again"
+
+
+def test_a_journal_that_cannot_be_written_is_no_reason_to_stop(tmp_path, caplog):
+    class Full(Site):
+        def answer(self, header, body):
+            (tmp_path / "run" / "incidents.jsonl").mkdir(exist_ok=True) if header["kind"] == "train" else None
+            return super().answer(header, body)
+
+    run = study(tmp_path, Full("train", {"error": "no"}, times=2))
+    assert incidents(run) == ["fails: no"] * 2
+    assert sum("incidents cannot be kept" in r.message for r in caplog.records) == 1
+
+
+# Nobody judges
+
+
+class Silenced(Inside):
+    """From a question on, all sites are there anew and do not let their cases be scored, though they may be asked."""
+
+    def __init__(self, workers, at):
+        super().__init__(workers)
+        self.at = at
+
+    def answer(self, site, header, body):
+        if self.tokens[site] == "1" and self.at(header):
+            self.tokens[site] = "2"
+        got, out = super().answer(site, header, body)
+        if self.tokens[site] == "2" and header["kind"] == "hello":
+            return {**got, "judges": False}, out
+        return ({"refused": "case_scores = false"}, b"") if self.tokens[site] == "2" and "scores" in got else (got, out)
+
+
+@pytest.mark.parametrize(
+    "first, judged, said",
+    [
+        (lambda h: h["kind"] == "train", [False] * 3, "no site judged any round of"),
+        (lambda h: h["kind"] == "train" and h["round"] == 1, [True, False, False], "no site judged the best model of"),
+        (lambda h: h["kind"] == "score" and h["round"] == 1, [True, False, False], "no site judged the best model of"),
+        (lambda h: h.get("split") == "test", [True] * 3, ""),
+    ],
+)
+@pytest.mark.parametrize("text, changes", [(BASE, {"run.rounds": "3"}), (PHASES, {})])
+def test_a_round_that_nobody_judges_is_not_the_best_and_ends_nothing(first, judged, said, text, changes, tmp_path):
+    chosen, path = parse(text, SMALL | UNET | changes), tmp_path / "run"
+    sites = {i: Site() for i in NAMES}
+    if said:
+        with pytest.raises(RunError, match=f"{said}.*nothing is lost.*resume"):
+            coordinator.run(chosen, Silenced(sites, first), NAMES, path, deadlines=DEADLINES, assess=False)
+    else:
+        run = coordinator.run(chosen, Silenced(sites, first), NAMES, path, deadlines=DEADLINES, assess=False)
+        assert run.split == "validation"
+        assert "nobody judged the model of round 1 by test cases" in incidents(run, None)
+        return
+    records = read(path).records
+    assert ["mean_score" in r for r in records] == judged[: len(records)] == ["validation" in r for r in records]
+    what = [i["what"] for r in records for i in r.get("incidents", ())]
+    assert sum("nobody judged" in w for w in what) == judged[: len(records)].count(False)
+    run = coordinator.resume(path, Inside(sites), deadlines=DEADLINES)  # they judge again
+    assert len(run.folder.records()) == 3 and run.result["test"].keys() == set(NAMES)
+
+
+def test_a_study_whose_sites_have_test_cases_alone_does_not_begin(tmp_path):
+    sites = {i: Site("hello", {"validation": 0}, 9) for i in NAMES}
+    with pytest.raises(RunError, match="no best round could be chosen"):
+        coordinator.run(
+            parse(BASE, SMALL | UNET), Inside(sites), NAMES, tmp_path / "run", deadlines=DEADLINES, assess=False
+        )
+
+
+def test_a_sketch_that_is_none_is_refused():
+    """pFedNet finds neighbours by it."""
+    algorithm, w = PFedNet(personal=("head.*",)), np.ones(2)
+    state = algorithm.init({"head.w": w, "stem.w": w}, NAMES)
+    told = {"a": {"sketch": np.ones(3)}, "b": {"x": np.ones(3)}, "c": {}, "d": {"sketch": np.ones(3)}}
+    replies = {i: Payload(model={"stem.w": w}, sketch=sketch, time=1.0) for i, sketch in told.items()}
+    assert algorithm.objections(state, replies).keys() == {"b", "c"}
+    state = algorithm.merge(state, {"a": replies["a"]})
+    assert algorithm.objections(state, {"b": Payload(model={}, sketch={"sketch": np.ones(2)}, time=1.0)}).keys() == {
+        "b"
+    }

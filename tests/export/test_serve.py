@@ -1,0 +1,419 @@
+"""What a hospital takes home: a MONAI bundle that answers as polysite does, with the model that is served there."""
+
+import csv
+import json
+from dataclasses import replace
+from hashlib import sha256
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from monai.bundle import ConfigWorkflow, verify_net_in_out
+from monai.bundle import run as run_bundle
+from PIL import Image as Pillow
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import polysite as ps
+from polysite.algorithms import ALGORITHMS
+from polysite.cli import app
+from polysite.config import parse
+from polysite.data.federation import HideModalities, Iid, LeaveOut
+from polysite.engines.run_folder import RunFolder
+from polysite.errors import ConfigError, RunError
+from polysite.evaluation import Models, Subject
+from polysite.export import serve
+from polysite.export.serve import serve_model
+from polysite.models.names import canonical
+from polysite.report.runs import read
+from polysite.study import build_sites, deal_cases
+from test_study import SMALL
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:parsing config_file"),  # MONAI says that a bundle is code
+    pytest.mark.filterwarnings("ignore:.*non-tuple sequence for multidimensional indexing:UserWarning"),
+]
+AFFINE = np.array([[-1.1, 0, 0.1, 30], [0, 0, 1.7, -9], [0.1, -0.9, 0, 4], [0, 0, 0, 1]])  # oblique, axes exchanged
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory):
+    """Two hospitals with volumes as files, of two modalities and several types; two labels."""
+    root, rng = tmp_path_factory.mktemp("scans"), np.random.default_rng(0)
+    rows = ["site,case,t1,flair,label,labels"]
+    for k in range(10):
+        site, case = ("east", "north")[k % 2], f"p.{k}"
+        (root / site / case).mkdir(parents=True)
+        head = np.zeros((25, 22, 19 + k % 3), bool)
+        head[3:-2, 2:-4, 1:-2] = True
+        truth = np.zeros(head.shape, np.uint8)
+        truth[6:14, 5:12, 4:9], truth[8:11, 6:9, 5:8] = 1, 2
+        for name, kind in (("t1", np.int16), ("flair", np.float64), ("seg", np.uint8)):
+            array = truth if name == "seg" else head * (rng.normal(300, 40, head.shape) + 200 * truth)
+            image = nibabel.nifti1.Nifti1Image(array.astype(kind), AFFINE, dtype=kind)
+            image.header.set_xyzt_units("mm")
+            nibabel.save(image, root / site / case / f"scan_{name}.nii.gz")
+        files = [f"{site}/{case}/scan_{name}.nii.gz" for name in ("t1", "flair", "seg")]
+        rows.append(",".join([site, case, *files, '"whole=1,2; in side=2"']))
+    (root / "manifest.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
+def study_of(scans, **changes):
+    study = ps.Study(
+        model=ps.UNet(filters=(2, 4, 4)),
+        data=ps.Files(path=str(scans / "manifest.csv")),
+        train=ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light"),
+        run=ps.Plan(rounds=1),
+    )
+    return replace(study, **changes)
+
+
+def opened(bundle, **changes):
+    """The bundle as MONAI opens it."""
+    where = {"bundle_root": str(bundle), **{k: str(v) for k, v in changes.items()}}
+    workflow = ConfigWorkflow(str(bundle / "configs" / "inference.json"), workflow_type="infer", **where)
+    workflow.initialize()
+    return workflow
+
+
+def bits(masks):
+    return sum(np.asarray(mask).astype(int) << k for k, mask in enumerate(masks))
+
+
+def nearest(answer, affine, scan):
+    """For every voxel of a scan, that of the answer which lies nearest to it; 0 beyond."""
+    voxels = np.indices(scan.shape).reshape(3, -1)
+    at = np.linalg.inv(affine) @ scan.affine @ np.vstack([voxels, np.ones(voxels.shape[1])])
+    at = at[:3].round().astype(int)
+    inside = ((at >= 0) & (at < np.array(answer.shape)[:, None])).all(0)
+    found = np.zeros(voxels.shape[1], int)
+    found[inside] = answer[tuple(at[:, inside])]
+    return found.reshape(scan.shape)
+
+
+VARIANTS = {
+    "default": {},
+    "padded": {"train": ps.Train(patch=(24, 24, 24), window=(16, 20, 16), overlap=0.25, device="cpu")},
+    "resampled": {"prepare": ps.Prepare(orientation="RAS", spacing=(1.0, 1.2, 0.8))},
+    "turned": {"prepare": ps.Prepare(orientation="SPL", crop=False, normalise="all", clip=(50, 400))},
+    "cropped": {"prepare": ps.Prepare(normalise="all")},
+    "plain": {"prepare": ps.Prepare(normalise="none", clip=(100.0, 400.0)), "seed": 3},
+    "hidden": {"federation": HideModalities(1)},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_bundle_answers_voxel_for_voxel_as_polysite_does(name, scans, tmp_path):
+    study = study_of(scans, **VARIANTS[name])
+    ps.train(study, tmp_path / "run")
+    ps.evaluate(tmp_path / "run")
+    evaluation = read(tmp_path / "run").evaluation
+    bundle = serve_model(tmp_path / "run", "east", tmp_path / "home")
+    answers = tmp_path / "answers"
+    run_bundle(
+        config_file=str(bundle / "configs" / "inference.json"),
+        bundle_root=str(bundle),
+        dataset_dir=str(scans / "east"),
+        output_dir=str(answers),
+    )
+    flow, checked = opened(bundle, dataset_dir=scans / "east"), 0
+    prepared = {c: build_sites(study)["east"]._volumes[c][0] for c in build_sites(study)["east"].cases("test")}
+    for case in flow.dataset:
+        who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
+        expected = evaluation.answer("east", who)
+        if expected is None:  # it trained
+            continue
+        assert torch.equal(case["image"].as_tensor(), prepared[who])
+        said = bits(flow.parser.get_parsed_content("predict")(case["image"]) > 0)
+        assert np.array_equal(said, expected) and 0 < (said > 0).mean() < 1
+        written = [nibabel.load(answers / who / f"{who}_{label}.nii.gz") for label in ("whole", "in_side")]
+        scan = nibabel.load(scans / "east" / who / "scan_t1.nii.gz")
+        assert all(w.shape == scan.shape and np.allclose(w.affine, scan.affine, atol=1e-6) for w in written)
+        there = np.asarray(scan.dataobj) > 0 if name == "padded" else True  # padding is no part of a scan
+        right = bits(w.dataobj for w in written) == nearest(said, np.asarray(case["image"].affine), scan) * there
+        assert right.mean() > 0.99 if name == "resampled" else right.all()
+        checked += 1
+    assert checked
+
+
+def test_where_a_voxel_has_one_label_the_answer_is_one_label_map(scans, tmp_path):
+    study = study_of(scans)
+    data = replace(study.data, labels={"rim": (1,), "core": (2,)})
+    study = replace(study, data=data, train=replace(study.train, exclusive=True))
+    ps.train(study, tmp_path / "run")
+    ps.evaluate(tmp_path / "run")
+    flow = opened(serve_model(tmp_path / "run"), dataset_dir=scans / "east", output_dir=tmp_path / "answers")
+    flow.run()
+    checked = 0
+    for case in flow.dataset:
+        who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
+        expected = read(tmp_path / "run").evaluation.answer("east", who)
+        if expected is not None:
+            said = flow.parser.get_parsed_content("predict")(case["image"]).argmax(0)
+            assert np.array_equal(bits([said == 1, said == 2]), expected)
+            written = np.asarray(nibabel.load(tmp_path / "answers" / who / f"{who}_labels.nii.gz").dataobj)
+            assert [(written == k).sum() for k in (1, 2)] == [int((said == k).sum()) for k in (1, 2)]
+            checked += 1
+    assert checked
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """RGB pictures that are wider than high, with masks and classes."""
+    root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    segment, classify = ["site,case,red,blue,label,labels"], ["site,case,red,green,blue,class"]
+    for k in range(12):
+        site, kind = ("A", "B")[k % 2], ("dark", "bright")[k // 2 % 2]
+        (root / site).mkdir(exist_ok=True)
+        mask = np.zeros((20, 27), np.uint8)
+        mask[4:9, 8:20] = 1
+        colours = rng.integers(1, 60, (20, 27, 3)) + 80 * mask[..., None] + 60 * (kind == "bright")
+        Pillow.fromarray(colours.astype(np.uint8)).save(root / site / f"p{k}.png")
+        Pillow.fromarray(mask).save(root / f"mask{k}.png")
+        file = f"{site}/p{k}.png"
+        segment.append(f"{site},p{k},{file}#0,{file}#2,mask{k}.png,ulcer=1")
+        classify.append(f"{site},p{k},{file}#0,{file}#1,{file}#2,{kind}")
+    (root / "segment.csv").write_text("\n".join(segment) + "\n")
+    (root / "classify.csv").write_text("\n".join(classify) + "\n")
+    return root
+
+
+def test_pictures_are_segmented(pictures, tmp_path):
+    study = ps.Study(
+        model=ps.UNet(filters=(2, 4, 4), bias=False),
+        data=ps.Files(path=str(pictures / "segment.csv")),
+        prepare=ps.Prepare(normalise="all", spacing=(0.8, 1.25)),
+        train=ps.Train(patch=(16, 16), batch=4, device="cpu"),
+        run=ps.Plan(rounds=1),
+    )
+    ps.train(study, tmp_path / "run")
+    ps.evaluate(tmp_path / "run")
+    flow = opened(serve_model(tmp_path / "run"), dataset_dir=pictures / "A", output_dir=tmp_path / "answers")
+    flow.run()
+    checked = 0
+    for case in flow.dataset:
+        who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
+        expected = read(tmp_path / "run").evaluation.answer("A", who)
+        if expected is not None:
+            said = flow.parser.get_parsed_content("predict")(case["image"])[0] > 0
+            assert np.array_equal(said, expected)
+            with Pillow.open(tmp_path / "answers" / who / f"{who}_ulcer.png") as written:
+                assert written.size == (27, 20) and abs(np.asarray(written).mean() - expected.mean()) < 0.1
+            checked += 1
+    assert checked
+
+
+@pytest.mark.parametrize("model", [ps.DenseNet, ps.DenseNetSub])
+def test_pictures_are_classified(model, pictures, tmp_path):
+    study = ps.Study(
+        model=model(blocks=(2, 2), growth=4, features=8),
+        data=ps.Files(path=str(pictures / "classify.csv")),
+        train=ps.Train(patch=(16, 16), batch=4, device="cpu"),
+        run=ps.Plan(rounds=2),
+    )
+    ps.train(study, tmp_path / "run")
+    bundle = serve_model(tmp_path / "run", "B")
+    flow = opened(bundle, dataset_dir=pictures / "B", output_dir=tmp_path / "answers")
+    flow.run()
+    with (tmp_path / "answers" / "probabilities.csv").open() as file:
+        found = {row.pop("case"): row for row in csv.DictReader(file)}
+    site = build_sites(study)["B"]
+    best = load_file(tmp_path / "run" / "models" / "best.safetensors")
+    for who, logits, _ in site._answers(best, site.cases("test")):
+        assert list(found[who]) == ["bright", "dark"]
+        assert [float(p) for p in found[who].values()] == pytest.approx(logits.softmax(0).tolist(), abs=1e-6)
+    assert set(found) == {f"p{k}" for k in range(1, 12, 2)}
+    needs = json.loads((bundle / "configs" / "metadata.json").read_text())["required_packages_version"]
+    assert set(needs) == {"safetensors", "pillow", *(["polysite"] if model is ps.DenseNetSub else [])}
+
+
+def test_a_network_of_our_own_needs_polysite(scans, tmp_path):
+    study = replace(study_of(scans), model=ps.UNetSub(filters=(2, 4, 4)))
+    ps.train(study, tmp_path / "run")
+    ps.evaluate(tmp_path / "run")
+    bundle = serve_model(tmp_path / "run")
+    assert "polysite" in json.loads((bundle / "configs" / "metadata.json").read_text())["required_packages_version"]
+    flow = opened(bundle, dataset_dir=scans / "north")
+    answers = {
+        flow.parser.get_parsed_content("case_of")(c["image"].meta): flow.parser.get_parsed_content("predict")(
+            c["image"]
+        )
+        for c in flow.dataset
+    }
+    evaluation = read(tmp_path / "run").evaluation
+    for (site, who), _ in evaluation.own.items():
+        if site == "north":
+            assert np.array_equal(bits(answers[who] > 0), evaluation.answer(site, who))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A shared model and personal ones."""
+    root = tmp_path_factory.mktemp("runs")
+    for algorithm in (ps.FedAvg(), ps.Ditto(), ps.FedPer()):
+        ps.train(replace(SMALL, algorithm=algorithm), root / type(algorithm).__name__.lower())
+    return root
+
+
+def weights_of(bundle):
+    return {canonical(k): v for k, v in load_file(bundle / "models" / "model.safetensors").items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[k], torch.as_tensor(other[k])) for k in one)
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedper"])
+def test_every_hospital_gets_its_own_model(name, runs, tmp_path):
+    study = parse((runs / name / "config.toml").read_text())
+    dealt = deal_cases(study)
+    models = Models(Subject(study, dealt, "test", "test"), RunFolder.open(runs / name), build_sites(study, dealt))
+    served = models.engine.serve(models.round, models.sent).models
+    found = {site: weights_of(serve_model(runs / name, site, tmp_path / site)) for site in served}
+    assert set(found) == {"east", "north", "west"}
+    assert all(same(found[site], served[site][0]) for site in served)
+    assert not same(found["east"], found["north"]) and not same(found["east"], found["west"])
+    text = (tmp_path / "east" / "docs" / "README.md").read_text()
+    assert "trained on patients of this hospital, for this hospital, and belongs there" in text and "north" not in text
+
+
+def test_a_shared_model_needs_no_name(runs, tmp_path):
+    all_of_them = serve_model(runs / "fedavg")
+    assert all_of_them == runs / "fedavg" / "bundles" / "shared"
+    own = serve_model(runs / "fedavg", "north", tmp_path / "north")
+    assert same(weights_of(all_of_them), weights_of(own))
+    assert same(weights_of(own), load_file(runs / "fedavg" / "models" / "best.safetensors"))
+    assert "belongs" not in (own / "docs" / "README.md").read_text()
+
+
+def test_a_bundle_says_what_it_is(runs, tmp_path):
+    bundle = serve_model(runs / "ditto", "west", tmp_path / "west")
+    about = json.loads((bundle / "configs" / "metadata.json").read_text())
+    content = (bundle / "models" / "model.safetensors").read_bytes()
+    assert about["weights"] == {"file": "models/model.safetensors", "sha256": sha256(content).hexdigest()}
+    image, pred = (about["network_data_format"][k] for k in ("inputs", "outputs"))
+    assert list(image["image"]["channel_def"].values()) == ["t1", "t1ce", "t2", "flair"]
+    assert list(pred["pred"]["channel_def"].values()) == ["WT", "TC", "ET"]
+    run = read(runs / "ditto")
+    cases = run.scores["west"].values()
+    assert about["eval_metrics"]["test_WT"] == pytest.approx(np.mean([c["WT"] for c in cases]))
+    assert f"{about['eval_metrics']['test_mean']:.3f}" in (bundle / "docs" / "README.md").read_text()
+    assert "polysite" not in about["required_packages_version"]
+    where = {"meta_file": str(bundle / "configs" / "metadata.json"), "bundle_root": str(bundle), "device": "cpu"}
+    verify_net_in_out("network_def", config_file=str(bundle / "configs" / "inference.json"), **where)
+    (tmp_path / "none").mkdir()
+    assert opened(bundle, dataset_dir=tmp_path / "none").check_properties() == []
+
+
+EXTRA = {
+    "clustered": {"algorithm.groups.coast": "[east, west]", "algorithm.groups.inland": "north"},
+    "feddiv": {"algorithm.alpha": "0"},
+    "krum": {"algorithm.f": "0"},
+    "trimmed_mean": {"algorithm.beta": "0.34"},
+    "weighted": {"algorithm.weights.west": "0.3"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_has_a_model_to_take_home(name, tmp_path):
+    study = replace(SMALL, run=ps.Plan(rounds=1))
+    if name == "fine_tune":
+        study = replace(study, then=({"algorithm": {"name": name}, "run": {"rounds": 1}},))
+    else:
+        study = replace(study, algorithm=parse("", {"algorithm.name": name, **EXTRA.get(name, {})}).algorithm)
+    if name == "cfft":
+        own = {"name": name, "components": 2, "rounds": 2, "fewest": 0, "dimensions": 3}
+        ps.train(
+            replace(SMALL, run=ps.Plan(rounds=1), then=({"algorithm": own, "run": {"rounds": 80}},)), tmp_path / "run"
+        )
+        for site in ("east", None):
+            with pytest.raises(ConfigError, match="a model for every cluster of patients and chooses by the scan"):
+                serve_model(tmp_path / "run", site)
+        return
+    ps.train(study, tmp_path / "run")
+    bundle = serve_model(tmp_path / "run", "east")
+    files = (tmp_path / "run" / "models" / f"best{own}.safetensors" for own in (".east", ""))
+    assert same(weights_of(bundle), load_file(next(f for f in files if f.exists())))
+    shown = (tmp_path / "none").mkdir() or opened(bundle, dataset_dir=tmp_path / "none")
+    network = shown.parser.get_parsed_content("network")
+    assert same({canonical(k): v for k, v in network.named_parameters()}, weights_of(bundle))
+
+
+def test_a_hospital_that_never_trained_gets_the_shared_model_or_a_sentence(tmp_path):
+    ps.train(replace(SMALL, algorithm=ps.Ditto(), federation=LeaveOut("west")), tmp_path / "left")
+    models = tmp_path / "left" / "models"
+    bundle = serve_model(tmp_path / "left", "west")
+    assert same(weights_of(bundle), load_file(models / "best.west.safetensors"))
+    text = (bundle / "docs" / "README.md").read_text()
+    assert "The model that the hospital 'west' is served, which did not train" in text and "belongs" not in text
+    ps.train(replace(SMALL, algorithm=ps.Local(), run=ps.Plan(rounds=1, share=0.34)), tmp_path / "local")
+    (asked,) = read(tmp_path / "local").trained
+    serve_model(tmp_path / "local", asked)
+    for other in {"east", "north", "west"} - {asked}:
+        with pytest.raises(RunError, match=f"'{other}' did not train .*, and local has no model for such a hospital"):
+            serve_model(tmp_path / "local", other)
+
+
+def test_what_cannot_be_taken_home_is_refused_in_a_sentence(runs, tmp_path):
+    before = sorted(runs.rglob("*"))
+    with pytest.raises(ConfigError, match=r"there is no site 'nroth' in .*; did you mean 'north'\?"):
+        serve_model(runs / "ditto", "nroth")
+    with pytest.raises(ConfigError, match="models of their own; choose whose with --site: east, north, west"):
+        serve_model(runs / "ditto")
+    with pytest.raises(RunError, match="exists already; no bundle overwrites"):
+        serve_model(runs / "ditto", "north", tmp_path)
+    ps.train(replace(SMALL, algorithm=ps.Ditto(), federation=Iid(2), run=ps.Plan(rounds=1)), tmp_path / "iid")
+    serve_model(tmp_path / "iid")
+    with pytest.raises(
+        ConfigError, match="'iid-1' is no hospital but was made to train; choose one of east, north, west"
+    ):
+        serve_model(tmp_path / "iid", "iid-1")
+    with pytest.raises(RunError, match="not a run folder"):
+        serve_model(tmp_path, "north")
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"the bundle .* could not be written"):
+        serve_model(runs / "ditto", "north", tmp_path / "file" / "home")
+    result = CliRunner().invoke(app, ["serve-model", str(runs / "ditto")])
+    assert isinstance(result.exception, ConfigError)
+    assert sorted(runs.rglob("*")) == before
+
+
+def test_a_run_under_way_several_models_and_damage_are_refused(tmp_path):
+    ps.train(replace(SMALL, algorithm=ps.Local(), run=ps.Plan(rounds=1)), tmp_path / "run")
+    models = tmp_path / "run" / "models"
+    (models / "best.north.safetensors").write_bytes(b"nothing")
+    with pytest.raises(RunError, match=r"the model .*best.north.safetensors cannot be read"):
+        serve_model(tmp_path / "run", "north")
+    for k in (0, 1):
+        (models / f"best.west.group-{k}.safetensors").write_bytes((models / "best.west.safetensors").read_bytes())
+    (models / "best.west.safetensors").unlink()
+    with pytest.raises(RunError, match="local serves several models to 'west', each to some of its patients"):
+        serve_model(tmp_path / "run", "west")
+    config = tmp_path / "run" / "result.json"
+    config.write_text(config.read_text().replace('"WT"', '"$WT"'))
+    with pytest.raises(ConfigError, match=r"'\$WT' cannot be the name of a modality or label"):
+        serve_model(tmp_path / "run", "east")
+    config.unlink()
+    with pytest.raises(RunError, match="has not finished; 'polysite train --resume"):
+        serve_model(tmp_path / "run", "east")
+
+
+def test_a_full_disk_leaves_nothing_behind(runs, tmp_path, monkeypatch):
+    def full(self, content):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(serve.Path, "write_bytes", full)
+    with pytest.raises(RunError, match="could not be written: no space left"):
+        serve_model(runs / "ditto", "east", tmp_path / "home")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_tells_where_it_is(runs, tmp_path):
+    command = ["serve-model", str(runs / "fedper"), "--site", "east", "--out", str(tmp_path / "east")]
+    said = CliRunner().invoke(app, command)
+    assert said.exit_code == 0 and "docs/README.md" in said.output
+    said = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "again"), "--json"])
+    assert json.loads(said.output)["weights"]["file"] == "models/model.safetensors"

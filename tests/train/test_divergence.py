@@ -1,0 +1,194 @@
+"""FedDiv with real networks: its loss against NumPy, what sites count, and whole studies of both tasks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import polysite as ps
+from polysite.algorithms.feddiv import FedDiv
+from polysite.config import dump, parse
+from polysite.cost.rehearsal import rehearse, traffic
+from polysite.data.case import Case
+from polysite.data.federation import LabelRatio
+from polysite.data.phantom import Hospital
+from polysite.data.sources import PhantomClasses
+from polysite.errors import ConfigError
+from polysite.models.densenet import DenseNet
+from polysite.models.sub_encoders import DenseNetSub, UNetSub
+from polysite.payload import Payload
+from polysite.site import Divergence
+from polysite.train.losses import ExtraLosses, divergence
+from polysite.train.tasks import Classify, Exclusive, Outline
+from polysite.train.torch_site import Network, TorchSite
+
+UNET, DENSE = UNetSub(filters=(2, 4, 4)), DenseNetSub(blocks=(2, 2), growth=4, features=8)
+TRAIN = ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light")
+SEGMENTING = ps.Study(
+    algorithm=FedDiv(lam=1e4),
+    model=UNET,
+    data=ps.Phantom(
+        shape=(24, 24, 24), sites={n: Hospital(cases=5, scanner=k) for k, n in enumerate(("east", "west"))}
+    ),
+    train=TRAIN,
+    run=ps.Plan(rounds=5, wire=True, checkpoint_every=3),
+)
+CLASSIFYING = replace(
+    SEGMENTING,
+    model=DENSE,
+    data=PhantomClasses(shape=(24, 24, 24), sites={"all": Hospital(cases=48, healthy=0.33, low_grade=0.33)}),
+    train=replace(TRAIN, patch=(16, 16)),
+    federation=LabelRatio(delta=2.0, sites=2),
+)
+
+
+def pooled(mask, size):
+    """Average pooling by hand: the mean of every block."""
+    for axis, length in enumerate(size, start=1):
+        mask = mask.reshape(*mask.shape[:axis], length, mask.shape[axis] // length, *mask.shape[axis + 1 :])
+        mask = mask.mean(axis + 1)
+    return mask
+
+
+def by_hand(net, x, truth, focus):
+    """L_e in NumPy, from what the encoders say."""
+    total = 0.0
+    for i, encoder in enumerate(net.encoders):
+        found = []
+        for maps in encoder(x):
+            maps, mine = maps.detach().numpy().astype(np.float64), truth[:, i].numpy()
+            for j in range(maps.shape[1]):
+                if mine.ndim == 1:
+                    beta = np.where(mine == 1, np.exp(focus), np.exp(-focus))
+                    weighted = [b * f for b, f in zip(beta, maps[:, j], strict=True)]
+                else:
+                    weighted = focus * np.exp(-pooled(mine, maps.shape[2:])) * maps[:, j]
+                found.append(np.std(weighted, axis=0).mean())
+        total += np.mean(found)
+    return total
+
+
+def network(model, dims, outputs, train=TRAIN):
+    return Network(model.build(dims=dims, modalities=2, outputs=outputs, seed=1), train)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("focus", [0.6, 2.0])
+def test_the_divergence_of_a_segmentation_against_numpy(dims, focus):
+    net, rng = network(UNET, dims, 3), torch.Generator().manual_seed(0)
+    x = torch.randn(4, 2, *[16] * dims, generator=rng)
+    truth = (torch.rand(4, 3, *[16] * dims, generator=rng) < 0.3).float()
+    logits, more = ExtraLosses(net, [Divergence(0.7, focus)])(x, truth)
+    assert more.item() == pytest.approx(0.7 * by_hand(net.module, x, truth, focus), rel=1e-5)
+    assert torch.equal(logits, net(x)) and more.item() > 0
+    _, usual = ExtraLosses(net, [Divergence(None, focus)])(x, truth)
+    assert usual.item() == pytest.approx(0.4 / 0.7 * more.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("focus", [0.0, 1.5])
+def test_the_divergence_of_a_classification_against_numpy(focus):
+    net, rng = network(DENSE, 2, 3), torch.Generator().manual_seed(0)
+    net.module.eval()
+    x, truth = torch.randn(5, 2, 32, 32, generator=rng), torch.eye(3)[[0, 2, 1, 2, 2]]
+    _, more = ExtraLosses(net, [Divergence(None, focus)])(x, truth)
+    assert more.item() == pytest.approx(0.2 * by_hand(net.module, x, truth, focus), rel=1e-5)
+
+
+def test_the_divergence_acts_on_encoders_and_a_lone_case_has_none():
+    net, x = network(UNET, 2, 2), torch.randn(3, 2, 16, 16)
+    truth = (torch.rand(3, 2, 16, 16) < 0.5).float()
+    _, more = ExtraLosses(net, [Divergence(1.0, 1.0)])(x, truth)
+    more.backward()
+    moved = {k for k, p in net.parameters.items() if p.grad is not None and p.grad.abs().max() > 0}
+    assert (
+        moved
+        and all(".class" in k for k in moved)
+        and {"stem", "encoder", "bottleneck"} == {k.split(".")[0] for k in moved}
+    )
+    net.module.zero_grad()
+    _, none = ExtraLosses(net, [Divergence(1.0, 1.0)])(x[:1], truth[:1])
+    none.backward()
+    assert none.item() == 0 and all(p.grad is None or p.grad.isfinite().all() for p in net.parameters.values())
+    flat = [[torch.full((4, 2, 8, 8), 3.0, requires_grad=True)]]
+    assert divergence(flat, torch.zeros(4, 1, 16, 16), 1.0).item() == 0  # all alike, and nothing labelled
+
+
+def cases(*labels):
+    shape = labels[0].shape[1:] if labels[0].ndim > 1 else (16, 16, 16)
+    image = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
+    return [Case("s", str(k), image, y.astype(np.uint8), (1.0,) * len(shape)) for k, y in enumerate(labels)]
+
+
+def test_sites_count_cases_or_voxels_of_every_channel():
+    first, second = np.zeros((2, 16, 16, 16)), np.zeros((2, 16, 16, 16))
+    first[0, :2], first[1, 8], second[0, 0, 0] = 1, 1, 1
+    splits = {"train": cases(first, second), "validation": cases(first)}
+    for task, model, want in (
+        (Outline(), UNET, [528, 256]),
+        (Exclusive(), UNET, [2 * 16**3 - 784, 528, 256]),  # the background first
+    ):
+        site = TorchSite("s", network(model, 3, len(want)), splits, "xy", TRAIN, 0, task)
+        assert [site.amount(k) for k in range(len(want))] == want == [site.at(2).amount(k) for k in range(len(want))]
+    kinds = {"train": cases(*np.eye(3)[[0, 2, 2, 2]])}
+    site = TorchSite("s", network(DENSE, 3, 3), kinds, "xyz", TRAIN, 0, Classify())
+    assert [site.amount(k) for k in range(3)] == [1, 0, 3]
+
+
+def test_a_round_of_encoders_leaves_the_decoder_and_a_round_of_the_decoder_the_encoders():
+    """Running statistics of the encoders stand still too, while the decoder trains."""
+    net, algorithm = network(DENSE, 3, 2), FedDiv()
+    site = TorchSite("s", net, {"train": cases(*np.eye(2)[[0, 1, 0, 1]])}, "ab", TRAIN, 0, Classify())
+    state, memory = algorithm.init(net.start, ["s"]), Payload()
+    for part in ("encoder", "decoder"):
+        got = algorithm.send(state, ["s"])["s"]
+        before = {**memory.get("rest", {}), **got["model"]}
+        reply, memory = algorithm.local(got, memory, site)
+        after, names = site.fits[-1].params, set(getattr(state, part))
+        assert reply["model"].keys() == names and memory["rest"].keys() == net.start.keys() - names
+        changed = {k for k in after if not torch.equal(after[k], before[k])}
+        assert changed and changed <= names
+        assert any("running" in k for k in changed) == (part == "encoder")
+        state = algorithm.merge(state, {"s": reply})
+
+
+def _moves_half_of_fedavg(study, records):
+    outputs = len(study.data.label_names)
+    net = Network(study.model.build(dims=study.data.dims, modalities=4, outputs=outputs, seed=0), study.train)
+    ((down, up),) = set(traffic(ps.FedAvg(), net.start, ["a"]).values())
+    for record in records[1:]:
+        for site in record["sites"].values():
+            assert site["bytes_down"] + site["bytes_up"] - 8 * outputs == (down + up - 8) / 2
+    rehearsed = rehearse(study.algorithm, net.start, dict.fromkeys(records[0]["sites"], 3), rounds=len(records))
+    for loads, record in zip(rehearsed, records, strict=True):
+        found = {i: (s["bytes_down"], s["bytes_up"]) for i, s in record["sites"].items()}
+        assert found == {i: (load.down, load.up) for i, load in loads.items()}
+
+
+@pytest.mark.parametrize("study", [SEGMENTING, CLASSIFYING], ids=["segmentation", "classification"])
+def test_a_study_trains_tells_and_resumes_to_the_same_end(study, tmp_path):
+    run = ps.train(study, tmp_path / "run")
+    records = run.folder.records()
+    assert parse(dump(study)) == study and not any(r["refused"] for r in records) and run.mean > 0
+    assert [bool(r.get("told")) for r in records] == [False, True, True, True, True]
+    assert all(0 <= r["told"]["personal share of the decoders"] <= 1 for r in records[1:])
+    assert [bool(r["shares"]) for r in records] == [True, False] * 2 + [True]
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run" / "models").iterdir()}
+    assert sum(name.startswith("last.") for name in before) == len(run.dice()) == 2  # a decoder for every hospital
+    _moves_half_of_fedavg(study, records)
+    (tmp_path / "run" / "result.json").unlink()
+    (tmp_path / "run" / "checkpoints" / "round-000004.safetensors").unlink()
+    assert ps.resume(tmp_path / "run").dice() == run.dice()
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run" / "models").iterdir()} == before
+
+
+def test_a_network_without_encoders_for_its_classes_is_refused_in_one_sentence(tmp_path):
+    for study, model in ((SEGMENTING, ps.UNet(filters=(2, 4, 4))), (CLASSIFYING, DenseNet((2, 2), 4, 8))):
+        with pytest.raises(ConfigError, match="feddiv needs a network with an encoder for every class"):
+            ps.train(replace(study, model=model), tmp_path / type(model).__name__)
+
+
+def test_features_of_all_classes_are_what_moon_compares(tmp_path):
+    for study in (SEGMENTING, CLASSIFYING):
+        run = ps.train(replace(study, algorithm=ps.Moon(), run=ps.Plan(rounds=2)), tmp_path / study.data.task)
+        assert not any(r["refused"] for r in run.folder.records())

@@ -1,0 +1,221 @@
+"""What pFedMe and SuPerFed ask of the torch site: one mini-batch, a twin, other initial values, measured statistics."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from polysite import tree
+from polysite.algorithms.fedprox import FedProx
+from polysite.algorithms.pfedme import PFedMe
+from polysite.algorithms.superfed import SuPerFed
+from polysite.data.case import Case
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import run_rounds
+from polysite.engines.simulator import Simulator
+from polysite.models.densenet import DenseNet
+from polysite.models.unet import UNet
+from polysite.payload import Payload
+from polysite.site import Budget, Mix, Objective, Tilt
+from polysite.train.settings import Train
+from polysite.train.tasks import Classify
+from polysite.train.torch_site import _MIXING, Network, TorchSite
+
+PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment="none", batch=2, device="cpu")
+
+
+def cases(n, seed=0, site="s"):
+    rng = np.random.default_rng(seed)
+    image = [rng.normal(size=(2, 10, 9, 8)).astype(np.float32) for _ in range(n)]
+    return [Case(site, f"{site}{i}", x, (x[:1] > 0.5).astype(np.uint8)) for i, x in enumerate(image)]
+
+
+def site(train=PLAIN, n=5, name="s"):
+    net = Network(UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1), train)
+    return TorchSite(name, net, {"train": cases(n), "validation": cases(2, 1, "v")}, ["L"], train, 3)
+
+
+def pictures(train, name="s"):
+    """A site with a batch-normalised network."""
+    rng = np.random.default_rng(0)
+    found = [
+        Case(
+            "s",
+            f"{k}",
+            rng.normal(k % 2, 1 + k % 3, (1, 16, 16)).astype(np.float32),
+            np.eye(2, dtype=np.uint8)[k % 2],
+            (1.0, 1.0),
+        )
+        for k in range(6)
+    ]
+    net = Network(DenseNet(blocks=(2, 2), growth=4, features=8).build(dims=2, modalities=1, outputs=2, seed=0), train)
+    return TorchSite(name, net, {"train": found[:4], "validation": found[4:]}, ["a", "b"], train, 0, Classify())
+
+
+def watched(s, **kw):
+    """The batches that a training saw."""
+    seen, forward = [], s.network.forward
+
+    def look(x):
+        seen.append(x.detach().clone())
+        return forward(x)
+
+    s.network.forward = look
+    try:
+        s.fit(s.start, **kw)
+    finally:
+        s.network.forward = forward
+    return seen
+
+
+def test_a_minibatch_is_the_same_in_all_steps_and_another_with_every_number():
+    s = site(replace(PLAIN, augment="full"), n=6)
+    first, second = (watched(s, minibatch=k, steps=4) for k in (0, 1))
+    assert len(first) == 4 and all(torch.equal(x, first[0]) for x in first) and not torch.equal(first[0], second[0])
+    assert torch.equal(watched(s, minibatch=1, steps=1)[0], second[0])  # found without the one before it
+    assert not torch.equal(watched(s.at(1), minibatch=0, steps=1)[0], first[0])
+    assert s.fit(s.start, budget=Budget(minibatch=0, epochs=3)).steps == 3
+    lone = site(replace(PLAIN, augment="full"), n=1)
+    assert not torch.equal(*(watched(lone, minibatch=k, steps=1)[0] for k in (0, 1)))  # other patches of its one case
+
+
+@pytest.mark.parametrize(("n", "patches"), [(6, 1), (5, 1), (3, 2)])
+def test_minibatches_go_through_the_cases_as_epochs_do(n, patches):
+    s, drawn = site(replace(PLAIN, patches=patches), n=n), []
+    s._batch = lambda names, rng, augment: drawn.append(list(names))
+    for k in range(6):
+        s._minibatch(k, s.cases("train"))
+    for epoch in (drawn[:3], drawn[3:]):
+        assert sorted(x for names in epoch for x in names) == sorted(list(s.cases("train")) * patches)
+    assert n == 3 or drawn[:3] != drawn[3:]
+
+
+def test_pfedme_in_torch_descends_the_envelope():
+    """One inner step from w: v = w - inner_lr g, so w_k = w - lr lam inner_lr g, with g of the first mini-batch."""
+    s, w = site(), site().start
+    reply, memory = PFedMe(lam=2.0, lr=0.1, outer=1, inner_lr=0.3, inner=1).local(Payload(model=w), Payload(), s)
+    v = s.fit(w, budget=Budget(minibatch=0, steps=1, lr=0.3)).params
+    for k in w:
+        assert torch.allclose(memory["model"][k], v[k], atol=1e-7)
+        assert torch.allclose(reply["model"][k], w[k] + 0.2 * (v[k] - w[k]), atol=1e-7)
+
+
+@pytest.mark.parametrize("by", ["model", "layer"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_two_mixed_steps_are_those_of_automatic_differentiation(by, momentum):
+    """The same objective written down as it stands, differentiated by torch through the mixture itself."""
+    train = replace(PLAIN, momentum=momentum, weight_decay=0.01)
+    s, nu, mu = site(train), 7.0, 0.3
+    s.fit(s.start)  # leaves gradients behind that are not to be felt
+    anchor = {k: v * 0.5 for k, v in s.start.items()}
+    both = {k: v + s.start[k] for k, v in s.fresh.items()}  # at 45 degrees
+    twin = tree.drop(both, ["head.*"])
+    fit = s.fit(s.start, Objective(tilt=Tilt(anchor=anchor, weight=2 * mu), mix=Mix(twin, nu, by)), Budget(steps=2))
+    net, rng = s.network, s._rng(None, _MIXING)
+    f, v = ({k: x.clone().requires_grad_() for k, x in half.items()} for half in (s.start, twin))
+    optimiser = torch.optim.SGD([*f.values(), *v.values()], train.lr, momentum=momentum, weight_decay=0.01)
+    drawn = []
+    for x, y in s._batches((2, 2), None):
+        lam = {}
+        for k in v:
+            part = k.rpartition(".")[0] if by == "layer" else ""
+            lam[part] = lam[part] if part in lam else rng.random()
+        drawn.append(lam)
+        at = {k: lam[k.rpartition(".")[0] if by == "layer" else ""] for k in v}
+        point = {k: (1 - at[k]) * f[k] + at[k] * v[k] if k in v else f[k] for k in f}
+        net.write({k: p.detach() for k, p in point.items()})
+        names = list(net.parameters)
+        loss = s._loss(net(x), y).mean()
+        slopes = torch.autograd.grad(loss, [net.parameters[k] for k in names])
+        dot = sum((f[k] * v[k]).sum() for k in v)
+        square = dot**2 / sum((f[k] ** 2).sum() for k in v) / sum((v[k] ** 2).sum() for k in v)
+        near = sum(((f[k] - anchor[k]) ** 2).sum() for k in f)
+        linear = sum((point[k] * g).sum() for k, g in zip(names, slopes, strict=True))  # carries g through the mixture
+        optimiser.zero_grad()
+        (linear + mu * near + nu * square).backward()
+        optimiser.step()
+    for found, want in ((fit.params, f), (fit.twin, v)):
+        assert found.keys() == want.keys()
+        for k in want:
+            assert torch.allclose(found[k], want[k], atol=1e-6), k
+    assert fit.steps == 2 and (len(drawn[0]) > 3 if by == "layer" else len(drawn[0]) == 1) and drawn[0] != drawn[1]
+
+
+def test_a_mixed_training_is_repeated_by_seed_site_and_round_and_spares_its_inputs():
+    s, mix = site(), Mix(site().fresh, 2.0, "layer")
+    before = {k: v.clone() for k, v in (*s.start.items(), *((f"t.{k}", v) for k, v in mix.twin.items()))}
+    one, again, other = (
+        s.at(1).fit(s.start, Objective(mix=mix)),
+        s.at(1).fit(s.start, Objective(mix=mix)),
+        s.at(2).fit(s.start, Objective(mix=mix)),
+    )
+    assert Payload(a=one.params, b=one.twin) == Payload(a=again.params, b=again.twin)
+    assert Payload(a=one.params) != Payload(a=other.params)
+    assert all(torch.equal(before[k], v) for k, v in s.start.items())
+    assert all(torch.equal(before[f"t.{k}"], v) for k, v in mix.twin.items())
+    plain = s.at(1).fit(s.start)
+    assert plain.twin == {} and Payload(a=plain.params) == Payload(a=site().at(1).fit(s.start).params)
+
+
+def test_model_and_twin_come_to_a_right_angle():
+    def cosine(fit):
+        return tree.dot(fit.params, fit.twin) / tree.norm(fit.params) / tree.norm(fit.twin)
+
+    s = site()
+    near = {k: v + 0.5 * s.fresh[k] for k, v in s.start.items()}
+    free, turned = (s.fit(s.start, Objective(mix=Mix(near, nu, "model")), Budget(steps=30)) for nu in (0.0, 400.0))
+    assert abs(cosine(free)) > 0.5 and abs(cosine(turned)) < 0.05
+
+
+def test_fresh_values_are_a_sites_own_and_the_same_in_every_round():
+    s, t = site(), site(name="t")
+    for k, v in s.start.items():
+        assert torch.equal(s.fresh[k].flatten().sort().values, v.flatten().sort().values)
+    assert Payload(w=s.fresh) == Payload(w=s.at(4).fresh) != Payload(w=t.fresh)
+    alike = [tree.dot(x, y) / tree.norm(x) / tree.norm(y) for x, y in ((s.fresh, s.start), (s.fresh, t.fresh))]
+    assert max(map(abs, alike)) < 0.1  # as of networks from different seeds
+    p = pictures(replace(PLAIN, patch=(16, 16)))
+    assert Payload(w=tree.statistics(p.fresh)) == Payload(w=tree.statistics(p.start))
+
+
+def test_calibrated_statistics_are_those_of_the_training_cases():
+    train = replace(PLAIN, patch=(16, 16), batch=4)
+    s = pictures(train)
+    w = s.fit(s.start, budget=Budget(epochs=3)).params
+    found = s.calibrate(w)
+    x = torch.stack([s._volumes[n][0] for n in s.cases("train")])
+    name = next(k for k in w if k.endswith("running_mean"))
+    first = torch.nn.functional.conv2d(x, w["stem.conv0.weight"], stride=2, padding=3)
+    assert torch.allclose(found[name], first.mean((0, 2, 3)), atol=1e-5) and not torch.allclose(found[name], w[name])
+    assert Payload(w=tree.trained(found)) == Payload(w=tree.trained(w))
+    assert Payload(w=s.calibrate(found)) == Payload(w=found)
+    assert Payload(w=s.fit(s.start, budget=Budget(epochs=3)).params) == Payload(w=w)  # training is as before
+    plain = site()
+    assert plain.calibrate(plain.start) is plain.start
+
+
+def test_superfed_in_torch_trains_twins_after_its_first_rounds():
+    def played(algorithm, rounds):
+        engine = Simulator(algorithm, {"s": site(), "t": site(name="t", n=3)})
+        *_, end = run_rounds(algorithm, engine, site().start, Plan(rounds=rounds), seed=0)
+        return end, engine
+
+    (one, engine), (two, _) = played(SuPerFed(mu=0.2, after=2), 2), played(FedProx(mu=0.4), 2)
+    assert Payload(w=one.state.model) == Payload(w=two.state.model) and not any(engine.memories().values())
+    end, engine = played(SuPerFed(mu=0.2, after=1, choices=(0.0, 0.5, 1.0)), 3)
+    assert all("twin" in m for m in engine.memories().values())
+    sent = end.sent["s"]
+    for name, (served,) in engine.serve(2, dict.fromkeys(("s", "t"), sent)).models.items():
+        twin = engine.memories()[name]["twin"]
+        between = [{k: (1 - x) * sent["model"][k] + x * twin[k] for k in twin} for x in (0.0, 0.5, 1.0)]
+        assert any(all(torch.allclose(served[k], b[k]) for k in b) for b in between)
+
+
+def test_superfed_serves_a_batch_normalised_network_with_statistics_of_its_mixture():
+    s = pictures(replace(PLAIN, patch=(16, 16)))
+    reply, memory = SuPerFed(after=0).local(Payload(model=s.start, twins=1), Payload(), s)
+    assert set(memory["twin"]) == set(tree.trained(s.start))
+    ((served, _),) = SuPerFed(choices=(0.5,)).serve(Payload(model=reply["model"], twins=1), memory, s, ("4",))
+    assert Payload(w=served) == Payload(w=s.calibrate(served))
+    assert Payload(w=tree.statistics(served)) != Payload(w=tree.statistics(reply["model"]))
