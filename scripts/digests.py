@@ -92,7 +92,6 @@ def demonstrate(folder: Path) -> Sequence[str]:
 def deploy(algorithms: Sequence[str], folder: Path) -> None:
     """Studies over three hospitals, which are real processes; a run folder for each beside those of the hospitals."""
     from consortium import consortium, open_hospitals, wanted
-
     from polysite.deploy.coordinator import run as coordinator
     from polysite.deploy.coordinator.remote import Deadlines
 

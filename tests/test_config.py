@@ -16,7 +16,6 @@ from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server_optimisers import Adam, Sgd, Yogi
 from polysite.algorithms.weighted import Weighted
-from polysite.assess.exchange import Assess
 from polysite.config import Study, dump, parse, preset, presets
 from polysite.data.federation import FEDERATIONS, ByLabelSize, Limited, Natural
 from polysite.data.files import Files
@@ -26,11 +25,12 @@ from polysite.data.sources import Phantom
 from polysite.data.split import Split
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError
+from polysite.heterogeneity.exchange import Assess
 from polysite.models import MODELS
 from polysite.models.densenet import DenseNet
 from polysite.models.encoders import DeepBet, MedicalNet
 from polysite.models.unet import UNet
-from polysite.train.settings import Train
+from polysite.training.settings import Train
 
 STUDIES = {
     "default": Study(),

@@ -21,17 +21,17 @@ import tomli_w
 
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of
 from polysite.algorithms.base import Algorithm, facts
-from polysite.assess.exchange import Assess
-from polysite.cost.speeds import SPEEDS, Speeds
+from polysite.costs.speeds import SPEEDS, Speeds
 from polysite.data.federation import FEDERATIONS, Federation, Natural
 from polysite.data.prepare import Prepare
 from polysite.data.sources import SOURCES, Phantom, Source
 from polysite.data.split import Split
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError, nearest
+from polysite.heterogeneity.exchange import Assess
 from polysite.models import MODELS, Model
 from polysite.models.encoders import ENCODERS, Bundled, Encoder
-from polysite.train.settings import Train
+from polysite.training.settings import Train
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Study:
 
     def check(self) -> None:
         """Refuse what does not fit the data; this looks at them."""
-        from polysite.train import tasks
+        from polysite.training import tasks
 
         if self.model.task != self.data.task:
             fitting = " or ".join(n for n, m in MODELS.items() if m.task == self.data.task)

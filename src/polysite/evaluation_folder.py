@@ -38,7 +38,7 @@ from polysite.payload import SiteId
 from polysite.report.preview import axes_of, turned, turned_size, widest
 from polysite.site import Examined
 from polysite.storage import draft_folder
-from polysite.train.torch_site import TorchSite, packed
+from polysite.training.torch_site import TorchSite, packed
 
 SLICES, SIDE = 64, 192  # largest scan that is kept to look at: slices, and pixels of a side
 Row = dict[str, Any]

@@ -16,7 +16,7 @@ from polysite.algorithms.local import Local
 from polysite.algorithms.pfedme import PFedMe
 from polysite.algorithms.superfed import SuPerFed
 from polysite.algorithms.weighted import Weighted
-from polysite.cost.rehearsal import rehearse
+from polysite.costs.rehearsal import rehearse
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator

@@ -29,7 +29,7 @@ def audit(
     """Attack the numbers that leave a hospital: rebuild scans from them, find patients again."""
     study = study_of(config, override or [])
     from polysite import audit as audits
-    from polysite.train.attack import Settings
+    from polysite.training.attack import Settings
 
     settings = Settings(side=side, epochs=epochs, restarts=restarts)
     with watching(quiet or as_json, False) as watch:

@@ -62,7 +62,7 @@ from polysite.models.encoders import Bundled
 from polysite.payload import Payload, decode, encode, plain
 from polysite.site import Fit
 from polysite.storage import write_file
-from polysite.train.torch_site import TorchSite
+from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
 log = logging.getLogger("polysite")
