@@ -206,7 +206,7 @@ def _axes(chosen: Study, case: CaseRef) -> str:
 
 
 def _scan(archive: ZipFile, case: Case, axes: str) -> dict[str, Any]:
-    """Add image and ground truth, upright and at most SLICES x SIDE x SIDE, to the archive; return how they were cut."""
+    """Add image and ground truth, upright and at most SLICES x SIDE x SIDE, to the archive; return the crop."""
     image, label = turned(case.image, axes), turned(case.label, axes)
     step = max(1, ceil(max(image.shape[2:]) / SIDE))
     slices = _slices(label)

@@ -41,7 +41,7 @@ def save(path: Path, value: Any) -> None:
 
 
 def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = ()) -> Any:
-    """Return the value in a file; RunError if the file is damaged. ``lift`` moves arrays to the device of the computation."""
+    """Return the value in a file; RunError if it is damaged. ``lift`` moves arrays to the device of the computation."""
     try:
         with safetensors.safe_open(path, "np") as file:
             header = file.metadata() or {}

@@ -158,8 +158,8 @@ def _length(value: Tree) -> float:
 def _unlike_others(
     expected: Mapping[str, Kind], sizes: Mapping[SiteId, Mapping[str, float]], model: float
 ) -> dict[SiteId, str]:
-    """Return the sites whose update norm, count or rate is more than MAX_RATIO times the median of the other sites' (and,
-    for updates, the model's norm)."""
+    """Return the sites whose update norm, count or rate exceeds MAX_RATIO times the median of the other sites; for
+    updates, times the norm of the model if that is larger."""
     found = {}
     for site, mine in sizes.items():
         for field, size in mine.items():

@@ -1,4 +1,4 @@
-"""The memory of a site between rounds, on disk. It is never sent, and it is versioned so that a crash cannot mix rounds.
+"""The memory of a site between rounds, on disk. It never leaves, and it has a version so that a crash mixes no rounds.
 
 The version is the last round whose reply was merged. A resumed study names the version that it continues from; a memory
 of another version, site or algorithm is refused.
