@@ -1,4 +1,4 @@
-"""Run folders that 0.1.0 wrote are still read, evaluated and resumed. tests/fixtures/v0.1.0/README.md describes them."""
+"""Run folders of 0.1.0 are still read, evaluated and resumed. tests/fixtures/v0.1.0/README.md describes them."""
 
 import json
 import shutil

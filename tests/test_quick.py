@@ -8,14 +8,14 @@ from polysite.report.runs import methods, read
 STUDY = """
 seed = 1
 [data]
-shape = [16, 16, 16]
+shape = [24, 24, 24]
 [data.sites.east]
 cases = 5
 [data.sites.west]
 cases = 5
 scanner = 2
 [model]
-filters = [2, 4]
+filters = [2, 4, 4]
 [train]
 patch = [16, 16, 16]
 batch = 2
