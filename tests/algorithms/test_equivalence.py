@@ -31,6 +31,7 @@ from polysite.errors import ConfigError
 from polysite.models import MODELS
 from polysite.models.names import canonical
 from polysite.payload import Payload
+from polysite.site import CaseScore
 from quadratic import Quadratic
 from table import same
 
@@ -45,7 +46,7 @@ class Wide(Quadratic):
         return {str(i): 0.5 * self.a * float(((out - b) ** 2).sum()) for i, b in enumerate(self.b)}
 
     def score(self, params, cases):
-        return {n: {"L": 1 / (1 + loss), "loss": loss} for n, loss in self.losses(params).items() if n in cases}
+        return {n: CaseScore({"L": 1 / (1 + loss)}, loss) for n, loss in self.losses(params).items() if n in cases}
 
 
 def sites(steps=(5, 5, 5, 5)):
