@@ -192,11 +192,11 @@ def test_a_phase_of_it_ends_by_itself_and_is_the_best_of_all(tmp_path):
         Phase(TWO, Simulator(TWO, sites()), Plan(rounds=300, validate_every=7)),
     ]
     result = run_phases(phases, START, 0, folder)
-    records = [r for r in folder.records() if r["phase"]]
-    assert len(records) < 60 and result["best_phase"] == 1
-    assert records[-1]["told"]["clusters with cases"] == 2 and "mean_score" in records[-1]
+    records = [r for r in folder.records() if r.phase]
+    assert len(records) < 60 and result.best_phase == 1
+    assert records[-1].diagnostics["clusters with cases"] == 2 and records[-1].measure
     assert sorted(p.stem for p in (folder.path / "models").glob("best*")) == ["best.group-0", "best.group-1"]
-    assert records[0]["sites"]["a"]["steps"] == 0 < records[-2]["sites"]["a"]["steps"]
+    assert records[0].sites["a"].steps == 0 < records[-2].sites["a"].steps
 
 
 @pytest.mark.parametrize(
