@@ -1,1 +1,1 @@
-"""What a run costs, measured or planned: steps, bytes, seconds, energy."""
+"""Cost of a run, measured or planned: steps, bytes, seconds, energy."""

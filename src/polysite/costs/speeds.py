@@ -1,8 +1,9 @@
-"""How fast hospitals compute and communicate: what turns steps and bytes into seconds and energy.
+"""Speeds of computation and communication of hospitals, which turn steps and bytes into seconds and energy.
 
 Two sets of values have a name. ``paper_b`` is that of Manthe et al., Federated brain tumor segmentation: an extensive
-benchmark, 2024 (section 4.4.7): every site has a V100 and the line of the best connected institution of FeTS. ``fets``
-is what the FeTS initiative measured at its institutions and published with its challenge of 2022, in the median.
+benchmark, 2024 (section 4.4.7): every site has a V100 and the connection of the best connected institution of FeTS.
+``fets`` has the medians of the values that the FeTS initiative measured at its institutions and published with its
+challenge of 2022.
 """
 
 from collections.abc import Mapping
@@ -14,13 +15,21 @@ from polysite.payload import SiteId
 
 @dataclass(frozen=True)
 class Own:
-    """What is different at one hospital; what is left out is as everywhere."""
+    """Speeds of one hospital that differ from the others'. None stands for the common value.
 
-    patch: float | None = None  # seconds to train on a patch; None: as everywhere
-    case: float | None = None  # seconds to validate a patient; None: as everywhere
-    down: float | None = None  # MB/s it receives; None: as everywhere
-    up: float | None = None  # MB/s it sends; None: as everywhere
-    watts: float | None = None  # while it computes; None: as everywhere
+    Args:
+        patch: Seconds to train on a patch.
+        case: Seconds to validate a case.
+        down: MB/s that the site receives.
+        up: MB/s that the site sends.
+        watts: Power of the site while it computes.
+    """
+
+    patch: float | None = None
+    case: float | None = None
+    down: float | None = None
+    up: float | None = None
+    watts: float | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -28,22 +37,32 @@ class Own:
 
 @dataclass(frozen=True)
 class Speeds:
-    """A MB is 1e6 bytes. Energy is an estimate: rated power while computing, and a mean of the internet's."""
+    """Speeds of all hospitals. A MB is 1e6 bytes. Energy is an estimate from rated power and mean network energy.
 
-    patch: float = 1.86 / 4  # seconds to train on a patch; a step takes train.batch times that
-    case: float = 0.80  # seconds to validate a patient
-    down: float = 20.0  # MB/s that a site receives
-    up: float = 13.3  # MB/s that a site sends
-    watts: float = 300.0  # of a site while it computes; 300: the rated power of a V100
-    # Aslan et al., J. Industrial Ecology 2018: 0.06 in 2015, halved every two years; 0.01 is that of about 2020
-    kwh_per_gb: float = 0.01  # of the network between; published values differ tenfold and more
-    sites: Mapping[SiteId, Own] = field(default_factory=dict)  # hospitals that are not like the others
+    Args:
+        patch: Seconds to train on a patch; a step takes ``train.batch`` times that.
+        case: Seconds to validate a case.
+        down: MB/s that a site receives.
+        up: MB/s that a site sends.
+        watts: Power of a site while it computes; 300 is the rated power of a V100.
+        kwh_per_gb: Energy of the network; published values differ by more than a factor of ten.
+        sites: Hospitals with other speeds, by name.
+    """
+
+    patch: float = 1.86 / 4
+    case: float = 0.80
+    down: float = 20.0
+    up: float = 13.3
+    watts: float = 300.0
+    # Aslan et al., J. Industrial Ecology 2018: 0.06 in 2015, halved every two years; 0.01 is the value of about 2020
+    kwh_per_gb: float = 0.01
+    sites: Mapping[SiteId, Own] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self)
 
     def at(self, site: SiteId) -> "Speeds":
-        """The values that hold at a site.
+        """Return the speeds of one site.
 
         >>> Speeds(sites={"b": Own(up=1.0)}).at("b").up, Speeds().at("b").up
         (1.0, 13.3)
@@ -54,7 +73,7 @@ class Speeds:
 
 
 def _check(values: Speeds | Own) -> None:
-    at = "cost." if isinstance(values, Speeds) else ""  # a hospital does not know its own name; the configuration does
+    at = "cost." if isinstance(values, Speeds) else ""  # the caller of Own names the site
     for f in fields(values):
         value = getattr(values, f.name)
         if value is None or isinstance(value, Mapping):

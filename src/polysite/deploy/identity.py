@@ -17,7 +17,7 @@ import polysite
 
 ROOTS = (
     "polysite.algorithms",
-    "polysite.assess.exchange",
+    "polysite.heterogeneity.exchange",
     "polysite.data.cache",
     "polysite.data.sources",
     "polysite.data.split",
@@ -27,8 +27,8 @@ ROOTS = (
     "polysite.engines.site_turn",
     "polysite.models",
     "polysite.payload",
-    "polysite.train.assessed_site",
-    "polysite.train.torch_site",
+    "polysite.training.assessed_site",
+    "polysite.training.torch_site",
 )
 
 
