@@ -17,17 +17,19 @@ from typer.testing import CliRunner
 
 import polysite as ps
 from polysite.algorithms import ALGORITHMS
+from polysite.algorithms.base import serving_payloads
 from polysite.cli import app
 from polysite.config import parse
 from polysite.data.federation import HideModalities, Iid, LeaveOut
+from polysite.engines.phases import Phase, find_best
 from polysite.engines.run_folder import RunFolder
+from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, RunError
-from polysite.evaluation import Models, Subject
 from polysite.export import serve
 from polysite.export.serve import serve_model
 from polysite.models.names import canonical
 from polysite.report.runs import read
-from polysite.study import build_sites, deal_cases
+from polysite.study import build_sites
 from test_study import SMALL
 
 pytestmark = [
@@ -108,7 +110,6 @@ VARIANTS = {
 def test_a_bundle_answers_voxel_for_voxel_as_polysite_does(name, scans, tmp_path):
     study = study_of(scans, **VARIANTS[name])
     ps.train(study, tmp_path / "run")
-    ps.evaluate(tmp_path / "run")
     evaluation = read(tmp_path / "run").evaluation
     bundle = serve_model(tmp_path / "run", "east", tmp_path / "home")
     answers = tmp_path / "answers"
@@ -143,7 +144,6 @@ def test_where_a_voxel_has_one_label_the_answer_is_one_label_map(scans, tmp_path
     data = replace(study.data, labels={"rim": (1,), "core": (2,)})
     study = replace(study, data=data, train=replace(study.train, exclusive=True))
     ps.train(study, tmp_path / "run")
-    ps.evaluate(tmp_path / "run")
     flow = opened(serve_model(tmp_path / "run"), dataset_dir=scans / "east", output_dir=tmp_path / "answers")
     flow.run()
     checked = 0
@@ -189,7 +189,6 @@ def test_pictures_are_segmented(pictures, tmp_path):
         run=ps.Plan(rounds=1),
     )
     ps.train(study, tmp_path / "run")
-    ps.evaluate(tmp_path / "run")
     flow = opened(serve_model(tmp_path / "run"), dataset_dir=pictures / "A", output_dir=tmp_path / "answers")
     flow.run()
     checked = 0
@@ -232,7 +231,6 @@ def test_pictures_are_classified(model, pictures, tmp_path):
 def test_a_network_of_our_own_needs_polysite(scans, tmp_path):
     study = replace(study_of(scans), model=ps.UNetSub(filters=(2, 4, 4)))
     ps.train(study, tmp_path / "run")
-    ps.evaluate(tmp_path / "run")
     bundle = serve_model(tmp_path / "run")
     assert "polysite" in json.loads((bundle / "configs" / "metadata.json").read_text())["required_packages_version"]
     flow = opened(bundle, dataset_dir=scans / "north")
@@ -268,9 +266,11 @@ def same(one, other):
 @pytest.mark.parametrize("name", ["ditto", "fedper"])
 def test_every_hospital_gets_its_own_model(name, runs, tmp_path):
     study = parse((runs / name / "config.toml").read_text())
-    dealt = deal_cases(study)
-    models = Models(Subject(study, dealt, "test", "test"), RunFolder.open(runs / name), build_sites(study, dealt))
-    served = models.engine.serve(models.round, models.sent).models
+    folder, sites = RunFolder.open(runs / name), build_sites(study)
+    only = Phase(study.algorithm, Simulator(study.algorithm, sites), study.run)
+    phase, best = find_best(folder, [only], folder.result.best_round)
+    sent = serving_payloads(phase.algorithm, best.state, sorted(sites))
+    served = phase.transport.serve(best.round, sent).models
     found = {site: weights_of(serve_model(runs / name, site, tmp_path / site)) for site in served}
     assert set(found) == {"east", "north", "west"}
     assert all(same(found[site], served[site][0]) for site in served)
@@ -298,7 +298,7 @@ def test_a_bundle_says_what_it_is(runs, tmp_path):
     assert list(pred["pred"]["channel_def"].values()) == ["WT", "TC", "ET"]
     run = read(runs / "ditto")
     cases = run.scores["west"].values()
-    assert about["eval_metrics"]["test_WT"] == pytest.approx(np.mean([c["WT"] for c in cases]))
+    assert about["eval_metrics"]["test_WT"] == pytest.approx(np.mean([c.labels["WT"] for c in cases]))
     assert f"{about['eval_metrics']['test_mean']:.3f}" in (bundle / "docs" / "README.md").read_text()
     assert "polysite" not in about["required_packages_version"]
     where = {"meta_file": str(bundle / "configs" / "metadata.json"), "bundle_root": str(bundle), "device": "cpu"}
