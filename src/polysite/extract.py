@@ -190,7 +190,7 @@ def extract(
         except BaseException as problem:
             pool.shutdown(cancel_futures=True)
             if isinstance(problem, DataError) and isinstance(data, Files):
-                raise DataError(f"{problem} ('polysite check-data' lists all problems)") from problem
+                raise DataError(f"{problem} ('polysite data check' lists all problems)") from problem
             raise
     names = tuple(p.site for p in everyone), tuple(p.name for p in everyone)
     values, shares = (np.stack([row[what] for row in rows]) for what in ("features", "shares"))
