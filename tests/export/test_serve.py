@@ -123,7 +123,7 @@ def test_a_bundle_answers_voxel_for_voxel_as_polysite_does(name, scans, tmp_path
     prepared = {c: build_sites(study)["east"]._volumes[c][0] for c in build_sites(study)["east"].cases("test")}
     for case in flow.dataset:
         who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-        expected = evaluation.answer("east", who)
+        expected = evaluation.prediction("east", who)
         if expected is None:  # it trained
             continue
         assert torch.equal(case["image"].as_tensor(), prepared[who])
@@ -149,7 +149,7 @@ def test_where_a_voxel_has_one_label_the_answer_is_one_label_map(scans, tmp_path
     checked = 0
     for case in flow.dataset:
         who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-        expected = read(tmp_path / "run").evaluation.answer("east", who)
+        expected = read(tmp_path / "run").evaluation.prediction("east", who)
         if expected is not None:
             said = flow.parser.get_parsed_content("predict")(case["image"]).argmax(0)
             assert np.array_equal(bits([said == 1, said == 2]), expected)
@@ -194,7 +194,7 @@ def test_pictures_are_segmented(pictures, tmp_path):
     checked = 0
     for case in flow.dataset:
         who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-        expected = read(tmp_path / "run").evaluation.answer("A", who)
+        expected = read(tmp_path / "run").evaluation.prediction("A", who)
         if expected is not None:
             said = flow.parser.get_parsed_content("predict")(case["image"])[0] > 0
             assert np.array_equal(said, expected)
@@ -243,7 +243,7 @@ def test_a_network_of_our_own_needs_polysite(scans, tmp_path):
     evaluation = read(tmp_path / "run").evaluation
     for (site, who), _ in evaluation.own.items():
         if site == "north":
-            assert np.array_equal(bits(answers[who] > 0), evaluation.answer(site, who))
+            assert np.array_equal(bits(answers[who] > 0), evaluation.prediction(site, who))
 
 
 @pytest.fixture(scope="module")

@@ -38,12 +38,12 @@ DPI = 150
 Box = tuple[float, float, float, float]
 
 
-def heatmap(found: Assessment, distance: Distance, small: bool = False) -> Figure:
+def heatmap(assessment: Assessment, distance: Distance, small: bool = False) -> Figure:
     """The distances between all hospitals; a star where they are more than chance, and the outlier in bold."""
-    count = len(found.sites)
+    count = len(assessment.sites)
     numbers = count <= (FEW if small else MANY)
     cell = (0.62 if count <= FEW else 0.5) if numbers else max(0.14, 2.2 / count) if small else 0.24
-    edge = LETTER * _longest(found.sites)
+    edge = LETTER * _longest(assessment.sites)
     size = count * cell + edge + (0.2 if numbers else 0.9), count * cell + 0.75 * edge + 0.2
     figure = Figure(size, layout="constrained")
     axes, table = figure.add_subplot(), _blank(distance.matrix)
@@ -55,15 +55,15 @@ def heatmap(found: Assessment, distance: Distance, small: bool = False) -> Figur
     }
     letters = (9 if count <= FEW else 7.5) if numbers else 6
     mesh = _cells(axes, table, told, "cividis", float(distance.matrix.max()) or 1.0, letters)
-    _names(axes, found.sites, cell, outlier(found, distance))
+    _names(axes, assessment.sites, cell, outlier(assessment, distance))
     if not numbers:
         _colours(figure, axes, mesh, shrink=0.6)
     return figure
 
 
-def outlier(found: Assessment, distance: Distance) -> SiteId | None:
+def outlier(assessment: Assessment, distance: Distance) -> SiteId | None:
     """The most distant hospital; of two, neither is."""
-    return distance.outlier if len(found.sites) > 2 else None
+    return distance.outlier if len(assessment.sites) > 2 else None
 
 
 def decimals(table: Values) -> int:
@@ -97,9 +97,9 @@ def places(matrix: Values) -> tuple[Values, float]:
     return at, float(leading.sum()) / total if total else 1.0
 
 
-def plane(found: Assessment, distance: Distance) -> Figure:
+def plane(assessment: Assessment, distance: Distance) -> Figure:
     """The hospitals on a map: nearby ones hold similar cases. One unit of its axes is an inch of paper."""
-    width, height = (HALF, 3.7) if len(found.sites) <= SOME else (WHOLE, 5.6)
+    width, height = (HALF, 3.7) if len(assessment.sites) <= SOME else (WHOLE, 5.6)
     at, _ = places(distance.matrix)
     reach = at.max(0) - at.min(0)
     unit = float((reach / (width - 1.7, height - 1.4)).max()) or 1.0  # distance per inch
@@ -110,24 +110,24 @@ def plane(found: Assessment, distance: Distance) -> Figure:
     axes = figure.add_axes((*edge, 1 - 2 * edge[0], 1 - 2 * edge[1]), xticks=[], yticks=[])
     axes.set(xlim=(-width / 2, width / 2), ylim=(-height / 2, height / 2))
     axes.spines[:].set_color("#c9d0d8")
-    _points(axes, found, distance, at, (width, height))
+    _points(axes, assessment, distance, at, (width, height))
     _ruler(axes, unit, width, height)
     return figure
 
 
-def dendrogram(found: Assessment, distance: Distance) -> Figure:
+def dendrogram(assessment: Assessment, distance: Distance) -> Figure:
     """Which hospitals merge first, by average linkage; the groups with the best silhouette in colours."""
     from scipy.cluster.hierarchy import dendrogram as hang
 
-    count, wide = len(found.sites), len(found.sites) > SOME
-    colour = _shades(found, distance)
+    count, wide = len(assessment.sites), len(assessment.sites) > SOME
+    colour = _shades(assessment, distance)
     drawn = hang(cluster.tree(distance.matrix), no_plot=True, link_color_func=colour.__getitem__)
     row = 0.42 if count <= SOME else 0.24
     figure = Figure((WHOLE if wide else HALF, row * count + 0.9), layout="constrained")
     axes = figure.add_subplot()
     for across, along, shade in zip(drawn["icoord"], drawn["dcoord"], drawn["color_list"], strict=True):
         axes.plot(along, across, color=shade, lw=2)
-    order, far = [found.sites[i] for i in drawn["leaves"]], outlier(found, distance)
+    order, far = [assessment.sites[i] for i in drawn["leaves"]], outlier(assessment, distance)
     _rows(axes, [10 * k + 5 for k in range(count)], order, far, 9)
     axes.set_ylim(0, 10 * count)
     axes.set_xlim(left=0)
@@ -136,31 +136,37 @@ def dendrogram(found: Assessment, distance: Distance) -> Figure:
     return figure
 
 
-def distributions(found: Assessment) -> Figure:
+def distributions(assessment: Assessment) -> Figure:
     """What every hospital holds, a panel for each quantity."""
-    quantities, count = list(found.quantities.values()), len(found.sites)
+    quantities, count = list(assessment.quantities.values()), len(assessment.sites)
     columns = min(2, len(quantities))
     lines = ceil(len(quantities) / columns)
     row = 0.3 if count <= SOME else 0.2
     figure = Figure((WHOLE, lines * (row * count + 0.95)))
     figure.set_layout_engine("constrained", h_pad=0.08, wspace=0.03)
-    used = {q.name for q in (found.largest(INTENSITY), found.largest(VOLUME, CLASS)) if q}
+    used = {q.name for q in (assessment.largest(INTENSITY), assessment.largest(VOLUME, CLASS)) if q}
     pixels = sum(len(v) for q in quantities for v in q.values.values()) > DOTS
     for k, quantity in enumerate(quantities):
         axes = figure.add_subplot(lines, columns, k + 1)
-        _panel(axes, quantity, {s: found.stands_out(quantity, s) for s in found.sites}, pixels)
-        _rows(axes, range(count), found.sites if k % columns == 0 else [""] * count, None, 8.5 if count <= SOME else 7)
+        _panel(axes, quantity, {s: assessment.stands_out(quantity, s) for s in assessment.sites}, pixels)
+        _rows(
+            axes,
+            range(count),
+            assessment.sites if k % columns == 0 else [""] * count,
+            None,
+            8.5 if count <= SOME else 7,
+        )
         title = f"{quantity.of}: EMD {quantity.mean:.2f}" + ", the largest of its kind" * (quantity.name in used)
         weight = "bold" if quantity.name in used else "normal"
         axes.set_title(title, fontsize=9.5, loc="left", parse_math=False, fontweight=weight)
     return figure
 
 
-def angles(found: Assessment, component: str) -> Figure:
+def angles(assessment: Assessment, component: str) -> Figure:
     """Left, the angles between the hospitals' mean components; right, of their cases to their own mean."""
-    count, table = len(found.sites), found.angles[component]
+    count, table = len(assessment.sites), assessment.angles[component]
     cell = 0.55 if count <= FEW else 0.4 if count <= MANY else 0.19
-    edge = LETTER * _longest(found.sites)
+    edge = LETTER * _longest(assessment.sites)
     width = min(count * cell * 1.15, WHOLE - edge - 2.6)
     figure = Figure((WHOLE, count * cell + max(0.75 * edge, 0.5) + 0.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(width, WHOLE - edge - width))
@@ -168,9 +174,9 @@ def angles(found: Assessment, component: str) -> Figure:
     mesh = _cells(left, _blank(table), numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
     left.set_aspect("auto")
     left.set_title("between hospitals", fontsize=9.5, loc="left")
-    _names(left, found.sites, cell, None)
+    _names(left, assessment.sites, cell, None)
     _colours(figure, left, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
-    _turned(right, found, component)
+    _turned(right, assessment, component)
     return figure
 
 
@@ -207,9 +213,9 @@ def _colours(figure: Figure, axes: Axes, mesh: Any, **style: Any) -> None:
     bar.ax.tick_params(labelsize=8, length=2)
 
 
-def _turned(axes: Axes, found: Assessment, component: str) -> None:
+def _turned(axes: Axes, assessment: Assessment, component: str) -> None:
     """How far the cases of every hospital point away from their mean."""
-    lists = [found.alignment[s][component] for s in found.sites]
+    lists = [assessment.alignment[s][component] for s in assessment.sites]
     for k, values in enumerate(lists):
         _strip(axes, k, values, USUAL, sum(map(len, lists)) > DOTS)
     _rows(axes, range(len(lists)), [""] * len(lists), None, 8)
@@ -304,14 +310,14 @@ def _strip(axes: Axes, row: int, values: Values, colour: str, pixels: bool) -> N
     axes.plot((middle, middle), (row - 0.3, row + 0.3), color=INK, lw=2, solid_capstyle="butt")
 
 
-def _points(axes: Axes, found: Assessment, distance: Distance, at: Values, paper: tuple[float, float]) -> None:
+def _points(axes: Axes, assessment: Assessment, distance: Distance, at: Values, paper: tuple[float, float]) -> None:
     """A dot for every hospital, as large as its number of cases, and its name."""
-    far, most = outlier(found, distance), max(found.cases[s] for s in found.sites)
-    letters = 8.5 if len(found.sites) <= MANY else 7.0
-    areas = [max(260.0 * found.cases[s] / most, 14.0) for s in found.sites]  # square points
+    far, most = outlier(assessment, distance), max(assessment.cases[s] for s in assessment.sites)
+    letters = 8.5 if len(assessment.sites) <= MANY else 7.0
+    areas = [max(260.0 * assessment.cases[s] / most, 14.0) for s in assessment.sites]  # square points
     radii = [float(np.sqrt(area / np.pi)) / 72 for area in areas]
-    spots = _free(at, radii, [short(s) for s in found.sites], letters, paper)
-    for site, (x, y), area, radius, spot in zip(found.sites, at, areas, radii, spots, strict=True):
+    spots = _free(at, radii, [short(s) for s in assessment.sites], letters, paper)
+    for site, (x, y), area, radius, spot in zip(assessment.sites, at, areas, radii, spots, strict=True):
         style: dict[str, Any] = {"color": MARKED, "marker": "D"} if site == far else {"color": USUAL, "marker": "o"}
         axes.scatter(x, y, s=area, alpha=0.85, linewidths=0.8, edgecolors="white", zorder=2, **style)
         near = np.clip(x, spot[0], spot[2]), np.clip(y, spot[1], spot[3])
@@ -321,10 +327,10 @@ def _points(axes: Axes, found: Assessment, distance: Distance, at: Values, paper
         _write(axes, (spot[0] + spot[2]) / 2, (spot[1] + spot[3]) / 2, short(site), **words)
 
 
-def _shades(found: Assessment, distance: Distance) -> dict[int, str]:
+def _shades(assessment: Assessment, distance: Distance) -> dict[int, str]:
     """A colour for every merger: that of a group as long as only its members merge, then grey."""
-    groups = [{found.index(s) for s in group} for group in distance.linked]
-    below: list[set[int]] = [{i} for i in range(len(found.sites))]
+    groups = [{assessment.index(s) for s in group} for group in distance.linked]
+    below: list[set[int]] = [{i} for i in range(len(assessment.sites))]
     shades = {}
     for one, other in cluster.tree(distance.matrix)[:, :2].astype(int):
         below.append(below[one] | below[other])
