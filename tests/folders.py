@@ -49,10 +49,16 @@ def write(
         score = SiteValidation(2, 0.5, {"WT": 0.2 * index})
         folder.append(
             RoundRecord(
-                index, 0, dict.fromkeys(cases, effort), shares={s: 1 / len(cases) for s in cases},
-                validation=dict.fromkeys(cases, score), measure="Dice", mean_score=0.2 * index, best_round=index,
+                index,
+                0,
+                dict.fromkeys(cases, effort),
+                shares={s: 1 / len(cases) for s in cases},
+                validation=dict.fromkeys(cases, score),
+                measure="Dice",
+                mean_score=0.2 * index,
+                best_round=index,
                 elapsed=0.1 * index,
-            )  # fmt: skip
+            )
         )
     other = {s: {} for s in cases}
     validation, test = (scores if split == name else other for name in ("validation", "test"))

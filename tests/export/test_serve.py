@@ -220,7 +220,7 @@ def test_pictures_are_classified(model, pictures, tmp_path):
         found = {row.pop("case"): row for row in csv.DictReader(file)}
     site = build_sites(study)["B"]
     best = load_file(tmp_path / "run" / "models" / "best.safetensors")
-    for who, logits, _ in site._answers(best, site.cases("test")):
+    for who, logits, _ in site._predictions(best, site.cases("test")):
         assert list(found[who]) == ["bright", "dark"]
         assert [float(p) for p in found[who].values()] == pytest.approx(logits.softmax(0).tolist(), abs=1e-6)
     assert set(found) == {f"p{k}" for k in range(1, 12, 2)}
@@ -348,7 +348,7 @@ def test_a_hospital_that_never_trained_gets_the_shared_model_or_a_sentence(tmp_p
     bundle = serve_model(tmp_path / "left", "west")
     assert same(weights_of(bundle), load_file(models / "best.west.safetensors"))
     text = (bundle / "docs" / "README.md").read_text()
-    assert "The model that the hospital 'west' is served, which did not train" in text and "belongs" not in text
+    assert "The model that the hospital 'west' uses, which did not train" in text and "belongs" not in text
     ps.train(replace(SMALL, algorithm=ps.Local(), run=ps.Plan(rounds=1, share=0.34)), tmp_path / "local")
     (asked,) = read(tmp_path / "local").trained
     serve_model(tmp_path / "local", asked)
