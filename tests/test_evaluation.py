@@ -73,7 +73,7 @@ def test_the_distances_are_monais_on_the_answers_that_were_kept(root):
     evaluation, sites = read(root / "fedavg").evaluation, build_sites(SMALL)
     checked = 0
     for (site, case), labels in evaluation.own.items():
-        answer, truth = evaluation.answer(site, case), sites[site]._volumes[case][1].numpy()
+        answer, truth = evaluation.prediction(site, case), sites[site]._volumes[case][1].numpy()
         for k, label in enumerate(LABELS):
             mask, row = (answer >> k & 1).astype(bool), labels[label]
             assert (row["predicted"], row["truth"]) == (mask.sum(), truth[k].sum())
@@ -115,7 +115,7 @@ def test_a_hospital_that_did_not_train_is_examined_too(tmp_path):
     assert sum(r["site"] == "west" for r in found) == 15
     run = read(tmp_path / "run")
     assert run.unseen == {"west"} and not run.evaluation.about["shown"]
-    assert run.evaluation.answer("west", "west-000") is None
+    assert run.evaluation.prediction("west", "west-000") is None
 
 
 def test_other_parts_and_pooled_training_can_be_examined(tmp_path):

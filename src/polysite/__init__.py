@@ -1,6 +1,9 @@
 """Federated learning for medical image segmentation, for hospitals whose data differ."""
 
+import sys
+import warnings
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS
@@ -38,8 +41,23 @@ _HOME = {
 }
 
 
+_RENAMED = {"Policy": "EmptyMaskPolicy", "forecast": "cost", "run": "train", "survey": "assess"}  # until 0.3
+
+
+class _Package(ModuleType):
+    """This package. Three of its functions have the name of a subpackage, and importing a subpackage would bind it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that ``polysite --help`` need not wait for torch."""
+    """Import a public name on first use, so that ``polysite --help`` need not wait for torch."""
+    if name in _RENAMED:
+        message = f"'polysite.{name}' is now 'polysite.{_RENAMED[name]}'; the old name goes in 0.3"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'polysite' has no attribute {name!r}")
@@ -50,3 +68,4 @@ def __dir__() -> list[str]:
 
 
 __all__ = sorted(_HOME)
+sys.modules[__name__].__class__ = _Package

@@ -94,12 +94,12 @@ def _site_record(found: Mapping[str, Any]) -> SiteRecord:
 
 
 def read_records(lines: Iterable[str]) -> list[RoundRecord]:
-    """Parse the lines of ``rounds.jsonl``; stop at a line that a crash cut short."""
+    """Parse the lines of ``rounds.jsonl``; stop at a line that a crash cut short. ValueError if a line is no record."""
     records = []
     for line in lines:
         try:
             records.append(RoundRecord.from_json(line))
-        except ValueError:
+        except json.JSONDecodeError:
             break
     return records
 
