@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hospitals import FAST, Host, assess, host
-from polysite.assess.assessment import remoteness
+from polysite.assess.assessment import Assessment, remoteness
 from polysite.assess.verdict import _median, _strength, differ, judge, sizes, weight
 from polysite.config import Study, vary
 
@@ -257,3 +257,16 @@ def test_medians_count_cases_and_leave_out_what_is_absent():
 def test_equal_hospitals_are_said_to_be_equal():
     same = {s: host(12, 1) for s in "abc"}
     assert "the hospitals are the same in everything that was measured" in advised(same).cautions
+
+
+@pytest.mark.parametrize("count", [0, 1, 6, 7])
+def test_pairs_that_no_test_can_tell_are_named_while_they_are_few(count, monkeypatch):
+    monkeypatch.setattr(Assessment, "unable", lambda self: tuple((f"x{k}", "y") for k in range(count)))
+    said = [c for c in advised(USUAL).cautions if "however different they are" in c]
+    assert len(said) == (count > 0)
+    if count == 1:
+        assert said[0].startswith("no test could tell x0 from y, however")
+    elif count == 6:
+        assert said[0].startswith("no test could tell x0 from y, x1 from y, ") and "x5 from y, however" in said[0]
+    elif count == 7:
+        assert said[0].startswith("7 pairs have too few cases")
