@@ -65,6 +65,7 @@ Where = tuple[str, int]  # of a function: its file in the package, its first lin
 class Mutant:
     file: str  # below src/polysite
     line: int
+    column: int
     function: int  # first line of the function that it is in; 0: of none
     span: tuple[int, int]  # bytes that are replaced
     old: str
@@ -72,7 +73,7 @@ class Mutant:
     text: str  # the line as it is
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}  {_short(self.old)}  ->  {_short(self.new)}  in  {self.text}"
+        return f"{self.file}:{self.line}:{self.column}  {_short(self.old)}  ->  {_short(self.new)}  in  {self.text}"
 
 
 @dataclass(eq=False)
@@ -162,8 +163,8 @@ def everything(src: Path) -> Iterator[Mutant]:
         for node, new, function in _places(ast.parse(path.read_bytes()), 0, top=True):
             first, last = node.lineno - 1, (node.end_lineno or 0) - 1
             span = starts[first] + node.col_offset, starts[last] + (node.end_col_offset or 0)
-            old, text = ast.unparse(node), lines[first].decode().strip()
-            yield Mutant(f"{path.relative_to(root)}", node.lineno, function, span, old, ast.unparse(new), text)
+            place = f"{path.relative_to(root)}", node.lineno, node.col_offset + 1, function, span
+            yield Mutant(*place, ast.unparse(node), ast.unparse(new), lines[first].decode().strip())
 
 
 def _places(node: ast.AST, function: int, top: bool) -> Iterator[tuple[ast.expr, ast.expr, int]]:
@@ -215,10 +216,10 @@ def _instead(node: ast.expr) -> Iterator[ast.expr]:
         name = called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
         if name in CALLS and len(node.args) == 1:
             yield node.args[0]
-        if name in NAMES and isinstance(called, ast.Name):
-            yield _with(node, func=ast.Name(NAMES[name]))
-        if name in NAMES and isinstance(called, ast.Attribute):
+        if name in NAMES and isinstance(called, ast.Attribute) and name != "fsum":  # x.sum()
             yield _with(node, func=_with(called, attr=NAMES[name]))
+        elif name in NAMES:
+            yield _with(node, func=ast.Name(NAMES[name]))
 
 
 def _with(node: Any, **changes: Any) -> Any:
@@ -294,7 +295,7 @@ def _run(place: Path, tests: Sequence[str], watch: Watch, limit: float) -> Watch
         child.join()
         return None
     if not told.exists():
-        return Watch(failed=["the interpreter"])
+        return Watch(failed=["a crash"])
     found = json.loads(told.read_text())
     calls = {k: [(file, line) for file, line in v] for k, v in found["calls"].items()}
     return Watch(failed=found["failed"], seconds=found["seconds"], calls=calls)

@@ -1106,12 +1106,6 @@ def test_adaptive_servers_where_updates_are_smaller_than_before_as_large_and_lar
         assert model["w"] == pytest.approx(w, abs=1e-15)
 
 
-def test_yogi_falls_by_as_much_as_it_grows():
-    yogi = Yogi(b2=0.75, tau=1.0)
-    _, state = yogi.step({"w": np.zeros(3)}, {"w": np.array([0.5, 1.0, 2.0])}, yogi.init({"w": np.zeros(3)}))
-    assert state.v["w"].tolist() == [1 - 1 / 16, 1.0, 1 + 1.0]
-
-
 def test_groups_are_told_apart_in_the_record():
     """Of every group its own numbers, by its name; of a site its share among those of its group that replied."""
     algorithm = Clustered({"north": ("a", "b"), "south": ("c", "d")}, Ifca())
