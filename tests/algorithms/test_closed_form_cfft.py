@@ -294,6 +294,8 @@ def test_a_site_tells_how_many_cases_judge_and_the_sum_of_their_scores():
         ({"a": 1.0, "b": -1e12, "c": 2.0}, {"b"}),
         ({"a": 1.0, "b": 1e12, "c": 2.0}, {"b"}),
         ({"a": -1.0, "b": 100.0, "c": -2.0}, set()),
+        ({"a": 0.0, "b": 0.9e6, "c": 0.0}, set()),  # beside one, where the others have nothing
+        ({"a": 0.0, "b": 1.1e6, "c": 0.0}, {"b"}),
         ({"a": 1.0, "b": 1e4, "c": 1e4, "d": 1e4, "e": 1e9}, set()),  # beside most of them it is not absurd
     ],
 )

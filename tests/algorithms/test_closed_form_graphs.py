@@ -740,3 +740,11 @@ def test_pfednet_draws_parameters_together_and_no_running_statistics(eta):
     assert one["head.w"].item() == pytest.approx(other["head.w"].item(), abs=1e-9)
     assert one["head.running_var"].item() == pytest.approx(0.9 * 16 + 0.1 * 1, abs=1e-12)
     assert other["head.running_var"].item() == pytest.approx(0.9 * 16 + 0.1 * 4, abs=1e-12)
+
+
+def test_the_network_lasso_knows_no_unit():
+    """Vectors a million times shorter, drawn together a million times less, mix just so."""
+    y = np.random.default_rng(2).normal(size=(4, 5))
+    edges = [(0, 1), (1, 2), (3, 4), (0, 4)]
+    usual = lasso_mixture(y.T @ y, edges, 0.3)
+    assert lasso_mixture(1e-12 * (y.T @ y), edges, 1e-6 * 0.3) == pytest.approx(usual, abs=1e-9)
