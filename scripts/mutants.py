@@ -6,7 +6,7 @@ for max, the largest for the sum, branches swapped. Left out is what no test has
 at the top of a module, and defaults of fields, which are choices of a hyper-parameter and no mathematics.
 
 Everything happens in a copy. First all tests of TESTS run once, while it is noted which functions each of them calls
-and how long it takes. Then every mutant meets the tests that call the function it is in, the quickest first, until one
+and how long it takes (minutes; --notes keeps it). Then every mutant meets the tests that call the function it is in, the quickest first, until one
 fails. Tests that take longer than what is left of --most are not run. A mutant that hangs has been noticed.
 
     python scripts/mutants.py --count 60 --seed 0
@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
@@ -59,6 +60,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 
 Where = tuple[str, int]  # of a function: its file in the package, its first line
+Notes = Mapping[str, tuple[float, list[Where]]]  # test -> seconds, functions that it calls
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def main() -> None:
         shutil.copytree(given.tests, place / "tests", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(given.tests.parent / "pyproject.toml", place)
         began = time.perf_counter()
-        known = note(place, {path for p in {m.file.split("/")[0] for m in chosen} for path in paths(place, p)})
+        known = notes(place, given.notes)
         print(f"{len(known)} tests noted after {time.perf_counter() - began:.0f} s", flush=True)
         killed = 0
         for n, mutant in enumerate(chosen, start=1):
@@ -150,6 +152,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the choice")
     parser.add_argument("--src", type=Path, default=here / "src", help="the folder that holds polysite")
     parser.add_argument("--tests", type=Path, default=here / "tests", help="the folder of tests")
+    parser.add_argument("--notes", type=Path, help="where to keep what tests call, for the next run on the same tree")
     parser.add_argument("--most", type=float, default=60.0, help="seconds' worth of tests for one mutant")
     return parser.parse_args()
 
@@ -239,8 +242,24 @@ def paths(place: Path, package: str) -> list[str]:
     return [*found, f"src/polysite/{package}"]
 
 
-def note(place: Path, where: set[str]) -> dict[str, tuple[float, list[Where]]]:
+def notes(place: Path, kept: Path | None) -> Notes:
+    """What is kept of an earlier run, if it was one of the same code and tests."""
+    tree = sha256(b"".join(path.read_bytes() for path in sorted(place.rglob("*.py")))).hexdigest()
+    if kept is not None and kept.exists():
+        old = json.loads(kept.read_text())
+        if old["tree"] == tree:
+            return {
+                k: (seconds, [(file, line) for file, line in calls]) for k, (seconds, calls) in old["notes"].items()
+            }
+    found = note(place)
+    if kept is not None:
+        kept.write_text(json.dumps({"tree": tree, "notes": found}))
+    return found
+
+
+def note(place: Path) -> Notes:
     """Of every test that passes: how long it takes and what it calls."""
+    where = {path for package in PACKAGES for path in paths(place, package)}
     watch = _run(place, sorted(where), Watch(root=f"{place}/src/polysite/"), limit=3600.0)
     if watch is None:
         raise SystemExit("the tests do not come to an end")
@@ -251,7 +270,7 @@ def note(place: Path, where: set[str]) -> dict[str, tuple[float, list[Where]]]:
     return {k: (watch.seconds[k], c) for k, c in watch.calls.items() if k not in watch.failed and k in watch.seconds}
 
 
-def killer(place: Path, mutant: Mutant, known: Mapping[str, tuple[float, list[Where]]], most: float) -> str | None:
+def killer(place: Path, mutant: Mutant, known: Notes, most: float) -> str | None:
     """The test that fails, if any."""
     mine = tuple(paths(place, mutant.file.split("/")[0]))
     near = {k: calls for k, (_, calls) in known.items() if k.startswith(mine)}

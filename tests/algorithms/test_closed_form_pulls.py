@@ -537,9 +537,3 @@ def test_fedamp_a_model_of_zeros_points_nowhere():
     force = np.exp(2.0 * np.array([np.sqrt(0.5), 0.0]))
     assert list(state.attention["s0"].values()) == pytest.approx([0.4, *0.6 * force / force.sum()], abs=1e-12)
     assert list(state.attention["s2"].values()) == pytest.approx([0.3, 0.3, 0.4], abs=1e-12)
-
-
-def test_fedamp_tells_the_mean_weight_of_sites_on_themselves():
-    """Two are alike and one is far: with alpha = sigma / 3 the two give each other a third, the third keeps all."""
-    state = heard(FedAMP(sigma=1.0), {"s0": 1.0, "s1": 1.0, "s2": 99.0})
-    assert FedAMP(sigma=1.0).tell(state)["own"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3, abs=1e-12)
