@@ -6,8 +6,9 @@ for max, the largest for the sum, branches swapped. Left out is what no test has
 at the top of a module, and defaults of fields, which are choices of a hyper-parameter and no mathematics.
 
 Everything happens in a copy. First all tests of TESTS run once, while it is noted which functions each of them calls
-and how long it takes (minutes; --notes keeps it). Then every mutant meets the tests that call the function it is in, the quickest first, until one
-fails. Tests that take longer than what is left of --most are not run. A mutant that hangs has been noticed.
+and how long it takes: some minutes, which --notes spares the next run. Then every mutant meets the tests that call the
+function it is in, the quickest first, until one fails; of the slowest, only those that --most leaves time for. A mutant
+that hangs or crashes has been noticed.
 
     python scripts/mutants.py --count 60 --seed 0
 """
