@@ -1,9 +1,7 @@
 """Federated learning for medical image segmentation, for hospitals whose data differ."""
 
-import sys
 import warnings
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS
@@ -39,17 +37,7 @@ _HOME = {
     "train": "polysite.study",
     "resume": "polysite.study",
 }
-
-
 _RENAMED = {"Policy": "EmptyMaskPolicy", "forecast": "cost", "run": "train", "survey": "assess"}  # until 0.3
-
-
-class _Package(ModuleType):
-    """This package. Three of its functions have the name of a subpackage, and importing a subpackage would bind it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
 
 
 def __getattr__(name: str) -> Any:
@@ -68,4 +56,3 @@ def __dir__() -> list[str]:
 
 
 __all__ = sorted(_HOME)
-sys.modules[__name__].__class__ = _Package

@@ -200,8 +200,8 @@ def algorithms(
         return
     known = list(describe())
     if as_json:
-        for name, paper, line in known:
-            print(json.dumps({"name": name, "paper": paper, "summary": line}))
+        for name, paper, line, needs in known:
+            print(json.dumps({"name": name, "paper": paper, "summary": line, "needs": needs}))
         return
     from rich.console import Console
     from rich.table import Table
@@ -209,6 +209,6 @@ def algorithms(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "what it does", "paper"):
         table.add_column(column, overflow="fold")
-    for name, paper, line in known:
+    for name, paper, line, _ in known:
         table.add_row(name, line, paper)
     Console().print(table)
