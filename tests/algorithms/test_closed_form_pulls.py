@@ -16,13 +16,13 @@ from polysite.algorithms.local import Local
 from polysite.algorithms.pfedme import PFedMe
 from polysite.algorithms.superfed import SuPerFed
 from polysite.algorithms.weighted import Weighted
-from polysite.cost.rehearsal import rehearse
+from polysite.costs.rehearsal import rehearse
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from polysite.site import Budget, Mix
+from polysite.site import Budget, CaseScore, Mix
 from quadratic import Quadratic, mixed_gradients
 from table import START as SPLITS
 from table import same
@@ -121,9 +121,9 @@ def test_pfedme_held_ever_tighter_is_uniform_fedavg(share):
 
 def test_pfedme_takes_its_inner_steps_on_one_minibatch_and_the_next_ones_on_the_next():
     class Asked(Quadratic):
-        def fit(self, params, **kw):
-            asked.append((kw["minibatch"], kw["steps"], kw["tilt"].anchor["w"].item()))
-            return super().fit(params, **kw)
+        def fit(self, params, objective, budget):
+            asked.append((budget.minibatch, budget.steps, objective.tilt.anchor["w"].item()))
+            return super().fit(params, objective, budget)
 
     asked = []
     PFEDME.local(Payload(model=START), Payload(), Asked(1.0, np.array([0.0])))
@@ -486,7 +486,7 @@ def test_superfed_serves_the_mixture_that_does_best_on_validation_cases():
 
         def score(self, params, cases):
             asked.append((set(cases), params["norm.running_var"].item()))
-            return {n: {"L": 1 - abs(params["w"].item() - 0.61), "loss": -params["w"].item()} for n in cases}
+            return {n: CaseScore({"L": 1 - abs(params["w"].item() - 0.61)}, -params["w"].item()) for n in cases}
 
     got = Payload(model={"w": np.array([0.0]), "norm.running_var": np.array([5.0])}, twins=1)
     memory = Payload(twin={"w": np.array([1.0])})
@@ -530,3 +530,15 @@ def test_factors_go_around_those_that_average():
 def test_settings_that_make_no_sense_are_refused(make, says):
     with pytest.raises(ConfigError, match=says):
         make()
+
+
+def test_fedamp_a_model_of_zeros_points_nowhere():
+    """To the others it is as one at a right angle: cosine 0."""
+    rule = FedAMP(cosine=2.0, own=0.4)
+    points = {"s0": [1.0, 0.0], "s1": [2.0, 2.0], "s2": [0.0, 0.0]}
+    state = rule.merge(
+        rule.init({"w": np.zeros(2)}, NAMES[:3]), {i: Payload(model={"w": np.array(x)}) for i, x in points.items()}
+    )
+    force = np.exp(2.0 * np.array([np.sqrt(0.5), 0.0]))
+    assert list(state.attention["s0"].values()) == pytest.approx([0.4, *0.6 * force / force.sum()], abs=1e-12)
+    assert list(state.attention["s2"].values()) == pytest.approx([0.3, 0.3, 0.4], abs=1e-12)

@@ -36,7 +36,10 @@ def test_nothing_to_judge():
     assert math.isnan(specificity([1, 1], [1, 1], 2))
 
 
-@pytest.mark.parametrize(("predicted", "true"), [([0, 2], [0, 1]), ([0, 1], [-1, 1])])
+CASES = [([0, 2], [0, 1]), ([0, 1], [-1, 1]), ([0, 1], [0, 2]), ([-1, 1], [0, 1])]
+
+
+@pytest.mark.parametrize(("predicted", "true"), CASES)
 def test_a_class_must_exist(predicted, true):
     with pytest.raises(DataError, match="not one of 0 to 1"):
         confusion(predicted, true, 2)

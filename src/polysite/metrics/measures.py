@@ -43,7 +43,7 @@ def measure(
         truth: Ground truth.
         spacing: Voxel size per axis.
         tolerance: Tolerance of the NSD, in the unit of the spacing.
-        surfaces: Function for the type of array; `polysite.train.surface.surfaces` for tensors.
+        surfaces: Function for the type of array; `polysite.training.surface.surfaces` for tensors.
     """
     counts = overlap(predicted, truth)
     apart = surfaces(predicted, truth, spacing)

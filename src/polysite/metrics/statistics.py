@@ -137,4 +137,5 @@ def _numbers(differences: ArrayLike) -> NDArray[np.float64]:
 
 def _nonzero(differences: ArrayLike) -> NDArray[np.float64]:
     values = _numbers(differences)
-    return values[values != 0]
+    nonzero: NDArray[np.float64] = values[values != 0]
+    return nonzero

@@ -24,10 +24,10 @@ from polysite.models.names import GROUPS
 from polysite.models.unet import UNet
 from polysite.payload import Payload
 from polysite.site import Budget, CaseScore, Contrast, Objective, Tilt
-from polysite.train.losses import ExtraLosses, contrast
-from polysite.train.settings import Train
-from polysite.train.tasks import Classify, Exclusive, Outline
-from polysite.train.torch_site import Network, TorchSite
+from polysite.training.losses import ExtraLosses, contrast
+from polysite.training.settings import Train
+from polysite.training.tasks import Classify, Exclusive, Outline
+from polysite.training.torch_site import Network, TorchSite
 from polysite.tree import matches
 
 PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment="none", batch=2, device="cpu")

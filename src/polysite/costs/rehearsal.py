@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from polysite.cost.model import Load
+from polysite.costs.model import Load
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, CaseScore, Fit, Objective, Scores, Sketch
 from polysite.tree import Tree

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from polysite.cost.speeds import Speeds
+from polysite.costs.speeds import Speeds
 from polysite.errors import ConfigError, nearest
 from polysite.payload import SiteId
 

@@ -22,7 +22,7 @@ from zlib import crc32
 
 import numpy as np
 
-from polysite.assess.distances import Statistic, Values, merged
+from polysite.heterogeneity.distances import Statistic, Values, merged
 
 FIRST = 1000  # permutations of every test; more follow only while p is at most OPEN
 OPEN = 0.01

@@ -13,9 +13,9 @@ from polysite.algorithms.ditto import Ditto
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.local import Local
 from polysite.algorithms.scaffold import Scaffold
-from polysite.cost.model import Load, measured, planned
-from polysite.cost.rehearsal import Effort, rehearse, traffic
-from polysite.cost.speeds import SPEEDS, Own, Speeds
+from polysite.costs.model import Load, measured, planned
+from polysite.costs.rehearsal import Effort, rehearse, traffic
+from polysite.costs.speeds import SPEEDS, Own, Speeds
 from polysite.data.case import CaseRef
 from polysite.data.files import Files
 from polysite.data.split import Split

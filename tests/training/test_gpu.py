@@ -21,10 +21,10 @@ from polysite.models.encoders import Bundled, Embedder, MedicalNet
 from polysite.models.resnet3d import ResNet18
 from polysite.payload import Payload
 from polysite.site import Budget
-from polysite.train.patches import Patches, blur, contrast
-from polysite.train.surface import surfaces as tensor_surfaces
-from polysite.train.tasks import Classify
-from polysite.train.torch_site import Network, TorchSite
+from polysite.training.patches import Patches, blur, contrast
+from polysite.training.surface import surfaces as tensor_surfaces
+from polysite.training.tasks import Classify
+from polysite.training.torch_site import Network, TorchSite
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can see")
 
