@@ -1,0 +1,1 @@
+"""Measures of segmentation and classification, fairness between hospitals, and paired statistics."""

@@ -222,6 +222,7 @@ class Embedder:
         self._turn = threading.Lock()  # torch's settings in ``_embed`` hold for all threads
 
     def __call__(self, volumes: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the embeddings of some volumes."""
         embeddings = np.zeros((len(volumes), self.channels, COMPONENTS), np.float32)
         alike: dict[tuple[int, ...], list[int]] = {}
         for place, volume in enumerate(volumes):

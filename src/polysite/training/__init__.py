@@ -1,0 +1,1 @@
+"""The site in torch: local training, prediction, assessment and attacks."""

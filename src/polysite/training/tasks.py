@@ -58,6 +58,7 @@ class Outline:
     _soft = DiceLoss(sigmoid=True, smooth_nr=1.0, smooth_dr=1.0, reduction="none")
 
     def outputs(self, labels: Sequence[str]) -> int:
+        """Return the number of labels."""
         return len(labels)
 
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
@@ -68,6 +69,7 @@ class Outline:
         return found
 
     def channels(self, truth: torch.Tensor) -> torch.Tensor:
+        """Return the ground truth: one channel per label."""
         return truth
 
     def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
@@ -75,9 +77,11 @@ class Outline:
         return torch.logit((shares.double() * count + 1) / (count + 2)).clamp(-clip, clip).float()
 
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return a mask per label."""
         return logits > 0
 
     def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+        """Return the Dice of every label."""
         return _dice_score(labels, self.masks(logits), truth, loss)
 
 
@@ -88,6 +92,7 @@ class Exclusive:
     _soft = DiceLoss(softmax=True, include_background=False, smooth_nr=1.0, smooth_dr=1.0, reduction="none")
 
     def outputs(self, labels: Sequence[str]) -> int:
+        """Return the number of labels, plus one for the background."""
         return len(labels) + 1
 
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
@@ -99,6 +104,7 @@ class Exclusive:
         return found
 
     def channels(self, truth: torch.Tensor) -> torch.Tensor:
+        """Return the ground truth with a background channel first."""
         return torch.cat([1 - truth.amax(1, keepdim=True), truth], 1)
 
     def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
@@ -107,10 +113,12 @@ class Exclusive:
         return full.log().clamp(min=-clip)
 
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return a mask per label, without the background."""
         chosen = logits.argmax(0)
         return torch.stack([chosen == label for label in range(1, len(logits))])
 
     def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+        """Return the Dice of every label."""
         return _dice_score(labels, self.masks(logits), truth, loss)
 
 
@@ -120,6 +128,7 @@ class Classify:
     losses = ("ce",)
 
     def outputs(self, labels: Sequence[str]) -> int:
+        """Return the number of classes."""
         return len(labels)
 
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
@@ -127,6 +136,7 @@ class Classify:
         return cross_entropy(logits, truth, reduction="none")
 
     def channels(self, truth: torch.Tensor) -> torch.Tensor:
+        """Return the ground truth: one number per class."""
         return truth
 
     def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
@@ -134,9 +144,11 @@ class Classify:
         return shares.log().clamp(min=-clip)
 
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return True for the predicted class."""
         return torch.arange(len(logits), device=logits.device) == logits.argmax()
 
     def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+        """Return the accuracy (0 or 1), the predicted and the true class."""
         predicted, true = int(logits.argmax()), int(truth.argmax())
         return CaseScore({"accuracy": float(predicted == true)}, loss, predicted, true)
 

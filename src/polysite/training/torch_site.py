@@ -89,6 +89,7 @@ class Network:
             torch._foreach_copy_(list(self.leaves.values()), [params[k] for k in self.leaves])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch, in float32."""
         return self._logits(self.forward, x)
 
     def twin(self, params: Tree) -> "Network":
