@@ -260,9 +260,8 @@ def test_a_preset_knows_a_method_that_is_given_by_its_name_alone():
 def test_an_inner_value_that_is_no_algorithm_can_be_set():
     """pFedMe has a number called inner, combinators an algorithm."""
     text = '[algorithm]\nname = "pfedme"\ninner = 2'
-    assert (
-        parse(text).algorithm == parse("", {"algorithm": "pfedme", "algorithm.inner": "2"}).algorithm == PFedMe(inner=2)
-    )
+    sets = {"algorithm": "pfedme", "algorithm.inner": "2"}
+    assert parse(text).algorithm == parse("", sets).algorithm == PFedMe(inner=2)
     with pytest.raises(ConfigError, match=r"algorithm.inner = 2 must be a section"):
         parse("", {"algorithm": "weighted", "algorithm.inner": "2"})
     with pytest.raises(ConfigError, match=r"algorithm.inner = \{'name': 'two'\} must be|no algorithm called 'two'"):
@@ -284,9 +283,7 @@ SECTIONS = {Study, Prepare, Split, Train, Plan, Assess, Hospital}.union(
 # Every hyper-parameter and every setting is documented in the ``Args:`` section of its class, and nowhere else.
 @pytest.mark.parametrize("kind", sorted(TRAINED_BY | OPTIMISERS | SECTIONS, key=str), ids=lambda k: k.__name__)
 def test_every_key_is_documented_in_its_class(kind):
-    documented = field_docs(kind)
-    assert list(documented) == [f.name for f in fields(kind) if f.init]
-    assert all(text[0].isupper() or text[0].isdigit() for text in documented.values())
+    assert list(field_docs(kind)) == [f.name for f in fields(kind) if f.init]
 
 
 def test_the_same_text_is_in_help_in_the_list_of_algorithms_and_in_a_configuration():
