@@ -155,7 +155,7 @@ def check_sites(algorithm: Any, train: Mapping[SiteId, int], validation: Mapping
 
 
 def tightened(algorithm: Any, fewest: int) -> Any:
-    """Return the algorithm with every sum over at least ``fewest`` cases, for a policy of a hospital. Default: as given."""
+    """Return the algorithm with every sum over at least ``fewest`` cases, for a hospital policy. Default: as given."""
     own = getattr(algorithm, "tightened", None)
     return algorithm if own is None else own(fewest)
 
