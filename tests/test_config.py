@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, find
+from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, describe, find
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.cost_weighted import FedPIDAvg
 from polysite.algorithms.fedavg import FedAvg
@@ -300,3 +300,6 @@ def test_an_algorithm_says_what_it_requires():
     assert "Needs: each (the server must see each reply)\nLocal optimiser: plain SGD only" in explain("scaffold")
     assert "A site that never trained: is served no trained model" in explain("clustered")
     assert "Args:" not in explain("krum")
+    known = {name: (paper, summary, needs) for name, paper, summary, needs in describe()}
+    assert known.keys() == ALGORITHMS.keys() and all(summary for _, summary, _ in known.values())
+    assert known["fedadam"][2] == "sum" and known["clustered"][2] == known["krum"][2] == "each"
