@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from polysite import config
+from polysite.engines.record import Result, RoundRecord, SiteRecord, SiteValidation
 from polysite.engines.run_folder import RunFolder
 from polysite.report.runs import methods, read
+from polysite.site import CaseScore
 
 SIZE = 8  # of the cubes
 SITES = {"north": 6, "south": 5, "island": 2}
@@ -39,23 +41,28 @@ def write(
         for s, found in cases.items()
     }
     scores = {
-        s: {c: {**{k: v["dice"] for k, v in labels.items()}, "loss": 0.5} for c, labels in found.items()}
+        s: {c: CaseScore({k: v["dice"] for k, v in labels.items()}, loss=0.5) for c, labels in found.items()}
         for s, found in whole.items()
     }
     for index in range(rounds):
-        told = {"loss": 1.0, "steps": 4, "lr_sum": 0.1, "seconds": 0.1, "bytes_down": 100, "bytes_up": 200, "said": {}}
-        judged = {s: {"cases": 2, "loss": 0.5, "score": {"WT": 0.2 * index}} for s in cases}
-        record = {
-            "round": index, "sites": dict.fromkeys(cases, told), "absent": [], "refused": {},
-            "shares": {s: 1 / len(cases) for s in cases}, "validation": judged, "measure": "Dice",
-            "mean_score": 0.2 * index, "best_round": index, "elapsed": 0.1 * index,
-        }  # fmt: skip
-        folder.append(record)
+        effort = SiteRecord(loss=1.0, steps=4, lr_sum=0.1, seconds=0.1, bytes_down=100, bytes_up=200)
+        score = SiteValidation(2, 0.5, {"WT": 0.2 * index})
+        folder.append(
+            RoundRecord(
+                index,
+                0,
+                dict.fromkeys(cases, effort),
+                shares={s: 1 / len(cases) for s in cases},
+                validation=dict.fromkeys(cases, score),
+                measure="Dice",
+                mean_score=0.2 * index,
+                best_round=index,
+                elapsed=0.1 * index,
+            )
+        )
     other = {s: {} for s in cases}
-    folder.finish({
-        "task": "segmentation", "labels": ["WT"], "modalities": ["t1"], "rounds": rounds, "best_round": rounds - 1,
-        "validation": scores if split == "validation" else other, "test": scores if split == "test" else other,
-    })  # fmt: skip
+    validation, test = (scores if split == name else other for name in ("validation", "test"))
+    folder.finish(Result("segmentation", ("WT",), ("t1",), rounds, rounds - 1, 0, validation, test))
     _evaluation(path / "evaluation" / split, whole, own, unit)
     return path
 
@@ -75,7 +82,7 @@ def _evaluation(place: Path, whole, own, unit) -> None:
     labels = sorted({line["label"] for line in lines})
     shown = [_shown(s, c, why) for s, found in whole.items() for c, why in zip(found, ("worst", "best"), strict=False)]
     about = {
-        "part": "test", "data": "", "cases": {s: len(c) for s, c in whole.items()}, "trained": sorted(whole),
+        "split": "test", "data": "", "cases": {s: len(c) for s, c in whole.items()}, "trained": sorted(whole),
         "tolerance": 1.0, "unit": unit, "labels": labels, "modalities": ["t1"], "versions": {}, "shown": shown,
     }  # fmt: skip
     (place / "about.json").write_text(json.dumps(about))

@@ -140,6 +140,7 @@ def test_runs_of_another_configuration_are_not_taken_for_these(tiny, tmp_path):
     bench, out = benchmark.load(str(tiny)).only(["fedavg"]), tmp_path / "out"
     (job, _) = jobs(bench, out)
     job.run.mkdir(parents=True)
+    (job.run / "versions.json").write_text("{}")
     (job.run / "config.toml").write_text(config.dump(config.vary(job.study, {"train": {"lr": 0.3}})))
     with pytest.raises(RunError, match="was trained with another configuration"):
         benchmark._fits(job)

@@ -19,9 +19,8 @@ from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server_optimisers import Adam, Sgd, Yogi
 from polysite.algorithms.weighted import Weighted
-from polysite.assess.exchange import Assess
 from polysite.config import Study, dump, explain, field_docs, parse, preset, presets
-from polysite.cost.speeds import SPEEDS
+from polysite.costs.speeds import SPEEDS
 from polysite.data.federation import FEDERATIONS, ByLabelSize, Limited, Natural
 from polysite.data.files import Files
 from polysite.data.phantom import Hospital, four_hospitals
@@ -30,11 +29,12 @@ from polysite.data.sources import SOURCES, Phantom
 from polysite.data.split import Split
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError
+from polysite.heterogeneity.exchange import Assess
 from polysite.models import MODELS
 from polysite.models.densenet import DenseNet
 from polysite.models.encoders import ENCODERS, DeepBet, MedicalNet
 from polysite.models.unet import UNet
-from polysite.train.settings import Train
+from polysite.training.settings import Train
 
 STUDIES = {
     "default": Study(),

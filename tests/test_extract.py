@@ -316,7 +316,7 @@ def test_a_folder_is_never_overwritten_and_bad_scans_are_named(scans, tmp_path):
     for modality in ("t1", "t1ce", "t2", "flair"):
         image = nibabel.load(blank / f"{modality}.nii.gz")
         nibabel.save(nibabel.Nifti1Image(np.zeros(SIDE, np.float32), image.affine), blank / f"{modality}.nii.gz")
-    with pytest.raises(DataError, match=r"south-001.*every voxel is 0.*check-data"):
+    with pytest.raises(DataError, match=r"south-001.*every voxel is 0.*polysite data check"):
         extract.run(study(Files(str(scans))), tmp_path / "out")
     with pytest.raises(ConfigError, match="these images have classes only"):
         extract.run(study(PhantomClasses(SIDE)), tmp_path / "out", label="low")

@@ -1,5 +1,6 @@
 """Federated learning for medical image segmentation, for hospitals whose data differ."""
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -14,21 +15,21 @@ _HOME = {
     "Prepare": "polysite.data.prepare",
     "Hospital": "polysite.data.phantom",
     "Split": "polysite.data.split",
-    "Train": "polysite.train.settings",
+    "Train": "polysite.training.settings",
     "Plan": "polysite.engines.plan",
     "UNet": "polysite.models.unet",
     "DenseNet": "polysite.models.densenet",
     "DenseNetSub": "polysite.models.sub_encoders",
     "PhantomClasses": "polysite.data.sources",
     "UNetSub": "polysite.models.sub_encoders",
-    "Assess": "polysite.assess.exchange",
+    "Assess": "polysite.heterogeneity.exchange",
     "Bundled": "polysite.models.encoders",
     "DeepBet": "polysite.models.encoders",
     "MedicalNet": "polysite.models.encoders",
     "Run": "polysite.study",
     "EmptyMaskPolicy": "polysite.metrics.measures",
-    "SPEEDS": "polysite.cost.speeds",
-    "Speeds": "polysite.cost.speeds",
+    "SPEEDS": "polysite.costs.speeds",
+    "Speeds": "polysite.costs.speeds",
     "assess": "polysite.assessment",
     "cost": "polysite.study",
     "evaluate": "polysite.evaluation",
@@ -36,10 +37,15 @@ _HOME = {
     "train": "polysite.study",
     "resume": "polysite.study",
 }
+_RENAMED = {"Policy": "EmptyMaskPolicy", "forecast": "cost", "run": "train", "survey": "assess"}  # until 0.3
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that ``polysite --help`` need not wait for torch."""
+    """Import a public name on first use, so that ``polysite --help`` need not wait for torch."""
+    if name in _RENAMED:
+        message = f"'polysite.{name}' is now 'polysite.{_RENAMED[name]}'; the old name goes in 0.3"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'polysite' has no attribute {name!r}")

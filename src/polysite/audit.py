@@ -1,15 +1,15 @@
-"""What could be made of the numbers that leave a hospital: an attack on all that a study tells about its cases.
+"""Attack the numbers that a study computes from its cases: rebuild scans, match second scans with their patients.
 
 ::
 
     FOLDER/
-        index.html    what came of it, in plain words first
+        index.html    results, in plain words first
         audit.json    every number
         figures/      as SVG and PNG
 
-A study sends most of these numbers as sums and sorted lists over many cases. The attack is given those of every case by
-itself, the worst case: radiomics as a site computes them, and what an assessment would tell of a hospital that holds
-this one case and tells of it all the same.
+A study sends most of these numbers as sums and sorted lists over many cases. The attack knows those of every single
+case, which is the worst case: radiomics as a site computes them, and the reply of a hospital with this one case to an
+assessment that accepts one case.
 """
 
 import json
@@ -41,9 +41,9 @@ from polysite.report import audit_page
 from polysite.report.audit_page import Finding, Ratio, View
 from polysite.report.preview import axes_of, turned
 from polysite.storage import draft_folder, vacant
-from polysite.train.assessed_site import TorchAssessedSite
-from polysite.train.attack import Outcome, Scans, Settings, attack, matched, shrunk
-from polysite.train.torch_site import device_of
+from polysite.training.assessed_site import TorchAssessedSite
+from polysite.training.attack import Outcome, Scans, Settings, attack, matched, shrunk
+from polysite.training.torch_site import device_of
 
 KINDS = {
     "radiomics": "radiomic features",
@@ -58,23 +58,23 @@ OF = {
     "quantiles": ("directions", "quantities"),
     "all": tuple(KINDS),
 }
-LEAST = {"train": 8, "validation": 2, "test": 2}  # cases, below which an attack says nothing
-NOISE, GAIN = 0.1, 0.1  # of a second scan: of the deviation inside the head; of the signal, at most
-OUTLINE = (0.4, 0.6)  # of a second outline: where the smoothed first one is cut
+MIN_CASES = {"train": 8, "validation": 2, "test": 2}
+NOISE, GAIN = 0.1, 0.1  # of a second scan: noise relative to the standard deviation; largest change of the signal
+OUTLINE = (0.4, 0.6)  # range of the threshold that turns a smoothed mask into a second outline
 
 Dealt = Mapping[str, SiteSplit]
-Listed = Sequence[tuple[str, str, CaseRef]]  # site, part, patient
+Listed = Sequence[tuple[str, str, CaseRef]]  # site, split, case
 Vectors = dict[str, np.ndarray]  # kind -> case x number
-Rows = Mapping[str, list[int]]  # part -> places in the list of all cases
+Rows = Mapping[str, list[int]]  # split -> indices in the list of all cases
 
 
 @dataclass(frozen=True, eq=False)
 class Withheld:
-    """A case that was to be rebuilt."""
+    """A test case, which the attack rebuilds."""
 
     site: str
-    patient: CaseRef
-    axes: str  # where they point
+    case: CaseRef
+    axes: str  # orientation, such as RAS
     volume: np.ndarray
 
 
@@ -96,10 +96,16 @@ def audit(
     scans: bool = True,
     watch: Watch = Watch(),
 ) -> Audit:
-    """Attack the numbers that a study tells about cases, and write down what came of it.
+    """Attack the numbers of a study's cases and write the results into a folder.
 
-    ``what``: radiomics, embedding, quantiles or all. ``modality``: which is to be rebuilt, the first by default, or
-    ``all``. ``scans``: whether the page shows three test cases.
+    Args:
+        study: The study.
+        what: Numbers to attack: radiomics, embedding, quantiles or all.
+        out: The folder; a new one below audits/ by default.
+        settings: Settings of the attack.
+        modality: The modality to rebuild, or ``all``; the first by default.
+        scans: Show three test cases on the page.
+        watch: Observer of the progress.
     """
     target, kinds, channels = _target(out), _kinds(study, what), _channels(study, modality)
     dealt = _each(studies.deal_cases(study), _kept)
@@ -112,11 +118,11 @@ def audit(
     volumes, inside, axes = _volumes(study, listed, channels, settings.side)
     rows = _rows(listed, volumes, [study.data.modality_names[k] for k in channels])
     seen, again = _first_and_second(study, dealt, kinds, step)
-    learn, probe = ([k for k, (_, part, _) in enumerate(listed) if (part == "train") is own] for own in (True, False))
+    learn, probe = ([k for k, (_, split, _) in enumerate(listed) if (split == "train") is own] for own in (True, False))
     sites, outcomes, findings = tuple(site for site, _, _ in listed), {}, []
     for kind in kinds:
         known = Scans(sites, seen[kind], volumes, inside)
-        train, validation, test = (known.part(rows[part]) for part in SPLITS)
+        train, validation, test = (known.part(rows[split]) for split in SPLITS)
         outcomes[kind] = attack(train, validation, test, settings, study.seed, device_of(study.train.device))
         hits = matched(seen[kind], again[kind], learn, probe)
         findings.append(_finding(kind, study, outcomes[kind], seen[kind].shape, hits))
@@ -127,7 +133,7 @@ def audit(
     return Audit(target, tuple(findings))
 
 
-# What is asked for.
+# Arguments.
 
 
 def _target(out: Path | str | None) -> Path:
@@ -144,7 +150,7 @@ def _kinds(study: Study, what: str) -> tuple[str, ...]:
 
 
 def _channels(study: Study, modality: str) -> list[int]:
-    """The modalities to be rebuilt."""
+    """Return the indices of the modalities to rebuild."""
     names = study.data.modality_names
     if modality in ("", "all"):
         return list(range(len(names)))[: None if modality else 1]
@@ -154,7 +160,7 @@ def _channels(study: Study, modality: str) -> list[int]:
 
 
 def _tuning(study: Study) -> tuple[Any, bool]:
-    """How radiomics are taken, and whether this study has a phase that sends something of them."""
+    """Return the algorithm whose settings radiomics are computed with, and whether this study uses it."""
     own = [s.algorithm for s in config.phases(study) if hasattr(s.algorithm, "case_clusters")]
     return (own[0], True) if own else (find("cfft", ALGORITHMS, "algorithm")(), False)
 
@@ -163,24 +169,24 @@ def _tuning(study: Study) -> tuple[Any, bool]:
 
 
 def _listed(dealt: Dealt) -> Listed:
-    return [(site, part, p) for site, parts in dealt.items() for part in SPLITS for p in parts[part]]
+    return [(site, split, case) for site, splits in dealt.items() for split in SPLITS for case in splits[split]]
 
 
 def _each(dealt: Dealt, change: Callable[[CaseRef], CaseRef]) -> Dealt:
-    return {site: {part: [change(p) for p in parts[part]] for part in SPLITS} for site, parts in dealt.items()}
+    return {site: {split: list(map(change, splits[split])) for split in SPLITS} for site, splits in dealt.items()}
 
 
-def _kept(patient: CaseRef) -> CaseRef:
-    """A phantom is drawn once; files are opened whenever they are needed."""
-    return patient if patient.files else replace(patient, read=cache(patient.read))
+def _kept(case: CaseRef) -> CaseRef:
+    """Return a case that is drawn only once, if it is a phantom; files are opened again."""
+    return case if case.files else replace(case, read=cache(case.read))
 
 
-def rescanned(patient: CaseRef, seed: int) -> CaseRef:
-    """The same patient another day: other noise, more or less signal, outlines drawn a little wider or tighter."""
+def rescanned(ref: CaseRef, seed: int) -> CaseRef:
+    """Return a second scan of the same patient: other noise and signal, slightly wider or tighter outlines."""
 
     def read() -> Case:
-        case = patient.open()
-        rng = np.random.default_rng([seed, crc32(f"{patient.site}/{patient.name}".encode())])
+        case = ref.open()
+        rng = np.random.default_rng([seed, crc32(f"{ref.site}/{ref.name}".encode())])
         image, label = case.image.copy(), case.label
         for volume in image:
             inside = volume != 0
@@ -192,22 +198,22 @@ def rescanned(patient: CaseRef, seed: int) -> CaseRef:
             label = np.stack([mask > rng.uniform(*OUTLINE) for mask in soft]).astype(np.uint8)
         return replace(case, image=image, label=label)
 
-    return replace(patient, read=read, files=(), hidden=())
+    return replace(ref, read=read, files=(), hidden=())
 
 
 def _volumes(
     study: Study, listed: Listed, channels: Sequence[int], side: int
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """What is to be rebuilt, where the head is, and where the axes point."""
-    # as an assessment does it: with raw intensities, a bright scan would count more than others
+    """Return the volumes to rebuild, the masks of the head, and the orientations."""
+    # normalised as in an assessment: with raw intensities, a bright scan would count more than others
     prepare = replace(study.prepare, normalise="nonzero") if study.prepare.normalise == "none" else study.prepare
     volumes, masks, axes = [], [], []
-    for site, _, patient in listed:
-        raw = patient.open()
+    for site, _, case in listed:
+        raw = case.open()
         image = prepare.apply(raw, [1] * study.data.dims).image
         volume, mask = shrunk(image[list(channels)], (image != 0).any(0), side)
         if not mask.any():
-            who = f"case {patient.name!r} of site {site!r}"
+            who = f"case {case.name!r} of site {site!r}"
             raise DataError(f"{who} shows nothing at {side} voxels a side; leave it out, or raise --side")
         volumes.append(volume)
         masks.append(mask)
@@ -216,93 +222,96 @@ def _volumes(
 
 
 def _rows(listed: Listed, volumes: np.ndarray, modalities: Sequence[str]) -> Rows:
-    """The cases of every part of which all that is to be rebuilt was acquired; refuse too few."""
+    """Return the cases of every split that have all modalities to rebuild; refuse too few."""
     acquired = [bool(np.all([modality.any() for modality in volume])) for volume in volumes]
-    rows = {part: [k for k, (_, own, _) in enumerate(listed) if own == part and acquired[k]] for part in SPLITS}
-    if any(len(rows[part]) < least for part, least in LEAST.items()):
-        wanted, found = (", ".join(f"{n} {part}" for part, n in each.items()) for each in (LEAST, _counts(rows)))
+    rows = {split: [k for k, (_, own, _) in enumerate(listed) if own == split and acquired[k]] for split in SPLITS}
+    if any(len(rows[split]) < least for split, least in MIN_CASES.items()):
+        wanted, present = (
+            ", ".join(f"{n} {split}" for split, n in each.items()) for each in (MIN_CASES, _counts(rows))
+        )
         raise DataError(
-            f"an attack takes at least {wanted} cases with {' and '.join(modalities)}, and there are {found}; add "
+            f"an attack takes at least {wanted} cases with {' and '.join(modalities)}, and there are {present}; add "
             "cases, or change split.validation and split.test"
         )
     return rows
 
 
 def _counts(rows: Rows) -> dict[str, int]:
-    return {part: len(own) for part, own in rows.items()}
+    return {split: len(own) for split, own in rows.items()}
 
 
-# What is told about them.
+# Their numbers.
 
 
 def _first_and_second(
     study: Study, dealt: Dealt, kinds: Sequence[str], step: Callable[[str], None]
 ) -> tuple[Vectors, Vectors]:
-    """The numbers of every case, and of a second scan of it; radiomics as the server of a cfft phase sees them."""
+    """Return the numbers of every case and of its second scan; radiomics scaled as in a cfft phase."""
     seen = _vectors(study, dealt, kinds, step)
     again = _vectors(study, _each(dealt, lambda p: rescanned(p, study.seed)), kinds, step)
     if "radiomics" in kinds:
-        train = [k for k, (_, part, _) in enumerate(_listed(dealt)) if part == "train"]
+        train = [k for k, (_, split, _) in enumerate(_listed(dealt)) if split == "train"]
         one = mixture.Settings(components=1, dimensions=_tuning(study)[0].dimensions)
         fitted = mixture.pooled(seen["radiomics"][train], one)
-        for found in (seen, again):
-            found["components"] = fitted.transform(found["radiomics"])
-            found["radiomics"] = mixture.scaled(found["radiomics"], fitted.low, fitted.high)
+        for vectors in (seen, again):
+            vectors["components"] = fitted.transform(vectors["radiomics"])
+            vectors["radiomics"] = mixture.scaled(vectors["radiomics"], fitted.low, fitted.high)
     return seen, again
 
 
 def _vectors(study: Study, dealt: Dealt, kinds: Sequence[str], step: Callable[[str], None]) -> Vectors:
-    """The numbers of every case; radiomics as they are extracted."""
-    listed, found = _listed(dealt), {}
+    """Return the numbers of every case; radiomics as they are extracted."""
+    listed, vectors = _listed(dealt), {}
     if "radiomics" in kinds:
         sites, width = studies.build_sites(study, dealt), _tuning(study)[0].bin_width
-        found["radiomics"] = np.concatenate([sites[site].radiomics([p.name], width) for site, _, p in listed])
+        vectors["radiomics"] = np.concatenate([sites[site].radiomics([case.name], width) for site, _, case in listed])
     asked = [k for k in kinds if k not in OF["radiomics"]]
     seeing = any(k != "quantities" for k in asked)
     embedder = Embedder(study.encoder, device_of(study.train.device)) if seeing else None
-    told = []
-    for site, _, patient in listed:
-        told.append(_told(study, patient, embedder) if asked else {})
-        step(f"{site} · {patient.name}")
-    return found | {kind: np.stack([each[kind] for each in told]) for kind in asked}
+    replies = []
+    for site, _, case in listed:
+        replies.append(_reply(study, case, embedder) if asked else {})
+        step(f"{site} · {case.name}")
+    return vectors | {kind: np.stack([reply[kind] for reply in replies]) for kind in asked}
 
 
-def _told(study: Study, patient: CaseRef, embedder: Embedder | None) -> Vectors:
-    """What an assessment would tell of a hospital that holds this one case."""
+def _reply(study: Study, case: CaseRef, embedder: Embedder | None) -> Vectors:
+    """Return the reply to an assessment of a hospital that has only this case."""
     data, projections = study.data, study.assess.projections if embedder else 0
     about = data.modality_names, data.label_names, data.dims, data.task == "classification"
-    site = TorchAssessedSite(patient.site, [patient], *about, study.prepare, embedder, Cache(place()))
+    site = TorchAssessedSite(case.site, [case], *about, study.prepare, embedder, Cache(place()))
     reply, _ = replace(study.assess, fewest=1, projections=projections).local(Payload(), Payload(), site)
-    found = {"quantities": np.concatenate(list(reply["quantiles"].values()))}
+    vectors = {"quantities": np.concatenate(list(reply["quantiles"].values()))}
     if embedder:
-        found["embedding"] = np.concatenate(list(reply["mean"].values()))
-        found["directions"] = reply["directions"]["embedding"][:, 0]
-    return found
+        vectors["embedding"] = np.concatenate(list(reply["mean"].values()))
+        vectors["directions"] = reply["directions"]["embedding"][:, 0]
+    return vectors
 
 
 def _leaves(kind: str, study: Study) -> str:
-    """What of it really leaves a hospital."""
+    """Describe which part of the numbers leaves a hospital."""
     fewest, levels = study.assess.fewest, study.assess.levels
     if kind in OF["radiomics"]:
         tuning, own = _tuning(study)
         pooled = "the features of every case once, as its fit is pooled"
         sums = (
-            f"sums and counts over the cases of a site, {tuning.fewest} at least, instead of the features of each; who "
-            "sees those of single sites may still work out some values"
+            f"sums and counts over the cases of a site, at least {tuning.fewest}, instead of the features of each; a "
+            "recipient of the sums of single sites may still work out some values"
         )
         if own:
             return f"This study sends {pooled if tuning.fit == 'pooled' else sums}."
         return f"This study sends none of them. One with algorithm cfft would send {sums}; with a pooled fit, all."
     if kind == "embedding":
-        alone = ", never that of one case" if fewest > 1 else ": where it is one, that is its embedding"
-        return f"An assessment sends its mean over the cases of a hospital, {fewest} at least{alone}."
+        alone = ", never that of one case" if fewest > 1 else "; the mean of one case is its embedding"
+        return f"An assessment sends its mean over the cases of a hospital, at least {fewest}{alone}."
     return (
-        f"An assessment sends every number in a list over the cases of a hospital, {fewest} at least, which is sorted "
-        f"by itself, so that it is not told which numbers belong to one case; of more than {levels} cases, averages."
+        f"An assessment sends every number as a list over the cases of a hospital, at least {fewest}. Each list is "
+        f"sorted separately, so that numbers of one case cannot be matched; for more than {levels} cases it holds "
+        "averages."
     )
 
 
-# What came of it.
+# Results.
 
 
 def _finding(kind: str, study: Study, outcome: Outcome, shape: tuple[int, ...], hits: np.ndarray) -> Finding:
@@ -329,7 +338,7 @@ def _about(study: Study, rows: Rows, channels: Sequence[int], settings: Settings
 
 
 def _views(tested: Sequence[Withheld], findings: Sequence[Finding], outcomes: Mapping[str, Outcome]) -> list[View]:
-    """The cases that the strongest attack rebuilt best, middling and worst, by the error of the average scan."""
+    """Return the cases that the strongest attack rebuilt best, at the median and worst."""
     first = outcomes[min(findings, key=lambda f: f.attack.value).kind]
     longest = max(outcomes.values(), key=lambda o: o.coefficients)
     order = np.argsort(first.errors[first.chosen] / first.errors["average"]).tolist()
@@ -342,18 +351,18 @@ def _views(tested: Sequence[Withheld], findings: Sequence[Finding], outcomes: Ma
 
     def middle(k: int, volumes: np.ndarray) -> np.ndarray:
         slices = turned(volumes[k][:1], tested[k].axes)[0]
-        found: np.ndarray = slices[len(slices) // 2]
-        return found
+        image: np.ndarray = slices[len(slices) // 2]
+        return image
 
     chosen = dict.fromkeys((order[0], order[len(order) // 2], order[-1]))  # of two cases, both
-    return [View(tested[k].patient.name, {what: middle(k, each) for what, each in made.items()}) for k in chosen]
+    return [View(tested[k].case.name, {what: middle(k, each) for what, each in made.items()}) for k in chosen]
 
 
 def _by_case(tested: Sequence[Withheld], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
     def errors(k: int) -> dict[str, dict[str, float]]:
-        return {kind: {name: float(e[k]) for name, e in found.errors.items()} for kind, found in outcomes.items()}
+        return {kind: {name: float(e[k]) for name, e in outcome.errors.items()} for kind, outcome in outcomes.items()}
 
-    return [{"site": t.site, "case": t.patient.name, "errors": errors(k)} for k, t in enumerate(tested)]
+    return [{"site": t.site, "case": t.case.name, "errors": errors(k)} for k, t in enumerate(tested)]
 
 
 def _publish(

@@ -1,25 +1,25 @@
-"""Whole studies: every method, on every fold, with every seed, and then all of them side by side.
+"""Benchmarks: every method on every fold with every seed, then a comparison.
 
 ::
 
     title = "..."                       about = "..."                 reference = "fedavg"
     preset = "fets_benchmark"           what all methods have in common: a preset,
-    [study]                             and sections of a study over it
-    [methods.NAME]                      what a method changes; it may leave to an assessment whom
-    outlier = { distance = "emd", weight = 0.3 }     to count for less, or
-    clusters = "euclidean"                           to train together
+    [study]                             and sections of a study, which override it
+    [methods.NAME]                      what a method changes; an assessment may choose
+    outlier = { distance = "emd", weight = 0.3 }     the site with a lower weight, or
+    clusters = "euclidean"                           the groups that train together
     [small]                             what --scale small changes: the same keys
 
 The folder that a benchmark writes::
 
-    bench.toml                          what was asked for
+    bench.toml                          methods, seeds, folds and settings
     assess/fold0-seed0/                 the assessment, where a method needs one
     studies/METHOD/fold0-seed0.toml     every single study, ready for ``polysite train``
-    runs/METHOD/fold0-seed0/            its run folder; what it said is beside it, fold0-seed0.txt
+    runs/METHOD/fold0-seed0/            its run folder; its output is beside it, fold0-seed0.txt
     comparison/                         tables and page
 
-Asked again, it goes on where it stopped. Every run is a process of its own: the first runs alone and shows how much
-memory one takes, then as many run at a time as fit.
+A benchmark that is started again continues where it stopped. Every run is a process of its own. The first runs alone
+and shows how much memory a run needs; then as many run in parallel as fit.
 """
 
 import json
@@ -50,27 +50,27 @@ from polysite.report.page import Options
 from polysite.report.runs import Method, read
 from polysite.storage import write_file
 
-SPARE = 0.8  # of the free memory that runs may take
-LOOK = 20.0  # seconds after which a run has most of the memory that it takes
+SPARE = 0.8  # fraction of the free memory that runs may use
+LOOK = 20.0  # seconds after which a run has allocated most of its memory
 KEYS = ("title", "about", "reference", "preset", "seeds", "folds", "study", "methods", "small")
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What is run."""
+    """A benchmark: methods, and what they have in common."""
 
     name: str
     title: str
-    methods: Mapping[str, Mapping[str, Any]]  # what each changes, as TOML has it
-    study: Mapping[str, Any] = field(default_factory=dict)  # what they have in common, as TOML has it
+    methods: Mapping[str, Mapping[str, Any]]  # changes of each, as in TOML
+    study: Mapping[str, Any] = field(default_factory=dict)  # common settings, as in TOML
     about: str = ""
     reference: str | None = None
     seeds: tuple[int, ...] = (0,)
-    folds: int = 0  # of a cross-validation; 0: none
-    phantoms: bool = False  # whether it is meant for them
+    folds: int = 0  # of a cross-validation; 0 for none
+    phantoms: bool = False  # whether its data are phantoms
 
     def only(self, methods: Sequence[str]) -> "Bench":
-        """With these methods alone; with all, if none is named."""
+        """Return the benchmark with these methods only; with all, if none is named."""
         for name in methods:
             if name not in self.methods:
                 raise ConfigError(f"{self.name} has no method {name!r}; {nearest(name, self.methods)}")
@@ -78,7 +78,7 @@ class Bench:
         return replace(self, methods=chosen)
 
     def check_data(self, overrides: Mapping[str, str], scale: str) -> None:
-        """Refuse phantoms for what takes days on real data, and would say nothing."""
+        """Refuse phantoms at full scale for a benchmark of real data: it would take days and show nothing."""
         chosen = config.build(self.study, overrides)
         if scale == "full" and isinstance(chosen.data, Phantom) and not self.phantoms:
             raise ConfigError(
@@ -88,17 +88,18 @@ class Bench:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """(fold, seed), all of them."""
+        """All combinations of fold and seed."""
         return [(fold, seed) for seed in self.seeds for fold in range(max(1, self.folds))]
 
 
 class Step(Protocol):
-    """Is told what happens, and how many runs that ends."""
+    """A callback for progress: a note, and how many runs have ended."""
 
     def __call__(self, note: str, done: int = 1) -> None: ...
 
 
-def silent(note: str, done: int = 1) -> None: ...
+def silent(note: str, done: int = 1) -> None:
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,28 +114,32 @@ class Job:
 
     @property
     def place(self) -> str:
+        """Relative path of the job."""
         return f"{file_name(self.method)}/fold{self.fold}-seed{self.seed}"
 
     @property
     def run(self) -> Path:
+        """The run folder."""
         return self.root / "runs" / self.place
 
     @property
-    def said(self) -> Path:
+    def output(self) -> Path:
+        """The file that holds what the process printed."""
         return self.run.with_name(f"{self.run.name}.txt")
 
     @property
-    def words(self) -> str:
+    def title(self) -> str:
+        """Method, fold and seed as text."""
         return f"{self.method}, fold {self.fold}, seed {self.seed}"
 
 
 def names() -> list[str]:
-    """The benchmarks that are part of polysite."""
+    """Return the names of the benchmarks that come with polysite."""
     return sorted(f.name.removesuffix(".toml") for f in resources.files("polysite").joinpath("benches").iterdir())
 
 
 def load(name: str, small: bool = False) -> Bench:
-    """A benchmark of polysite by name, or one of your own in a file."""
+    """Load a benchmark of polysite by name, or from a .toml file."""
     path = Path(name)
     if path.suffix == ".toml":
         try:
@@ -186,35 +191,35 @@ def run(
     jobs: int | None = None,
     step: Step = silent,
 ) -> tuple[list[Method], dict[str, str]]:
-    """Run what is not finished yet; returns the methods to compare, and which runs failed and why."""
+    """Run what is not finished; return the methods to compare, and the failed runs with the reason."""
     out.mkdir(parents=True, exist_ok=True)
     _same(out, bench, overrides or {})
     work = list(_jobs(bench, out, overrides or {}, step))
     for job in work:
         _fits(job)
         if _done(job):
-            step(f"{job.words}: there already")
+            step(f"{job.title}: finished before")
     failed = _work(work, jobs, step)
     methods = []
     for name in bench.methods:
         done = [read(job.run, name) for job in work if job.method == name and _done(job)]
-        if done and not any(job.words in failed for job in work if job.method == name):
+        if done and not any(job.title in failed for job in work if job.method == name):
             methods.append(Method(name, tuple(done)))
     return methods, failed
 
 
 def options(bench: Bench, out: Path, methods: Sequence[Method], failed: Mapping[str, str]) -> Options:
-    """How its page is made: with the first assessment that it made, if any, and the speeds of its study."""
+    """Return the options of its page: the first assessment, if any, and the speeds of its study."""
     assessed = next(iter(sorted((out / "assess").glob("fold*-seed*"))), None)
     names = [m.name for m in methods]
     reference = bench.reference if bench.reference in names else None
-    lost = tuple(f"Left out: {words} failed: {why}." for words, why in failed.items())
+    lost = tuple(f"Left out: {job} failed: {why}." for job, why in failed.items())
     speeds = config.parse(methods[0].first.config).cost
     return Options(reference, speeds=speeds, assessment=assessed, remarks=lost)
 
 
 def _same(out: Path, bench: Bench, overrides: Mapping[str, str]) -> None:
-    """Refuse to go on in a folder that was begun with something else."""
+    """Refuse to continue in a folder that was begun with other settings."""
     asked = {
         "name": bench.name, "study": bench.study, "methods": bench.methods, "seeds": list(bench.seeds),
         "folds": bench.folds, "set": dict(overrides),
@@ -234,7 +239,7 @@ def _same(out: Path, bench: Bench, overrides: Mapping[str, str]) -> None:
 
 
 def _jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step) -> Iterator[Job]:
-    """Every run, as a study of its own."""
+    """Yield every run with its study."""
     for fold, seed in bench.places:
         for name, method in bench.methods.items():
             changes = {k: v for k, v in method.items() if k not in ("outlier", "clusters")}
@@ -246,45 +251,45 @@ def _jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step) -> 
 
 
 def _placed(chosen: Study, fold: int, seed: int, folds: int) -> Study:
-    """On one fold, with one seed; other seeds meet the same patients in the same parts."""
+    """Return the study on one fold with one seed; the split is the same for all seeds."""
     split = replace(chosen.split, seed=chosen.split.seed_of(0))
     return replace(chosen, seed=seed, split=replace(split, folds=folds, fold=fold) if folds else split)
 
 
 def _assess(bench: Bench, out: Path, overrides: Mapping[str, str], fold: int, seed: int) -> Mapping[str, Any]:
-    """The distances between the hospitals of a fold, measured once."""
+    """Return the distances between the hospitals of a fold, measured once."""
     path = out / "assess" / f"fold{fold}-seed{seed}"
     if not path.exists():
         assessment.assess(_placed(config.build(bench.study, overrides), fold, seed, bench.folds), path)
-    found: Mapping[str, Any] = json.loads((path / "assessment.json").read_text(encoding="utf-8"))["distances"]
-    return found
+    distances: Mapping[str, Any] = json.loads((path / "assessment.json").read_text(encoding="utf-8"))["distances"]
+    return distances
 
 
 def _advised(chosen: Study, method: Mapping[str, Any], distances: Mapping[str, Any]) -> Study:
-    """The study with the outlier or the clusters that a distance names."""
+    """Return the study with the outlier or the clusters of a distance."""
     wanted = method["outlier"]["distance"] if "outlier" in method else method["clusters"]
     if wanted not in distances:
         raise ConfigError(f"the assessment has no distance {wanted!r}; {nearest(wanted, distances)}")
-    found, inner = distances[wanted], chosen.algorithm
+    distance, inner = distances[wanted], chosen.algorithm
     if "outlier" in method:
-        return replace(chosen, algorithm=Weighted({found["outlier"]: float(method["outlier"]["weight"])}, inner))
-    groups = {f"group {k}": tuple(members) for k, members in enumerate(found["clusters"], start=1)}
-    train = [site for site, parts in study.deal_cases(chosen).items() if parts["train"]]
+        return replace(chosen, algorithm=Weighted({distance["outlier"]: float(method["outlier"]["weight"])}, inner))
+    groups = {f"group {k}": tuple(members) for k, members in enumerate(distance["clusters"], start=1)}
+    train = [site for site, splits in study.deal_cases(chosen).items() if splits["train"]]
     alone = [site for site in train if not any(site in members for members in groups.values())]
-    largest = max(groups, key=lambda name: len(groups[name]))  # where those go that have too few cases to be compared
+    largest = max(groups, key=lambda name: len(groups[name]))  # it takes the sites with too few cases to be compared
     return replace(chosen, algorithm=Clustered({**groups, largest: (*groups[largest], *alone)}, inner))
 
 
 def _fits(job: Job) -> None:
-    """Write the study down; refuse a run that was made with another one."""
+    """Write the study of a job; refuse a run folder of another study."""
     file = job.root / "studies" / f"{job.place}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(config.dump(job.study), encoding="utf-8")
     if not job.run.exists():
         return
-    mine = config.parse(config.dump(study.pinned(job.study)))
+    wanted = config.parse(config.dump(study.pinned(job.study)))
     folder = RunFolder.open(job.run)
-    if config.parse(folder.config) != mine:
+    if config.parse(folder.config) != wanted:
         raise RunError(f"{job.run} was trained with another configuration; choose another --out, or remove it")
     if table(study.deal_cases(job.study)) != folder.split:
         raise RunError(f"{job.run} was trained on other cases than there are now; choose another --out, or remove it")
@@ -298,11 +303,11 @@ def _done(job: Job) -> bool:
 
 
 def _work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
-    """Start runs while there is room, wait, say how each ended; one that fails does not stop the others.
+    """Run jobs in parallel as memory allows; return the failed ones with the reason.
 
-    A job whose first phases are a job of their own waits for that.
+    A job whose first phases are a job of their own waits for that job.
     """
-    signal(SIGTERM, default_int_handler)  # being asked to end is being interrupted: no child is left behind
+    signal(SIGTERM, default_int_handler)  # SIGTERM interrupts like Ctrl-C, so that no child is left behind
     done, room = [job for job in jobs if _done(job)], Room(most)
     left = [job for job in jobs if job not in done]
     running: dict[Job, subprocess.Popen[bytes]] = {}
@@ -313,7 +318,7 @@ def _work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
                 job = ready[0]
                 left.remove(job)
                 running[job] = _start(job, room.threads, _first(job, done))
-                step(f"{len(running)} at a time · {job.words}", 0)
+                step(f"{len(running)} in parallel · {job.title}", 0)
             time.sleep(0.2)
             room.look()
             for job, process in list(running.items()):
@@ -323,8 +328,8 @@ def _work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
                 room.learnt = room.learnt or not process.returncode
                 done += [] if process.returncode else [job]
                 if process.returncode:
-                    failed[job.words] = _last_words(job, process.returncode)
-                step(f"{job.words}: {'failed' if process.returncode else 'done'}")
+                    failed[job.title] = _reason(job, process.returncode)
+                step(f"{job.title}: {'failed' if process.returncode else 'done'}")
     finally:
         for process in running.values():
             process.terminate()
@@ -335,14 +340,14 @@ def _work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
 
 
 def _first(job: Job, among: Iterable[Job]) -> Job | None:
-    """The one that trains the first phases of a job, and as many of them as any."""
+    """Return the job that trains the most of another job's first phases."""
     beginnings = [replace(job.study, then=job.study.then[:k]) for k in range(len(job.study.then))]
-    found = [other for other in among if other.study in beginnings]
-    return max(found, key=lambda other: len(other.study.then), default=None)
+    candidates = [other for other in among if other.study in beginnings]
+    return max(candidates, key=lambda other: len(other.study.then), default=None)
 
 
 def _start(job: Job, threads: int, before: Job | None) -> "subprocess.Popen[bytes]":
-    """``polysite train`` in a process of its own, or the rest of it."""
+    """Start or resume ``polysite train`` in a process of its own."""
     job.run.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "polysite.cli", "train"]
     if (job.run / "config.toml").exists():
@@ -350,22 +355,22 @@ def _start(job: Job, threads: int, before: Job | None) -> "subprocess.Popen[byte
     else:
         command += [str(job.root / "studies" / f"{job.place}.toml"), "--out", str(job.run)]
         command += ["--after", str(before.run)] if before else []
-    said = job.said.open("ab")
+    output = job.output.open("ab")
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     try:
-        return subprocess.Popen([*command, "--quiet", "--no-page"], stdout=said, stderr=said, env=environment)
+        return subprocess.Popen([*command, "--quiet", "--no-page"], stdout=output, stderr=output, env=environment)
     finally:
-        said.close()
+        output.close()
 
 
-def _last_words(job: Job, code: int) -> str:
-    lines = [line for line in job.said.read_text(errors="replace").splitlines() if line.strip()]
-    end = f"it was ended by signal {-code}, perhaps for want of memory" if code < 0 else f"exit code {code}"
-    return f"{lines[-1].removeprefix('polysite: ') if lines else end} ({job.said})"
+def _reason(job: Job, code: int) -> str:
+    lines = [line for line in job.output.read_text(errors="replace").splitlines() if line.strip()]
+    end = f"it was ended by signal {-code}, perhaps because memory ran out" if code < 0 else f"exit code {code}"
+    return f"{lines[-1].removeprefix('polysite: ') if lines else end} ({job.output})"
 
 
 class Room:
-    """How many runs fit at a time, by what the first one takes of the memory of the machine and of its GPU."""
+    """The number of runs that fit in memory and GPU memory, measured on the first run."""
 
     def __init__(self, most: int | None):
         self.cores = os.cpu_count() or 1
@@ -375,27 +380,27 @@ class Room:
         self.before = self.least = free_memory()
 
     def look(self) -> None:
-        """While the first one runs, see how much it takes: until it ends, or has trained for a while."""
+        """Measure the memory of the first run until it ends or has trained for a while."""
         if not self.learnt:
             self.least = tuple(map(min, self.least, free_memory()))
             self.learnt = time.monotonic() > self.until
 
     @property
     def now(self) -> int:
-        """How many may run at a time."""
+        """Number of runs that may run in parallel now."""
         if self.most == 1 or not self.learnt:
             return 1
-        takes = [max(a - b, 1) for a, b in zip(self.before, self.least, strict=True)]
-        fit = min(int(SPARE * free / need) for free, need in zip(self.before, takes, strict=True))
+        needs = [max(a - b, 1) for a, b in zip(self.before, self.least, strict=True)]
+        fit = min(int(SPARE * free / need) for free, need in zip(self.before, needs, strict=True))
         return max(1, min(self.most, fit))
 
 
 def free_memory() -> tuple[int, ...]:
-    """Bytes that are free: of the machine, and of its first GPU if there is one."""
+    """Return the free bytes of the machine and, if there is one, of its first GPU."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    found = [int(lines["MemAvailable"].split()[0]) * 1024]
+    free = [int(lines["MemAvailable"].split()[0]) * 1024]
     import torch
 
     if torch.cuda.is_available():
-        found.append(torch.cuda.mem_get_info()[0])
-    return tuple(found)
+        free.append(torch.cuda.mem_get_info()[0])
+    return tuple(free)

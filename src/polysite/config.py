@@ -23,17 +23,17 @@ import tomli_w
 
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of, traits
 from polysite.algorithms.base import Algorithm, facts
-from polysite.assess.exchange import Assess
-from polysite.cost.speeds import SPEEDS, Speeds
+from polysite.costs.speeds import SPEEDS, Speeds
 from polysite.data.federation import FEDERATIONS, Federation, Natural
 from polysite.data.prepare import Prepare
 from polysite.data.sources import SOURCES, Phantom, Source
 from polysite.data.split import Split
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError, nearest
+from polysite.heterogeneity.exchange import Assess
 from polysite.models import MODELS, Model
 from polysite.models.encoders import ENCODERS, Bundled, Encoder
-from polysite.train.settings import Train
+from polysite.training.settings import Train
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Study:
 
     def check(self) -> None:
         """Refuse a model or training settings that do not fit the data. This opens the data source."""
-        from polysite.train import tasks
+        from polysite.training import tasks
 
         if self.model.task != self.data.task:
             fitting = " or ".join(n for n, m in MODELS.items() if m.task == self.data.task)
@@ -134,7 +134,7 @@ def phases(study: Study) -> tuple[Study, ...]:
     last = next((s.algorithm for s in studies[:-1] if facts(s.algorithm).ends_study), None)
     if last is not None:
         raise ConfigError(
-            f"nothing comes after {name_of(last)}: it ends with a model per cluster of patients, not with one"
+            f"nothing comes after {name_of(last)}: it ends with a model per cluster of patients, not with a single one"
         )
     return studies
 

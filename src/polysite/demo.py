@@ -1,4 +1,4 @@
-"""The whole idea in one command: four drawn hospitals, one of them an outlier, alone, federated and pooled."""
+"""The demonstration: four drawn hospitals, one of them an outlier, trained alone, federated and pooled."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,18 +35,17 @@ OUTLIER = "island"
 
 
 def studies(base: Study) -> dict[str, Study]:
-    """The three ways to train one federation."""
+    """Return the studies of the three ways to train one federation."""
     return {
         "local": config.vary(base, {"algorithm": "local"}),
-        "fedavg": config.vary(
-            base, {"algorithm": {"name": "fedavg", "lr": 2 * base.train.lr}}
-        ),  # a mean of steps is shorter than a step
+        # an average of updates is shorter than one update, hence the higher learning rate
+        "fedavg": config.vary(base, {"algorithm": {"name": "fedavg", "lr": 2 * base.train.lr}}),
         "centralised": replace(base, run=replace(base.run, pooled=True)),
     }
 
 
 def run(out: Path | None, seed: int, watch: Watch) -> Path:
-    """Train all three, examine them, write the page; returns its path."""
+    """Train and evaluate all three, write the page, and return its path."""
     root = out or RunFolder.fresh(Path("demo"), f"seed{seed}")
     if root.exists():
         raise RunError(f"{root} exists already; name a new folder")
@@ -59,7 +58,7 @@ def run(out: Path | None, seed: int, watch: Watch) -> Path:
 
 
 def show(root: Path) -> None:
-    """The table of a finished demonstration, in the terminal."""
+    """Print the table of a finished demonstration."""
     tables.show(_methods(root))
 
 
@@ -68,15 +67,15 @@ def _methods(root: Path) -> list[Method]:
 
 
 def _lead(methods: list[Method]) -> str:
-    """What came out, in words."""
+    """Return the main results as sentences."""
     alone, federated, pooled = (fmean(m.of(None, "dice")) for m in methods)
     local, fedavg, _ = methods
     gain = {s: fmean(fedavg.of(s, "dice")) - fmean(local.of(s, "dice")) for s in local.sites}
     most, least = max(gain, key=gain.__getitem__), min(gain, key=gain.__getitem__)
     return (
-        f"Trained alone, the hospitals reach a mean Dice of {alone:.2f} on their own test patients; with federated "
-        f"averaging {federated:.2f}, without any scan leaving; with all scans in one place {pooled:.2f}. "
-        f"Federation changes most for {most} ({gain[most]:+.2f}) and does least for {least} ({gain[least]:+.2f}). "
-        f"The scanner of {OUTLIER} was drawn to differ from the others. FedAvg trains with twice the learning rate of "
-        "the other two."
+        f"Trained alone, the hospitals reach a mean Dice of {alone:.2f} on their own test cases; with federated "
+        f"averaging {federated:.2f}, without any scan leaving a hospital; with all scans in one place {pooled:.2f}. "
+        f"Compared with training alone, federated averaging helps {most} most ({gain[most]:+.2f}) and {least} least "
+        f"({gain[least]:+.2f}). The scanner of {OUTLIER} was drawn to differ from the others. FedAvg trains with twice "
+        "the learning rate of the other two."
     )

@@ -1,23 +1,23 @@
-"""From a study's data to a table of radiomic features: a row for every case, 93 columns for every modality.
+"""Extract radiomic features: a table with a row per case and 93 columns per modality.
 
 ::
 
     FOLDER/
-        features.csv           site, case, then MODALITY_FEATURE; an empty cell where there is no such number
-        outliers.csv           a row for every feature of a case that lies far outside, see ``outliers``
-        sites/NAME/outliers.csv   the same of one site alone, to be given to it
-        clusters.csv           of every case: its cluster, how probable that is, two principal components (--clusters)
-        cluster_sites.csv, cluster_labels.csv   cases of every site, and mean share of every label, in each cluster
-        mixture.npz            scaling, principal components and mixture, as fitted from sums
+        features.csv           site, case, then MODALITY_FEATURE; a feature that is undefined is an empty cell
+        outliers.csv           a row per feature of a case that is an outlier, see ``outliers``
+        sites/NAME/outliers.csv   the rows of one site, to be sent to it
+        clusters.csv           cluster, probability and two principal components of every case (--clusters)
+        cluster_sites.csv, cluster_labels.csv   cases per site, and mean volume of every label, in each cluster
+        mixture.npz            scaling, principal components and mixture of the federated fit
         index.html             maps and tables of the clusters; names no case
         radiomics.json         settings, agreement of the federated and the pooled fit, versions
 
-Cases are prepared as for training, but not padded. The region is what is not zero in some modality, which in
-skull-stripped scans is the brain, or a label of the truth. A modality that was not acquired has no features, nor has a
-case with fewer than two voxels of the label.
+Cases are prepared as for training, but not padded. The region consists of the voxels that are not zero in some
+modality, which is the brain in skull-stripped scans, or of a label. A modality that was not acquired has no features,
+nor has a case with fewer than two voxels of the label.
 
-Features of files are kept in the cache under a digest of the files, the preparation and the settings: a second run
-opens no scan, and an interrupted one goes on. The folder appears whole or not at all.
+Features are cached under a digest of the files, the preparation and the settings: a second run opens no scan, and an
+interrupted run continues. The folder is written as a whole or not at all.
 """
 
 import csv
@@ -54,30 +54,31 @@ from polysite.study import deal_cases
 
 Values = NDArray[np.float64]
 
-VERSION = 1  # of what is extracted here; a change makes every remembered row new
+VERSION = 1  # of the extraction; a new version invalidates the cache
 PAPER = Settings(bin_width=0.09)  # Manthe et al. 2023, for z-scored brains; 0.15 on CC359
-FAR = 100.0  # two orders of magnitude
-FEWEST = 10  # cases: of fewer, the inner range says too little
-ROUNDING = 1e-5  # of the size of a feature: what varies less is only rounding, as the mean of z-scores
+MAX_WIDTHS = 100.0  # outliers lie farther outside the inner range than so many times its width
+MIN_CASES = 10  # for outliers
+ROUNDING = 1e-5  # smallest relative width of a range; less is rounding, as in the mean of z-scores
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A row for every case."""
+    """Features and label volumes of all cases."""
 
     modalities: tuple[str, ...]
     labels: tuple[str, ...]  # or classes
-    sites: tuple[SiteId, ...]  # whose the case is
+    sites: tuple[SiteId, ...]  # of the cases
     cases: tuple[str, ...]
-    values: Values  # cases x (modalities x 93); NaN where there is no such number
-    shares: Values  # cases x labels: of the voxels that are not zero, those of the label; of a class, 1 or 0
+    values: Values  # cases x (modalities x 93); NaN if undefined
+    shares: Values  # cases x labels: labelled fraction of the voxels that are not zero; for a class, 1 or 0
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """Names of the columns of ``values``."""
         return tuple(f"{modality}_{feature}" for modality in self.modalities for feature in NAMES)
 
     def only(self, rows: Iterable[int]) -> "Table":
-        """Some of the cases."""
+        """Return the table of some cases."""
         kept = list(rows)
         sites, cases = (tuple(each[i] for i in kept) for each in (self.sites, self.cases))
         return Table(self.modalities, self.labels, sites, cases, self.values[kept], self.shares[kept])
@@ -93,34 +94,35 @@ class Outlier:
     value: float
     low: float
     high: float
-    times: float  # how many times the width of the range it lies outside
+    times: float  # distance from the range, in widths of the range
 
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """Cases that look alike, by the mixture that was fitted from sums; the pooled one beside it."""
+    """Clusters of cases by the federated mixture, with the pooled one for comparison."""
 
-    table: Table  # of the cases that have features
+    table: Table  # cases that have features
     mixture: Mixture
     pooled: Mixture
     agreement: Mapping[str, float]
-    bic: Mapping[int, float]  # of every number of clusters that was tried
+    bic: Mapping[int, float]  # by number of clusters
     exchanges: int
     settings: MixtureSettings
 
     @property
     def vectors(self) -> Values:
+        """Features with zeros for undefined values."""
         return _filled(self.table)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The cluster of every case: 1, 2, ..."""
+        """Name of the cluster of every case: 1, 2, ..."""
         return tuple(str(k + 1) for k in self.mixture.assign(self.vectors))
 
 
 @dataclass(frozen=True, eq=False)
 class Extracted:
-    """What a run leaves behind."""
+    """A finished extraction."""
 
     folder: Path
     table: Table
@@ -140,10 +142,10 @@ def run(
     parquet: bool = False,
     watch: Watch = Watch(),
 ) -> Extracted:
-    """Extract, look for outliers, cluster if wanted, and write a new folder."""
+    """Extract features, find outliers, cluster the cases if wanted, and write a new folder."""
     path = vacant(Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics"), "table")
     if parquet:
-        _pyarrow()  # before the work
+        _pyarrow()  # fails before the work, if it is missing
     table = extract(study, settings, label, jobs, watch)
     far, groups = outliers(table), cluster(table, clusters) if clusters else None
     about = {
@@ -170,45 +172,45 @@ def extract(
     jobs: int | None = None,
     watch: Watch = Watch(),
 ) -> Table:
-    """The features of all cases of a study, of the whole brain or of a label; so many cases at a time, by default one
-    for every core."""
+    """Return the features of all cases of a study, of the whole brain or of a label; ``jobs`` cases in parallel."""
     if isinstance(study.data, Files):
         study = replace(study, data=replace(study.data, allow=("missing", "empty")))
-    data, everyone = study.data, _everyone(study)
+    data, refs = study.data, _all_cases(study)
     if label is not None and (data.task == "classification" or label not in data.label_names):
         known = nearest(label, data.label_names) if data.task == "segmentation" else "these images have classes only"
         raise ConfigError(f"there is no label {label!r} to take as the region: {known}")
-    at_once = max(1, min(jobs or cores(), len(everyone)))
+    at_once = max(1, min(jobs or cores(), len(refs)))
     one = _Extraction(study, settings, label, max(1, cores() // at_once), Cache(place()))
     rows: list[Arrays] = []
     with ThreadPoolExecutor(at_once) as pool:
-        queue = [pool.submit(one, p) for p in everyone]
+        queue = [pool.submit(one, ref) for ref in refs]
         try:
-            for done, (p, job) in enumerate(zip(everyone, queue, strict=True), start=1):
+            for done, (ref, job) in enumerate(zip(refs, queue, strict=True), start=1):
                 rows.append(job.result())
-                watch.case(done, len(everyone), f"{p.site} · {p.name}")
+                watch.case(done, len(refs), f"{ref.site} · {ref.name}")
         except BaseException as problem:
             pool.shutdown(cancel_futures=True)
             if isinstance(problem, DataError) and isinstance(data, Files):
-                raise DataError(f"{problem} ('polysite check-data' lists all problems)") from problem
+                raise DataError(f"{problem} ('polysite data check' lists all problems)") from problem
             raise
-    names = tuple(p.site for p in everyone), tuple(p.name for p in everyone)
+    names = tuple(ref.site for ref in refs), tuple(ref.name for ref in refs)
     values, shares = (np.stack([row[what] for row in rows]) for what in ("features", "shares"))
     return Table(data.modality_names, data.label_names, *names, values.reshape(len(rows), -1), shares)
 
 
-def _everyone(study: Study) -> list[CaseRef]:
-    """All patients, site by site; of hospitals as they are, however few they have."""
+def _all_cases(study: Study) -> list[CaseRef]:
+    """Return all cases, site by site; natural sites are not split, so that they may have any number of cases."""
     if isinstance(study.federation, Natural):
         sites: Mapping[str, Sequence[CaseRef]] = study.data.case_refs(study.seed)
     else:
-        sites = {site: [p for part in SPLITS for p in parts[part]] for site, parts in deal_cases(study).items()}
-    return [p for patients in sites.values() for p in patients]
+        dealt = deal_cases(study)
+        sites = {site: [case for split in SPLITS for case in splits[split]] for site, splits in dealt.items()}
+    return [case for cases in sites.values() for case in cases]
 
 
 @dataclass(frozen=True, eq=False)
 class _Extraction:
-    """What is done to every patient, in any thread."""
+    """The extraction of one case, callable from any thread."""
 
     study: Study
     settings: Settings
@@ -216,14 +218,14 @@ class _Extraction:
     threads: int
     cache: Cache
 
-    def __call__(self, patient: CaseRef) -> Arrays:
+    def __call__(self, ref: CaseRef) -> Arrays:
         how = ["radiomics", VERSION, version("monai"), asdict(self.study.prepare), asdict(self.settings), self.label]
-        known = self.cache.recall(patient, how)
+        known = self.cache.recall(ref, how)
         if known is None:
-            raw = patient.open()
+            raw = ref.open()
             case = self.study.prepare.apply(raw, [1] * (raw.image.ndim - 1))
             known = self._of(case)
-            self.cache.keep(patient, how, known)
+            self.cache.keep(ref, how, known)
         return known
 
     def _of(self, case: Case) -> Arrays:
@@ -232,7 +234,7 @@ class _Extraction:
             raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is zero")
         names = self.study.data.label_names
         region = inside if self.label is None else case.label[names.index(self.label)] > 0
-        found = np.full((len(case.image), len(NAMES)), np.nan)
+        table = np.full((len(case.image), len(NAMES)), np.nan)
         for k, (modality, image) in enumerate(zip(self.study.data.modality_names, case.image, strict=True)):
             if image.any() and np.count_nonzero(region) > 1:
                 try:
@@ -240,53 +242,53 @@ class _Extraction:
                 except (ConfigError, DataError) as problem:
                     who = f"case {case.name!r} of site {case.site!r}, {modality}"
                     raise type(problem)(f"{who}: {problem}") from problem
-                found[k] = list(values.values())
+                table[k] = list(values.values())
         whole = case.label.ndim > 1
         shares = case.label.reshape(len(case.label), -1).sum(1) / inside.sum() if whole else case.label
-        return {"features": found, "shares": np.asarray(shares, np.float64)}
+        return {"features": table, "shares": np.asarray(shares, np.float64)}
 
 
 def outliers(table: Table) -> tuple[Outlier, ...]:
-    """What lies two orders of magnitude outside the range from the 2nd to the 98th percentile of all cases: further
-    below or above it than 100 times its width (Manthe et al. 2023, appendix E, found one volume by its FLAIR).
+    """Return features that lie outside the range from the 2nd to the 98th percentile by more than 100 times its width.
 
-    The percentiles are rounded inwards to cases, the 2nd up and the 98th down, so that at least the least and the
-    largest are outside: interpolated, one far case among fifty would stretch the range that it is judged by. A range of
-    no more than rounding is as wide as rounding. Of fewer than ten cases with a feature nothing is said.
+    Manthe et al. 2023, appendix E, found one volume by its FLAIR in this way. The percentiles are values of cases, the
+    2nd rounded up and the 98th down, so that the smallest and the largest value are always outside: interpolated
+    percentiles would let one extreme case among fifty widen the range. The width is at least the rounding error.
+    Features with fewer than ten defined values have no outliers.
     """
-    found = []
+    extremes = []
     sizes = {column: np.abs(values) for column, values in zip(table.columns, table.values.T, strict=True)}
     for column, values in zip(table.columns, table.values.T, strict=True):
         known = values[np.isfinite(values)]
-        if len(known) < FEWEST:
+        if len(known) < MIN_CASES:
             continue
         low, high = np.percentile(known, 2, method="higher"), np.percentile(known, 98, method="lower")
-        # the mean of z-scores is zero but for rounding: its size is that of what it is the mean of
+        # the mean of z-scores is zero up to rounding, so its scale is that of the z-scores
         mean = column.endswith("_firstorder_Mean")
         size = np.nanmedian(sizes[column.removesuffix("Mean") + "RootMeanSquared" if mean else column])
         width = max(float(high - low), ROUNDING * float(size))
         times = np.maximum(low - values, values - high) / width if width else np.zeros_like(values)
-        for i in np.flatnonzero(times > FAR):
+        for i in np.flatnonzero(times > MAX_WIDTHS):
             numbers = (float(x) for x in (values[i], low, high, times[i]))
-            found.append(Outlier(table.sites[i], table.cases[i], column, *numbers))
+            extremes.append(Outlier(table.sites[i], table.cases[i], column, *numbers))
     order = {at: n for n, at in enumerate(zip(table.sites, table.cases, strict=True))}
-    return tuple(sorted(found, key=lambda o: (order[o.site, o.case], -o.times)))
+    return tuple(sorted(extremes, key=lambda o: (order[o.site, o.case], -o.times)))
 
 
 def cluster(table: Table, settings: MixtureSettings = MixtureSettings()) -> Clusters:
-    """Clusters of the cases: scaling, principal components and mixture, from sums and from all cases at once."""
+    """Cluster the cases: scaling, principal components and mixture, fitted federated and pooled."""
     some = table.only(np.flatnonzero(np.isfinite(table.values).any(1)))
     vectors, sites = _filled(some), np.array(some.sites)
     state = federated({site: vectors[sites == site] for site in dict.fromkeys(some.sites)}, settings)
     fitted, together = cast(Mixture, state.mixture), pooled(vectors, settings)
-    order = np.argsort(fitted.means[:, 0])  # from left to right on the map, however rounding came to number them
+    order = np.argsort(fitted.means[:, 0])  # numbered from left to right on the map, independent of rounding
     fitted = replace(fitted, weights=fitted.weights[order], means=fitted.means[order])
     agreed = agreement(fitted, together, vectors)
     return Clusters(some, fitted, together, agreed, dict(state.bic), state.exchanges, settings)
 
 
 def _filled(table: Table) -> Values:
-    """Zero for what there is not, as CFFT has it: a modality that was never acquired sets a case apart."""
+    """Return the features with zeros for undefined values, as in CFFT: a missing modality separates cases."""
     return comparable(table.values)
 
 
@@ -301,12 +303,12 @@ def _remarks(table: Table, label: str | None) -> Iterable[str]:
         if sites:
             count = _cases(int((missing & ~nothing).sum()))
             yield f"{modality} was not acquired in {count} of {', '.join(sites)}: empty cells."
-    if len(table.cases) < FEWEST:
-        yield f"{_cases(len(table.cases))}: too few to say which lies far outside; that takes {FEWEST}."
+    if len(table.cases) < MIN_CASES:
+        yield f"{_cases(len(table.cases))}: too few to find outliers; that takes {MIN_CASES}."
 
 
 def tables(done: Extracted) -> list[Grid]:
-    """For the terminal: cases far outside, by name, and the clusters."""
+    """Return the tables for the terminal: outliers by name, and the clusters."""
     grids = []
     if done.outliers:
         lines = []
@@ -315,26 +317,26 @@ def tables(done: Extracted) -> list[Grid]:
             worst = (name(far[0].feature), number(far[0].value, ".4g"), name(f"{far[0].low:.4g} to {far[0].high:.4g}"))
             lines.append(Line((name(at[0]), name(at[1]), number(len(far), "d"), *worst, number(far[0].times, ".4g"))))
         head = ("site", "case", "features", "farthest", "value", "2-98 % of all cases", "widths outside")
-        note = "Further outside the range of all cases than 100 times its width: look at these scans."
-        grids.append(Grid("outliers", "Cases far outside", head, tuple(lines), note))
+        note = "Farther outside the range of all cases than 100 times its width: check these scans."
+        grids.append(Grid("outliers", "Outliers", head, tuple(lines), note))
     if done.clusters:
         shown = _shown(done.clusters)
-        told = clusters_page.fit(done.about["clusters"])
-        grids += [clusters_page.by_site(shown), clusters_page.by_label(shown), told]
+        fit = clusters_page.fit(done.about["clusters"])
+        grids += [clusters_page.by_site(shown), clusters_page.by_label(shown), fit]
     return grids
 
 
 def words(done: Extracted) -> list[str]:
-    """What was found, in sentences."""
+    """Return the results as sentences."""
     table, cases, count = done.table, done.about["cases"], len(done.table.modalities)
     sites = f"{len(cases)} site{'s' * (len(cases) > 1)}"
-    said = [f"{_cases(len(table.cases))} of {sites}, {count} x {len(NAMES)} features each."]
-    said += done.about["remarks"]
-    if not done.outliers and len(table.cases) >= FEWEST:
-        said.append("No case lies far outside the others.")
+    sentences = [f"{_cases(len(table.cases))} of {sites}, {count} x {len(NAMES)} features each."]
+    sentences += done.about["remarks"]
+    if not done.outliers and len(table.cases) >= MIN_CASES:
+        sentences.append("There are no outliers.")
     if done.clusters:
-        said += [*clusters_page.words(_shown(done.clusters)), f"The page with the maps: {done.folder / 'index.html'}"]
-    return [*said, f"The table: {done.folder / 'features.csv'}"]
+        sentences += [*clusters_page.words(_shown(done.clusters)), f"Page with maps: {done.folder / 'index.html'}"]
+    return [*sentences, f"Table: {done.folder / 'features.csv'}"]
 
 
 def _shown(groups: Clusters) -> clusters_page.Shown:
@@ -363,7 +365,7 @@ def _publish(draft: Path, done: Extracted, parquet: bool) -> None:
 def _publish_clusters(draft: Path, done: Extracted, groups: Clusters) -> None:
     shown, some = _shown(groups), groups.table
     sure = groups.mixture.probabilities(groups.vectors).max(1)
-    plane = np.hstack([shown.points, np.zeros((len(some.cases), 1))])[:, :2]  # there may be one component only
+    plane = np.hstack([shown.points, np.zeros((len(some.cases), 1))])[:, :2]  # there may be only one component
     each = zip(some.sites, some.cases, groups.names, sure.tolist(), *plane.T.tolist(), strict=True)
     _write(draft / "clusters.csv", ["site", "case", "cluster", "probability", "pc1", "pc2"], each)
     np.savez(draft / "mixture.npz", **groups.mixture.arrays())  # type: ignore[arg-type]
@@ -374,7 +376,7 @@ def _publish_clusters(draft: Path, done: Extracted, groups: Clusters) -> None:
 
 
 def _plain(groups: Clusters) -> dict[str, Any]:
-    """For JSON."""
+    """Return the clusters as JSON values."""
     return {
         "settings": asdict(groups.settings),
         "cases": len(groups.table.cases),

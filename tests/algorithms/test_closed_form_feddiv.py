@@ -13,7 +13,7 @@ from polysite import tree
 from polysite.algorithms.base import diagnostics, shares
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddiv import FedDiv
-from polysite.cost.rehearsal import traffic
+from polysite.costs.rehearsal import traffic
 from polysite.engines.plan import Plan
 from polysite.engines.reply_checks import screen
 from polysite.engines.rounds import run_rounds

@@ -113,9 +113,9 @@ def test_phantoms_written_as_nifti_train_like_a_folder(polysite, folder_config):
 
 @pytest.fixture
 def folder_config(polysite, tiny, tmp_path):
-    """A configuration on NIfTI files, written by ``polysite phantom``."""
+    """A configuration on NIfTI files, written by ``polysite data phantom``."""
     sites = "data.sites={north={cases=3},south={cases=3}}"
-    code, out, err = polysite("phantom", tmp_path / "data", "--set", "data.shape=[24,24,24]", "--set", sites)
+    code, out, err = polysite("data", "phantom", tmp_path / "data", "--set", "data.shape=[24,24,24]", "--set", sites)
     assert (code, err) == (0, "") and "6 cases of 2 hospitals" in out
     rest = TINY[TINY.index("[train]") :]
     path = tmp_path / "folder.toml"

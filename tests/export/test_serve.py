@@ -17,17 +17,19 @@ from typer.testing import CliRunner
 
 import polysite as ps
 from polysite.algorithms import ALGORITHMS
+from polysite.algorithms.base import serving_payloads
 from polysite.cli import app
 from polysite.config import parse
 from polysite.data.federation import HideModalities, Iid, LeaveOut
+from polysite.engines.phases import Phase, find_best
 from polysite.engines.run_folder import RunFolder
+from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, RunError
-from polysite.evaluation import Models, Subject
 from polysite.export import serve
 from polysite.export.serve import serve_model
 from polysite.models.names import canonical
 from polysite.report.runs import read
-from polysite.study import build_sites, deal_cases
+from polysite.study import build_sites
 from test_study import SMALL
 
 pytestmark = [
@@ -108,7 +110,6 @@ VARIANTS = {
 def test_a_bundle_answers_voxel_for_voxel_as_polysite_does(name, scans, tmp_path):
     study = study_of(scans, **VARIANTS[name])
     ps.train(study, tmp_path / "run")
-    ps.evaluate(tmp_path / "run")
     evaluation = read(tmp_path / "run").evaluation
     bundle = serve_model(tmp_path / "run", "east", tmp_path / "home")
     answers = tmp_path / "answers"
@@ -122,7 +123,7 @@ def test_a_bundle_answers_voxel_for_voxel_as_polysite_does(name, scans, tmp_path
     prepared = {c: build_sites(study)["east"]._volumes[c][0] for c in build_sites(study)["east"].cases("test")}
     for case in flow.dataset:
         who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-        expected = evaluation.answer("east", who)
+        expected = evaluation.prediction("east", who)
         if expected is None:  # it trained
             continue
         assert torch.equal(case["image"].as_tensor(), prepared[who])
@@ -143,13 +144,12 @@ def test_where_a_voxel_has_one_label_the_answer_is_one_label_map(scans, tmp_path
     data = replace(study.data, labels={"rim": (1,), "core": (2,)})
     study = replace(study, data=data, train=replace(study.train, exclusive=True))
     ps.train(study, tmp_path / "run")
-    ps.evaluate(tmp_path / "run")
     flow = opened(serve_model(tmp_path / "run"), dataset_dir=scans / "east", output_dir=tmp_path / "answers")
     flow.run()
     checked = 0
     for case in flow.dataset:
         who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-        expected = read(tmp_path / "run").evaluation.answer("east", who)
+        expected = read(tmp_path / "run").evaluation.prediction("east", who)
         if expected is not None:
             said = flow.parser.get_parsed_content("predict")(case["image"]).argmax(0)
             assert np.array_equal(bits([said == 1, said == 2]), expected)
@@ -189,13 +189,12 @@ def test_pictures_are_segmented(pictures, tmp_path):
         run=ps.Plan(rounds=1),
     )
     ps.train(study, tmp_path / "run")
-    ps.evaluate(tmp_path / "run")
     flow = opened(serve_model(tmp_path / "run"), dataset_dir=pictures / "A", output_dir=tmp_path / "answers")
     flow.run()
     checked = 0
     for case in flow.dataset:
         who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-        expected = read(tmp_path / "run").evaluation.answer("A", who)
+        expected = read(tmp_path / "run").evaluation.prediction("A", who)
         if expected is not None:
             said = flow.parser.get_parsed_content("predict")(case["image"])[0] > 0
             assert np.array_equal(said, expected)
@@ -221,7 +220,7 @@ def test_pictures_are_classified(model, pictures, tmp_path):
         found = {row.pop("case"): row for row in csv.DictReader(file)}
     site = build_sites(study)["B"]
     best = load_file(tmp_path / "run" / "models" / "best.safetensors")
-    for who, logits, _ in site._answers(best, site.cases("test")):
+    for who, logits, _ in site._predictions(best, site.cases("test")):
         assert list(found[who]) == ["bright", "dark"]
         assert [float(p) for p in found[who].values()] == pytest.approx(logits.softmax(0).tolist(), abs=1e-6)
     assert set(found) == {f"p{k}" for k in range(1, 12, 2)}
@@ -232,7 +231,6 @@ def test_pictures_are_classified(model, pictures, tmp_path):
 def test_a_network_of_our_own_needs_polysite(scans, tmp_path):
     study = replace(study_of(scans), model=ps.UNetSub(filters=(2, 4, 4)))
     ps.train(study, tmp_path / "run")
-    ps.evaluate(tmp_path / "run")
     bundle = serve_model(tmp_path / "run")
     assert "polysite" in json.loads((bundle / "configs" / "metadata.json").read_text())["required_packages_version"]
     flow = opened(bundle, dataset_dir=scans / "north")
@@ -245,7 +243,7 @@ def test_a_network_of_our_own_needs_polysite(scans, tmp_path):
     evaluation = read(tmp_path / "run").evaluation
     for (site, who), _ in evaluation.own.items():
         if site == "north":
-            assert np.array_equal(bits(answers[who] > 0), evaluation.answer(site, who))
+            assert np.array_equal(bits(answers[who] > 0), evaluation.prediction(site, who))
 
 
 @pytest.fixture(scope="module")
@@ -268,9 +266,11 @@ def same(one, other):
 @pytest.mark.parametrize("name", ["ditto", "fedper"])
 def test_every_hospital_gets_its_own_model(name, runs, tmp_path):
     study = parse((runs / name / "config.toml").read_text())
-    dealt = deal_cases(study)
-    models = Models(Subject(study, dealt, "test", "test"), RunFolder.open(runs / name), build_sites(study, dealt))
-    served = models.engine.serve(models.round, models.sent).models
+    folder, sites = RunFolder.open(runs / name), build_sites(study)
+    only = Phase(study.algorithm, Simulator(study.algorithm, sites), study.run)
+    phase, best = find_best(folder, [only], folder.result.best_round)
+    sent = serving_payloads(phase.algorithm, best.state, sorted(sites))
+    served = phase.transport.serve(best.round, sent).models
     found = {site: weights_of(serve_model(runs / name, site, tmp_path / site)) for site in served}
     assert set(found) == {"east", "north", "west"}
     assert all(same(found[site], served[site][0]) for site in served)
@@ -298,7 +298,7 @@ def test_a_bundle_says_what_it_is(runs, tmp_path):
     assert list(pred["pred"]["channel_def"].values()) == ["WT", "TC", "ET"]
     run = read(runs / "ditto")
     cases = run.scores["west"].values()
-    assert about["eval_metrics"]["test_WT"] == pytest.approx(np.mean([c["WT"] for c in cases]))
+    assert about["eval_metrics"]["test_WT"] == pytest.approx(np.mean([c.labels["WT"] for c in cases]))
     assert f"{about['eval_metrics']['test_mean']:.3f}" in (bundle / "docs" / "README.md").read_text()
     assert "polysite" not in about["required_packages_version"]
     where = {"meta_file": str(bundle / "configs" / "metadata.json"), "bundle_root": str(bundle), "device": "cpu"}
@@ -348,7 +348,7 @@ def test_a_hospital_that_never_trained_gets_the_shared_model_or_a_sentence(tmp_p
     bundle = serve_model(tmp_path / "left", "west")
     assert same(weights_of(bundle), load_file(models / "best.west.safetensors"))
     text = (bundle / "docs" / "README.md").read_text()
-    assert "The model that the hospital 'west' is served, which did not train" in text and "belongs" not in text
+    assert "The model that the hospital 'west' uses, which did not train" in text and "belongs" not in text
     ps.train(replace(SMALL, algorithm=ps.Local(), run=ps.Plan(rounds=1, share=0.34)), tmp_path / "local")
     (asked,) = read(tmp_path / "local").trained
     serve_model(tmp_path / "local", asked)

@@ -60,7 +60,7 @@ def test_the_page_in_a_browser(comparison, width):
     assert seen["down"] == ["fedexp", "fedavg", "local"]
     assert len(seen["figures"]) >= 8 and min(seen["figures"]) > 100
     assert seen["wide"] <= width and seen["links"] == len(seen["sections"]) and not seen["broken"]
-    wanted = ["gets", "Is the difference more than chance?", "evenly", "Surfaces", "How training went", "cost"]
+    wanted = ["gets", "differences statistically significant?", "Fairness", "Surface", "Training curves", "Cost"]
     assert all(any(word in title for title in seen["sections"]) for word in wanted)
 
 
@@ -84,8 +84,8 @@ def test_names_are_never_taken_for_html(tmp_path):
 def test_without_scans_there_is_no_picture_of_a_patient(tmp_path):
     runs = load(write(tmp_path / "run", cases()))
     with_scans, without = (build("run", runs, Options(scans=scans)) for scans in (True, False))
-    assert "data:image" in with_scans and "What it looks like" in with_scans
-    assert "data:image" not in without and "What it looks like" not in without
+    assert "data:image" in with_scans and "Example cases" in with_scans
+    assert "data:image" not in without and "Example cases" not in without
     bare = write(tmp_path / "bare", cases())
     (bare / "evaluation" / "test" / "about.json").unlink()
     text = build("bare", load(bare))  # nothing but Dice is known
@@ -119,7 +119,7 @@ def test_absences_and_refusals_are_told(tmp_path):
     lines[1] |= {"absent": ["island"], "refused": {"north": "3 values are not finite"}}
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = build("run", load(run))
-    assert "What went wrong" in text and "3 values are not finite (round 2)" in text
+    assert "Absent sites, refused replies, incidents" in text and "3 values are not finite (round 2)" in text
 
 
 @pytest.fixture

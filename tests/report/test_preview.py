@@ -50,7 +50,7 @@ def test_a_case_that_cannot_be_opened_is_said_in_red_and_the_others_are_shown(st
     patients = {site: list(found) for site, found in study.data.case_refs(study.seed).items()}
     patients["north"][0] = replace(patients["north"][0], read=broken)
     patients["so/uth"] = [replace(p, read=broken) for p in patients["so/uth"]]
-    monkeypatch.setattr(ps.Phantom, "patients", lambda self, seed: patients)
+    monkeypatch.setattr(ps.Phantom, "case_refs", lambda self, seed: patients)
     partly, wholly = (pixels(f) for f in draw(study, tmp_path))
     assert red(partly) > 500 and red(wholly) > 1.5 * red(partly)
     black = (partly.sum(-1) == 0).mean(), (wholly.sum(-1) == 0).mean()

@@ -86,7 +86,7 @@ def expected(folder):
     found = {}
     for record in folder.records():
         for name, value in scalars(record).items():
-            found.setdefault(name, []).append((record["round"] + 1, pytest.approx(value)))
+            found.setdefault(name, []).append((record.round + 1, pytest.approx(value)))
     return found
 
 
@@ -97,7 +97,7 @@ class Stop(Watch):
         self.after = after
 
     def round(self, record):
-        if record["round"] == self.after:
+        if record.round == self.after:
             raise KeyboardInterrupt
 
 
@@ -162,7 +162,7 @@ def test_a_store_that_is_away_for_a_round_misses_nothing(tmp_path, monkeypatch, 
     send, calls = watch._send, []
 
     def unsteady(record):
-        calls.append(record["round"])
+        calls.append(record.round)
         if len(calls) in (3, 4):
             raise watch.problem.MlflowException("gone")
         send(record)

@@ -1,9 +1,9 @@
-"""The command line. Heavy imports wait inside the commands, so that help answers at once."""
+"""The command line. Heavy imports wait inside the commands, so that ``polysite --help`` answers at once."""
 
 import sys
 import warnings
 
-from polysite.cli import training, results, deploy, audit, data  # isort: skip: the order of the help
+from polysite.cli import audit, data, deploy, results, training
 from polysite.cli.base import app
 from polysite.errors import PolysiteError
 
@@ -11,10 +11,10 @@ __all__ = ["app", "audit", "data", "deploy", "main", "results", "training"]
 
 
 def main() -> None:
-    """Run the command line: a refusal is one sentence and exit code 2."""
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # what it says about a damaged picture, we say with its name
+    """Run the command line. A refusal prints one sentence and exits with code 2."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # polysite reports a damaged picture itself, with its file
     try:
         app()
-    except (PolysiteError, OSError) as problem:  # the system's own refusals name the file, too
+    except (PolysiteError, OSError) as problem:  # an OSError names its file, too
         print(f"polysite: {problem}", file=sys.stderr)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""The command that attacks what leaves a hospital."""
+"""The command that attacks the numbers that leave a hospital."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,24 +12,27 @@ from polysite.cli.base import Config, Json, Override, Quiet, app, study_of, watc
 def audit(
     config: Config = None,
     override: Override = None,
-    what: Annotated[str, typer.Option(metavar="KIND", help="radiomics, embedding, quantiles or all.")] = "all",
+    what: Annotated[
+        str, typer.Option(metavar="KIND", help="Numbers to attack: radiomics, embedding, quantiles or all.")
+    ] = "all",
     modality: Annotated[
-        str, typer.Option(metavar="NAME", help="The one to rebuild, or all; the first by default.", show_default=False)
+        str, typer.Option(metavar="NAME", help="Modality to rebuild, or all; the first by default.", show_default=False)
     ] = "",
-    side: Annotated[int, typer.Option(help="Voxels a side of the rebuilt scans: 32 or 48.")] = 32,
-    epochs: Annotated[int, typer.Option(help="Of a decoder, at most.")] = 60,
-    restarts: Annotated[int, typer.Option(help="Decoders; the best on validation cases counts.")] = 3,
-    scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Whether slices of patients are on the page.")] = (
-        True
-    ),
-    out: Annotated[Path | None, typer.Option(help="A new folder; one below audits/ by default.")] = None,
+    side: Annotated[int, typer.Option(help="Side of the rebuilt scans in voxels: 32 or 48.")] = 32,
+    epochs: Annotated[int, typer.Option(help="Maximum number of epochs of a decoder.")] = 60,
+    restarts: Annotated[int, typer.Option(help="Number of decoders; the best on validation cases counts.")] = 3,
+    scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Show slices of patients on the page.")] = (True),
+    out: Annotated[Path | None, typer.Option(help="New folder to write; one below audits/ by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Attack the numbers that leave a hospital: rebuild scans from them, find patients again."""
+    """Attack the numbers that leave a hospital.
+
+    Tries to rebuild scans from them and to match second scans with their patients.
+    """
     study = study_of(config, override or [])
     from polysite import audit as audits
-    from polysite.train.attack import Settings
+    from polysite.training.attack import Settings
 
     settings = Settings(side=side, epochs=epochs, restarts=restarts)
     with watching(quiet or as_json, False) as watch:

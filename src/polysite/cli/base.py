@@ -1,22 +1,39 @@
-"""What the commands share: the application, their common options, and what those mean."""
+"""The application, and the options that several commands share."""
 
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
-# Threads that spin long while they wait for one another starve on a shared machine: beside one busy process a training
-# step took 3 times as long by default and twice as long with this. Must be set before torch is imported.
+# OpenMP threads that spin while they wait starve on a shared machine: beside one busy process a training step took
+# 3 times as long with the default and twice as long with this value. It must be set before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-typer.core.HAS_RICH = False  # plain help: with rich there, typer escapes brackets even where it does not use it
+typer.core.HAS_RICH = False  # plain help: typer escapes brackets wherever rich is installed
+
+ORDER = (
+    "demo", "data", "assess", "cost", "train", "evaluate", "compare", "report", "watch", "serve-model", "bench",
+    "radiomics", "audit", "algorithms", "deploy", "site",
+)  # fmt: skip
+
+
+class Ordered(typer.core.TyperGroup):
+    """The commands in the order in which a study uses them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the help; old names, which are hidden, come last."""
+        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
 
 app = typer.Typer(
+    cls=Ordered,
     help="Federated learning for medical image segmentation, for hospitals whose data differ.",
     no_args_is_help=True,
     add_completion=False,
@@ -38,12 +55,12 @@ Source = Annotated[
 Override = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. train.lr=0.2.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line instead of tables, for scripts.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of tables.")]
 
 
 def study_of(path: Path | None, override: list[str]) -> Any:
-    """The study that a file means: TOML, or all defaults around a manifest or a folder."""
+    """Return the study of a TOML file, or a study with default settings on a manifest or a folder of images."""
     from polysite import config as configuration
 
     given = overrides_of(override)
@@ -51,7 +68,7 @@ def study_of(path: Path | None, override: list[str]) -> Any:
         return configuration.load(path, given) if path else configuration.parse("", given)
     plain = {"data.name": "files", "data.path": json.dumps(str(path), ensure_ascii=False)}
     files = configuration.parse("", {**plain, **{k: v for k, v in given.items() if k.startswith("data.")}}).data
-    if files.dims == 2:  # defaults that fit
+    if files.dims == 2:  # the default patch and model are for 3D segmentation
         plain["train.patch"] = "[32, 32]"
     if files.task == "classification":
         plain["model.name"] = "densenet_small"
@@ -59,6 +76,7 @@ def study_of(path: Path | None, override: list[str]) -> Any:
 
 
 def overrides_of(given: list[str]) -> dict[str, str]:
+    """Return the KEY=VALUE pairs of ``--set`` as a mapping."""
     from polysite.errors import ConfigError
 
     wrong = next((g for g in given if "=" not in g), None)
@@ -69,7 +87,7 @@ def overrides_of(given: list[str]) -> dict[str, str]:
 
 @contextmanager
 def watching(quiet: bool, as_json: bool) -> Iterator[Any]:
-    """What is shown while a study runs: nothing, JSON lines or a progress bar."""
+    """Yield the observer of a run: silent, printing JSON lines, or with a progress bar."""
     from polysite.engines.record import RoundRecord
     from polysite.engines.rounds import Watch
 
@@ -84,3 +102,13 @@ def watching(quiet: bool, as_json: bool) -> Iterator[Any]:
 
     with progress() as watch:
         yield watch
+
+
+def keep_old_name(old: str, new: str, command: Callable[..., None]) -> None:
+    """Keep the old name of a command for one release: hidden from the help, with a hint on standard error."""
+
+    @app.command(old, hidden=True)
+    @wraps(command)
+    def renamed(*args: Any, **options: Any) -> None:
+        print(f"'polysite {old}' is now 'polysite {new}'; the old name goes in 0.3", file=sys.stderr)
+        command(*args, **options)

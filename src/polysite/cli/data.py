@@ -1,4 +1,4 @@
-"""Commands about image files."""
+"""Commands for image files: ``polysite data`` and ``polysite radiomics``."""
 
 import json
 from dataclasses import replace
@@ -7,47 +7,27 @@ from typing import Annotated
 
 import typer
 
-from polysite.cli.base import Json, Override, Quiet, Source, app, overrides_of, study_of, watching
+from polysite.cli.base import Json, Override, Quiet, Source, app, keep_old_name, overrides_of, study_of, watching
 from polysite.errors import ConfigError, PolysiteError
 
 PHANTOM = "WT=1,2,4; TC=1,4; ET=4"
 
 
-@app.command()
-def phantom(
-    out: Annotated[Path, typer.Argument(help="A new folder for SITE/CASE/modality.nii.gz.")],
-    override: Override = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws other patients.")] = 0,
-) -> None:
-    """Write the phantom federation as NIfTI files, to try polysite on."""
-    from polysite import config as configuration
-    from polysite.data.phantom import write
-    from polysite.errors import RunError
-
-    if out.exists():
-        raise RunError(f"{out} exists already; name a new folder")
-    study = configuration.parse("", {"seed": str(seed), **overrides_of(override or [])})
-    patients = study.data.case_refs(study.seed)
-    write((p.open() for site in patients.values() for p in site), out)
-    count = sum(map(len, patients.values()))
-    print(f"{count} cases of {len(patients)} hospitals in {out}. Next: polysite data scan {out} --labels '{PHANTOM}'")
-
-
-data = typer.Typer(help="Describe and look after image files.", no_args_is_help=True, rich_markup_mode=None)
+data = typer.Typer(help="List, check, look at and draw image files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data, name="data")
 
 
 @data.command()
 def scan(
-    folder: Annotated[Path, typer.Argument(help="A folder of images in one of the known layouts.")],
-    out: Annotated[Path, typer.Option(help="The manifest to write, .csv or .jsonl.")] = Path("manifest.csv"),
-    format: Annotated[str, typer.Option(help="The layout; polysite data formats lists them.")] = "auto",
+    folder: Annotated[Path, typer.Argument(help="Folder of images in a known layout.")],
+    out: Annotated[Path, typer.Option(help="Manifest to write, .csv or .jsonl.")] = Path("manifest.csv"),
+    format: Annotated[str, typer.Option(help="Layout; 'polysite data formats' lists them.")] = "auto",
     table: Annotated[
         list[Path] | None,
-        typer.Option(help="A CSV that says which case is of which site, group or split, such as partitioning_1.csv."),
+        typer.Option(help="CSV with the site, group or split of each case, e.g. partitioning_1.csv."),
     ] = None,
     labels: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="What the label values mean: 'WT=1,2,4; TC=1,4; ET=4'.")
+        str | None, typer.Option(metavar="NAMES", help="Names of the label values: 'WT=1,2,4; TC=1,4; ET=4'.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the manifest.")] = False,
 ) -> None:
@@ -60,17 +40,20 @@ def scan(
         raise RunError(f"--out {out}: a manifest ends in .csv or .jsonl")
     if out.exists() and not force:
         raise RunError(f"{out} exists already; give another --out, or --force to overwrite it")
-    found = layouts.scan(folder, format, table or [], manifest.parse_labels(labels) if labels else None)
-    manifest.write(found.manifest, out)
-    tables.show_manifest(found.format, found.manifest)
-    for remark in found.remarks:
+    scanned = layouts.scan(folder, format, table or [], manifest.parse_labels(labels) if labels else None)
+    manifest.write(scanned.manifest, out)
+    tables.show_manifest(scanned.format, scanned.manifest)
+    for remark in scanned.remarks:
         print(f"note: {remark}")
-    print(f"\nThe manifest: {out}. Next: polysite check-data {out}")
+    print(f"\nThe manifest: {out}. Next: polysite data check {out}")
 
 
 @data.command()
 def formats() -> None:
-    """List the layouts that are recognised, in the order they are tried."""
+    """List the layouts that are recognised.
+
+    They are tried in this order.
+    """
     from polysite.data.layouts import LAYOUTS
 
     for name, layout in LAYOUTS.items():
@@ -78,8 +61,8 @@ def formats() -> None:
 
 
 @data.command()
-def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove all prepared cases.")] = False) -> None:
-    """Where prepared cases are kept, and how much there is."""
+def cache(clear: Annotated[bool, typer.Option("--clear", help="Delete all prepared cases.")] = False) -> None:
+    """Show the folder and size of the cache of prepared cases."""
     from polysite.data.cache import Cache, place
 
     kept = Cache(place())
@@ -87,15 +70,18 @@ def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove all prepar
     print(f"{place()}: {size / 2**30:.2f} GiB {'removed' if clear else 'of prepared cases'}")
 
 
-@app.command()
-def check_data(
+@data.command()
+def check(
     source: Source,
     override: Override = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 on warnings, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Open every case and say what is wrong with it; exit code 1 if something is."""
-    from polysite.data.check import check
+    """Open every case and list its problems.
+
+    Exits with code 1 if there is an error.
+    """
+    from polysite.data import check as checks
     from polysite.data.files import Files
     from polysite.report import tables
 
@@ -103,7 +89,7 @@ def check_data(
     if not isinstance(files, Files):
         raise PolysiteError(f"{source} is a study of drawn phantoms; there are no files to check")
     with tables.counting("cases", len(files.manifest.rows), as_json) as step:
-        report = check(files, step)
+        report = checks.check(files, step)
     if as_json:
         print(json.dumps(report.plain()))
     else:
@@ -112,11 +98,11 @@ def check_data(
         raise typer.Exit(1)
 
 
-@app.command()
+@data.command()
 def preview(
     source: Source,
-    out: Annotated[Path, typer.Option(help="A folder for one PNG a site.")] = Path("preview"),
-    cases: Annotated[int, typer.Option(min=1, help="Cases a site, evenly over its list.")] = 6,
+    out: Annotated[Path, typer.Option(help="Folder for one PNG per site.")] = Path("preview"),
+    cases: Annotated[int, typer.Option(min=1, help="Cases per site, spread evenly over its list.")] = 6,
     override: Override = None,
 ) -> None:
     """Draw a sheet per site: slices, outlines, histograms."""
@@ -124,35 +110,66 @@ def preview(
     from polysite.report import preview as sheets
 
     study = study_of(source, override or [])
-    if isinstance(study.data, Files):  # to look at, whatever is there
+    if isinstance(study.data, Files):  # incomplete cases are shown as they are
         study = replace(study, data=replace(study.data, allow=("missing", "empty")))
     for file in sheets.draw(study, out, cases):
         print(file)
 
 
+@data.command()
+def phantom(
+    out: Annotated[Path, typer.Argument(help="New folder for SITE/CASE/modality.nii.gz.")],
+    override: Override = None,
+    seed: Annotated[int, typer.Option(help="Seed of the drawn patients.")] = 0,
+) -> None:
+    """Write the phantom federation as NIfTI files."""
+    from polysite import config as configuration
+    from polysite.data.phantom import write
+    from polysite.errors import RunError
+
+    if out.exists():
+        raise RunError(f"{out} exists already; name a new folder")
+    study = configuration.parse("", {"seed": str(seed), **overrides_of(override or [])})
+    cases = study.data.case_refs(study.seed)
+    write((case.open() for site in cases.values() for case in site), out)
+    count = sum(map(len, cases.values()))
+    print(f"{count} cases of {len(cases)} hospitals in {out}. Next: polysite data scan {out} --labels '{PHANTOM}'")
+
+
+for _old, _command in (("check-data", check), ("preview", preview), ("phantom", phantom)):
+    keep_old_name(_old, f"data {_command.__name__}", _command)
+
+
 @app.command()
 def radiomics(
     source: Source,
-    out: Annotated[Path | None, typer.Option(help="A new folder; one below radiomics/ by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder to write; one below radiomics/ by default.")] = None,
     override: Override = None,
-    bin_width: Annotated[float, typer.Option(help="Of the grey levels, in the unit of the prepared images.")] = 0.09,
+    bin_width: Annotated[float, typer.Option(help="Width of a grey level, in the unit of the prepared images.")] = 0.09,
     bin_count: Annotated[
-        int | None, typer.Option(metavar="N", help="So many grey levels instead, whatever the range.")
+        int | None, typer.Option(metavar="N", help="Fixed number of grey levels instead of a fixed width.")
     ] = None,
     label: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The region: a label of the truth; by default the whole brain.")
+        str | None, typer.Option(metavar="NAME", help="Label whose region is described; the whole brain by default.")
     ] = None,
     clusters: Annotated[
-        str | None, typer.Option(metavar="K", help="Cluster the cases: 10, or 2,4,8 to choose by BIC.")
+        str | None, typer.Option(metavar="K", help="Number of clusters: 10, or 2,4,8 to choose by BIC.")
     ] = None,
     dimensions: Annotated[int, typer.Option(min=1, help="Principal components to cluster by.")] = 30,
-    fewest: Annotated[int, typer.Option(min=0, help="Cases behind a sum that leaves a site; 0 to switch off.")] = 5,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Cases at a time; by default one for every core.")] = None,
-    parquet: Annotated[bool, typer.Option("--parquet", help="Write features.parquet beside features.csv.")] = False,
+    fewest: Annotated[
+        int, typer.Option(min=0, help="Minimum number of cases behind a sum that leaves a site; 0 for none.")
+    ] = 5,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Cases to process in parallel; one per core by default.")
+    ] = None,
+    parquet: Annotated[bool, typer.Option("--parquet", help="Also write features.parquet.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Extract 93 radiomic features of every modality of every case; find outliers, cluster the cases."""
+    """Extract radiomic features, find outliers, cluster cases.
+
+    Every modality of every case is described by 93 features.
+    """
     from polysite import extract
     from polysite.cluster.mixture import Settings as MixtureSettings
     from polysite.radiomics import Settings

@@ -1,4 +1,4 @@
-"""Commands about finished runs: what does each hospital get, and is it more than chance?"""
+"""Commands for finished runs: evaluate, compare, report, watch, serve-model."""
 
 import json
 from pathlib import Path
@@ -11,72 +11,89 @@ from polysite.errors import ConfigError, PolysiteError
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; NAME=RUN gives one a name.")]
 Reference = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The method that others are tested against; fedavg by default.")
+    str | None, typer.Option(metavar="NAME", help="Method that the others are tested against; fedavg by default.")
 ]
 Empty = Annotated[
     str,
     typer.Option(
         metavar="POLICY",
-        help="A distance where exactly one mask is empty: the image diagonal (penalty), a number of mm, or excluded.",
+        help="Distance if exactly one mask is empty: penalty (the image diagonal), a number of mm, or excluded.",
     ),
 ]
 Definition = Annotated[
-    str, typer.Option(metavar="KIND", help="HD95 as the larger of both directions (max) or of both pooled (union).")
+    str,
+    typer.Option(metavar="KIND", help="HD95 as the larger of both directions (max), or over both together (union)."),
 ]
 Speeds = Annotated[
-    str | None, typer.Option(metavar="NAME", help="For simulated time: paper_b or fets; the runs' own by default.")
+    str | None,
+    typer.Option(metavar="NAME", help="Speeds for simulated time: paper_b or fets; those of the runs by default."),
 ]
 Assessment = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="An assessment, whose distances go onto the page.")
+    Path | None, typer.Option(metavar="FOLDER", help="Folder of an assessment whose distances the page shows.")
 ]
-Scans = Annotated[bool, typer.Option("--scans/--no-scans", help="Whether slices of patients are on the page.")]
+Scans = Annotated[bool, typer.Option("--scans/--no-scans", help="Show slices of patients on the page.")]
 
 
 @app.command()
 def evaluate(
     runs: Runs,
-    split: Annotated[str, typer.Option(metavar="PART", help="test, validation or train.")] = "test",
-    on: Annotated[Path | None, typer.Option(metavar="DATA", help="Other data: a manifest or a folder.")] = None,
-    tolerance: Annotated[float, typer.Option(help="Of the surface Dice (NSD), in the unit of the voxels.")] = 1.0,
-    others: Annotated[bool, typer.Option("--others/--own", help="Every model on everyone's patients.")] = True,
-    scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Keep answers and slices to look at.")] = True,
-    parquet: Annotated[bool, typer.Option("--parquet", help="Write cases.parquet beside cases.csv.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Replace an evaluation that is there.")] = False,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="Split to evaluate: test, validation or train.")] = "test",
+    on: Annotated[
+        Path | None, typer.Option(metavar="DATA", help="Other data to evaluate on: a manifest or a folder.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Tolerance of the surface Dice (NSD), in the unit of the voxels.")
+    ] = 1.0,
+    others: Annotated[
+        bool, typer.Option("--others/--own", help="Evaluate every hospital's model on all hospitals' cases.")
+    ] = True,
+    scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Keep predictions and scans to look at.")] = True,
+    parquet: Annotated[bool, typer.Option("--parquet", help="Also write cases.parquet.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Replace an existing evaluation.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Measure every served model on every hospital's patients: all measures, per case and label."""
-    from polysite.evaluation import evaluate as examine
+    """Evaluate finished runs again: another split or other data.
+
+    Every run evaluates its test cases when it ends. This command evaluates the models on another split, on other data,
+    or with other settings: all measures of every label of every case.
+    """
+    from polysite import evaluation
     from polysite.report import tables
     from polysite.report.runs import methods, read
 
     with watching(quiet or as_json, False) as watch:
         for run in runs:
-            done = examine(
+            done = evaluation.evaluate(
                 _named(run)[1], split, on, tolerance=tolerance, others=others, pictures=scans, parquet=parquet,
                 again=again, watch=watch,
             )  # fmt: skip
-    found = [read(path, name, done.name) for name, path in map(_named, runs)]
+    summaries = [read(path, name, done.name) for name, path in map(_named, runs)]
     if as_json:
-        for each in found:
+        for each in summaries:
             about = each.evaluation.about if each.evaluation else {}
             print(json.dumps({"run": str(each.path), "evaluation": done.name, **about}))
     elif not quiet:
-        tables.show(methods(found))
-        print(f"\nEvery case: {', '.join(str(r.evaluation.path / 'cases.csv') for r in found if r.evaluation)}")
+        tables.show(methods(summaries))
+        files = [str(each.evaluation.path / "cases.csv") for each in summaries if each.evaluation]
+        print(f"\nScores of every case: {', '.join(files)}")
 
 
 @app.command()
 def serve_model(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     site: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose model; not needed where all hospitals use the same.")
+        str | None,
+        typer.Option(metavar="NAME", help="Hospital whose model is exported; not needed if all use the same."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A new folder; one below RUN/bundles/ by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder to write; one below RUN/bundles/ by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Write the model that a hospital uses as a MONAI bundle: weights, configuration, how to run it."""
+    """Export the model of a hospital as a MONAI bundle.
+
+    The bundle holds the weights, a configuration that prepares scans as polysite does, and instructions.
+    """
     from polysite.export.serve import serve_model as export
 
     target = export(run, site, out)
@@ -84,78 +101,78 @@ def serve_model(
         about = json.loads((target / "configs" / "metadata.json").read_text(encoding="utf-8"))
         print(json.dumps({"bundle": str(target), **{k: about[k] for k in ("description", "eval_metrics", "weights")}}))
     elif not quiet:
-        print(f"{target} is a MONAI bundle; {target / 'docs' / 'README.md'} says what it is and how to run it.")
+        print(f"{target} is a MONAI bundle; {target / 'docs' / 'README.md'} explains how to run it.")
 
 
 @app.command()
 def compare(
     runs: Runs,
     reference: Reference = None,
-    out: Annotated[Path | None, typer.Option(help="A new folder; one below comparisons/ by default.")] = None,
-    on: Annotated[str | None, typer.Option(metavar="NAME", help="The evaluation to compare, where not test.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder to write; one below comparisons/ by default.")] = None,
+    on: Annotated[str | None, typer.Option(metavar="NAME", help="Evaluation to compare; test by default.")] = None,
     empty: Empty = "penalty",
     hd95: Definition = "max",
-    tail: Annotated[str, typer.Option(help="two-sided, or whether others are better (greater) or worse (less).")] = (
-        "two-sided"
-    ),
+    tail: Annotated[
+        str, typer.Option(help="Alternative of the tests: two-sided, greater (better than the reference) or less.")
+    ] = ("two-sided"),
     speeds: Speeds = None,
     assessment: Assessment = None,
     scans: Scans = True,
-    title: Annotated[str, typer.Option(help="Of the page.")] = "Methods compared",
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Methods compared",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: tables, tests paired by case, costs; as page, Markdown, LaTeX and CSV.
+    """Compare runs: tables, tests paired by case, costs.
 
-    Runs that differ only in seed or fold are one method.
+    Writes a page, Markdown, LaTeX and CSV. Runs that differ only in seed or fold are one method.
     """
     from polysite.engines.run_folder import RunFolder
     from polysite.report import publish, tables
     from polysite.report.runs import methods, read
 
-    found = methods(read(path, name, on) for name, path in map(_named, runs))
-    options = options_of(found, reference, empty, hd95, tail, speeds, assessment, scans)
+    compared = methods(read(path, name, on) for name, path in map(_named, runs))
+    options = options_of(compared, reference, empty, hd95, tail, speeds, assessment, scans)
     target = out or RunFolder.fresh(Path("comparisons"), "compare")
-    done = publish.comparison(target, title, found, options)
+    done = publish.comparison(target, title, compared, options)
     if as_json:
         print(json.dumps({"comparison": str(target), **publish.plain(done)}))
     elif not quiet:
-        tables.show(found, options, full=True)
-        print(f"\nThe page, and the tables as Markdown, LaTeX and CSV: {target / 'index.html'}")
+        tables.show(compared, options, full=True)
+        print(f"\nPage: {target / 'index.html'}; tables as Markdown, LaTeX and CSV beside it")
 
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
-    out: Annotated[Path | None, typer.Option(help="The page; RUN/index.html by default.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, finished or not.")],
+    out: Annotated[Path | None, typer.Option(help="Page to write; RUN/index.html by default.")] = None,
     empty: Empty = "penalty",
     hd95: Definition = "max",
     speeds: Speeds = None,
     assessment: Assessment = None,
     scans: Scans = True,
 ) -> None:
-    """Write the page about a run, from its folder alone."""
+    """Write the HTML page of a run, finished or not."""
     from polysite.report import publish
     from polysite.report.runs import methods, read
 
-    found = methods([read(run)])
-    options = options_of(found, None, empty, hd95, "two-sided", speeds, assessment, scans)
-    print(publish.page(out or run / "index.html", found, options))
+    shown = methods([read(run)])
+    options = options_of(shown, None, empty, hd95, "two-sided", speeds, assessment, scans)
+    print(publish.page(out or run / "index.html", shown, options))
 
 
 @app.command()
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8765,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 8765,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     scans: Scans = True,
 ) -> None:
-    """Show the page about a run on this machine, renewed while the run goes on."""
+    """Serve the page of a run to this machine while it trains."""
     from polysite.report.page import Options
     from polysite.report.watch import serve
 
     def ready(address: str) -> None:
-        print(f"The page about {run}: {address} (end with Ctrl-C)", flush=True)
+        print(f"Page of {run}: {address} (Ctrl-C to stop)", flush=True)
         if open_browser:
             typer.launch(address)
 
@@ -163,7 +180,7 @@ def watch(
 
 
 def options_of(
-    found: Any,
+    methods: Any,
     reference: str | None,
     empty: str,
     hd95: str,
@@ -172,11 +189,11 @@ def options_of(
     assessment: Path | None,
     scans: bool,
 ) -> Any:
-    """What the options of a page mean."""
+    """Return the options of a page; refuse values that do not exist."""
     from typing import get_args
 
     from polysite import config
-    from polysite.cost.speeds import SPEEDS
+    from polysite.costs.speeds import SPEEDS
     from polysite.errors import nearest
     from polysite.metrics.measures import EmptyMaskPolicy
     from polysite.metrics.statistics import Tail
@@ -186,7 +203,7 @@ def options_of(
         raise ConfigError(f"there are no speeds called {speeds!r}; {nearest(speeds, SPEEDS)}")
     if tail not in get_args(Tail):
         raise ConfigError(f"--tail {tail}: choose {', '.join(get_args(Tail))}")
-    chosen = SPEEDS[speeds] if speeds else config.parse(found[0].first.config).cost
+    chosen = SPEEDS[speeds] if speeds else config.parse(methods[0].first.config).cost
     penalty: float | Literal["diagonal"] = "diagonal"
     kind = empty
     if empty not in ("penalty", "excluded"):
@@ -199,10 +216,10 @@ def options_of(
 
 
 def _named(given: Path) -> tuple[str | None, Path]:
-    """``NAME=RUN`` as both; a folder may have such a name itself."""
+    """Split ``NAME=RUN``, unless a folder has that very name."""
     name, sign, path = str(given).partition("=")
     if sign and not given.exists():
         if not name:
-            raise PolysiteError(f"{given}: give the run a name before the sign, as in fedavg=runs/first")
+            raise PolysiteError(f"{given}: write a name before the equals sign, as in fedavg=runs/first")
         return name, Path(path)
     return None, given

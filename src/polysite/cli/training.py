@@ -1,4 +1,4 @@
-"""Commands that train, and what leads to it."""
+"""Commands that train or plan a study: demo, train, assess, bench, cost, algorithms."""
 
 import json
 import sys
@@ -14,45 +14,41 @@ from polysite.errors import PolysiteError
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Where to write; a new folder below demo/ by default.")] = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws other patients.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="New folder to write; one below demo/ by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the drawn patients and of training.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Four drawn hospitals: what each gets alone, federated and pooled."""
+    """Train four drawn hospitals alone, federated and pooled."""
     from polysite import demo as demonstration
 
     with watching(quiet, False) as watch:
         page = demonstration.run(out, seed, watch)
     if not quiet:
         demonstration.show(page.parent)
-        print(f"\nThe page with the figures: {page}")
+        print(f"\nPage with figures: {page}")
 
 
 @app.command()
 def train(
     config: Config = None,
     override: Override = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; a new one below runs/ by default.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Continue this run folder to the same end.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New run folder; one below runs/ by default.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue an interrupted run.")] = None,
     after: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="A finished run of the first phases, which need not be repeated.")
+        Path | None, typer.Option(metavar="RUN", help="Finished run of the first phases; they are not repeated.")
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Show the whole study, explained, and stop.")
+        bool, typer.Option("--print-config", help="Print the whole study with every key explained, and exit.")
     ] = False,
-    track: Annotated[
-        list[str] | None, typer.Option(metavar="KIND", help="Also write for tensorboard or mlflow.")
-    ] = None,
+    track: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Also log to tensorboard or mlflow.")] = None,
     evaluate: Annotated[
-        bool, typer.Option("--evaluate/--no-evaluate", help="Measure the test patients when it is done.")
+        bool, typer.Option("--evaluate/--no-evaluate", help="Compute all measures of the test cases at the end.")
     ] = True,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Write RUN/index.html when it is done.")] = True,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Write RUN/index.html at the end.")] = True,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train a study, measure what every hospital gets, and write a run folder."""
+    """Train a study, evaluate it, write a run folder and a page."""
     from polysite import config as configuration
 
     if resume and (config or override or out or after):
@@ -85,25 +81,24 @@ def train(
     from polysite.report.page import Options
     from polysite.report.runs import methods, read
 
-    found = methods([read(run.folder.path)])
+    trained = methods([read(run.folder.path)])
     options = Options(speeds=configuration.parse(run.folder.config).cost)
     if page:
-        publish.page(run.folder.path / "index.html", found, options)
+        publish.page(run.folder.path / "index.html", trained, options)
     if not quiet and not as_json:
-        tables.show(found, options)
-        where = f"The page: {run.folder.path / 'index.html'}" if page else f"The run folder: {run.folder.path}"
-        print(f"\n{where}")
+        tables.show(trained, options)
+        print(f"\nPage: {run.folder.path / 'index.html'}" if page else f"\nRun folder: {run.folder.path}")
 
 
 @app.command()
 def assess(
     config: Config = None,
     override: Override = None,
-    out: Annotated[Path | None, typer.Option(help="A new folder; one below assessments/ by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder to write; one below assessments/ by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Measure how the hospitals differ, and say which strategy that speaks for."""
+    """Measure how hospitals differ and recommend strategies."""
     study = study_of(config, override or [])
     from polysite import assessment
 
@@ -115,27 +110,32 @@ def assess(
         from polysite.report import tables
 
         tables.show_assessment(done.assessment, done.verdict)
-        print(f"\nThe page with the figures: {done.folder / 'index.html'}")
+        print(f"\nPage with figures: {done.folder / 'index.html'}")
         first = next(iter(sorted((done.folder / "strategies").iterdir())))
-        print(f"To train what comes first: polysite train {first}")
+        print(f"To train the first strategy: polysite train {first}")
 
 
 @app.command()
 def bench(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A benchmark by name, or a .toml file; none: list them.")
+        str | None, typer.Argument(metavar="NAME", help="Name of a benchmark, or a .toml file; without it, list all.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="full, or small: phantoms and few rounds, in minutes.")] = "full",
+    scale: Annotated[str, typer.Option(help="full, or small: phantoms and few rounds, minutes.")] = "full",
     data: Annotated[
         Path | None, typer.Option(metavar="DATA", help="Your data: a manifest or a folder of images.")
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="METHOD", help="Only these methods.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder; asked again, it goes on there.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD", help="Run only this method; can be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; an existing one is continued.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
     override: Override = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a whole benchmark: methods x folds x seeds, then compare; it can be interrupted and goes on."""
+    """Run a benchmark: methods x folds x seeds, and compare.
+
+    The same command continues a benchmark that was interrupted.
+    """
     from polysite import benchmark
     from polysite.report import publish, tables
 
@@ -153,15 +153,15 @@ def bench(
     chosen.check_data(given, scale)
     target = out or Path("benchmarks") / (f"{chosen.name}-small" if scale == "small" else chosen.name)
     with tables.counting("runs", len(chosen.places) * len(chosen.methods), quiet) as step:
-        found, failed = benchmark.run(chosen, target, given, jobs, step)
-    for words, why in failed.items():
-        print(f"polysite: {words} failed: {why}", file=sys.stderr)
-    if found:
-        options = benchmark.options(chosen, target, found, failed)
-        place = publish.comparison(target / "comparison", chosen.title, found, options, replace=True)
+        methods, failed = benchmark.run(chosen, target, given, jobs, step)
+    for job, why in failed.items():
+        print(f"polysite: {job} failed: {why}", file=sys.stderr)
+    if methods:
+        options = benchmark.options(chosen, target, methods, failed)
+        publish.comparison(target / "comparison", chosen.title, methods, options, replace=True)
         if not quiet:
-            tables.show(place.methods, options, full=True)
-            print(f"\nThe page and the tables: {target / 'comparison' / 'index.html'}")
+            tables.show(methods, options, full=True)
+            print(f"\nPage and tables: {target / 'comparison' / 'index.html'}")
     if failed:
         raise typer.Exit(1)
 
@@ -172,24 +172,24 @@ def cost(
     override: Override = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a study would cost before it runs: steps, bytes, simulated time, energy."""
+    """Estimate steps, bytes, time and energy of a study."""
     study = study_of(config, override or [])
     from polysite import study as studies
     from polysite.report import costs, tables
 
-    found = studies.cost(study)
+    estimate = studies.cost(study)
     if as_json:
-        print(json.dumps({**asdict(found), "seconds": found.seconds}))
+        print(json.dumps({**asdict(estimate), "seconds": estimate.seconds}))
     else:
-        tables.show_grid(costs.forecast(studies.title(study), found, study.cost))
+        tables.show_grid(costs.forecast(studies.title(study), estimate, study.cost))
 
 
 @app.command()
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="One of them, in full: its equation and its keys.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Algorithm to explain: its equation and its keys.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the algorithms: name, paper, one line."""
+    """List the algorithms, or explain one."""
     from polysite.algorithms import describe
 
     if name:
@@ -198,9 +198,9 @@ def algorithms(
         text = configuration.explain(name)
         print(json.dumps({"name": name, "text": text}) if as_json else text)
         return
-    found = list(describe())
+    known = list(describe())
     if as_json:
-        for name, paper, line, needs in found:
+        for name, paper, line, needs in known:
             print(json.dumps({"name": name, "paper": paper, "summary": line, "needs": needs}))
         return
     from rich.console import Console
@@ -209,6 +209,6 @@ def algorithms(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "what it does", "paper"):
         table.add_column(column, overflow="fold")
-    for name, paper, line, _ in found:
+    for name, paper, line, _ in known:
         table.add_row(name, line, paper)
     Console().print(table)

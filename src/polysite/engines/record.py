@@ -1,4 +1,4 @@
-"""Typed records of a run: what ``rounds.jsonl`` and ``result.json`` hold. Only this module converts them from and to JSON.
+"""Typed records of a run: the lines of ``rounds.jsonl``, and ``result.json``. Only this module reads and writes them.
 
 Files of 0.1.0 are read, too: they call the numbers of a reply ``said``, the diagnostics of an algorithm ``told``, and
 have the scores of a case as one flat mapping.
@@ -94,12 +94,12 @@ def _site_record(found: Mapping[str, Any]) -> SiteRecord:
 
 
 def read_records(lines: Iterable[str]) -> list[RoundRecord]:
-    """Parse the lines of ``rounds.jsonl``; stop at a line that a crash cut short."""
+    """Parse the lines of ``rounds.jsonl``; stop at a line that a crash cut short. ValueError if a line is no record."""
     records = []
     for line in lines:
         try:
             records.append(RoundRecord.from_json(line))
-        except ValueError:
+        except json.JSONDecodeError:
             break
     return records
 

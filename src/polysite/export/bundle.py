@@ -1,8 +1,8 @@
-"""A model as a MONAI bundle: what MONAI runs, what programs ask about it, and what a person does.
+"""The files of a MONAI bundle: configuration for inference, metadata, README.
 
 The preparation is written in MONAI's transforms, in the order and with the numbers of ``prepare``, so that a bundle
-needs MONAI alone; only networks that are polysite's own need polysite, too. There is no truth to look at: a crop goes
-by the image alone, where training also keeps what is labelled outside of it.
+needs MONAI only; polysite's own networks also need polysite. Without ground truth, a crop depends on the image alone,
+whereas training also keeps labelled voxels outside of it.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ from polysite.models.densenet import DenseNet
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.models.unet import UNet
 from polysite.payload import SiteId
-from polysite.train import tasks
-from polysite.train.predict import TOGETHER
-from polysite.train.torch_site import Network
+from polysite.training import tasks
+from polysite.training.predict import TOGETHER
+from polysite.training.torch_site import Network
 from polysite.tree import Tree
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 WEIGHTS = "models/model.safetensors"
-VERSION = "1.0.0"  # of a bundle; another export is another bundle
+VERSION = "1.0.0"  # of every bundle; a new export is a new bundle
 IMPORTS = (
     "import csv",
     "import io",
@@ -50,22 +50,22 @@ SAVE_VOLUME = (
     " for grid in [nibabel.load(scan)] for image in [nibabel.Nifti1Image(mask, grid.affine)]]"
 )
 Config = dict[str, Any]
-Whose = Literal["all", "own", "others"]  # whose model it is: of all, of the hospital alone, or of those that trained it
+Whose = Literal["all", "own", "others"]  # a model of all hospitals, of this one, or of others that trained it
 
 
 @dataclass(frozen=True)
 class Scans:
-    """How the images of a case come to the model."""
+    """The image files of a case."""
 
     modalities: tuple[str, ...]
-    channels: tuple[int, ...] = ()  # where one file holds all modalities; empty: one file each
-    hidden: tuple[int, ...] = ()  # modalities that the hospital does not see
+    channels: tuple[int, ...] = ()  # of the modalities in one file; empty: one file per modality
+    hidden: tuple[int, ...] = ()  # modalities that are hidden from the hospital
     flat: bool = False  # pictures (PNG, TIFF, JPEG); otherwise NIfTI
     boxes: bool = False  # a case is a box cut out of a scan
 
     @property
     def files(self) -> list[str]:
-        """What the file of every channel is called; in place of a hidden one, any other is read and then blanked."""
+        """Names of the files of all channels; for a hidden channel another file is read and set to zero."""
         seen = next(m for k, m in enumerate(self.modalities) if k not in self.hidden)
         return [seen if k in self.hidden else m for k, m in enumerate(self.modalities)]
 
@@ -77,7 +77,7 @@ class Scans:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model on its way out, and what is known of it."""
+    """A model with its study, result and scans."""
 
     run: str
     study: Study
@@ -89,50 +89,55 @@ class Bundle:
 
     @property
     def labels(self) -> list[str]:
+        """Names of the labels or classes."""
         return list(self.result.labels)
 
     @property
     def task(self) -> tasks.Task:
+        """The task."""
         return tasks.find(self.result.task, self.study.train.exclusive)
 
     @property
     def classifies(self) -> bool:
+        """Whether the task is classification."""
         return bool(self.result.task == "classification")
 
     @property
     def dims(self) -> int:
+        """Number of spatial dimensions."""
         return len(self.study.train.patch)
 
     @property
     def channels(self) -> list[str]:
-        """What the network's answer is about, channel by channel."""
+        """Names of the network's output channels."""
         return ["background", *self.labels] if isinstance(self.task, tasks.Exclusive) else self.labels
 
     @property
     def ours(self) -> bool:
-        """Whether the network is polysite's own."""
+        """Whether the network is implemented by polysite."""
         return isinstance(self.study.model, UNetSub | DenseNetSub)
 
     @property
     def owner(self) -> str:
+        """The owner of the model, for the copyright."""
         return f"the hospital {self.site!r}" if self.whose == "own" else "the hospitals that trained it together"
 
     @cached_property
     def packages(self) -> dict[str, str]:
-        """What must be installed besides MONAI, torch and numpy."""
+        """Versions of the required packages besides MONAI, torch and numpy."""
         names = ["safetensors", "pillow" if self.scans.flat else "nibabel", *(["polysite"] if self.ours else [])]
         return {name: version(name) for name in names}
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The parameters and statistics by the network's own names, each once."""
+        """Parameters and buffers by the names of the network."""
         module = self.study.model.build(
             dims=self.dims, modalities=len(self.scans.modalities), outputs=len(self.channels), seed=self.study.seed
         )
         network = Network(module, replace(self.study.train, device="cpu", compile=False))
         network.write({k: torch.as_tensor(v, device="cpu") for k, v in self.model.items()})
-        found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        return {k: v.detach().contiguous() for k, v in found.items()}
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        return {k: v.detach().contiguous() for k, v in tensors.items()}
 
     def scores(self, split: str) -> dict[str, float]:
         """Return the mean score over the cases of the model's hospital, or of all, and that of every label."""
@@ -148,10 +153,10 @@ class Bundle:
 
 
 def method_of(chosen: Study) -> str:
-    """What trained, in words."""
+    """Describe the algorithms of a study."""
     if chosen.run.pooled:
         return study.POOLED
-    return ", then ".join(_named(stage.algorithm) for stage in config.phases(chosen))
+    return ", then ".join(_named(phase.algorithm) for phase in config.phases(chosen))
 
 
 def _named(algorithm: Any) -> str:
@@ -160,12 +165,12 @@ def _named(algorithm: Any) -> str:
 
 
 def inference(bundle: Bundle) -> Config:
-    """The configuration that MONAI runs."""
+    """Return the configuration that MONAI runs."""
     return {
         "imports": [f"${line}" for line in IMPORTS],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/scans'",
-        "output_dir": "$@bundle_root + '/answers'",
+        "output_dir": "$@bundle_root + '/predictions'",
         "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
         **_data(bundle.scans),
         **_network(bundle.study.model, bundle.dims, len(bundle.scans.modalities), len(bundle.channels)),
@@ -181,7 +186,7 @@ def inference(bundle: Bundle) -> Config:
 
 
 def _data(scans: Scans) -> Config:
-    """Which files are a case, and what it is called."""
+    """Return the entries that list the files and the name of every case."""
     ends = (".png", ".jpg", ".jpeg", ".tif", ".tiff") if scans.flat else (".nii.gz", ".nii")
     path = "pathlib.Path(meta['filename_or_obj'])"
     if scans.one:
@@ -204,7 +209,7 @@ def _data(scans: Scans) -> Config:
 
 
 def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
-    """The network without its weights. As ``models`` builds it; loading the weights refuses any other."""
+    """Return the network as ``models`` builds it; loading the weights refuses any other."""
     shape = {"dims": dims, "modalities": modalities, "outputs": outputs}
     if isinstance(model, UNetSub):
         parts = {"widths": list(model.widths(**shape)), "filters": list(model.filters), "bias": model.bias}
@@ -242,24 +247,24 @@ def _unet(model: UNet, shape: Config) -> Config:
 
 
 def _preparation(bundle: Bundle) -> list[Config]:
-    """``Prepare`` in MONAI's transforms, to the last bit."""
+    """Return MONAI transforms that give the same bits as ``Prepare``."""
     prepare, scans = bundle.study.prepare, bundle.scans
-    found = [_step("Lambda", func=f"$lambda x: x[{list(scans.channels)}]")] if scans.channels else []
+    steps = [_step("Lambda", func=f"$lambda x: x[{list(scans.channels)}]")] if scans.channels else []
     if scans.hidden:
         seen = [float(k not in scans.hidden) for k in range(len(scans.modalities))]
         shape = [-1, *[1] * bundle.dims]
-        found.append(_step("Lambda", func=f"$lambda x: x * torch.tensor({seen}).view({shape})"))
+        steps.append(_step("Lambda", func=f"$lambda x: x * torch.tensor({seen}).view({shape})"))
     if prepare.orientation:
-        found.append(_step("Orientation", axcodes=prepare.orientation, labels=None))
+        steps.append(_step("Orientation", axcodes=prepare.orientation, labels=None))
     if prepare.spacing:
         how = {"mode": "bilinear", "padding_mode": "border", "dtype": "$np.float32"}
-        found.append(_step("Spacing", pixdim=list(prepare.spacing), **how))
+        steps.append(_step("Spacing", pixdim=list(prepare.spacing), **how))
     for value, above in zip(prepare.clip, (True, False), strict=False):
-        found.append(_step("ThresholdIntensity", threshold=value, above=above, cval=value))
+        steps.append(_step("ThresholdIntensity", threshold=value, above=above, cval=value))
     if prepare.crop:
         none: Config = {"start_coord_key": None, "end_coord_key": None}
-        found.append(_step("CropForeground", source_key="image", select_fn="$lambda x: x != 0", **none))
-    return [_loading(scans), *found, *_intensities(prepare, list(bundle.study.train.patch))]
+        steps.append(_step("CropForeground", source_key="image", select_fn="$lambda x: x != 0", **none))
+    return [_loading(scans), *steps, *_intensities(prepare, list(bundle.study.train.patch))]
 
 
 def _loading(scans: Scans) -> Config:
@@ -270,7 +275,7 @@ def _loading(scans: Scans) -> Config:
 
 
 def _intensities(prepare: Prepare, patch: list[int]) -> list[Config]:
-    """Normalised, then padded: with zero or, where zero may be anything, with the darkest value of every modality."""
+    """Return normalisation and padding: with zeros, or with the minimum of every modality if zero is no background."""
     if prepare.normalise == "nonzero":
         normalised = _step("NormalizeIntensity", nonzero=True, channel_wise=True)
         return [normalised, _step("SpatialPad", spatial_size=patch)]
@@ -281,12 +286,12 @@ def _intensities(prepare: Prepare, patch: list[int]) -> list[Config]:
     ]
     if prepare.normalise == "none":
         return padded
-    dense = _step("Lambda", func="$lambda x: x.clone()")  # a sum over a crop would go in another order
+    dense = _step("Lambda", func="$lambda x: x.clone()")  # a sum over a strided crop would round differently
     return [dense, _step("NormalizeIntensity", nonzero=False, channel_wise=True), *padded]
 
 
 def _step(kind: str, key: str = "image", **options: Any) -> Config:
-    """A transform of MONAI on an entry of a case."""
+    """Return a dictionary transform of MONAI."""
     return {"_target_": f"{kind}d", "keys": key, **options}
 
 
@@ -304,7 +309,7 @@ def _inferer(bundle: Bundle) -> Config:
 
 
 def _predict(autocast: bool) -> str:
-    """The logits of a case; on a GPU in bfloat16, if the run computed so."""
+    """Return the function from image to logits; on a GPU in bfloat16, if the run used it."""
     alone = "lambda image: @inferer(image.as_tensor()[None].to(@device), lambda x: @network(x).float())[0].cpu()"
     if autocast:
         alone = f"torch.autocast(@device.type, torch.bfloat16, enabled=@device.type == 'cuda')({alone})"
@@ -312,8 +317,7 @@ def _predict(autocast: bool) -> str:
 
 
 def _decision(bundle: Bundle) -> list[Config]:
-    """From logits to the answer: masks on the grid of the scan, where every voxel has what the nearest prepared one
-    has; of a classification, probabilities."""
+    """Return the steps from logits to masks on the grid of the scan (nearest neighbour), or to class probabilities."""
     if bundle.classifies:
         return [_step("Activations", "pred", softmax=True)]
     exclusive = isinstance(bundle.task, tasks.Exclusive)
@@ -323,7 +327,7 @@ def _decision(bundle: Bundle) -> list[Config]:
 
 
 def file_names(labels: Sequence[str]) -> list[str]:
-    """What labels are called in the names of files.
+    """Return the labels as parts of file names.
 
     >>> file_names(["whole tumour", "ET"]), file_names(["a b", "a/b"])
     (['whole_tumour', 'ET'], ['1_a_b', '2_a_b'])
@@ -333,8 +337,11 @@ def file_names(labels: Sequence[str]) -> list[str]:
 
 
 def _writing(bundle: Bundle) -> Config:
-    """A table of probabilities, or masks with the affine of the scan. (MONAI 1.6's own SaveImage takes the affine of a
-    volume of one channel for that of a flat image, and fails on sagittal scans.)"""
+    """Return the entries that write a table of probabilities, or masks with the affine of the scan.
+
+    MONAI 1.6's SaveImage takes the affine of a volume with one channel for that of a 2D image, and fails on sagittal
+    scans.
+    """
     if bundle.classifies:
         rows = "([@case_of(done['image'].meta), *done['pred'].tolist()] for done in map(@evaluator, @dataset))"
         file = "pathlib.Path(@output_dir, 'probabilities.csv')"
@@ -360,7 +367,7 @@ def _writing(bundle: Bundle) -> Config:
 
 
 def metadata(bundle: Bundle, weights: bytes) -> Config:
-    """What programs ask about a bundle."""
+    """Return the metadata of a bundle."""
     train, scans = bundle.study.train, bundle.scans
     shape = ["*"] * bundle.dims if bundle.classifies else list(train.window or train.patch)
     known = bundle.study.prepare.clip if bundle.study.prepare.normalise == "none" else ()
@@ -380,7 +387,7 @@ def metadata(bundle: Bundle, weights: bytes) -> Config:
         "copyright": f"Belongs to {bundle.owner}",
         "intended_use": "Research; not a medical device",
         "eval_metrics": {
-            f"{part}_{name}": value for part in ("validation", "test") for name, value in bundle.scores(part).items()
+            f"{split}_{name}": value for split in ("validation", "test") for name, value in bundle.scores(split).items()
         },
         "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(weights).hexdigest()},
         "network_data_format": {
@@ -413,19 +420,19 @@ def _about(bundle: Bundle) -> str:
     whose = {
         "all": "The model that all hospitals share",
         "own": f"The model of the hospital {bundle.site!r}",
-        "others": f"The model that the hospital {bundle.site!r} is served, which did not train",
+        "others": f"The model that the hospital {bundle.site!r} uses, which did not train",
     }[bundle.whose]
     when = f"round {bundle.result.best_round + 1} of {bundle.result.rounds}, the best by validation"
     return f"{whose}, from the run {bundle.run!r} ({method_of(bundle.study)}): {when}."
 
 
 def readme(bundle: Bundle, name: str) -> str:
-    """What a person asks about a bundle."""
+    """Return the README of a bundle: what it is and how to run it."""
     needs = " ".join(f"{package}=={number}" for package, number in bundle.packages.items())
     own = "It was trained on patients of this hospital, for this hospital, and belongs there.\n\n"
     home = own if bundle.whose == "own" else ""
     run = "python -m monai.bundle run --config_file configs/inference.json"
-    options = 'dataset_dir="SCANS", output_dir="ANSWERS"'
+    options = 'dataset_dir="SCANS", output_dir="PREDICTIONS"'
     return f"""# {name}
 
 {_about(bundle)}
@@ -436,64 +443,62 @@ def readme(bundle: Bundle, name: str) -> str:
 ```sh
 pip install "monai[fire]=={version("monai")}" {needs}
 cd {name}
-{run} --dataset_dir SCANS --output_dir ANSWERS
+{run} --dataset_dir SCANS --output_dir PREDICTIONS
 ```
 
 or in Python, in this folder: `monai.bundle.run(config_file="configs/inference.json", {options})`.
-The versions are those that it was written with; newer ones should do.
+The bundle was written with these versions; newer ones should work.
 
-**In.** {_wanted(bundle)}
+**Input.** {_wanted(bundle)}
 
-**Out.** {_given(bundle)}
+**Output.** {_given(bundle)}
 
-Scans are prepared and answered as polysite does it; `configs/inference.json` says how, step by step. The weights alone
-are `{WEIGHTS}`; their SHA-256 is in `configs/metadata.json`.
+`configs/inference.json` prepares and predicts scans exactly as polysite does. The weights are in `{WEIGHTS}`; their
+SHA-256 is in `configs/metadata.json`.
 """
 
 
 def _scores(bundle: Bundle) -> str:
-    """The table of scores, or that there are none."""
+    """Return the table of scores."""
     measure = "Accuracy" if bundle.classifies else "Dice"
-    parts = {part: found for part in ("validation", "test") if (found := bundle.scores(part))}
-    if not parts:
-        return "It was not examined on patients of this hospital.\n"
-    columns = list(next(iter(parts.values())))[: 1 if bundle.classifies else None]
-    whose = f"the patients of {bundle.site!r}" if bundle.site else "the patients of all hospitals"
-    rows = [f"| {part} | {' | '.join(f'{found[k]:.3f}' for k in columns)} |" for part, found in parts.items()]
+    scores = {split: found for split in ("validation", "test") if (found := bundle.scores(split))}
+    if not scores:
+        return "It was not evaluated on cases of this hospital.\n"
+    columns = list(next(iter(scores.values())))[: 1 if bundle.classifies else None]
+    whose = f"the cases of {bundle.site!r}" if bundle.site else "the cases of all hospitals"
+    rows = [f"| {split} | {' | '.join(f'{found[k]:.3f}' for k in columns)} |" for split, found in scores.items()]
     head = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     return "\n".join([f"{measure} on {whose}:", "", *head, *rows, ""])
 
 
 def _wanted(bundle: Bundle) -> str:
-    """Which files a case is."""
+    """Describe the files of a case."""
     scans = bundle.scans
     kind, end = ("picture (PNG, TIFF or JPEG)", ".png") if scans.flat else ("NIfTI file", ".nii.gz")
     order, blind = ", ".join(scans.modalities), ", ".join(scans.modalities[k] for k in scans.hidden)
     if scans.one:
-        said = [f"In SCANS one {kind} a case, with {'the channels ' if scans.channels else ''}{order}."]
+        sentences = [f"SCANS holds one {kind} per case, with {'the channels ' if scans.channels else ''}{order}."]
     else:
-        said = [
-            f"In SCANS one folder a case, and in it one {kind} for each of {order}, whose name ends so, as in "
-            f"`{scans.files[0]}{end}` or `scan_{scans.files[0]}{end}`. All lie on one grid."
+        sentences = [
+            f"SCANS holds one folder per case, with one {kind} for each of {order}, on one grid. File names end in the "
+            f"modality: `{scans.files[0]}{end}` or `scan_{scans.files[0]}{end}`."
         ]
     if blind:
-        said.append(f"This hospital did not see {blind}: no such file is read, and the model is given zeros.")
+        sentences.append(f"This hospital was trained without {blind}: the model gets zeros, and no such file is read.")
     if "missing" in getattr(bundle.study.data, "allow", ()):
-        said.append("What was not acquired is a file of zeros on that grid.")
+        sentences.append("A modality that was not acquired is a file of zeros on that grid.")
     if scans.boxes:
-        said.append("A case is a box cut out of a scan, as in the training.")
-    return " ".join(said)
+        sentences.append("A case is a box cut out of a scan, as in training.")
+    return " ".join(sentences)
 
 
 def _given(bundle: Bundle) -> str:
-    """Which files the answer is."""
+    """Describe the files of a prediction."""
     end = ".png" if bundle.scans.flat else ".nii.gz"
     if bundle.classifies:
-        return f"`ANSWERS/probabilities.csv`: a row a case, a column for each of {', '.join(bundle.labels)}."
+        return f"`PREDICTIONS/probabilities.csv`: a row per case, a column for each of {', '.join(bundle.labels)}."
     if isinstance(bundle.task, tasks.Exclusive):
         values = ", ".join(f"{k} {label}" for k, label in enumerate(bundle.labels, start=1))
-        return f"`ANSWERS/CASE/CASE_labels{end}` on the grid of the scan: 0 background, {values}."
+        return f"`PREDICTIONS/CASE/CASE_labels{end}` on the grid of the scan: 0 background, {values}."
     names = ", ".join(f"`CASE_{n}{end}`" for n in file_names(bundle.labels))
-    return (
-        f"In `ANSWERS/CASE/`, on the grid of the scan, a mask of 0 and 1 for every label (they may overlap): {names}."
-    )
+    return f"In `PREDICTIONS/CASE/`, on the grid of the scan, a mask of 0 and 1 per label (they may overlap): {names}."

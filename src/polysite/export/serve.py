@@ -1,12 +1,12 @@
-"""From a finished run to a folder that a hospital can use: the model that it is served, as a MONAI bundle.
+"""Export the model of a hospital from a finished run as a MONAI bundle.
 
 ::
 
     FOLDER/
-        configs/inference.json     reads scans, prepares them as polysite does, answers, writes the answer
-        configs/metadata.json      what goes in and comes out, what must be installed, the digest of the weights
-        models/model.safetensors   the parameters, by the names that the network itself gives them
-        docs/README.md             what it is, for a person
+        configs/inference.json     reads scans, prepares them as polysite does, predicts, writes the predictions
+        configs/metadata.json      inputs and outputs, required packages, the digest of the weights
+        models/model.safetensors   the parameters, by the names of the network
+        docs/README.md             description and instructions
 """
 
 import csv
@@ -34,9 +34,12 @@ from polysite.tree import Tree
 
 
 def serve_model(run: Path | str, site: SiteId | None = None, out: Path | str | None = None) -> Path:
-    """Write what a hospital uses after its run as a MONAI bundle into a new folder; returns it.
+    """Write the model of a hospital as a MONAI bundle into a new folder, and return the folder.
 
-    Where everyone uses the same model, no hospital need be named.
+    Args:
+        run: The folder of a finished run.
+        site: The hospital; not needed if all hospitals use the same model.
+        out: The new folder; one below RUN/bundles/ by default.
     """
     folder = RunFolder.open(Path(run))
     if not folder.finished:
@@ -64,7 +67,7 @@ def _json(value: Config) -> bytes:
 
 
 def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
-    """The model that a hospital is served, or the one of all, and what there is to say about it."""
+    """Return the model of a hospital, or the shared one, with its description."""
     chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
     result, hospitals = folder.result, sorted(folder.result.validation)
     sites = {row["Site"] for row in csv.DictReader(io.StringIO(folder.split))}
@@ -79,8 +82,8 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
                 "as code: rename it in the data and train again"
             )
     trained = site is None or _trained(folder, site)
-    if not trained and not all(stage.algorithm.strangers for stage in config.phases(chosen)):
-        raise RunError(  # what is served there is an untrained network
+    if not trained and not all(phase.algorithm.strangers for phase in config.phases(chosen)):
+        raise RunError(  # its model would be an untrained network
             f"{site!r} did not train until the best round of {folder.path}, and {method_of(chosen)} has no model for "
             "such a hospital: train longer, with a larger run.share, or use an algorithm that has one"
         )
@@ -90,18 +93,18 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
 
 
 def _trained(folder: RunFolder, site: SiteId) -> bool:
-    """Whether a site took part until the best round."""
+    """Return whether a site trained in a round up to the best one."""
     until = [r for r in folder.records() if r.round <= folder.result.best_round]
     return any(site in r.sites and site not in r.refused for r in until)
 
 
 def _file(folder: RunFolder, chosen: Study, site: SiteId | None) -> Path:
-    """Where the run left the model: one for all, or one for each hospital."""
+    """Return the file of the model: one for all, or one per hospital."""
     models = folder.path / "models"
-    if (models / "best.group-1.safetensors").exists():  # a model of everyone for every cluster of patients
+    if (models / "best.group-1.safetensors").exists():  # shared models, one per cluster of patients
         raise ConfigError(
             f"{method_of(chosen)} has a model for every cluster of patients and chooses by the scan, which a bundle "
-            f"cannot; the models are in {models}, and 'polysite evaluate {models.parent} --on' examines other scans"
+            f"cannot; the models are in {models}, and 'polysite evaluate {models.parent} --on' evaluates other scans"
         )
     shared = models / "best.safetensors"
     if site is None and not shared.exists():
@@ -127,11 +130,11 @@ def _open(file: Path) -> Tree:
 
 
 def _scans(chosen: Study, modalities: Sequence[str], site: SiteId | None) -> Scans:
-    """How scans come, by the example of those that the model was trained with."""
+    """Return the file format of the scans that the model was trained on."""
     scans = Scans(tuple(modalities))
     if isinstance(chosen.federation, HideModalities) and site is not None:
-        parts = study.deal_cases(chosen)[site]
-        scans = replace(scans, hidden=next(p.hidden for each in parts.values() for p in each))
+        splits = study.deal_cases(chosen)[site]
+        scans = replace(scans, hidden=next(case.hidden for cases in splits.values() for case in cases))
     if not isinstance(chosen.data, Files):
         return scans
     listed = chosen.data.manifest

@@ -1,0 +1,1 @@
+"""Figures, tables and pages of runs, assessments and audits."""

@@ -1,7 +1,7 @@
-"""Figures of an assessment: how far apart the hospitals are, which belong together, and what they hold.
+"""Figures of an assessment: distances, groups, and distributions of the hospitals' data.
 
-Maps by classical scaling: Torgerson, Multidimensional scaling, Psychometrika 1952. Names of hospitals are drawn as they
-are, whatever they hold; letters that no font here has are left to the reader's browser.
+Maps by classical scaling: Torgerson, Multidimensional scaling, Psychometrika 1952. Names of hospitals are drawn
+literally, without formulas; the browser renders letters that no local font has.
 """
 
 import io
@@ -19,55 +19,55 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polysite.assess.assessment import LEVEL, Assessment, Distance, Quantity
-from polysite.assess.distances import Values
-from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.cluster import distance as cluster
+from polysite.heterogeneity.assessment import LEVEL, Assessment, Distance, Quantity
+from polysite.heterogeneity.distances import Values
+from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.payload import SiteId
 from polysite.report.figures import COLOURS
 
 USUAL, MARKED, INK, SOFT, BLANK = COLOURS[0], COLOURS[5], "#1c2430", "#5b6675", "#eef1f4"
-STAR = "★"  # more than chance
-FEW, SOME, MANY = 6, 8, 12  # hospitals: side by side at full size, side by side, with numbers in the cells
-HALF, WHOLE = 4.2, 8.4  # inches: the width of half a page, and of a page
-LETTER = 0.078  # inches: the width of a letter of a name
-LONGEST = 26  # letters of a name
-CLOSE = 0.15  # inches between a point and its name, from which a line joins them
-DOTS = 2000  # from which they are drawn as pixels, so that the page stays small
+STAR = "★"  # significant
+FEW, SOME, MANY = 6, 8, 12  # hospitals up to which figures are large, are side by side, have numbers in cells
+HALF, WHOLE = 4.2, 8.4  # inches: width of half a page and of a page
+LETTER = 0.078  # inches: width of a letter
+MAX_LETTERS = 26  # of a name
+CLOSE = 0.15  # inches between a point and its name beyond which a line joins them
+DOTS = 2000  # more dots are drawn as pixels, so that the page stays small
 DPI = 150
 Box = tuple[float, float, float, float]
 
 
-def heatmap(found: Assessment, distance: Distance, small: bool = False) -> Figure:
-    """The distances between all hospitals; a star where they are more than chance, and the outlier in bold."""
-    count = len(found.sites)
+def heatmap(assessment: Assessment, distance: Distance, small: bool = False) -> Figure:
+    """Draw the distances between all hospitals, with a star if significant, and the outlier in bold."""
+    count = len(assessment.sites)
     numbers = count <= (FEW if small else MANY)
     cell = (0.62 if count <= FEW else 0.5) if numbers else max(0.14, 2.2 / count) if small else 0.24
-    edge = LETTER * _longest(found.sites)
+    edge = LETTER * _longest(assessment.sites)
     size = count * cell + edge + (0.2 if numbers else 0.9), count * cell + 0.75 * edge + 0.2
     figure = Figure(size, layout="constrained")
     axes, table = figure.add_subplot(), _blank(distance.matrix)
     digits = decimals(distance.matrix)
-    told = {
+    texts = {
         (i, j): ((f"{table[i, j]:.{digits}f}" if numbers else "") + STAR * starred, starred)
         for i, j in np.ndindex(table.shape)
         if i != j and ((starred := bool(distance.adjusted[i, j] <= LEVEL)) or numbers)
     }
     letters = (9 if count <= FEW else 7.5) if numbers else 6
-    mesh = _cells(axes, table, told, "cividis", float(distance.matrix.max()) or 1.0, letters)
-    _names(axes, found.sites, cell, outlier(found, distance))
+    mesh = _cells(axes, table, texts, "cividis", float(distance.matrix.max()) or 1.0, letters)
+    _names(axes, assessment.sites, cell, outlier(assessment, distance))
     if not numbers:
         _colours(figure, axes, mesh, shrink=0.6)
     return figure
 
 
-def outlier(found: Assessment, distance: Distance) -> SiteId | None:
-    """The most distant hospital; of two, neither is."""
-    return distance.outlier if len(found.sites) > 2 else None
+def outlier(assessment: Assessment, distance: Distance) -> SiteId | None:
+    """Return the most distant hospital; None for two hospitals."""
+    return distance.outlier if len(assessment.sites) > 2 else None
 
 
 def decimals(table: Values) -> int:
-    """How many tell the numbers of a table apart.
+    """Return the number of decimals that distinguish the numbers of a table.
 
     >>> [decimals(np.array([0.001, largest])) for largest in (0.02, 0.5, 7.9, 13.9, 250.0)]
     [3, 2, 2, 1, 0]
@@ -79,10 +79,10 @@ def decimals(table: Values) -> int:
 
 
 def places(matrix: Values) -> tuple[Values, float]:
-    """Points of a plane that are as far apart as the matrix says, as well as two axes can; and how well that is.
+    """Return coordinates in the plane by classical scaling of a distance matrix, and the share that they reproduce.
 
-    B = -1/2 J D^2 J has the coordinates as its leading eigenvectors, times the roots of their eigenvalues; the share is
-    that of the two eigenvalues in the sum of all, regardless of sign.
+    The coordinates are the leading eigenvectors of B = -1/2 J D^2 J times the roots of their eigenvalues; the share is
+    that of the two eigenvalues in the sum of the absolute values of all.
 
     >>> at, share = places(np.array([[0, 3, 5], [3, 0, 4], [5, 4, 0.0]]))
     >>> round(float(np.linalg.norm(at[0] - at[2])), 6), round(share, 6)
@@ -92,14 +92,14 @@ def places(matrix: Values) -> tuple[Values, float]:
     values, vectors = np.linalg.eigh(-0.5 * centred @ np.square(matrix) @ centred)
     leading = np.maximum(values[:-3:-1], 0)
     at = vectors[:, :-3:-1] * np.sqrt(leading)
-    at = at * np.where(at[np.abs(at).argmax(0), [0, 1]] < 0, -1, 1)  # else it may be mirrored on another machine
+    at = at * np.where(at[np.abs(at).argmax(0), [0, 1]] < 0, -1, 1)  # fixes the signs, which differ between machines
     total = float(np.abs(values).sum())
     return at, float(leading.sum()) / total if total else 1.0
 
 
-def plane(found: Assessment, distance: Distance) -> Figure:
-    """The hospitals on a map: nearby ones hold similar cases. One unit of its axes is an inch of paper."""
-    width, height = (HALF, 3.7) if len(found.sites) <= SOME else (WHOLE, 5.6)
+def plane(assessment: Assessment, distance: Distance) -> Figure:
+    """Draw a map on which nearby hospitals have similar cases. One unit of its axes is an inch."""
+    width, height = (HALF, 3.7) if len(assessment.sites) <= SOME else (WHOLE, 5.6)
     at, _ = places(distance.matrix)
     reach = at.max(0) - at.min(0)
     unit = float((reach / (width - 1.7, height - 1.4)).max()) or 1.0  # distance per inch
@@ -110,24 +110,24 @@ def plane(found: Assessment, distance: Distance) -> Figure:
     axes = figure.add_axes((*edge, 1 - 2 * edge[0], 1 - 2 * edge[1]), xticks=[], yticks=[])
     axes.set(xlim=(-width / 2, width / 2), ylim=(-height / 2, height / 2))
     axes.spines[:].set_color("#c9d0d8")
-    _points(axes, found, distance, at, (width, height))
+    _points(axes, assessment, distance, at, (width, height))
     _ruler(axes, unit, width, height)
     return figure
 
 
-def dendrogram(found: Assessment, distance: Distance) -> Figure:
-    """Which hospitals merge first, by average linkage; the groups with the best silhouette in colours."""
+def dendrogram(assessment: Assessment, distance: Distance) -> Figure:
+    """Draw the tree of average linkage; the groups with the best silhouette are coloured."""
     from scipy.cluster.hierarchy import dendrogram as hang
 
-    count, wide = len(found.sites), len(found.sites) > SOME
-    colour = _shades(found, distance)
+    count, wide = len(assessment.sites), len(assessment.sites) > SOME
+    colour = _shades(assessment, distance)
     drawn = hang(cluster.tree(distance.matrix), no_plot=True, link_color_func=colour.__getitem__)
     row = 0.42 if count <= SOME else 0.24
     figure = Figure((WHOLE if wide else HALF, row * count + 0.9), layout="constrained")
     axes = figure.add_subplot()
     for across, along, shade in zip(drawn["icoord"], drawn["dcoord"], drawn["color_list"], strict=True):
         axes.plot(along, across, color=shade, lw=2)
-    order, far = [found.sites[i] for i in drawn["leaves"]], outlier(found, distance)
+    order, far = [assessment.sites[i] for i in drawn["leaves"]], outlier(assessment, distance)
     _rows(axes, [10 * k + 5 for k in range(count)], order, far, 9)
     axes.set_ylim(0, 10 * count)
     axes.set_xlim(left=0)
@@ -136,31 +136,37 @@ def dendrogram(found: Assessment, distance: Distance) -> Figure:
     return figure
 
 
-def distributions(found: Assessment) -> Figure:
-    """What every hospital holds, a panel for each quantity."""
-    quantities, count = list(found.quantities.values()), len(found.sites)
+def distributions(assessment: Assessment) -> Figure:
+    """Draw the distributions at every hospital, a panel per quantity."""
+    quantities, count = list(assessment.quantities.values()), len(assessment.sites)
     columns = min(2, len(quantities))
     lines = ceil(len(quantities) / columns)
     row = 0.3 if count <= SOME else 0.2
     figure = Figure((WHOLE, lines * (row * count + 0.95)))
     figure.set_layout_engine("constrained", h_pad=0.08, wspace=0.03)
-    used = {q.name for q in (found.largest(INTENSITY), found.largest(VOLUME, CLASS)) if q}
+    used = {q.name for q in (assessment.largest(INTENSITY), assessment.largest(VOLUME, CLASS)) if q}
     pixels = sum(len(v) for q in quantities for v in q.values.values()) > DOTS
     for k, quantity in enumerate(quantities):
         axes = figure.add_subplot(lines, columns, k + 1)
-        _panel(axes, quantity, {s: found.stands_out(quantity, s) for s in found.sites}, pixels)
-        _rows(axes, range(count), found.sites if k % columns == 0 else [""] * count, None, 8.5 if count <= SOME else 7)
+        _panel(axes, quantity, {s: assessment.stands_out(quantity, s) for s in assessment.sites}, pixels)
+        _rows(
+            axes,
+            range(count),
+            assessment.sites if k % columns == 0 else [""] * count,
+            None,
+            8.5 if count <= SOME else 7,
+        )
         title = f"{quantity.of}: EMD {quantity.mean:.2f}" + ", the largest of its kind" * (quantity.name in used)
         weight = "bold" if quantity.name in used else "normal"
         axes.set_title(title, fontsize=9.5, loc="left", parse_math=False, fontweight=weight)
     return figure
 
 
-def angles(found: Assessment, component: str) -> Figure:
-    """Left, the angles between the hospitals' mean components; right, of their cases to their own mean."""
-    count, table = len(found.sites), found.angles[component]
+def angles(assessment: Assessment, component: str) -> Figure:
+    """Draw the angles between the mean components of hospitals, and those of cases to the mean of their hospital."""
+    count, table = len(assessment.sites), assessment.angles[component]
     cell = 0.55 if count <= FEW else 0.4 if count <= MANY else 0.19
-    edge = LETTER * _longest(found.sites)
+    edge = LETTER * _longest(assessment.sites)
     width = min(count * cell * 1.15, WHOLE - edge - 2.6)
     figure = Figure((WHOLE, count * cell + max(0.75 * edge, 0.5) + 0.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(width, WHOLE - edge - width))
@@ -168,36 +174,36 @@ def angles(found: Assessment, component: str) -> Figure:
     mesh = _cells(left, _blank(table), numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
     left.set_aspect("auto")
     left.set_title("between hospitals", fontsize=9.5, loc="left")
-    _names(left, found.sites, cell, None)
+    _names(left, assessment.sites, cell, None)
     _colours(figure, left, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
-    _turned(right, found, component)
+    _turned(right, assessment, component)
     return figure
 
 
 def save(figure: Figure, folder: Path, name: str, title: str) -> str:
-    """Write ``NAME.svg`` and ``NAME.png``; returns the former, for a page. The title is for those who cannot see it."""
+    """Write ``NAME.svg`` and ``NAME.png``, and return the SVG; the title is for screen readers."""
     text, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Type", "Format"))
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(text, format="svg", metadata=nothing, dpi=DPI)
         figure.savefig(folder / f"{name}.png", dpi=DPI)
-    drawing = re.sub(r'<g id="[^"]*"', "<g", text.getvalue())  # the same in every figure; one page holds many
+    drawing = re.sub(r'<g id="[^"]*"', "<g", text.getvalue())  # ids would repeat on a page with many figures
     drawing = drawing[drawing.index("<svg ") :].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     (folder / f"{name}.svg").write_text(drawing, encoding="utf-8")
     return drawing
 
 
 def short(name: str) -> str:
-    """A name that fits; what two long ones differ in is mostly at their ends.
+    """Shorten a long name in the middle, because names often differ at their ends.
 
     >>> short("Sankt-Marien-Krankenhaus der Barmherzigen Schwestern")
     'Sankt-Marien-Kr…chwestern'
     """
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 11]}…{name[-9:]}"
+    return name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS - 11]}…{name[-9:]}"
 
 
 def _blank(table: Values) -> Values:
-    """Nothing on the diagonal."""
+    """Return the table with NaN on the diagonal."""
     return np.where(np.eye(len(table), dtype=bool), np.nan, table)
 
 
@@ -207,9 +213,9 @@ def _colours(figure: Figure, axes: Axes, mesh: Any, **style: Any) -> None:
     bar.ax.tick_params(labelsize=8, length=2)
 
 
-def _turned(axes: Axes, found: Assessment, component: str) -> None:
-    """How far the cases of every hospital point away from their mean."""
-    lists = [found.alignment[s][component] for s in found.sites]
+def _turned(axes: Axes, assessment: Assessment, component: str) -> None:
+    """Draw the angles of the cases of every hospital to their mean."""
+    lists = [assessment.alignment[s][component] for s in assessment.sites]
     for k, values in enumerate(lists):
         _strip(axes, k, values, USUAL, sum(map(len, lists)) > DOTS)
     _rows(axes, range(len(lists)), [""] * len(lists), None, 8)
@@ -226,9 +232,9 @@ def _longest(sites: Sequence[SiteId]) -> int:
 
 
 def _cells(
-    axes: Axes, table: Values, told: Mapping[Any, tuple[str, bool]], colours: str, most: float, size: float
+    axes: Axes, table: Values, texts: Mapping[Any, tuple[str, bool]], colours: str, most: float, size: float
 ) -> Any:
-    """A coloured square for every pair, and its number; nothing on the diagonal."""
+    """Draw a coloured square and text for every pair."""
     mesh = axes.pcolormesh(
         table, cmap=colours, vmin=0, vmax=most, edgecolors="white", linewidth=1 if len(table) <= MANY else 0.5
     )
@@ -236,7 +242,7 @@ def _cells(
     axes.set_aspect("equal")
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
-    for (i, j), (text, bold) in told.items():
+    for (i, j), (text, bold) in texts.items():
         bright = sum(np.array(mesh.cmap(mesh.norm(table[i, j]))[:3]) * (0.3, 0.59, 0.11)) > 0.5
         style = {"color": "black" if bright else "white", "fontsize": size, "fontweight": "bold" if bold else "normal"}
         _write(axes, j + 0.5, i + 0.5, text, **style)
@@ -244,7 +250,7 @@ def _cells(
 
 
 def _names(axes: Axes, sites: Sequence[SiteId], cell: float, marked: SiteId | None) -> None:
-    """Of the hospitals, at the rows and below the columns of a table; turned where they would touch."""
+    """Write the names of the hospitals at the rows and below the columns, rotated if they would touch."""
     size = 9 if cell > 0.3 else 7
     at = [k + 0.5 for k in range(len(sites))]
     _rows(axes, at, sites, marked, size)
@@ -270,7 +276,7 @@ def _write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
 
 
 def _panel(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool], pixels: bool) -> None:
-    """One quantity: a strip for every hospital, in another colour and with a star where it differs from the others."""
+    """Draw a strip per hospital for one quantity; a hospital that differs has another colour and a star."""
     for k, (site, apart) in enumerate(sites.items()):
         values = quantity.values[site]
         shade = MARKED if apart else USUAL
@@ -287,7 +293,7 @@ def _panel(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool], pixels:
     axes.set_ylim(len(sites) - 0.5, -0.5)
     axes.grid(axis="y", color="#e4e8ec", lw=0.6)
     axes.set_axisbelow(True)
-    words = {INTENSITY: "largest intensity of a scan, ", CLASS: "", VOLUME: "volume, "}[quantity.kind]
+    words = {INTENSITY: "maximum intensity of a scan, ", CLASS: "", VOLUME: "volume, "}[quantity.kind]
     axes.set_xlabel(f"{words}{'share of the cases' if quantity.kind == CLASS else quantity.unit}", fontsize=8.5)
     axes.tick_params(axis="x", labelsize=8)
     if quantity.kind == CLASS:
@@ -296,7 +302,7 @@ def _panel(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool], pixels:
 
 
 def _strip(axes: Axes, row: int, values: Values, colour: str, pixels: bool) -> None:
-    """The values as dots, side by side where they coincide, with the quartiles and the median."""
+    """Draw the values as jittered dots, with the quartiles and the median."""
     beside = np.random.default_rng(0).uniform(-0.24, 0.24, len(values))
     axes.plot(values, row + beside, "o", ms=3.2, mew=0, alpha=0.4, color=colour, rasterized=pixels)
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
@@ -304,14 +310,14 @@ def _strip(axes: Axes, row: int, values: Values, colour: str, pixels: bool) -> N
     axes.plot((middle, middle), (row - 0.3, row + 0.3), color=INK, lw=2, solid_capstyle="butt")
 
 
-def _points(axes: Axes, found: Assessment, distance: Distance, at: Values, paper: tuple[float, float]) -> None:
-    """A dot for every hospital, as large as its number of cases, and its name."""
-    far, most = outlier(found, distance), max(found.cases[s] for s in found.sites)
-    letters = 8.5 if len(found.sites) <= MANY else 7.0
-    areas = [max(260.0 * found.cases[s] / most, 14.0) for s in found.sites]  # square points
+def _points(axes: Axes, assessment: Assessment, distance: Distance, at: Values, paper: tuple[float, float]) -> None:
+    """Draw a dot per hospital, its area proportional to the number of cases, and its name."""
+    far, most = outlier(assessment, distance), max(assessment.cases[s] for s in assessment.sites)
+    letters = 8.5 if len(assessment.sites) <= MANY else 7.0
+    areas = [max(260.0 * assessment.cases[s] / most, 14.0) for s in assessment.sites]  # square points
     radii = [float(np.sqrt(area / np.pi)) / 72 for area in areas]
-    spots = _free(at, radii, [short(s) for s in found.sites], letters, paper)
-    for site, (x, y), area, radius, spot in zip(found.sites, at, areas, radii, spots, strict=True):
+    spots = _free(at, radii, [short(s) for s in assessment.sites], letters, paper)
+    for site, (x, y), area, radius, spot in zip(assessment.sites, at, areas, radii, spots, strict=True):
         style: dict[str, Any] = {"color": MARKED, "marker": "D"} if site == far else {"color": USUAL, "marker": "o"}
         axes.scatter(x, y, s=area, alpha=0.85, linewidths=0.8, edgecolors="white", zorder=2, **style)
         near = np.clip(x, spot[0], spot[2]), np.clip(y, spot[1], spot[3])
@@ -321,10 +327,10 @@ def _points(axes: Axes, found: Assessment, distance: Distance, at: Values, paper
         _write(axes, (spot[0] + spot[2]) / 2, (spot[1] + spot[3]) / 2, short(site), **words)
 
 
-def _shades(found: Assessment, distance: Distance) -> dict[int, str]:
-    """A colour for every merger: that of a group as long as only its members merge, then grey."""
-    groups = [{found.index(s) for s in group} for group in distance.linked]
-    below: list[set[int]] = [{i} for i in range(len(found.sites))]
+def _shades(assessment: Assessment, distance: Distance) -> dict[int, str]:
+    """Return a colour for every merge: that of a group while only its members merge, then grey."""
+    groups = [{assessment.index(s) for s in group} for group in distance.linked]
+    below: list[set[int]] = [{i} for i in range(len(assessment.sites))]
     shades = {}
     for one, other in cluster.tree(distance.matrix)[:, :2].astype(int):
         below.append(below[one] | below[other])
@@ -334,7 +340,7 @@ def _shades(found: Assessment, distance: Distance) -> dict[int, str]:
 
 
 def _ruler(axes: Axes, unit: float, width: float, height: float) -> None:
-    """How long a round distance is on the map."""
+    """Draw a ruler of a round distance on the map."""
     length = _round(unit * width / 4)
     x, y = -width / 2 + 0.2, -height / 2 + 0.2
     axes.plot((x, x, x + length / unit, x + length / unit), (y + 0.05, y, y, y + 0.05), color=INK, lw=1.2)
@@ -342,7 +348,7 @@ def _ruler(axes: Axes, unit: float, width: float, height: float) -> None:
 
 
 def _round(value: float) -> float:
-    """The largest of 1, 2 and 5 times a power of ten that is no larger."""
+    """Round down to 1, 2 or 5 times a power of ten."""
     tens = 10.0 ** floor(log10(value))
     return max(step * tens for step in (1, 2, 5) if step * tens <= value * 1.000001)
 
@@ -350,7 +356,7 @@ def _round(value: float) -> float:
 def _free(
     at: Values, radii: Sequence[float], names: Sequence[str], letters: float, paper: tuple[float, float]
 ) -> list[Box]:
-    """A place for every name, near its point and clear of the points, the names before it, the ruler and the edge."""
+    """Return a box for every name near its point, away from points, other names, the ruler and the edge."""
     right, top = paper[0] / 2, paper[1] / 2
     frame, ruler = (0.04 - right, 0.04 - top, right - 0.04, top - 0.04), (-right, -top, -right / 2, 0.45 - top)
     taken = [ruler, *((x - r, y - r, x + r, y + r) for (x, y), r in zip(at, radii, strict=True))]
@@ -370,7 +376,7 @@ def _free(
 
 
 def _around(x: float, y: float, radius: float, half: tuple[float, float]) -> Iterator[tuple[float, Box]]:
-    """Boxes of half this size around a point, and how far each is from it."""
+    """Yield boxes around a point with their distance from it; ``half`` is half their size."""
     sides = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 1), (-0.7, 1), (0.7, -1), (-0.7, -1))
     for gap, (right, up) in product((0.03, CLOSE, 0.3, 0.45, 0.6, 0.8), sides):
         across, along = x + right * (radius + gap + half[0]), y + up * (radius + gap + half[1])

@@ -13,10 +13,9 @@ from polysite.metrics.statistics import interval
 from polysite.report import assess_figures
 from polysite.report.figures import COLOURS
 from polysite.report.grid import Cell, Grid, Line, name, number
-from polysite.report.page import Folded, Picture, Section
-from polysite.report.template import render
+from polysite.report.page import Folded, Picture, Section, layout
 
-TITLE = "What could an attacker make of the numbers that describe a case?"
+TITLE = "What an attacker can learn from the numbers that describe a case"
 BESIDE = {
     "nearest": "the scan of the known case with the most similar numbers",
     "hospital": "the average scan of the hospital",
@@ -32,7 +31,7 @@ CAUTION = "It is one attack with the cases at hand, not a proof of privacy."
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of a mean error to that of the average scan, with its 95 % interval over the test cases."""
+    """Ratio of a mean error to that of the average scan, with its 95 % interval over the test cases."""
 
     value: float
     low: float
@@ -40,7 +39,7 @@ class Ratio:
 
     @classmethod
     def of(cls, errors: np.ndarray, average: np.ndarray) -> "Ratio":
-        """Bootstrap of what every case adds to the ratio (its influence), whose mean is the ratio.
+        """Return the ratio of two mean errors; the interval is a bootstrap of the cases' influence on it.
 
         >>> Ratio.of(np.array([1.0, 2.0]), np.array([2.0, 4.0]))
         Ratio(value=0.5, low=0.5, high=0.5)
@@ -50,38 +49,40 @@ class Ratio:
 
     @property
     def words(self) -> str:
+        """The ratio and its interval as text."""
         return f"error ratio {self.value:.3f}, 95 % interval {self.low:.3f}–{self.high:.3f}"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of the attack on one kind of numbers."""
+    """The outcome of the attack on one kind of numbers."""
 
     kind: str
-    words: str  # what they are
-    numbers: int  # of a case
-    leaves: str  # what of it really leaves a hospital
-    ratios: Mapping[str, Ratio]  # of attacks (network, linear) and of what they are measured against
-    chosen: str  # the attack that the attacker prefers, by its validation cases
+    words: str  # description of the numbers
+    numbers: int  # per case
+    leaves: str  # which part of them leaves a hospital
+    ratios: Mapping[str, Ratio]  # of the attacks (network, linear) and of the baselines
+    chosen: str  # attack with the lower error on the validation cases
     tested: int  # cases
     coefficients: int  # of the compressed scan
     weights: int  # of a decoder
-    found: int  # patients who were found again
-    probes: int  # of so many
-    gallery: int  # among so many
+    found: int  # second scans that were matched with their patient
+    probes: int  # number of second scans
+    gallery: int  # number of first scans
 
     @property
     def attack(self) -> Ratio:
+        """Error ratio of the chosen attack."""
         return self.ratios[self.chosen]
 
     @property
     def leaks(self) -> bool:
-        """Whether the attack does better than the average scan, by more than chance."""
+        """Whether the attack is significantly better than the average scan."""
         return self.attack.high < 1
 
     @property
     def rate(self) -> Ratio:
-        """How often a patient was found again, with Wilson's 95 % interval."""
+        """Rate of matched second scans, with Wilson's 95 % interval."""
         from scipy.stats import binomtest
 
         low, high = binomtest(self.found, self.probes).proportion_ci(method="wilson")
@@ -89,11 +90,12 @@ class Finding:
 
     @property
     def recognises(self) -> bool:
-        """Whether patients are found again more often than by chance."""
+        """Whether second scans are matched significantly more often than by chance."""
         return self.rate.low > 1 / self.gallery
 
     @property
     def verdict(self) -> str:
+        """The result of rebuilding scans, as a sentence."""
         start, ratio = (
             f"From the {self.numbers} numbers of a case ({self.words}), an attacker",
             f"({self.attack.words})",
@@ -101,38 +103,39 @@ class Finding:
         if self.leaks:
             return (
                 f"{start} removes {percent(1 - self.attack.value)} of the error of guessing the average scan {ratio}. "
-                f"The average scan of the hospital, without any attack, {_removes(self.ratios['hospital'])}."
+                f"The average scan of the hospital alone {_removes(self.ratios['hospital'])}."
             )
-        than = "worse than" if self.attack.low > 1 else f"no better, as far as {self.tested} test cases can tell, than"
+        than = "worse than" if self.attack.low > 1 else f"not significantly better, with {self.tested} test cases, than"
         return f"{start} rebuilds the scan {than} by guessing the average scan {ratio}."
 
     @property
     def recognition(self) -> str:
-        chance = f"by chance, 1 in {self.gallery} would be"
+        """The result of matching second scans, as a sentence."""
+        chance = f"by chance, 1 in {self.gallery} would be matched"
+        matched = f"{self.found} of {self.probes} second scans were matched with the first scan of the same patient"
         if not self.recognises:
-            return (
-                f"They do not find a patient again: {self.found} of {self.probes} were, among {self.gallery}; {chance}."
-            )
+            return f"The numbers do not identify patients: {matched}, among {self.gallery}; {chance}."
         return (
-            f"They find a patient again: {self.found} of {self.probes} second scans were matched with the first of "
-            f"the same patient, among {self.gallery} ({100 * self.rate.value:.0f} %, 95 % interval "
-            f"{100 * self.rate.low:.0f}–{100 * self.rate.high:.0f} %); {chance}."
+            f"The numbers identify patients: {matched}, among {self.gallery} ({100 * self.rate.value:.0f} %, 95 % "
+            f"interval {100 * self.rate.low:.0f}–{100 * self.rate.high:.0f} %); {chance}."
         )
 
     def plain(self) -> dict[str, Any]:
+        """Return the finding as JSON values."""
         return {**asdict(self), "rate": asdict(self.rate), "verdict": self.verdict, "recognition": self.recognition}
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A test case in the middle of its volume: what it is, and what was made of it."""
+    """Middle slices of a test case: the scan and its reconstructions."""
 
     title: str
-    slices: Mapping[str, np.ndarray]  # by what it is
+    slices: Mapping[str, np.ndarray]  # by title
 
 
 def percent(share: float) -> str:
-    """
+    """Format a fraction as a percentage.
+
     >>> percent(0.234), percent(0.003)
     ('23 %', 'less than 1 %')
     """
@@ -144,27 +147,27 @@ def _removes(ratio: Ratio) -> str:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """The worst of it, in three sentences."""
+    """Return the strongest result of each kind, as three sentences."""
     worst = min(findings, key=lambda f: f.attack.value if f.leaks else 1 + f.attack.value)
     if worst.leaks:
-        said = (
+        first = (
             f"The strongest attack, on the {worst.words}, removes {percent(1 - worst.attack.value)} of the error that "
             f"guessing the average scan makes ({worst.attack.words})."
         )
     else:
-        said = "From none of these numbers did the attack rebuild scans better than by guessing the average scan."
+        first = "From none of these numbers did the attack rebuild scans better than by guessing the average scan."
     known = max(findings, key=lambda f: f.rate.value)
     again = (
         f"By the {known.words}, {known.found} of {known.probes} second scans were matched with their patient among "
         f"{known.gallery}."
         if known.recognises
-        else "By none of them were second scans matched with their patient more often than by chance."
+        else "None of them matched second scans with their patient more often than by chance."
     )
-    return f"{said} {again} {CAUTION}"
+    return f"{first} {again} {CAUTION}"
 
 
 def ratios(findings: Sequence[Finding]) -> Grid:
-    """How well scans are rebuilt, by every attack and yardstick."""
+    """Return a table of the errors of rebuilt scans, by attack and baseline."""
 
     def cell(f: Finding, key: str) -> Cell:
         ratio = f.ratios[key]
@@ -174,62 +177,52 @@ def ratios(findings: Sequence[Finding]) -> Grid:
     lines = [Line((name(f.kind), number(f.numbers, "d"), *(cell(f, key) for key in order))) for f in findings]
     head = ("", "numbers", "decoder", "linear", "nearest", "hospital", "compressed")
     note = (
-        "Ratios of the mean squared error inside the head to that of the average scan: 1 is no better than guessing, 0 "
-        "would be a perfect copy. In brackets the 95 % interval, by bootstrap over the test cases. Two attacks, a "
-        "decoder and a linear map, of which the validation cases chose the marked one; for comparison the nearest "
-        "known case, the average scan of the hospital, and the scan itself compressed to as many numbers."
+        "Ratios of the mean squared error inside the head to that of the average scan: 1 is no better than guessing, "
+        "0 would be a perfect copy. In brackets the 95 % interval, by bootstrap over the test cases. Attacks: a "
+        "decoder and a linear map; the one with the lower error on the validation cases is marked. Baselines: the "
+        "nearest known case, the average scan of the hospital, and the scan itself compressed to as many numbers."
     )
     return Grid("ratios", "Errors of rebuilt scans", head, tuple(lines), note)
 
 
 def matches(findings: Sequence[Finding]) -> Grid:
-    """How often patients are found again."""
+    """Return a table of matched second scans."""
 
     def line(f: Finding) -> Line:
         rate = Cell(f"{f.rate.value:.2f} ({f.rate.low:.2f}–{f.rate.high:.2f})", f.rate.value)
         return Line((name(f.kind), name(f"{f.found} of {f.probes}"), rate, number(1 / f.gallery)))
 
-    head = ("", "found again", "rate", "by chance")
+    head = ("", "matched", "rate", "by chance")
     note = (
         f"Second scans whose numbers are nearest to those of the same patient, among {findings[0].gallery}. In "
         "brackets Wilson's 95 % interval."
     )
-    return Grid("matches", "Patients found again", head, tuple(map(line, findings)), note)
+    return Grid("matches", "Matched second scans", head, tuple(map(line, findings)), note)
 
 
 def write(folder: Path, findings: Sequence[Finding], views: Sequence[View], about: Mapping[str, Any]) -> Path:
-    """Write ``index.html``, which needs nothing else, and its figures; ``about`` says how the audit was made."""
+    """Write the self-contained ``index.html`` and its figures; ``about`` is ``audit.json`` without the findings."""
     figures = folder / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     sections = list(_sections(figures, findings, views, about))
-    kind = {Grid: "grid", Picture: "picture", Folded: "folded", Markup: "html", str: "words"}
-    text = render(
-        "page.html",
-        title=TITLE,
-        lead=summary(findings),
-        said=[],
-        remarks=limits(about),
-        sections=[(s, [(kind[type(b)], b) for b in s.blocks]) for s in sections],
-        version=about["versions"]["polysite"],
-        live="",
-    )
+    text = layout(TITLE, summary(findings), sections, about["versions"]["polysite"], remarks=limits(about))
     page = folder / "index.html"
     page.write_text(text, encoding="utf-8")
     return page
 
 
 def limits(about: Mapping[str, Any]) -> list[str]:
-    """What the audit does not show."""
+    """Return the limits of the audit, as sentences."""
     cases = about["cases"]
     return [
-        f"What this does not show. The attacker learned from {cases['train']} cases, chose by {cases['validation']} "
-        f"and was judged by {cases['test']}: with more cases, a larger decoder or another method, an attack may do "
-        "better. Intervals are over test cases, not over attackers, and each stands by itself: of several, one may "
-        "miss 1 by chance.",
-        f"Scans were rebuilt at {about['side']} voxels a side: what is finer was not asked for.",
-        "The second scans, by which patients are found again, are made from the first: fresh noise of "
-        f"{100 * about['noise']:.0f} % of the deviation, up to {100 * about['gain']:.0f} % more or less signal, "
-        "outlines a little wider or tighter. A real second scan differs more.",
+        f"Limits. The attacker was trained on {cases['train']} cases, validated on {cases['validation']} and tested on "
+        f"{cases['test']}: with more cases, a larger decoder or another method, an attack may do better. Intervals are "
+        "over test cases, not over attackers, and are not corrected for their number: one of several may miss 1 by "
+        "chance.",
+        f"Scans were rebuilt with {about['side']} voxels a side; finer details were not attacked.",
+        f"The second scans are made from the first: fresh noise of {100 * about['noise']:.0f} % of the standard "
+        f"deviation, up to {100 * about['gain']:.0f} % more or less signal, slightly wider or tighter outlines. A "
+        "real second scan differs more.",
         "Models and updates, which leave a hospital in every round of training, were not attacked.",
     ]
 
@@ -239,55 +232,55 @@ def _sections(
 ) -> Iterator[Section]:
     drawn = assess_figures.save(_dots(findings), folder, "ratios", "Error ratios of all attacks")
     caption = (
-        "Blue: the attack that its validation cases speak for, with its 95 % interval. Further left is a better copy; "
-        "the line at 1 is the average scan."
+        "Blue: the chosen attack with its 95 % interval. Further left is a better copy; the line at 1 is the average "
+        "scan."
     )
     yield Section("ratios", "How well are scans rebuilt?", (Picture("", drawn, caption), ratios(findings)))
-    yield Section("again", "Are patients found again?", (matches(findings),))
+    yield Section("again", "Are patients identified?", (matches(findings),))
     words = Markup("<p><b>{}.</b> {} {} {}</p>")
-    said = (words.format(f.kind.capitalize(), f.verdict, f.recognition, f.leaves) for f in findings)
-    yield Section("kinds", "In words", tuple(said))
+    paragraphs = (words.format(f.kind.capitalize(), f.verdict, f.recognition, f.leaves) for f in findings)
+    yield Section("kinds", "Results in words", tuple(paragraphs))
     if views:
         svg = assess_figures.save(_pictures(views), folder, "pictures", "Test cases and what was rebuilt of them")
-        told = (
-            f"Middle slices of {about['modalities'][0]}: the test cases that the strongest attack rebuilt best, "
-            "middling and worst, measured by the average scan. These are pictures of patients; --no-scans makes a page "
+        note = (
+            f"Middle slices of {about['modalities'][0]}: the test cases that the strongest attack rebuilt best, at the "
+            "median and worst, relative to the average scan. These are images of patients; --no-scans makes a page "
             "without them."
         )
-        yield Section("look", "What it looks like", (Picture("", svg, told),))
+        yield Section("look", "Rebuilt scans", (Picture("", svg, note),))
     yield Section("how", "How the attack works", tuple(_method(findings, about)))
     versions = "\n".join(f"{k}: {v}" for k, v in about["versions"].items())
     where = "Every number is in audit.json, every figure in figures/, as SVG and PNG."
     blocks = (where, Folded("Configuration", about["config"]), Folded("Versions", versions))
-    yield Section("made", "How it was made", blocks)
+    yield Section("made", "Configuration and versions", blocks)
 
 
 def _method(findings: Sequence[Finding], about: Mapping[str, Any]) -> Iterator[str]:
     first, sizes = findings[0], sorted(f.weights for f in findings)
     millions = " to ".join(dict.fromkeys(f"{n / 1e6:.1f}" for n in (sizes[0], sizes[-1])))
     yield (
-        "The attacker is given more than one should ever have: numbers and scans of all training cases of all "
-        f"hospitals, and the numbers of the others. It trains {about['restarts']} decoders of {millions} million "
-        f"weights, for {about['epochs']} epochs at most, and a linear map, from the numbers to the scans "
-        f"({' and '.join(about['modalities'])}, prepared as for training, then shrunk). It stops and chooses by the "
-        "validation cases, and is judged by the test cases."
+        "The attacker knows more than a real one would: numbers and scans of all training cases of all hospitals, and "
+        f"the numbers of the other cases. It trains {about['restarts']} decoders with {millions} million weights, for "
+        f"at most {about['epochs']} epochs, and a linear map, from the numbers to the scans "
+        f"({' and '.join(about['modalities'])}, prepared as for training, then downsampled). Stopping and the choice "
+        "of the attack use the validation cases; the errors are those of the test cases."
     )
     lengths = ", ".join(f"{f.coefficients} for {f.kind}" for f in findings)
     yield (
-        f"It is measured by the average scan of the training cases, and compared with {BESIDE['nearest']}; with "
-        f"{BESIDE['hospital']}, which whoever knows the sender may know; and with {BESIDE['compressed']}, which is how "
-        f"far so many numbers go by principal components ({lengths}; there cannot be more than training cases). That "
-        "is a yardstick and no limit: a decoder may do better."
+        f"Errors are relative to the average scan of the training cases. Baselines: {BESIDE['nearest']}; "
+        f"{BESIDE['hospital']}, which a recipient who knows the sender may know; and {BESIDE['compressed']} by "
+        f"principal components ({lengths}; at most as many as training cases). The last is no limit: a decoder may do "
+        "better."
     )
     yield (
-        f"To find patients again, the numbers of a second scan of the {first.probes} patients who are no training "
-        f"cases are compared with those of the first scans of all {first.gallery}. Which numbers are steady from scan "
-        "to scan is learned from the training cases."
+        f"To identify patients, the numbers of a second scan of the {first.probes} validation and test cases are "
+        f"compared with those of the first scans of all {first.gallery}. Which numbers are stable between scans is "
+        "learned from the training cases."
     )
 
 
 def _dots(findings: Sequence[Finding]) -> Figure:
-    """A line a kind: the attack with its interval, and what it is compared with."""
+    """Draw a row per kind of numbers: the attack with its interval, and the baselines."""
     figure = Figure((7.2, 1.3 + 0.42 * len(findings)), layout="constrained")
     axes = figure.add_subplot()
     axes.axvline(1, color="#5b6675", lw=1)
@@ -301,7 +294,7 @@ def _dots(findings: Sequence[Finding]) -> Figure:
     axes.set_yticks(list(rows), [f.kind for f in findings])
     axes.set_ylim(-0.6, len(findings) - 0.4)
     axes.set_xlim(left=0)
-    axes.set_xlabel("mean squared error, as a share of that of the average scan")
+    axes.set_xlabel("mean squared error relative to the average scan")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#eeeeee")
     axes.set_axisbelow(True)

@@ -1,8 +1,8 @@
-"""Clusters of cases on a page: maps coloured by hospital and by cluster, who has cases of which, what is labelled.
+"""Clusters of cases on a page: maps coloured by hospital and by cluster, cases per hospital, volumes of labels.
 
-All takes plain arrays, so that a run that clusters its cases can show them as `polysite radiomics` does. No case is
-named: a page may go to every hospital. Maps by t-SNE: van der Maaten and Hinton, Journal of Machine Learning Research
-2008; it needs the vectors of all cases in one place, which the clusters themselves do not.
+Functions take plain arrays, so that a run with clusters of cases shows them as ``polysite radiomics`` does. No case is
+named, so that a page can go to every hospital. t-SNE: van der Maaten and Hinton, Journal of Machine Learning Research
+2008; unlike the clusters, it needs the vectors of all cases in one place.
 """
 
 from collections import Counter
@@ -21,56 +21,57 @@ from numpy.typing import NDArray
 from polysite.data.manifest import natural
 from polysite.report.figures import COLOURS, MARKERS, WIDE, _plain, _svg
 from polysite.report.grid import Cell, Grid, Line, name, number
-from polysite.report.page import Folded, Picture, Section
-from polysite.report.template import render
+from polysite.report.page import Folded, Picture, Section, layout
 
 Values = NDArray[np.float64]
 
-DOTS = 2000  # cases, from which they are drawn as pixels, so that the page stays small
-FEW = 3  # cases, and a tenth of its own: a hospital with fewer in a cluster is not said to be in it
-TITLE = "Which scans look alike, whoever made them"
+DOTS = 2000  # more cases are drawn as pixels, so that the page stays small
+FEW = 3  # a hospital with fewer cases in a cluster, or fewer than a tenth of its cases, is not said to be in it
+TITLE = "Clusters of scans that look alike"
 
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """Cases, one by one: whose, in which cluster, where, and what is labelled."""
+    """Cases with their hospital, cluster, coordinates and label volumes."""
 
     sites: Sequence[str]
     clusters: Sequence[str]
     points: Values  # cases x dimensions: principal components, the first two for the map
     labels: Sequence[str] = ()
-    shares: Values | None = None  # cases x labels: the volume of a label, as a share of the head's
+    shares: Values | None = None  # cases x labels: volume of a label as a fraction of the head
 
     @property
     def site_names(self) -> list[str]:
+        """Names of the hospitals, in order of appearance."""
         return list(dict.fromkeys(self.sites))
 
     @property
     def cluster_names(self) -> list[str]:
+        """Names of the clusters, sorted."""
         return natural(set(self.clusters))
 
     def held(self, site: str) -> dict[str, int]:
-        """The clusters that a hospital has more than a few cases of, with how many; the largest first."""
+        """Return the clusters in which a hospital has more than a few cases, with their numbers, the largest first."""
         own = Counter(c for s, c in zip(self.sites, self.clusters, strict=True) if s == site)
         least = max(FEW, own.total() / 10)
         return {c: n for c, n in own.most_common() if n >= least}
 
 
 def tsne(vectors: Values, seed: int = 0) -> Values | None:
-    """Points of a plane, such that neighbours among the vectors are neighbours there; nothing of fewer than five."""
+    """Return t-SNE coordinates in the plane; None for fewer than five vectors."""
     from sklearn.manifold import TSNE
 
     if len(vectors) < 5:
         return None
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     start = vectors[:, :2] if vectors.shape[1] > 1 else np.hstack([vectors, np.zeros_like(vectors)])
-    start = start / (start[:, 0].std() or 1.0) * 1e-4  # principal components, as short as scikit-learn makes them
-    found: Values = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(vectors)
-    return found
+    start = start / (start[:, 0].std() or 1.0) * 1e-4  # principal components, scaled as scikit-learn does
+    points: Values = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(vectors)
+    return points
 
 
 def maps(points: Values, shown: Shown, axes_names: tuple[str, str] | None = None) -> str:
-    """A dot a case, coloured by hospital on the left and by cluster on the right. SVG."""
+    """Draw a dot per case, coloured by hospital on the left and by cluster on the right; return SVG."""
     left, right = shown.site_names, shown.cluster_names
     rows = max(_legend_rows(left), _legend_rows([f"cluster {c}" for c in right]))
     figure = Figure((WIDE, 3.4 + 0.19 * rows))
@@ -93,7 +94,7 @@ def maps(points: Values, shown: Shown, axes_names: tuple[str, str] | None = None
 
 
 def shares(shown: Shown) -> str | None:
-    """How much is labelled, a panel for every label and a row for every cluster. SVG."""
+    """Draw the volumes of the labels, a panel per label and a row per cluster; return SVG."""
     if shown.shares is None or not shown.labels:
         return None
     names, columns = shown.cluster_names, min(3, len(shown.labels))
@@ -122,7 +123,7 @@ def shares(shown: Shown) -> str | None:
 
 
 def by_site(shown: Shown) -> Grid:
-    """How many cases of every cluster each hospital has."""
+    """Return the number of cases per hospital and cluster."""
     counts = Counter(zip(shown.sites, shown.clusters, strict=True))
     columns = shown.cluster_names
 
@@ -134,11 +135,11 @@ def by_site(shown: Shown) -> Grid:
     total = line("all", shown.site_names, "total")
     head = ("hospital", "cases", *(f"cluster {c}" for c in columns))
     note = "Cases of every hospital in every cluster."
-    return Grid("cluster_sites", "Who has cases of which cluster", head, (*lines, total), note)
+    return Grid("cluster_sites", "Cases per hospital and cluster", head, (*lines, total), note)
 
 
 def by_label(shown: Shown) -> Grid:
-    """The mean share of every label in each cluster, and how many hospitals have cases of it."""
+    """Return the mean volume of every label in each cluster, and how many hospitals have cases in it."""
     of, table = np.array(shown.clusters), shown.shares
     lines = []
     for cluster in [*shown.cluster_names, None]:
@@ -151,110 +152,104 @@ def by_label(shown: Shown) -> Grid:
         )
     head = ("cluster", "cases", "hospitals", *(f"{label} (%)" for label in (shown.labels if table is not None else ())))
     note = (
-        "Mean and deviation of the share of the head that carries a label, in per cent; of a class, the share of the "
-        "cases. Where clusters differ little here, they tell scanners apart and not diseases."
+        "Mean and standard deviation of the labelled fraction of the head, in per cent; for a class, the fraction of "
+        "the cases. Clusters that differ little here separate scanners rather than diseases."
     )
-    return Grid("cluster_labels", "What is labelled, cluster by cluster", head, tuple(lines), note)
+    return Grid("cluster_labels", "Labels per cluster", head, tuple(lines), note)
 
 
 def words(shown: Shown) -> list[str]:
-    """What the clusters say of the hospitals, in plain words."""
+    """Return what the clusters show about the hospitals, as sentences."""
     held = {site: shown.held(site) for site in shown.site_names}
-    said = []
+    sentences = []
     for site, clusters in held.items():
         if len(clusters) > 1:
             where = _listed([f"{n} cases in cluster {c}" for c, n in clusters.items()])
             many = "two" if len(clusters) == 2 else "several"
-            said.append(
-                f"The scans of {site} are of {len(clusters)} kinds: {where}. So look {many} scanners or protocols "
-                "inside one hospital; or patients who differ, if what is labelled differs, too."
+            sentences.append(
+                f"The scans of {site} are of {len(clusters)} kinds: {where}. This suggests {many} scanners or "
+                "protocols in one hospital; or groups of patients, if the labels differ, too."
             )
     for cluster in shown.cluster_names:
         sites = [site for site, clusters in held.items() if cluster in clusters]
         if len(sites) > 1:
-            said.append(f"Cluster {cluster} holds scans of {_listed(sites)}, which look alike.")
+            sentences.append(f"Cluster {cluster} holds scans of {_listed(sites)}, which look alike.")
     own = [next(iter(clusters)) for clusters in held.values() if len(clusters) == 1]
     if len(own) == len(held) > 1 and len(set(own)) == len(own):
-        said.append("Every hospital has a cluster of its own: its scans look alike, and unlike those of the others.")
-    return said
+        sentences.append(
+            "Every hospital has its own cluster: its scans resemble each other and differ from all others."
+        )
+    return sentences
 
 
-def fit(told: Mapping[str, Any]) -> Grid:
-    """How alike the fit from sums and the fit of all cases in one place are; ``told`` is that of ``radiomics.json``."""
-    agreed = told["agreement"]
+def fit(fitted: Mapping[str, Any]) -> Grid:
+    """Return how well the federated and the pooled fit agree; ``fitted`` is ``clusters`` of ``radiomics.json``."""
+    agreed = fitted["agreement"]
     lines = [
-        ("same clusters: adjusted Rand index (1: the same, 0: as by chance)", number(agreed["rand"])),
-        ("variance that the principal components keep, federated", _percent(agreed["explained"])),
-        ("the same, pooled", _percent(agreed["other_explained"])),
+        ("agreement of the clusters: adjusted Rand index (1: identical, 0: chance)", number(agreed["rand"])),
+        ("explained variance of the principal components, federated", _percent(agreed["explained"])),
+        ("explained variance of the principal components, pooled", _percent(agreed["other_explained"])),
         ("largest difference of a percentile, as a share of its feature's range", _percent(agreed["percentiles"])),
-        ("principal components", number(told["dimensions"], "d")),
-        ("exchanges with every hospital", number(told["exchanges"], "d")),
+        ("principal components", number(fitted["dimensions"], "d")),
+        ("exchanges with every hospital", number(fitted["exchanges"], "d")),
     ]
     lines += [
         (
-            f"BIC of {_clusters(int(count))} (less is better)",
-            Cell(f"{score:.0f}", score, int(count) == told["components"]),
+            f"BIC of {_clusters(int(count))} (lower is better)",
+            Cell(f"{score:.0f}", score, int(count) == fitted["components"]),
         )
-        for count, score in told["bic"].items()
+        for count, score in fitted["bic"].items()
     ]
     note = (
-        "Federated: percentiles, principal components and mixture are learned from sums over the cases of a hospital, "
-        "so that the features of no case leave it. Pooled: from the features of all cases in one place. The clusters "
+        "Federated: percentiles, principal components and mixture are fitted to sums over the cases of a hospital, so "
+        "that the features of no case leave it. Pooled: fitted to the features of all cases in one place. The clusters "
         "shown here are the federated ones."
     )
     return Grid("cluster_fit", "Federated and pooled", ("", "value"), tuple(Line((name(n), c)) for n, c in lines), note)
 
 
 def sections(shown: Shown, seed: int = 0) -> Iterator[Section]:
-    """What a page says of clusters."""
+    """Yield the sections of a page about clusters."""
     explained = (
-        "A dot is a case. Cases that lie close together have scans that look alike in grey values and texture, whoever "
-        "made them. On the left the colour is the hospital, on the right the cluster."
+        "A dot is a case. Scans of neighbouring cases have similar grey values and textures. The colour is the "
+        "hospital on the left, the cluster on the right."
     )
     pictures = [Picture("Principal components", maps(shown.points, shown, ("first", "second")), explained)]
     spread = tsne(shown.points, seed)
     if spread is not None:
-        said = (
-            "The same cases by t-SNE, which keeps neighbours together: distances between groups mean nothing. It was "
-            "made where all features are in one place."
+        caption = (
+            "The same cases by t-SNE, which keeps neighbours together; distances between groups have no meaning. It "
+            "was computed from the features of all cases in one place."
         )
-        pictures.append(Picture("t-SNE", maps(spread, shown), said))
-    yield Section("map", "Which cases look alike", (*words(shown), *pictures))
-    yield Section("sites", "Who has cases of which cluster", (by_site(shown),))
+        pictures.append(Picture("t-SNE", maps(spread, shown), caption))
+    yield Section("map", "Cases that look alike", (*words(shown), *pictures))
+    yield Section("sites", "Cases per hospital and cluster", (by_site(shown),))
     drawn = shares(shown)
-    told = "A dot is a case; the line spans the middle half of a cluster, the upright mark is the median."
-    figure = (Picture("", drawn, told),) if drawn else ()
-    yield Section("labels", "What is labelled, cluster by cluster", (by_label(shown), *figure))
+    caption = "A dot is a case; the line spans the middle half of a cluster, the vertical mark is the median."
+    figure = (Picture("", drawn, caption),) if drawn else ()
+    yield Section("labels", "Labels per cluster", (by_label(shown), *figure))
 
 
 def page(shown: Shown, about: Mapping[str, Any]) -> str:
-    """The page of ``polysite radiomics``: ``about`` is what ``radiomics.json`` holds. It names no case."""
-    found = [*sections(shown, about["seed"])]
-    found.append(Section("fit", "Federated and pooled", (fit(about["clusters"]),)))
-    found.append(Section("far", "Cases far outside", (_outlying(about),)))
+    """Return the page of ``polysite radiomics``, which names no case; ``about`` is ``radiomics.json``."""
+    parts = [*sections(shown, about["seed"])]
+    parts.append(Section("fit", "Federated and pooled", (fit(about["clusters"]),)))
+    parts.append(Section("far", "Outliers", (_outlying(about),)))
     made = {k: about[k] for k in ("region", "settings", "prepare", "seed")} | {"mixture": about["clusters"]["settings"]}
     listed = "\n".join(f"{k}: {v}" for k, v in made.items())
     versions = "\n".join(f"{k}: {v}" for k, v in about["versions"].items())
-    said = "Every number is in features.csv, clusters.csv and radiomics.json."
-    found.append(Section("made", "How it was made", (said, Folded("Settings", listed), Folded("Versions", versions))))
-    kind = {Grid: "grid", Picture: "picture", Folded: "folded", str: "words"}
+    files = "Every number is in features.csv, clusters.csv and radiomics.json."
+    parts.append(
+        Section("made", "Settings and versions", (files, Folded("Settings", listed), Folded("Versions", versions)))
+    )
     tried = list(about["clusters"]["bic"])
-    why = "as many as were asked for" if len(tried) == 1 else f"the number of {_listed(tried)} with the least BIC"
+    why = "the number that was set" if len(tried) == 1 else f"the number among {_listed(tried)} with the lowest BIC"
     empty = about["clusters"]["components"] - len(shown.cluster_names)
     lead = (
-        f"{len(shown.sites)} cases of {len(shown.site_names)} hospitals, sorted by 93 radiomic features of every "
+        f"{len(shown.sites)} cases of {len(shown.site_names)} hospitals, clustered by 93 radiomic features of every "
         f"modality into {_clusters(about['clusters']['components'])}, {why}{f'; {empty} hold no case' * (empty > 0)}."
     )
-    return render(
-        "page.html",
-        title=TITLE,
-        lead=lead,
-        said=[],
-        remarks=about["remarks"],
-        sections=[(s, [(kind[type(b)], b) for b in s.blocks]) for s in found],
-        version=about["versions"]["polysite"],
-        live="",
-    )
+    return layout(TITLE, lead, parts, about["versions"]["polysite"], remarks=about["remarks"])
 
 
 def _outlying(about: Mapping[str, Any]) -> Grid:
@@ -263,10 +258,10 @@ def _outlying(about: Mapping[str, Any]) -> Grid:
         for site, count in about["cases"].items()
     ]
     note = (
-        "Cases with a feature that lies a hundred times the width of the range from the 2nd to the 98th percentile "
-        "outside of it: look at these scans. Which they are is told to their own hospital, in sites/NAME/outliers.csv."
+        "Cases with a feature that lies outside the range from the 2nd to the 98th percentile by more than a hundred "
+        "times its width: check these scans. Their names are only in their own hospital's sites/NAME/outliers.csv."
     )
-    return Grid("outlying", "Cases far outside", ("hospital", "cases", "far outside"), tuple(lines), note)
+    return Grid("outlying", "Outliers", ("hospital", "cases", "outliers"), tuple(lines), note)
 
 
 def _dots(
@@ -283,7 +278,7 @@ def _dots(
 
 
 def _numbers(axes: Axes, at: Values, shown: Shown) -> None:
-    """The number of every cluster in its middle: colours and marks are those of hospitals, too."""
+    """Write the number of every cluster in its middle, since hospitals use the same colours and markers."""
     of, around = np.array(shown.clusters), [Stroke(linewidth=2, foreground="white"), Normal()]
     for cluster in shown.cluster_names:
         x, y = np.median(at[of == cluster], axis=0)
@@ -291,7 +286,7 @@ def _numbers(axes: Axes, at: Values, shown: Shown) -> None:
 
 
 def _look(k: int) -> dict[str, Any]:
-    """A colour and a mark; after seven the marks move on, so that 49 can be told apart."""
+    """Return a colour and a marker; 49 combinations differ."""
     return {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[(k + k // len(COLOURS)) % len(MARKERS)]}
 
 

@@ -1,9 +1,10 @@
-"""Methods side by side: the tables of a paper, and whether a difference is more than chance.
+"""Compare methods: the tables of a paper, and tests of the differences.
 
 Every test is paired by case: Wilcoxon's signed-rank test of a method against the reference, on the mean over labels,
-Holm's correction over all methods that are tested by the same measure. Beside the p stand the effect (the matched-pairs
-rank-biserial correlation: +1 if every case is better, -1 if every case is worse), the mean difference with a bootstrap
-interval (cases resampled within their hospital), and how many hospitals and cases are better or worse off.
+with Holm's correction over all methods that are tested by the same measure. Each test reports the effect size (the
+matched-pairs rank-biserial correlation: +1 if every case is better, -1 if every case is worse), the mean difference
+with a bootstrap interval (cases resampled within their hospital), and the numbers of hospitals and cases that are
+better or worse.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Test:
-    """A method against the reference, by one measure. Differences are such that more than 0 is better."""
+    """The test of a method against the reference by one measure. A difference above 0 is better, also for distances."""
 
     measure: str
     method: str
@@ -46,11 +47,14 @@ class Test:
 
     @property
     def significant(self) -> bool:
+        """Whether the adjusted p-value is at most 0.05."""
         return self.adjusted <= LEVEL
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """Methods with the tests of all others against a reference."""
+
     methods: Sequence[Method]
     reference: str
     policy: EmptyMaskPolicy
@@ -60,7 +64,7 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """What is known of every method; the first is the main one."""
+        """Measures that are known of every method; the first is the main one."""
         if self.methods[0].first.measure != "Dice":
             return ["accuracy"]
         every = all(m.evaluated for m in self.methods)
@@ -68,19 +72,22 @@ class Comparison:
 
     @property
     def main(self) -> str:
+        """The main measure: dice or accuracy."""
         return self.measures[0]
 
     @property
     def unit(self) -> str:
-        """Of distances; nothing where the files do not say."""
-        found = {str(run.evaluation.about["unit"]) for m in self.methods for run in m.runs if run.evaluation}
-        return found.pop() if len(found) == 1 else ""
+        """Unit of distances; empty if the files do not state it."""
+        units = {str(run.evaluation.about["unit"]) for m in self.methods for run in m.runs if run.evaluation}
+        return units.pop() if len(units) == 1 else ""
 
     @property
     def sites(self) -> list[str]:
+        """Sites of all methods."""
         return sorted({s for m in self.methods for s in m.sites})
 
     def fairness(self, method: Method) -> Fairness:
+        """Return how evenly a method serves the hospitals."""
         return fairness({s: fmean(v) for s in method.sites if (v := method.of(s, self.main, self.policy))})
 
 
@@ -90,7 +97,7 @@ def compare(
     policy: EmptyMaskPolicy = EmptyMaskPolicy(),
     tail: Tail = "two-sided",
 ) -> Comparison:
-    """Compare finished runs of one task on the same patients."""
+    """Compare finished runs of one task on the same cases."""
     names = [m.name for m in methods]
     _comparable(methods)
     if reference is not None and reference not in names:
@@ -117,11 +124,11 @@ def _comparable(methods: Sequence[Method]) -> None:
             )
     shared = set.intersection(*(set(m.values(_main(m))) for m in methods))
     if not shared:
-        raise RunError("these runs have no examined case in common, so they cannot be compared")
+        raise RunError("these runs have no evaluated case in common, so they cannot be compared")
 
 
 def _what(measure: str, labels: Sequence[str], split: str) -> str:
-    return f"{measure} of {', '.join(labels)} on {split} patients"
+    return f"{measure} of {', '.join(labels)} on {split} cases"
 
 
 def _main(method: Method) -> str:
@@ -129,167 +136,182 @@ def _main(method: Method) -> str:
 
 
 def _tests(bare: Comparison, measure: str, tail: Tail) -> list[Test]:
-    """Every other method against the reference, corrected for their number."""
-    usual = next(m for m in bare.methods if m.name == bare.reference)
-    found = []
+    """Test every other method against the reference, corrected for their number."""
+    reference = next(m for m in bare.methods if m.name == bare.reference)
+    tests = []
     for method in bare.methods:
-        pairs = _gains(method, usual, measure, bare.policy)
+        pairs = _gains(method, reference, measure, bare.policy)
         if method.name == bare.reference or not pairs:
             continue
         gain, sites = np.array(list(pairs.values())), [site for site, _ in pairs]
         hospitals = [float(gain[[s == site for s in sites]].mean()) for site in dict.fromkeys(sites)]
-        alone = {site for site in sites if sites.count(site) == 1}  # of one case nothing can be drawn again
+        alone = {site for site in sites if sites.count(site) == 1}  # one case cannot be resampled within its hospital
         low, high = interval(gain, ["" if site in alone else site for site in sites])
         p, effect, mean = signed_rank(gain, tail), rank_biserial(gain), float(gain.mean())
-        found.append(Test(measure, method.name, len(pairs), mean, low, high, p, p, effect, wins(gain), wins(hospitals)))
-    corrected = holm(np.array([t.p for t in found]))
-    return [replace(t, adjusted=float(p)) for t, p in zip(found, corrected, strict=True)]
+        tests.append(Test(measure, method.name, len(pairs), mean, low, high, p, p, effect, wins(gain), wins(hospitals)))
+    corrected = holm(np.array([t.p for t in tests]))
+    return [replace(t, adjusted=float(p)) for t, p in zip(tests, corrected, strict=True)]
 
 
-def _gains(mine: Method, usual: Method, measure: str, policy: EmptyMaskPolicy) -> dict[Key, float]:
-    """By how much a method is better, case by case: the mean over the labels that at least one of both has a value for.
+def _gains(method: Method, reference: Method, measure: str, policy: EmptyMaskPolicy) -> dict[Key, float]:
+    """Return by how much a method is better in every case: the mean over the labels for which at least one has a value.
 
-    A distance is none where both masks are empty. If the other method finds something there, its penalty is held
-    against 0: a false alarm must not fall out of the comparison. Where the policy leaves such cases out, so does this.
+    A distance is undefined if both masks are empty. If the other method predicts something there, its penalty is
+    compared with 0, so that a false alarm stays in the comparison, unless the policy excludes such cases.
     """
     gains: dict[Key, list[float]] = {}
-    for label in mine.first.labels:
-        a, b = mine.values(measure, policy, label), usual.values(measure, policy, label)
+    for label in method.first.labels:
+        a, b = method.values(measure, policy, label), reference.values(measure, policy, label)
         whole = measure in DISTANCES and policy.empty == "penalty"
         for key in (a.keys() | b.keys()) if whole else (a.keys() & b.keys()):
-            if key in mine.keys and key in usual.keys:
+            if key in method.keys and key in reference.keys:
                 gains.setdefault(key, []).append(BETTER[measure] * (a.get(key, 0.0) - b.get(key, 0.0)))
     return {key: fmean(gains[key]) for key in sorted(gains)}
 
 
 def _remarks(bare: Comparison) -> list[str]:
-    """What a reader should know before believing a table."""
-    said = []
+    """Return warnings about what the tables cannot show."""
+    remarks = []
     values = {m.name: m.values(bare.main, bare.policy) for m in bare.methods}
     common = set.intersection(*map(set, values.values()))
     uneven = [f"{n} ({len(v)})" for n, v in values.items() if len(v) != len(common)]
     if uneven:
-        said.append(
-            f"{len(common)} cases were examined by all methods; more by {', '.join(uneven)}. Tables show all cases of "
-            "a method, tests only those that both have."
+        remarks.append(
+            f"{len(common)} cases were evaluated by all methods; more by {', '.join(uneven)}. Tables show all cases of "
+            "a method, tests use the cases that both have."
         )
     runs = {m.name: len(m.runs) for m in bare.methods}
     if len(set(runs.values())) > 1:
-        said.append(f"The methods have different numbers of runs: {', '.join(f'{n} {k}' for n, k in runs.items())}.")
+        remarks.append(f"The methods have different numbers of runs: {', '.join(f'{n} {k}' for n, k in runs.items())}.")
     small = sorted(s for s in bare.sites if sum(site == s for site, _ in common) < 5)
     if small:
-        said.append(
-            f"{', '.join(small)} {'has' if len(small) == 1 else 'have'} fewer than five cases here: "
-            "the mean of one hospital is then hardly more than an anecdote."
+        remarks.append(
+            f"{', '.join(small)} {'has' if len(small) == 1 else 'have'} fewer than five cases here, too few for a "
+            "reliable mean."
         )
     if bare.methods[0].first.split == "validation":
-        said.append("These are the patients on which the best round was chosen: the scores are too good.")
+        remarks.append("The best round was chosen on these cases, so the scores are too good.")
     if len(bare.methods) > 1 and len(common) < 6:
-        said.append(f"With {len(common)} cases no test can show a difference.")
+        remarks.append(f"With {len(common)} cases no test can show a difference.")
     tolerances = {run.evaluation.about["tolerance"] for m in bare.methods for run in m.runs if run.evaluation}
     if len(tolerances) > 1:
-        said.append(f"NSD was measured with different tolerances: {', '.join(f'{t:g}' for t in sorted(tolerances))}.")
+        remarks.append(
+            f"NSD was measured with different tolerances: {', '.join(f'{t:g}' for t in sorted(tolerances))}."
+        )
     if bare.main == "dice" and bare.measures == ["dice"] and any(m.evaluated for m in bare.methods):
         missing = [m.name for m in bare.methods if not m.evaluated]
-        said.append(f"Only Dice is shown: 'polysite evaluate' has not measured {', '.join(missing)}.")
+        remarks.append(f"Only Dice is shown: there is no evaluation of {', '.join(missing)}.")
     if "hd95" in bare.measures and not bare.unit:
-        said.append("The voxel size is not known in millimetres, so distances are in the unit of the files.")
-    return said
+        remarks.append("The voxel size is not known in millimetres, so distances are in the unit of the files.")
+    return remarks
 
 
-def tables(found: Comparison) -> list[Grid]:
-    """The tables in the order of a paper: overview, hospitals, tests, what empty masks did."""
-    if found.main == "accuracy":
-        return [_classes(found), _hospitals(found, "accuracy"), _fair(found), *_tested(found), *_peeked(found)]
-    grids = [_overview(found), _hospitals(found, "dice")]
-    if "hd95" in found.measures:
-        grids += [_hospitals(found, "hd95"), _more(found)]
-    grids += [_fair(found), *_tested(found), *_peeked(found)]
-    return [*grids, _empties(found)] if "hd95" in found.measures else grids
+def tables(comparison: Comparison) -> list[Grid]:
+    """Return the tables in the order of a paper: overview, hospitals, tests, empty masks."""
+    if comparison.main == "accuracy":
+        return [
+            _classes(comparison),
+            _hospitals(comparison, "accuracy"),
+            _fair(comparison),
+            *_tested(comparison),
+            *_peeked(comparison),
+        ]
+    grids = [_overview(comparison), _hospitals(comparison, "dice")]
+    if "hd95" in comparison.measures:
+        grids += [_hospitals(comparison, "hd95"), _more(comparison)]
+    grids += [_fair(comparison), *_tested(comparison), *_peeked(comparison)]
+    return [*grids, _empties(comparison)] if "hd95" in comparison.measures else grids
 
 
-def _unit(found: Comparison, measure: str) -> str:
-    return f"{NAMES[measure]} ({found.unit})" if measure in DISTANCES and found.unit else NAMES[measure]
+def _unit(comparison: Comparison, measure: str) -> str:
+    return f"{NAMES[measure]} ({comparison.unit})" if measure in DISTANCES and comparison.unit else NAMES[measure]
 
 
 def _digits(measure: str) -> int:
     return 2 if measure in DISTANCES else 3
 
 
-def _overview(found: Comparison) -> Grid:
-    """Mean ± standard deviation over all cases, per label, with HD95."""
-    labels, distance = found.methods[0].first.labels, "hd95" in found.measures
+def _overview(comparison: Comparison) -> Grid:
+    """Return mean ± standard deviation over all cases, per label, with HD95."""
+    labels, distance = comparison.methods[0].first.labels, "hd95" in comparison.measures
     several = len(labels) > 1
-    seeds = max(len(m.spread(found.main, found.policy)) for m in found.methods) > 1
+    seeds = max(len(m.spread(comparison.main, comparison.policy)) for m in comparison.methods) > 1
     head = ["method", "Dice", *(f"Dice {k}" for k in labels if several)]
-    head += [_unit(found, "hd95")] if distance else []
+    head += [_unit(comparison, "hd95")] if distance else []
     head += ["over seeds"] if seeds else []
     lines = []
-    for m in found.methods:
-        cells = [name(m.name), spread(m.of(None, "dice", found.policy))]
-        cells += [spread(m.of(None, "dice", found.policy, k)) for k in labels if several]
-        cells += [spread(m.of(None, "hd95", found.policy), 2)] if distance else []
-        cells += [spread(m.spread("dice", found.policy))] if seeds else []
+    for m in comparison.methods:
+        cells = [name(m.name), spread(m.of(None, "dice", comparison.policy))]
+        cells += [spread(m.of(None, "dice", comparison.policy, k)) for k in labels if several]
+        cells += [spread(m.of(None, "hd95", comparison.policy), 2)] if distance else []
+        cells += [spread(m.spread("dice", comparison.policy))] if seeds else []
         lines.append(Line(tuple(cells)))
     better = [0, *[1] * (1 + len(labels) * several), *[-1] * distance, *[0] * seeds]
-    cases = len(found.methods[0].values("dice", found.policy))
-    note = f"Mean ± standard deviation over the {cases} {_part(found)} cases of all hospitals"
+    cases = len(comparison.methods[0].values("dice", comparison.policy))
+    note = f"Mean ± standard deviation over the {cases} {_split(comparison)} cases of all hospitals"
     note += "; Dice is the mean over the labels of a case. " if several else ". "
-    note += found.policy.words if distance else "Both masks empty counts as Dice 1, exactly one as 0."
-    note += " Over seeds: mean of all cases ± its deviation over the seeds." if seeds else ""
-    return Grid("overview", "What the patients get", tuple(head), mark_best(lines, better), note)
+    note += comparison.policy.words if distance else "Both masks empty counts as Dice 1, exactly one as 0."
+    note += " Over seeds: mean over all cases ± standard deviation over the seeds." if seeds else ""
+    return Grid("overview", "Mean over all cases", tuple(head), mark_best(lines, better), note)
 
 
-def _part(found: Comparison) -> str:
-    return found.methods[0].first.split
+def _split(comparison: Comparison) -> str:
+    return comparison.methods[0].first.split
 
 
-def _hospitals(found: Comparison, measure: str) -> Grid:
-    """Every hospital by every method; whichever are more stand in the rows."""
+def _hospitals(comparison: Comparison, measure: str) -> Grid:
+    """Return the mean of every hospital under every method; the longer of the two lists stands in the rows."""
     digits, better = _digits(measure), BETTER[measure]
-    unseen = found.methods[0].first.unseen
-    shown = {s: f"{s} (unseen)" if s in unseen else s for s in found.sites}
+    unseen = comparison.methods[0].first.unseen
+    shown = {s: f"{s} (unseen)" if s in unseen else s for s in comparison.sites}
     cells = {
-        (m.name, s): spread(m.of(s, measure, found.policy), digits) for m in found.methods for s in (*found.sites, None)
+        (m.name, s): spread(m.of(s, measure, comparison.policy), digits)
+        for m in comparison.methods
+        for s in (*comparison.sites, None)
     }
-    counts = {s: len(found.methods[0].of(s, found.main, found.policy)) for s in found.sites}
-    title = f"{_unit(found, measure)} hospital by hospital"
-    note = f"Mean ± standard deviation over the {_part(found)} cases of a hospital; the best of each is marked."
-    if len(found.methods) > len(found.sites):
-        columns = [*found.sites, None]
+    counts = {s: len(comparison.methods[0].of(s, comparison.main, comparison.policy)) for s in comparison.sites}
+    title = f"{_unit(comparison, measure)} hospital by hospital"
+    note = f"Mean ± standard deviation over the {_split(comparison)} cases of a hospital; the best of each is marked."
+    if len(comparison.methods) > len(comparison.sites):
+        columns = [*comparison.sites, None]
         head = ("method", *(f"{shown[s]} ({counts[s]})" if s else "all" for s in columns))
-        lines = [Line((name(m.name), *(cells[m.name, s] for s in columns))) for m in found.methods]
+        lines = [Line((name(m.name), *(cells[m.name, s] for s in columns))) for m in comparison.methods]
         return Grid(f"hospitals_{measure}", title, head, mark_best(lines, [0, *[better] * len(columns)]), note)
-    head = ("hospital", "cases", *(m.name for m in found.methods))
+    head = ("hospital", "cases", *(m.name for m in comparison.methods))
     lines = [
-        _across(shown[s] if s else "all", counts[s] if s else sum(counts.values()), s, cells, found, better)
-        for s in (*found.sites, None)
+        _across(shown[s] if s else "all", counts[s] if s else sum(counts.values()), s, cells, comparison, better)
+        for s in (*comparison.sites, None)
     ]
     return Grid(f"hospitals_{measure}", title, head, tuple(lines), note)
 
 
 def _across(
-    title: str, count: int, site: str | None, cells: dict[tuple[str, str | None], Cell], found: Comparison, better: int
+    title: str,
+    count: int,
+    site: str | None,
+    cells: dict[tuple[str, str | None], Cell],
+    comparison: Comparison,
+    better: int,
 ) -> Line:
-    """A row in which the best is marked."""
-    row = [cells[m.name, site] for m in found.methods]
+    """Return a row in which the best cell is marked."""
+    row = [cells[m.name, site] for m in comparison.methods]
     known = [c.value for c in row if c.value is not None]
     top = (max(known) if better > 0 else min(known)) if len(known) > 1 else None
     marked = [Cell(c.text, c.value, top is not None and c.value == top) for c in row]
     return Line((name(title), number(count, "d"), *marked), "" if site else "total")
 
 
-def _more(found: Comparison) -> Grid:
-    """The other measures."""
-    rest = [k for k in found.measures if k not in ("dice", "hd95")]
-    lines = [Line((name(m.name), *(_wide(m, k, found.policy) for k in rest))) for m in found.methods]
-    tolerance = {m.first.evaluation.about["tolerance"] for m in found.methods if m.first.evaluation}
+def _more(comparison: Comparison) -> Grid:
+    """Return the measures other than Dice and HD95."""
+    rest = [k for k in comparison.measures if k not in ("dice", "hd95")]
+    lines = [Line((name(m.name), *(_wide(m, k, comparison.policy) for k in rest))) for m in comparison.methods]
+    tolerance = {m.first.evaluation.about["tolerance"] for m in comparison.methods if m.first.evaluation}
     note = (
         "Mean ± standard deviation over cases of the mean over labels. ASSD: average symmetric surface distance. "
         f"NSD: share of both surfaces within {', '.join(f'{t:g}' for t in sorted(tolerance))} "
-        f"{found.unit or 'of the files’ unit'} of the other. Specificity counts the voxels of the prepared image."
+        f"{comparison.unit or 'of the files’ unit'} of the other. Specificity counts the voxels of the prepared image."
     )
-    head = ("method", *(_unit(found, k) for k in rest))
+    head = ("method", *(_unit(comparison, k) for k in rest))
     return Grid("measures", "Other measures", head, mark_best(lines, [0, *(BETTER[k] for k in rest)]), note)
 
 
@@ -297,25 +319,25 @@ def _wide(method: Method, measure: str, policy: EmptyMaskPolicy) -> Cell:
     return spread(method.of(None, measure, policy), _digits(measure))
 
 
-def _fair(found: Comparison) -> Grid:
-    """How evenly the hospitals are served."""
+def _fair(comparison: Comparison) -> Grid:
+    """Return how evenly the hospitals are served."""
     lines = []
-    for m in found.methods:
-        f = found.fairness(m)
+    for m in comparison.methods:
+        f = comparison.fairness(m)
         worst = Cell(f"{f.worst[1]:.3f} ({f.worst[0]})", f.worst[1])
         lines.append(
             Line((name(m.name), number(f.mean), worst, number(f.spread), number(f.std), number(f.jain, ".4f")))
         )
-    head = ("method", "mean of hospitals", "worst hospital", "best − worst", "std over hospitals", "Jain index")
-    note = f"Every hospital counts once, with its mean {NAMES[found.main]}. "
-    note += "Jain's index is 1 if all are served alike, 1/K at worst."
-    return Grid("fairness", "How evenly", head, mark_best(lines, [0, 1, 1, -1, -1, 1]), note)
+    head = ("method", "mean of hospitals", "lowest hospital", "highest − lowest", "std over hospitals", "Jain index")
+    note = f"Every hospital counts once, with its mean {NAMES[comparison.main]}. "
+    note += "Jain's index is 1 if all K hospitals have the same mean, and at least 1/K."
+    return Grid("fairness", "Fairness between hospitals", head, mark_best(lines, [0, 1, 1, -1, -1, 1]), note)
 
 
-def _tested(found: Comparison) -> list[Grid]:
+def _tested(comparison: Comparison) -> list[Grid]:
     grids = []
-    for measure in dict.fromkeys(t.measure for t in found.tests):
-        tests = [t for t in found.tests if t.measure == measure]
+    for measure in dict.fromkeys(t.measure for t in comparison.tests):
+        tests = [t for t in comparison.tests if t.measure == measure]
         digits = _digits(measure)
         lines = []
         for t in tests:
@@ -331,12 +353,13 @@ def _tested(found: Comparison) -> list[Grid]:
             "hospitals + / = / −",
         )  # fmt: skip
         note = (
-            f"Against {found.reference}, paired by case. A gain above 0 is better, also for distances. p: Wilcoxon's "
-            f"signed-rank test, {found.tail}; Holm: corrected for the number of methods in this table, * at {LEVEL:g}. "
-            "Effect: matched-pairs rank-biserial correlation. Interval: bootstrap, cases within their hospital. Cases "
-            "of one hospital, and folds that share training cases, are less independent than the test takes them to be."
+            f"Against {comparison.reference}, paired by case. A gain above 0 is better, also for distances. p: "
+            f"Wilcoxon's signed-rank test, {comparison.tail}; Holm: corrected for the number of methods in this table, "
+            f"* at {LEVEL:g}. Effect: matched-pairs rank-biserial correlation. Interval: bootstrap of cases within "
+            "their hospital. Cases of one hospital, and folds that share training cases, are less independent than "
+            "the test assumes."
         )
-        title = f"Against {found.reference}: {NAMES[measure]}"
+        title = f"Against {comparison.reference}: {NAMES[measure]}"
         grids.append(Grid(f"tests_{measure}", title, head, tuple(lines), note))
     return grids
 
@@ -345,30 +368,30 @@ def _p(value: float, star: str = "") -> Cell:
     return Cell(f"{'< 0.001' if value < 0.001 else f'{value:.3f}'}{star}", value)
 
 
-def _peeked(found: Comparison) -> list[Grid]:
-    """What papers report that choose the round by the test itself, beside what they should; only where it was asked."""
+def _peeked(comparison: Comparison) -> list[Grid]:
+    """Return the scores of the round that is best on the test cases, next to the honest ones, with ``run.peek``."""
     lines = []
-    for m in found.methods:
+    for m in comparison.methods:
         looks = [(run.mean_of_hospitals, run.best_mean) for run in m.runs if not isnan(run.best_mean)]
         if looks:
             honest, best = (fmean(x) for x in zip(*looks, strict=True))
             lines.append(Line((name(m.name), number(honest), number(best), number(best - honest, "+.3f"))))
     note = (
-        "Means over hospitals. The first is of the round that was best on validation patients. The second is of the "
-        "round that was best on the test patients themselves, as some papers report it: it is too good, because it "
-        "was chosen by what it is judged by. Nothing else here uses it."
+        "Means over hospitals. Honest: test score of the round that was best on validation cases. Best mean: the "
+        "highest test score of any round, as some papers report it. It is too good, because the round was chosen on "
+        "the test cases. Nothing else here uses it."
     )
     head = ("method", "honest", "best mean", "difference")
-    title = "Beside it, the “best mean” of papers"
+    title = "The “best mean” of some papers"
     return [Grid("best_mean", title, head, mark_best(lines, [0, 1, 1, 0]), note)] if lines else []
 
 
-def _empties(found: Comparison) -> Grid:
-    """How often a mask was empty, which decides what a distance is."""
+def _empties(comparison: Comparison) -> Grid:
+    """Return how often masks were empty, for which distances are undefined."""
     lines = []
-    for m in found.methods:
+    for m in comparison.methods:
         kinds = [
-            found.policy.kind(row)
+            comparison.policy.kind(row)
             for run in m.runs
             if run.evaluation
             for labels in run.evaluation.own.values()
@@ -377,64 +400,68 @@ def _empties(found: Comparison) -> Grid:
         counts = [number(kinds.count(k), "d") for k in ("missed", "false alarm", "both empty")]
         lines.append(Line((name(m.name), number(len(kinds), "d"), *counts)))
     head = ("method", "masks", "missed", "false alarm", "both empty")
-    return Grid("empty_masks", "Empty masks", head, tuple(lines), found.policy.words)
+    return Grid("empty_masks", "Empty masks", head, tuple(lines), comparison.policy.words)
 
 
-def _classes(found: Comparison) -> Grid:
-    """The measures of a classification, over all cases."""
+def _classes(comparison: Comparison) -> Grid:
+    """Return the measures of a classification over all cases."""
     lines = []
-    for m in found.methods:
+    for m in comparison.methods:
         pairs = [
             (case.predicted or 0, case.true or 0)
             for run in m.runs
             for cases in run.scores.values()
             for case in cases.values()
         ]
-        said, true = [s for s, _ in pairs], [t for _, t in pairs]
-        classes = 1 + max(max(said), max(true))
+        predicted, true = [p for p, _ in pairs], [t for _, t in pairs]
+        classes = 1 + max(max(predicted), max(true))
         scores = (
-            classification.accuracy(said, true),
-            classification.balanced_accuracy(said, true, classes),
-            classification.f1(said, true, classes),
-            classification.specificity(said, true, classes),
+            classification.accuracy(predicted, true),
+            classification.balanced_accuracy(predicted, true, classes),
+            classification.f1(predicted, true, classes),
+            classification.specificity(predicted, true, classes),
         )
         lines.append(Line((name(m.name), *(number(None if isnan(x) else x) for x in scores))))
     head = ("method", "accuracy", "balanced accuracy", "F1", "specificity")
-    note = f"Over the {_part(found)} cases of all hospitals; all but the accuracy are means over the classes."
-    return Grid("overview", "What the patients get", head, mark_best(lines, [0, 1, 1, 1, 1]), note)
+    note = (
+        f"Over the {_split(comparison)} cases of all hospitals; all measures but accuracy are means over the classes."
+    )
+    return Grid("overview", "Mean over all cases", head, mark_best(lines, [0, 1, 1, 1, 1]), note)
 
 
-def summary(found: Comparison) -> list[str]:
-    """What came out, in words."""
-    means = {m.name: fmean(m.of(None, found.main, found.policy)) for m in found.methods}
-    what = NAMES[found.main]
-    if len(found.methods) == 1:
-        (only,) = found.methods
-        fair = found.fairness(only)
-        said = [
-            f"{only.name} reaches a mean {what} of {means[only.name]:.3f} on {len(only.of(None, found.main))} "
-            f"{_part(found)} cases of {len(only.sites)} hospital{'s' * (len(only.sites) != 1)}."
+def summary(comparison: Comparison) -> list[str]:
+    """Return the main results as sentences."""
+    means = {m.name: fmean(m.of(None, comparison.main, comparison.policy)) for m in comparison.methods}
+    what = NAMES[comparison.main]
+    if len(comparison.methods) == 1:
+        (only,) = comparison.methods
+        fair = comparison.fairness(only)
+        sentences = [
+            f"{only.name} reaches a mean {what} of {means[only.name]:.3f} on {len(only.of(None, comparison.main))} "
+            f"{_split(comparison)} cases of {len(only.sites)} hospital{'s' * (len(only.sites) != 1)}."
         ]
         if len(only.sites) > 1:
-            said.append(
-                f"{fair.best[0]} is served best ({fair.best[1]:.3f}), {fair.worst[0]} worst ({fair.worst[1]:.3f})."
+            sentences.append(
+                f"The highest-scoring hospital is {fair.best[0]} ({fair.best[1]:.3f}), the lowest-scoring "
+                f"{fair.worst[0]} ({fair.worst[1]:.3f})."
             )
-        return said
+        return sentences
     ranked = sorted(means, key=lambda n: -means[n])
     best, last = ranked[0], ranked[-1]
-    said = [f"{best} has the highest mean {what}, {means[best]:.3f}; {last} the lowest, {means[last]:.3f}."]
-    main = [t for t in found.tests if t.measure == found.main]
+    sentences = [f"{best} has the highest mean {what}, {means[best]:.3f}; {last} the lowest, {means[last]:.3f}."]
+    main = [t for t in comparison.tests if t.measure == comparison.main]
     better = [t.method for t in main if t.significant and t.effect > 0]
     worse = [t.method for t in main if t.significant and t.effect < 0]
-    told = []
-    told += [f"better: {', '.join(better)}"] if better else []
-    told += [f"worse: {', '.join(worse)}"] if worse else []
+    outcome = []
+    outcome += [f"better: {', '.join(better)}"] if better else []
+    outcome += [f"worse: {', '.join(worse)}"] if worse else []
     rest = len(main) - len(better) - len(worse)
-    told += [f"no difference shown: {rest} method{'s' * (rest != 1)}"] if rest else []
-    how = "" if found.tail == "two-sided" else f" one-sided ({found.tail})"
-    said.append(f"Against {found.reference} ({means[found.reference]:.3f}), tested{how} over cases: {'; '.join(told)}.")
-    worst_of = {m.name: found.fairness(m).worst for m in found.methods}
-    kindest = max(worst_of, key=lambda n: worst_of[n][1])
-    site, value = worst_of[kindest]
-    said.append(f"The worst-served hospital does best with {kindest}: {site} at {value:.3f}.")
-    return said
+    outcome += [f"no significant difference: {rest} method{'s' * (rest != 1)}"] if rest else []
+    how = "" if comparison.tail == "two-sided" else f" one-sided ({comparison.tail})"
+    reference = f"{comparison.reference} ({means[comparison.reference]:.3f})"
+    sentences.append(f"Against {reference}, tested{how} over cases: {'; '.join(outcome)}.")
+    worst_of = {m.name: comparison.fairness(m).worst for m in comparison.methods}
+    fairest = max(worst_of, key=lambda n: worst_of[n][1])
+    site, value = worst_of[fairest]
+    sentences.append(f"With {fairest} even the lowest-scoring hospital ({site}) reaches {what} {value:.3f}.")
+    return sentences

@@ -1,10 +1,10 @@
-"""What methods cost, as a table."""
+"""Tables of costs: steps, bytes, simulated time, energy."""
 
 from collections.abc import Sequence
 from statistics import fmean
 
-from polysite.cost.model import Cost, Load, measured
-from polysite.cost.speeds import Speeds
+from polysite.costs.model import Cost, Load, measured
+from polysite.costs.speeds import Speeds
 from polysite.engines.record import RoundRecord
 from polysite.payload import SiteId
 from polysite.report.grid import Cell, Grid, Line, name, number
@@ -14,7 +14,7 @@ HEAD = (
     "method", "rounds", "best round", "steps", "parallel steps", "to sites", "from sites", "busiest site",
     "simulated time", "of it network (%)", "energy (kWh, estimate)",
 )  # fmt: skip
-MEASURED = "Bytes are those of the payloads of the training rounds, as measured; no image is ever part of one."
+MEASURED = "Bytes: measured payloads of the training rounds, which never contain images."
 
 
 def cost(run: Summary, speeds: Speeds) -> Cost:
@@ -36,36 +36,36 @@ def load_of(record: RoundRecord) -> dict[SiteId, Load]:
 
 
 def hours(run: Summary, speeds: Speeds) -> list[float]:
-    """How long it has been going at the end of every round, in simulated hours."""
+    """Return the simulated hours at the end of every round."""
     return [seconds / 3600 for seconds in cost(run, speeds).seconds_by_round]
 
 
 def table(methods: Sequence[Method], speeds: Speeds) -> Grid:
-    """What methods cost, means over their runs."""
+    """Return a table of what the methods cost, as means over their runs."""
     lines = []
     for method in methods:
         chosen = fmean(r.best_round + 1 for r in method.runs) if method.first.finished else None
         lines.append(_line(method.name, chosen, [cost(run, speeds) for run in method.runs]))
-    return Grid("cost", "What it cost", HEAD, tuple(lines), f"{MEASURED} {_note(speeds)}")
+    return Grid("cost", "Cost", HEAD, tuple(lines), f"{MEASURED} {_note(speeds)}")
 
 
-def forecast(title: str, found: Cost, speeds: Speeds) -> Grid:
-    """What a study would cost."""
-    return Grid("cost", "What it would cost", HEAD, (_line(title, None, [found]),), _note(speeds))
+def forecast(title: str, estimate: Cost, speeds: Speeds) -> Grid:
+    """Return a table of the estimated cost of a study."""
+    return Grid("cost", "Estimated cost", HEAD, (_line(title, None, [estimate]),), _note(speeds))
 
 
-def _line(title: str, chosen: float | None, found: Sequence[Cost]) -> Line:
-    simulated = fmean(c.seconds for c in found)
-    share = fmean(sum(c.communicating) for c in found) / simulated if simulated else 0.0
-    energy = fmean(c.estimated_kwh for c in found)
+def _line(title: str, chosen: float | None, costs: Sequence[Cost]) -> Line:
+    simulated = fmean(c.seconds for c in costs)
+    share = fmean(sum(c.communicating) for c in costs) / simulated if simulated else 0.0
+    energy = fmean(c.estimated_kwh for c in costs)
     cells = (
-        number(fmean(c.rounds for c in found), ".0f"),
+        number(fmean(c.rounds for c in costs), ".0f"),
         number(chosen, ".0f"),
-        _whole(fmean(c.steps for c in found)),
-        _whole(fmean(c.parallel_steps for c in found)),
-        _bytes(fmean(c.bytes_down for c in found)),
-        _bytes(fmean(c.bytes_up for c in found)),
-        _bytes(fmean(c.bytes_of_busiest for c in found)),
+        _whole(fmean(c.steps for c in costs)),
+        _whole(fmean(c.parallel_steps for c in costs)),
+        _bytes(fmean(c.bytes_down for c in costs)),
+        _bytes(fmean(c.bytes_up for c in costs)),
+        _bytes(fmean(c.bytes_of_busiest for c in costs)),
         Cell(duration(simulated), simulated),
         number(100 * share, ".0f"),
         Cell(f"{energy:.3g}", energy),
@@ -75,23 +75,23 @@ def _line(title: str, chosen: float | None, found: Sequence[Cost]) -> Line:
 
 def _note(speeds: Speeds) -> str:
     return (
-        "Parallel steps: of the site that takes most, round by round. Simulated time: every round lasts as long as its "
+        "Parallel steps: in every round those of the site with most. Simulated time: a round lasts as long as its "
         f"slowest site, with {words(speeds)}. Energy is a rough estimate: {speeds.watts:g} W while a site computes and "
-        f"{speeds.kwh_per_gb:g} kWh per GB sent; waiting, the server and cooling are left out."
+        f"{speeds.kwh_per_gb:g} kWh per GB sent, without idle time, server and cooling."
     )
 
 
 def words(speeds: Speeds) -> str:
-    """The speeds in words."""
+    """Describe the speeds."""
     other = f", and other values at {', '.join(sorted(speeds.sites))}" if speeds.sites else ""
     return (
-        f"{speeds.patch:.3g} s to train on a patch, {speeds.case:.3g} s to validate a patient, {speeds.down:.3g} MB/s "
+        f"{speeds.patch:.3g} s to train on a patch, {speeds.case:.3g} s to validate a case, {speeds.down:.3g} MB/s "
         f"down and {speeds.up:.3g} MB/s up{other}"
     )
 
 
 def duration(seconds: float) -> str:
-    """A time that can be read.
+    """Format a duration.
 
     >>> duration(68760), duration(95), duration(4.2)
     ('19.1 h', '1.6 min', '4.2 s')

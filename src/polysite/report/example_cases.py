@@ -1,4 +1,4 @@
-"""Cases to look at, out of the evaluations of one or several methods."""
+"""Example cases of one or several methods, from their evaluations."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
@@ -10,31 +10,31 @@ from polysite.report.preview import turned
 from polysite.report.runs import Evaluation, Method
 from polysite.report.viewer import Shown
 
-METHODS = 5  # that are shown beside one another
+MAX_METHODS = 5  # side by side
 
 
 def cases(methods: Sequence[Method], reference: str) -> list[Shown]:
-    """The worst, median and best case of every hospital by the reference, as every method sees them.
+    """Return the worst, median and best case of every hospital by the reference, with the predictions of all methods.
 
-    Of many methods the reference is shown and those of highest mean Dice; of several seeds, the first. The reference is
-    the best method, if nothing was kept of it.
+    Of more than MAX_METHODS methods, the reference and those with the highest mean Dice are shown; of several seeds,
+    the first. If no scans of the reference were kept, the method with the highest mean Dice takes its place.
     """
     able = [m for m in methods if any(run.evaluation and run.evaluation.about["shown"] for run in m.runs)]
     if not able or len(able[0].first.labels) > 8:
         return []
     ranked = sorted(able, key=lambda m: (m.name != reference, -fmean(m.of(None, "dice") or [0.0])))
-    beside = {m.name for m in ranked[:METHODS]}
+    beside = {m.name for m in ranked[:MAX_METHODS]}
     chosen = [ranked[0], *(m for m in able if m.name in beside and m is not ranked[0])]
     return [_case(evaluation, place, why, chosen) for evaluation, place, why in _ranked(ranked[0])]
 
 
 def _ranked(method: Method) -> list[tuple[Evaluation, Mapping[str, Any], str]]:
-    """Of what the runs of a method kept, by hospital: the worst, what is nearest to the median, and the best."""
+    """Return the kept cases that are worst, nearest to the median and best, per hospital."""
     sites: dict[str, list[tuple[float, Evaluation, Mapping[str, Any]]]] = {}
-    for found in _evaluations(method, method.first.settings["seed"]):
-        for place in found.about["shown"]:
-            dice = fmean(row["dice"] for row in found.own[place["site"], place["case"]].values())
-            sites.setdefault(place["site"], []).append((dice, found, place))
+    for evaluation in _evaluations(method, method.first.settings["seed"]):
+        for place in evaluation.about["shown"]:
+            dice = fmean(row["dice"] for row in evaluation.own[place["site"], place["case"]].values())
+            sites.setdefault(place["site"], []).append((dice, evaluation, place))
     chosen = []
     for site, kept in sites.items():
         kept.sort(key=lambda each: each[0])
@@ -48,7 +48,7 @@ def _ranked(method: Method) -> list[tuple[Evaluation, Mapping[str, Any], str]]:
 
 
 def _evaluations(method: Method, seed: int) -> list[Evaluation]:
-    """Of its runs with one seed: another may have met other phantoms of the same names."""
+    """Return the evaluations of the runs with one seed: phantoms of another seed are other patients."""
     return [run.evaluation for run in method.runs if run.evaluation and run.settings["seed"] == seed]
 
 
@@ -57,12 +57,12 @@ def _case(first: Evaluation, place: Mapping[str, Any], why: str, methods: Sequen
     image, truth = first.scan(site, case)
     predicted, scores = {}, {}
     for method in methods:
-        for found in _evaluations(method, methods[0].first.settings["seed"]):
-            answer = found.answer(site, case)
-            mask = None if answer is None or (site, case) not in found.own else _cut(answer, place)
-            if mask is not None and mask.shape == truth.shape:  # another study may prepare cases otherwise
+        for evaluation in _evaluations(method, methods[0].first.settings["seed"]):
+            prediction = evaluation.prediction(site, case)
+            mask = None if prediction is None or (site, case) not in evaluation.own else _cut(prediction, place)
+            if mask is not None and mask.shape == truth.shape:  # another study may prepare cases differently
                 predicted[method.name] = mask
-                scores[method.name] = {label: row["dice"] for label, row in found.own[site, case].items()}
+                scores[method.name] = {label: row["dice"] for label, row in evaluation.own[site, case].items()}
                 break
     about, (height, width) = first.about, place["pixel"]
     return Shown(
@@ -71,10 +71,10 @@ def _case(first: Evaluation, place: Mapping[str, Any], why: str, methods: Sequen
     )  # fmt: skip
 
 
-def _cut(answer: np.ndarray, place: Mapping[str, Any]) -> np.ndarray:
-    """An answer on the grid of the case as it is kept to look at."""
+def _cut(prediction: np.ndarray, place: Mapping[str, Any]) -> np.ndarray:
+    """Return a prediction on the grid of the kept scan."""
     step = place["step"]
-    upright = turned(answer[None], place["axes"])[0]
+    upright = turned(prediction[None], place["axes"])[0]
     if max(place["slices"]) >= len(upright):
-        return np.zeros((0, 0, 0), np.uint8)  # of another grid
+        return np.zeros((0, 0, 0), np.uint8)  # prepared on another grid
     return np.ascontiguousarray(upright[place["slices"]][:, ::step, ::step].astype(np.uint8))

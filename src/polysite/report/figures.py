@@ -1,4 +1,4 @@
-"""Figures as SVG text, drawn without a screen. Colours are told apart by colour-blind readers and in print."""
+"""Figures of runs as SVG text. Colours can be distinguished by colour-blind readers and in print."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -18,57 +18,56 @@ from polysite.report.runs import Method, Summary
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", ":", "-.")
-FEW = 5  # methods, up to which they are bars side by side
+FEW = 5  # up to so many methods are drawn as bars, more as dots
 WIDE = 7.2  # inches
 
 
-def hospitals(found: Comparison, measure: str) -> str:
-    """Every hospital under every method, with the standard error over its patients: bars, or dots where there are
-    many methods."""
-    return _bars(found, measure) if len(found.methods) <= FEW else _dots(found, measure)
+def hospitals(comparison: Comparison, measure: str) -> str:
+    """Draw the mean of every hospital under every method, with the standard error over its cases."""
+    return _bars(comparison, measure) if len(comparison.methods) <= FEW else _dots(comparison, measure)
 
 
-def _bars(found: Comparison, measure: str) -> str:
-    sites = [*found.sites, None]
+def _bars(comparison: Comparison, measure: str) -> str:
+    sites = [*comparison.sites, None]
     figure, axes = _new(max(WIDE, 0.3 + 0.45 * len(sites)), 3.2)
-    width = 0.8 / len(found.methods)
-    for k, method in enumerate(found.methods):
-        groups = [method.of(s, measure, found.policy) for s in sites]
-        x = np.arange(len(groups)) + (k - (len(found.methods) - 1) / 2) * width
+    width = 0.8 / len(comparison.methods)
+    for k, method in enumerate(comparison.methods):
+        groups = [method.of(s, measure, comparison.policy) for s in sites]
+        x = np.arange(len(groups)) + (k - (len(comparison.methods) - 1) / 2) * width
         look = {"lw": 1, "capsize": 2, "ecolor": "#444"}
         means, error = [fmean(g) if g else np.nan for g in groups], [_error(g) for g in groups]
         axes.bar(x, means, width * 0.92, yerr=error, label=_plain(method.name), color=_colour(k), error_kw=look)
     axes.set_xticks(range(len(sites)), [_plain(s or "all") for s in sites], rotation=45 if len(sites) > 10 else 0)
-    _scale(axes, found, measure, "y")
-    _legend(figure, axes, len(found.methods))
+    _scale(axes, comparison, measure, "y")
+    _legend(figure, axes, len(comparison.methods))
     return _svg(figure)
 
 
-def _dots(found: Comparison, measure: str) -> str:
-    """A line a method, the best on top; a mark a hospital, a black bar for all patients."""
+def _dots(comparison: Comparison, measure: str) -> str:
+    """Draw a row per method, the best on top: a marker per hospital, a black bar for all cases."""
     sign = BETTER[measure]
-    means = {m.name: fmean(m.of(None, measure, found.policy) or [0.0]) for m in found.methods}
-    ranked = sorted(found.methods, key=lambda m: sign * means[m.name])
+    means = {m.name: fmean(m.of(None, measure, comparison.policy) or [0.0]) for m in comparison.methods}
+    ranked = sorted(comparison.methods, key=lambda m: sign * means[m.name])
     figure, axes = _new(WIDE, 0.9 + 0.27 * len(ranked))
-    for k, site in enumerate(found.sites):
-        x = [fmean(v) if (v := m.of(site, measure, found.policy)) else np.nan for m in ranked]
+    for k, site in enumerate(comparison.sites):
+        x = [fmean(v) if (v := m.of(site, measure, comparison.policy)) else np.nan for m in ranked]
         axes.plot(
             x, range(len(ranked)), MARKERS[k % 7], color=_colour(k), ms=5, mec="white", mew=0.5, label=_plain(site)
         )
     for y, m in enumerate(ranked):
-        error = _error(m.of(None, measure, found.policy))
+        error = _error(m.of(None, measure, comparison.policy))
         axes.errorbar(means[m.name], y, xerr=error, fmt="|", color="black", ms=11, mew=2, lw=1.2, capsize=0)
     axes.set_yticks(range(len(ranked)), [_plain(m.name) for m in ranked])
     axes.set_ylim(-0.6, len(ranked) - 0.4)
     axes.grid(axis="y", color="#eeeeee")
     axes.set_axisbelow(True)
-    _scale(axes, found, measure, "x")
-    _legend(figure, axes, len(found.sites))
+    _scale(axes, comparison, measure, "x")
+    _legend(figure, axes, len(comparison.sites))
     return _svg(figure)
 
 
 def curves(methods: Sequence[Method]) -> str:
-    """The measure on validation patients round by round; the chosen round of every run is marked."""
+    """Draw the validation score by round; the chosen round of every run is marked."""
     figure, axes = _new(WIDE, 3.0 + 0.2 * (len(methods) > FEW))
     for k, method in enumerate(methods):
         rounds, scores = method.curve(lambda run: run.curve)
@@ -81,14 +80,14 @@ def curves(methods: Sequence[Method]) -> str:
                 chosen = run.best_round + 1
                 axes.plot(chosen, at[chosen], MARKERS[k % 7], color=_colour(k), ms=7, mec="white")
     axes.set_xlabel("round")
-    axes.set_ylabel(f"{_measure(methods)}, validation patients")
+    axes.set_ylabel(f"{_measure(methods)}, validation cases")
     axes.set_ylim(bottom=0)
     _legend(figure, axes, len(methods))
     return _svg(figure)
 
 
 def site_curves(methods: Sequence[Method]) -> str:
-    """The same hospital by hospital."""
+    """Draw the validation score by round, a panel per hospital."""
     sites = sorted({s for m in methods for s in m.sites if any(m.first.site_curve(s)[0] for m in methods)})
     figure, panels = _panels(sites, 2.1)
     for site, axes in panels:
@@ -100,12 +99,12 @@ def site_curves(methods: Sequence[Method]) -> str:
         handles, names = panels[0][1].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)), frameon=False, fontsize=9)
     figure.supxlabel("round", fontsize=10)
-    figure.supylabel(f"{_measure(methods)}, validation patients", fontsize=10)
+    figure.supylabel(f"{_measure(methods)}, validation cases", fontsize=10)
     return _svg(figure)
 
 
 def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]) -> str:
-    """The same over simulated time; hours at the end of every round."""
+    """Draw the validation score over simulated time; ``hours`` returns the time at the end of every round."""
     figure, axes = _new(WIDE, 3.0 + 0.2 * (len(methods) > FEW))
     for k, method in enumerate(methods):
         rounds, scores = method.curve(lambda run: run.curve)
@@ -113,7 +112,7 @@ def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]
         at = [clock[r - 1] for r in rounds]
         axes.plot(at, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.8, label=_plain(method.name))
     axes.set_xlabel("simulated hours")
-    axes.set_ylabel(f"{_measure(methods)}, validation patients")
+    axes.set_ylabel(f"{_measure(methods)}, validation cases")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     _legend(figure, axes, len(methods))
@@ -121,7 +120,7 @@ def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]
 
 
 def matrix(values: Mapping[str, Mapping[str, float]]) -> str:
-    """Whose model on whose patients: rows trained at, columns tested at."""
+    """Draw the Dice of every hospital's model (rows) on every hospital's cases (columns)."""
     rows, columns = list(values), list(next(iter(values.values())))
     table = np.array([[values[r][c] for c in columns] for r in rows])
     figure, axes = _new(max(3.2, min(1.0, 9 / len(columns)) * len(columns) + 2.2), 0.42 * len(rows) + 1.1)
@@ -138,7 +137,7 @@ def matrix(values: Mapping[str, Mapping[str, float]]) -> str:
         range(len(columns)), map(_plain, columns), rotation=45 if long else 0, ha="right" if long else "center"
     )
     axes.set_yticks(range(len(rows)), map(_plain, rows))
-    axes.set_xlabel("patients of")
+    axes.set_xlabel("cases of")
     axes.set_ylabel("model of")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
@@ -146,31 +145,31 @@ def matrix(values: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def shares(methods: Sequence[Method]) -> str | None:
-    """How much every hospital counted, round by round; methods that weigh alike share a panel."""
+    """Draw the weight of every hospital in the aggregate by round; methods with the same weights share a panel."""
     alike: dict[str, list[str]] = {}
     series: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
     for method in methods:
-        told = _by_name(method.first, "shares")
-        if told:
-            key = repr([(s, [round(v, 3) for v in values]) for s, (_, values) in sorted(told.items())])
+        lines = _by_name(method.first, "shares")
+        if lines:
+            key = repr([(s, [round(v, 3) for v in values]) for s, (_, values) in sorted(lines.items())])
             alike.setdefault(key, []).append(method.name)
-            series[key] = told
+            series[key] = lines
     if not series:
         return None
     figure, panels = _panels([_names(alike[key]) for key in series], 2.0)
-    for (_, axes), told in zip(panels, series.values(), strict=True):
-        _lines(axes, told)
+    for (_, axes), lines in zip(panels, series.values(), strict=True):
+        _lines(axes, lines)
         axes.set_ylim(0, 1)
     handles = {n: h for _, a in panels for h, n in zip(*a.get_legend_handles_labels(), strict=True)}
     if len(handles) <= 12:
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     figure.supxlabel("round", fontsize=10)
-    figure.supylabel("share in the mean", fontsize=10)
+    figure.supylabel("weight in the aggregate", fontsize=10)
     return _svg(figure)
 
 
 def diagnostics(methods: Sequence[Method]) -> str | None:
-    """What algorithms say of themselves, round by round: a panel for every quantity."""
+    """Draw the diagnostics of the algorithms by round, a panel per quantity."""
     known: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
     for method in methods:
         for what, line in _by_name(method.first, "diagnostics").items():
@@ -186,14 +185,14 @@ def diagnostics(methods: Sequence[Method]) -> str | None:
 
 
 def _by_name(run: Summary, what: str) -> dict[str, tuple[list[int], list[float]]]:
-    """Numbers that are recorded under names, as curves."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
+    """Return named numbers of the records as curves."""
+    curves: dict[str, tuple[list[int], list[float]]] = {}
     for record in run.records:
         for name, value in getattr(record, what).items():
-            rounds, values = found.setdefault(name, ([], []))
+            rounds, values = curves.setdefault(name, ([], []))
             rounds.append(record.round + 1)
             values.append(value)
-    return found
+    return curves
 
 
 def _lines(axes: Axes, lines: Mapping[str, tuple[list[int], list[float]]]) -> None:
@@ -203,7 +202,7 @@ def _lines(axes: Axes, lines: Mapping[str, tuple[list[int], list[float]]]) -> No
 
 
 def _panels(titles: Sequence[str], height: float) -> tuple[Figure, list[tuple[str, Axes]]]:
-    """Small figures side by side, three in a row."""
+    """Return a figure with a panel per title, three in a row."""
     columns = min(3, len(titles))
     rows = ceil(len(titles) / columns)
     figure = Figure((WIDE, height * rows + 0.7), layout="constrained")
@@ -226,13 +225,13 @@ def _measure(methods: Sequence[Method]) -> str:
 
 
 def _error(values: Sequence[float]) -> float:
-    """Standard error of a mean."""
+    """Return the standard error of the mean."""
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
-def _scale(axes: Axes, found: Comparison, measure: str, axis: str) -> None:
-    unit = f" ({found.unit})" if measure == "hd95" and found.unit else ""
-    label = f"{NAMES[measure]}{unit}, {found.methods[0].first.split} patients"
+def _scale(axes: Axes, comparison: Comparison, measure: str, axis: str) -> None:
+    unit = f" ({comparison.unit})" if measure == "hd95" and comparison.unit else ""
+    label = f"{NAMES[measure]}{unit}, {comparison.methods[0].first.split} cases"
     if axis == "y":
         axes.set_ylabel(label)
         axes.set_ylim(0, 1 if measure != "hd95" else None)
@@ -243,7 +242,7 @@ def _scale(axes: Axes, found: Comparison, measure: str, axis: str) -> None:
 
 
 def _legend(figure: Figure, axes: Axes, entries: int) -> None:
-    """Above the axes if there are few entries, below them otherwise."""
+    """Add a legend above the axes for few entries, below them for many."""
     if entries == 1:
         return
     handles, names = axes.get_legend_handles_labels()
@@ -256,7 +255,7 @@ def _colour(k: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """A name that is drawn as it is: a dollar sign begins no formula, an underscore at the start hides no line."""
+    """Escape a name for matplotlib: a dollar sign starts a formula, a leading underscore hides a line."""
     escaped = text.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
 
@@ -269,7 +268,7 @@ def _new(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _svg(figure: Figure) -> str:
-    """The figure as SVG that scales with the page and says nothing about when it was drawn."""
+    """Return the figure as SVG without a date, so that the same data give the same text."""
     text = io.StringIO()
     with rc_context({"svg.hashsalt": "polysite"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)

@@ -1,4 +1,4 @@
-"""A table once, and as Markdown, LaTeX, CSV, HTML or in the terminal."""
+"""Tables that can be written as Markdown, LaTeX, CSV, HTML, or in the terminal."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, the number behind it, and whether it is the best of its column."""
+    """The text of a cell, its number, and whether it is the best of its column."""
 
     text: str
     value: float | None = None
@@ -22,22 +22,24 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
+    """A row of a table."""
+
     cells: tuple[Cell, ...]
-    kind: str = ""  # "total": the sum of those above; "label": a part of it
+    kind: str = ""  # "total": all rows above together; "label": one label of the row above
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The first column holds names, all others numbers."""
+    """A table. The first column holds names, all others numbers."""
 
-    name: str  # of the file
+    name: str  # file name of its CSV
     title: str
     head: tuple[str, ...]
     lines: tuple[Line, ...]
     note: str = ""
 
     def markdown(self) -> str:
-        """As GitHub shows it; the best of a column is bold."""
+        """Return the table as Markdown; the best of a column is bold."""
 
         def row(cells: Sequence[str]) -> str:
             return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
@@ -47,7 +49,7 @@ class Grid:
         return "\n".join([f"### {self.title}", "", row(self.head), rule, *lines, "", self.note]).rstrip() + "\n"
 
     def latex(self) -> str:
-        """A booktabs table."""
+        """Return the table as LaTeX with booktabs."""
 
         def row(cells: Sequence[str]) -> str:
             return " & ".join(cells) + r" \\"
@@ -77,7 +79,7 @@ class Grid:
         )
 
     def csv(self) -> str:
-        """What is shown, and for computing the numbers behind it, unrounded."""
+        """Return the table as CSV: the text of every cell, then the unrounded numbers."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         numbers = [k for k in range(len(self.head)) if any(line.cells[k].value is not None for line in self.lines)]
@@ -88,7 +90,7 @@ class Grid:
         return text.getvalue()
 
     def terminal(self) -> Table:
-        """For the terminal; a single line of many numbers stands on its side."""
+        """Return the table for the terminal; a single row of many numbers is transposed."""
         table = Table(title=escape(self.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         if len(self.lines) == 1 and len(self.head) > 7:
             table.show_header = False
@@ -108,24 +110,26 @@ class Grid:
 
 
 def name(text: str) -> Cell:
+    """Return a cell that holds text."""
     return Cell(text)
 
 
 def number(value: float | None, style: str = ".3f") -> Cell:
+    """Return a cell that holds a number; a dash for None."""
     return Cell("–", None) if value is None else Cell(f"{value:{style}}", value)
 
 
 def spread(values: Sequence[float], digits: int = 3) -> Cell:
-    """Mean and deviation: ``0.812 ± 0.034``; one value has no deviation, no value is a dash."""
+    """Return a cell with mean and standard deviation, ``0.812 ± 0.034``; a dash without values."""
     if not values:
         return Cell("–")
     mean = fmean(values)
-    beside = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return Cell(f"{mean:.{digits}f}{beside}", mean)
+    deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return Cell(f"{mean:.{digits}f}{deviation}", mean)
 
 
 def mark_best(lines: Sequence[Line], better: Sequence[int]) -> tuple[Line, ...]:
-    """Marks the best of every column by what is shown of it: +1 the highest, -1 the lowest, 0 none."""
+    """Mark the best cell of every column: the highest (+1), the lowest (-1) or none (0)."""
 
     def best(column: int) -> float | None:
         shown = [line.cells[column].value for line in lines]
@@ -143,7 +147,7 @@ def mark_best(lines: Sequence[Line], better: Sequence[int]) -> tuple[Line, ...]:
 
 
 def _harmless(cell: Cell) -> str:
-    """A name that a spreadsheet does not take for a formula."""
+    """Return the text, quoted if a spreadsheet would take it for a formula."""
     return f"'{cell.text}" if cell.value is None and cell.text[:1] in ("=", "+", "-", "@") else cell.text
 
 
@@ -152,7 +156,7 @@ def _bold(text: str) -> str:
 
 
 def _tex(text: str) -> str:
-    """Text that LaTeX prints as it is.
+    """Escape text for LaTeX.
 
     >>> _tex("50 % of a_b ± 1")
     '50 \\\\% of a\\\\_b $\\\\pm$ 1'

@@ -1,9 +1,11 @@
-"""One self-contained HTML page about a run, finished or under way, or about a comparison. It is built from the run
-folders alone: results first, then how sure they are, what they look like, how they came about and what they cost."""
+"""One self-contained HTML page about a run, finished or in progress, or about a comparison.
+
+It is built from the run folders alone: results, tests, example cases, training curves, costs, configuration.
+"""
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from polysite.cost.speeds import Speeds
+from polysite.costs.speeds import Speeds
 from polysite.errors import RunError
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
@@ -24,7 +26,7 @@ from polysite.report.template import render
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its words."""
+    """A figure with its title and caption."""
 
     title: str
     svg: str
@@ -34,17 +36,19 @@ class Picture:
 
 @dataclass(frozen=True)
 class Folded:
-    """Text that a reader may open."""
+    """Text that is collapsed until a reader opens it."""
 
     title: str
     text: str
 
 
-SHOWN = 60  # incidents on a page
+MAX_INCIDENTS = 60  # on a page
 
 
 @dataclass(frozen=True)
 class Section:
+    """A section of a page; its id is the anchor of the link to it."""
+
     id: str
     title: str
     blocks: tuple[Any, ...]  # Grid, Picture, Folded, Markup or a paragraph
@@ -52,89 +56,120 @@ class Section:
 
 @dataclass(frozen=True)
 class Options:
-    """How a page counts and what it shows."""
+    """Options of a page.
+
+    Args:
+        reference: Method that the others are tested against; fedavg, or else the first, if None.
+        policy: Rule for distances of empty masks.
+        tail: Alternative of the tests.
+        speeds: Speeds of the sites, for simulated time.
+        assessment: Folder of an assessment whose distances are shown.
+        scans: Show slices of patients.
+        remarks: Remarks at the top of the page.
+    """
 
     reference: str | None = None
     policy: EmptyMaskPolicy = EmptyMaskPolicy()
     tail: Tail = "two-sided"
     speeds: Speeds = Speeds()
     assessment: Path | None = None
-    scans: bool = True  # pictures of patients
-    remarks: tuple[str, ...] = ()  # to be said first
+    scans: bool = True
+    remarks: tuple[str, ...] = ()
+
+
+KINDS = {Grid: "grid", Picture: "picture", Folded: "folded", Markup: "html", str: "words"}  # as page.html calls them
+
+
+def layout(
+    title: str,
+    lead: str,
+    sections: Iterable[Section],
+    version: str,
+    *,
+    summary: Sequence[str] = (),
+    remarks: Sequence[str] = (),
+    live: str = "",
+) -> str:
+    """Return a page as HTML.
+
+    Args:
+        title: The heading.
+        lead: The first paragraph.
+        sections: The sections, in order.
+        version: Version of polysite that made the results.
+        summary: Paragraphs after the lead.
+        remarks: Warnings before the sections.
+        live: State of the run folder; a page with one reloads when that state changes.
+    """
+    shown = [(section, [(KINDS[type(block)], block) for block in section.blocks]) for section in sections]
+    about = {"version": version, "summary": summary, "remarks": remarks, "live": live}
+    return render("page.html", title=title, lead=lead, sections=shown, **about)
 
 
 def build(title: str, methods: Sequence[Method], options: Options = Options(), lead: str = "", live: str = "") -> str:
-    """The page as text. ``live`` is a mark of the state it was built from; a page that has one renews itself."""
+    """Return the page of methods; without a lead, the summary of the results is the lead."""
     if all(run.finished for m in methods for run in m.runs):
-        found = compare(methods, options.reference, options.policy, options.tail)
-        said, sections = summary(found), list(_results(found, options))
-        remarks = [*options.remarks, *found.remarks]
+        comparison = compare(methods, options.reference, options.policy, options.tail)
+        sentences, sections = summary(comparison), list(_results(comparison, options))
+        remarks = [*options.remarks, *comparison.remarks]
     else:
-        said, sections, remarks = list(_state(methods)), [], []
+        sentences, sections, remarks = list(_state(methods)), [], []
     sections += [*_training(methods, options), *_provenance(methods)]
-    kind = {Grid: "grid", Picture: "picture", Folded: "folded", Markup: "html", str: "words"}
-    return render(
-        "page.html",
-        title=title,
-        lead=lead or " ".join(said),
-        said=said if lead else [],
-        remarks=remarks,
-        sections=[(s, [(kind[type(b)], b) for b in s.blocks]) for s in sections],
-        version=methods[0].first.versions["polysite"],
-        live=live,
-    )
+    version = methods[0].first.versions["polysite"]
+    first, rest = (lead, sentences) if lead else (" ".join(sentences), [])
+    return layout(title, first, sections, version, summary=rest, remarks=remarks, live=live)
 
 
-def _results(found: Comparison, options: Options) -> Iterator[Section]:
-    grids = {g.name: g for g in tables(found)}
-    several = len(found.methods) > 1
-    every = [grids.pop("overview"), grids.pop(f"hospitals_{found.main}")]
-    error = "Error bars: standard error over patients."
-    bars = Picture("", figures.hospitals(found, found.main), error)
-    yield Section("gets", "What every hospital gets", (*every[: 1 + (len(found.sites) > 1)], bars))
-    shown = example_cases.cases(found.methods, found.reference) if options.scans else []
+def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
+    grids = {g.name: g for g in tables(comparison)}
+    several = len(comparison.methods) > 1
+    every = [grids.pop("overview"), grids.pop(f"hospitals_{comparison.main}")]
+    error = "Error bars: standard error over cases."
+    bars = Picture("", figures.hospitals(comparison, comparison.main), error)
+    yield Section("gets", "What every hospital gets", (*every[: 1 + (len(comparison.sites) > 1)], bars))
+    shown = example_cases.cases(comparison.methods, comparison.reference) if options.scans else []
     if shown:
         words = (
             "The worst, the median and the best case of every hospital by the mean Dice of "
-            f"{next(iter(shown[0].predicted), found.reference)}. These are pictures of patients; --no-scans makes a "
+            f"{next(iter(shown[0].predicted), comparison.reference)}. These are images of patients; --no-scans makes a "
             "page without them."
         )
-        yield Section("look", "What it looks like", (words, Markup(viewer.viewer(shown)), Markup(viewer.plate(shown))))
+        yield Section("look", "Example cases", (words, Markup(viewer.viewer(shown)), Markup(viewer.plate(shown))))
     tests = [g for n, g in grids.items() if n.startswith("tests_")]
     if several:
-        yield Section("sure", "Is the difference more than chance?", tuple(tests))
+        yield Section("sure", "Are the differences statistically significant?", tuple(tests))
     if "best_mean" in grids:
-        yield Section("peeked", "What papers would report", (replace(grids["best_mean"], title=""),))
-    if "fairness" in grids and len(found.sites) > 1:
-        yield Section("fair", "How evenly are the hospitals served?", (replace(grids["fairness"], title=""),))
+        yield Section("peeked", "The “best mean” of some papers", (replace(grids["best_mean"], title=""),))
+    if "fairness" in grids and len(comparison.sites) > 1:
+        yield Section("fair", "Fairness between hospitals", (replace(grids["fairness"], title=""),))
     far = [grids[n] for n in ("hospitals_hd95", "measures", "empty_masks") if n in grids]
     if far:
-        bars = Picture("", figures.hospitals(found, "hd95"), error)
-        yield Section("distances", "Surfaces and other measures", (far[0], bars, *far[1:]))
-    drawn = [Picture(m.name, figures.matrix(v), "", True) for m in found.methods if (v := m.matrix())]
+        bars = Picture("", figures.hospitals(comparison, "hd95"), error)
+        yield Section("distances", "Surface distances and other measures", (far[0], bars, *far[1:]))
+    drawn = [Picture(m.name, figures.matrix(v), "", True) for m in comparison.methods if (v := m.matrix())]
     if drawn:
-        said = "Mean Dice of the model that each hospital uses (rows), on the patients of every hospital (columns)."
-        yield Section("whose", "Whose model works on whose patients?", (said, *drawn))
+        caption = "Mean Dice of each hospital's own model (rows) on the cases of every hospital (columns)."
+        yield Section("whose", "Every hospital's model on all hospitals' cases", (caption, *drawn))
 
 
 def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
     seen = [m for m in methods if m.first.curve[0]]
     if seen:
-        mark = "The mark is the round that was chosen on the validation patients."
+        mark = "The marker is the best round on the validation cases, which was chosen."
         mean = "Means over the runs of a method."
-        said = mean if any(len(m.runs) > 1 for m in seen) else mark
-        said += " A dotted line is where a phase begins." if any(m.first.begins for m in seen) else ""
-        pictures = [Picture("", figures.curves(seen), said)]
+        caption = mean if any(len(m.runs) > 1 for m in seen) else mark
+        caption += " A dotted line is the start of a phase." if any(m.first.begins for m in seen) else ""
+        pictures = [Picture("", figures.curves(seen), caption)]
         if any(len(m.sites) > 1 for m in seen):
             pictures.append(Picture("Hospital by hospital", figures.site_curves(seen), ""))
-        yield Section("training", "How training went", tuple(pictures))
-    weights, told = figures.shares(methods), figures.diagnostics(methods)
-    counted = (
-        "How much the model of every hospital counted in the mean of a round; in a clustered method, in that of its "
-        "group. Methods that weigh alike share a panel."
+        yield Section("training", "Training curves", tuple(pictures))
+    weights, diagnostics = figures.shares(methods), figures.diagnostics(methods)
+    caption = (
+        "Weight of every hospital's update in the aggregate of a round; in a clustered method, in that of its group. "
+        "Methods with the same weights share a panel."
     )
-    inside = [Picture("", weights, counted)] if weights else []
-    inside += [Picture("What the algorithms say of themselves", told, "")] if told else []
+    inside = [Picture("", weights, caption)] if weights else []
+    inside += [Picture("Diagnostics of the algorithms", diagnostics, "")] if diagnostics else []
     if inside:
         yield Section("weights", "Weights over rounds", tuple(inside))
     if options.assessment:
@@ -147,21 +182,21 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
     blocks: list[Any] = [replace(costs.table(methods, options.speeds), title="")]
     if seen:
         picture = figures.times(seen, lambda run: costs.hours(run, options.speeds))
-        blocks.append(Picture("What is reached by when", picture, "In simulated time, as above."))
-    yield Section("cost", "What it cost", tuple(blocks))
+        blocks.append(Picture("Score over simulated time", picture, ""))
+    yield Section("cost", "Cost", tuple(blocks))
     trouble = [grid for grid in (_trouble(methods), _incidents(methods)) if grid.lines]
     if trouble:
-        yield Section("trouble", "What went wrong", tuple(trouble))
+        yield Section("trouble", "Absent sites, refused replies, incidents", tuple(trouble))
 
 
 def _clusters(method: Method, mark: str) -> Iterator[Section]:
-    """Which patients a method with clusters takes to be alike, in its first run."""
-    from polysite.report import clusters  # which needs what is here
+    """Yield the clusters of cases in the first run of a method, if it has any."""
+    from polysite.report import clusters  # imports this module
 
-    found = method.first.evaluation
-    if found is None or not found.clusters:
+    evaluation = method.first.evaluation
+    if evaluation is None or not evaluation.clusters:
         return
-    rows = found.clusters
+    rows = evaluation.clusters
     places, shares = ([k for k in rows[0] if k.startswith(word)] for word in ("component ", "share "))
     shown = clusters.Shown(
         [r["site"] for r in rows],
@@ -170,18 +205,18 @@ def _clusters(method: Method, mark: str) -> Iterator[Section]:
         [k.removeprefix("share ") for k in shares],
         np.array([[float(r[k]) for k in shares] for r in rows]),
     )
-    told = found.about["clusters"]
-    alike = f"{told['rand']:.2f} (adjusted Rand index: 1 is the same, 0 as by chance)"
+    fitted = evaluation.about["clusters"]
+    alike = f"{fitted['rand']:.2f} (adjusted Rand index: 1 is identical, 0 is chance)"
     fit = (
-        f"Fitted from sums, so that no patient's features left its hospital; agreement with the clusters that all "
-        f"features in one place would give: {alike}."
-        if told["fit"] == "federated"
-        else "Fitted from the features of all patients in one place."
+        f"Fitted from sums, so that no case's features left its hospital; agreement with clusters fitted to the pooled "
+        f"features: {alike}."
+        if fitted["fit"] == "federated"
+        else "Fitted to the pooled features of all cases."
     )
-    whose = f"{method.name}: " if mark else ""
+    prefix = f"{method.name}: " if mark else ""
     for k, section in enumerate(clusters.sections(shown)):
         blocks = (fit, *section.blocks) if k == 0 else section.blocks
-        yield Section(section.id + mark, whose + section.title, blocks)
+        yield Section(section.id + mark, prefix + section.title, blocks)
 
 
 def _groups(method: Method) -> str:
@@ -190,7 +225,7 @@ def _groups(method: Method) -> str:
 
 
 def _trouble(methods: Sequence[Method]) -> Grid:
-    """Sites that were not heard, and why."""
+    """Return a table of absent sites and refused replies."""
     lines = []
     for method in methods:
         for run in method.runs:
@@ -199,15 +234,15 @@ def _trouble(methods: Sequence[Method]) -> Grid:
             for site in sorted({s for _, s in absent} | {s for _, s, _ in refused}):
                 gone = sum(s == site for _, s in absent)
                 reasons = [(t, why) for t, s, why in refused if s == site]
-                told = f"{reasons[0][1]} (round {reasons[0][0] + 1})" if reasons else ""
-                cells = (name(method.name), name(site), number(gone, "d"), number(len(reasons), "d"), name(told))
+                first = f"{reasons[0][1]} (round {reasons[0][0] + 1})" if reasons else ""
+                cells = (name(method.name), name(site), number(gone, "d"), number(len(reasons), "d"), name(first))
                 lines.append(Line(cells))
     head = ("method", "hospital", "rounds absent", "replies refused", "first reason")
     return Grid("trouble", "", head, tuple(lines))
 
 
 def _incidents(methods: Sequence[Method]) -> Grid:
-    """What happened between real hospitals and the server; the last of them, if they are many."""
+    """Return a table of the last incidents between real hospitals and the server."""
     lines = [
         Line((name(m.name), name(i["time"]), number(r.round + 1, "d"), name(i.get("site", "")), name(i["what"])))
         for m in methods
@@ -216,32 +251,32 @@ def _incidents(methods: Sequence[Method]) -> Grid:
         for i in r.incidents
     ]
     head = ("method", "time (UTC)", "round", "hospital", "what")
-    note = f"The last {SHOWN} of {len(lines)}; all are in rounds.jsonl." if len(lines) > SHOWN else ""
-    return Grid("incidents", "Incidents", head, tuple(lines[-SHOWN:]), note)
+    note = f"The last {MAX_INCIDENTS} of {len(lines)}; rounds.jsonl has all." if len(lines) > MAX_INCIDENTS else ""
+    return Grid("incidents", "Incidents", head, tuple(lines[-MAX_INCIDENTS:]), note)
 
 
 def _assessed(folder: Path) -> Section:
-    """The distances and clusters of an assessment that was made before."""
+    """Return the summary and figures of an assessment folder."""
     try:
-        told = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
+        assessment = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
         drawn = {n: (folder / "figures" / f"{n}.svg") for n in ("distances-emd", "distances-euclidean", "tree-emd")}
         pictures = [
             Picture(title, _inline(drawn[n].read_bytes()), "", narrow=True)
             for n, title in zip(drawn, ("Earth Mover's distances", "Distances of embeddings", "Tree"), strict=True)
             if drawn[n].is_file()
         ]
-        return Section("assessed", "How the hospitals differ", (told["verdict"]["summary"], *pictures))
+        return Section("assessed", "How the hospitals differ", (assessment["verdict"]["summary"], *pictures))
     except (OSError, ValueError, KeyError) as problem:
         raise RunError(f"{folder} is no assessment that can be read: {problem}") from problem
 
 
 def _inline(svg: bytes) -> str:
-    """An SVG file as a picture, in which no script runs."""
+    """Return an SVG file as an image element, in which no script runs."""
     return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(svg).decode()}">'
 
 
 def _state(methods: Sequence[Method]) -> Iterator[str]:
-    """How far runs are that have not finished."""
+    """Yield a sentence on the progress of every run."""
     for run in (run for m in methods for run in m.runs):
         planned = run.settings["run"]["rounds"]
         rounds, scores = run.curve
@@ -254,6 +289,6 @@ def _provenance(methods: Sequence[Method]) -> Iterator[Section]:
     first = methods[0].first
     versions = "\n".join(f"{k}: {v}" for k, v in first.versions.items())
     blocks = [Folded(f"Configuration of {m.name}", m.first.config) for m in methods]
-    others = [run.path for m in methods for run in m.runs]
-    where = "\n".join(str(p) for p in others)
-    yield Section("made", "How it was made", (*blocks, Folded("Versions", versions), Folded("Run folders", where)))
+    where = "\n".join(str(run.path) for m in methods for run in m.runs)
+    blocks += [Folded("Versions", versions), Folded("Run folders", where)]
+    yield Section("made", "Configuration and versions", tuple(blocks))

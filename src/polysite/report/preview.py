@@ -1,6 +1,6 @@
-"""Sheets to look at before training, one a site: are the data what the hospital believes them to be?
+"""Preview sheets, one per site, to check the data before training.
 
-A row is a case: its modalities, with the outlines of its labels. Below, the intensities of all cases shown.
+A row shows the modalities of a case with the outlines of its labels; below are histograms of all shown cases.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,63 +25,67 @@ from polysite.engines.run_folder import file_name
 from polysite.errors import PolysiteError
 from polysite.report.figures import COLOURS
 
-OUTLINES = tuple(COLOURS[k] for k in (4, 1, 3, 2, 5))  # those that show on grey
-SAMPLE = 200_000  # voxels that stand for a whole volume in percentiles and histograms
+OUTLINES = tuple(COLOURS[k] for k in (4, 1, 3, 2, 5))  # colours that are visible on grey
+SAMPLE = 200_000  # voxels of a volume that enter percentiles and histograms
 DPI = 150
 NAMES, PANEL, HISTOGRAM, TITLE, LINE, GAP, SPACE = 1.65, 2.2, 1.2, 0.24, 0.15, 0.1, 0.15  # inches
 
 
 class Study(Protocol):
-    """As much of a study as a sheet needs; whole ones live in a layer above."""
+    """The part of a study that a sheet needs; studies belong to a layer above."""
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The seed of phantoms."""
+        ...
 
     @property
-    def data(self) -> Source: ...
+    def data(self) -> Source:
+        """The data source."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """What of a case goes on the sheet, so that the volume itself can be let go."""
+    """The part of a case that a sheet shows, so that the volume can be freed."""
 
     text: Sequence[str]  # name, size and so on
-    pictures: Sequence[np.ndarray] = ()  # one a modality
-    masks: Sequence[np.ndarray] = ()  # one a label
-    voxels: Sequence[np.ndarray] = ()  # one a modality: some of those that are not zero
-    pixel: float = 1.0  # its height over its width
-    place: str = ""  # which slice; none in a flat image
+    pictures: Sequence[np.ndarray] = ()  # per modality
+    masks: Sequence[np.ndarray] = ()  # per label
+    voxels: Sequence[np.ndarray] = ()  # per modality: a sample of the voxels that are not zero
+    pixel: float = 1.0  # height of a pixel over its width
+    place: str = ""  # the slice; empty for a 2D image
     problem: Sequence[str] = ()  # why the case cannot be shown
 
 
 def draw(study: Study, out: Path, cases: int = 6) -> Iterator[Path]:
-    """Write ``out/SITE.png`` for every site, with up to so many cases, evenly over its list."""
+    """Write ``out/SITE.png`` for every site, with up to ``cases`` cases, spread evenly over its list."""
     out.mkdir(parents=True, exist_ok=True)
     labels = study.data.label_names if study.data.task == "segmentation" else ()
-    for site, patients in study.data.case_refs(study.seed).items():
-        chosen = np.linspace(0, len(patients) - 1, min(cases, len(patients))).round().astype(int)
-        rows = [_row(patients[k], len(study.data.modality_names)) for k in chosen]
-        title = f"{site}: {len(patients)} case{'s' * (len(patients) != 1)}, {len(rows)} shown"
+    for site, refs in study.data.case_refs(study.seed).items():
+        chosen = np.linspace(0, len(refs) - 1, min(cases, len(refs))).round().astype(int)
+        rows = [_row(refs[k], len(study.data.modality_names)) for k in chosen]
+        title = f"{site}: {len(refs)} case{'s' * (len(refs) != 1)}, {len(rows)} shown"
         file = out / f"{file_name(site)}.png"
         _sheet(title, rows, study.data.modality_names, labels).savefig(file, dpi=DPI)
         yield file
 
 
 def upright(case: Case) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]]:
-    """Image and label as (channel, slice, row, column) and the voxel size in that order, turned as radiologists look:
-    axial slices seen from the feet, so that the front is up and the patient's left is on the right."""
+    """Return image and label as (channel, slice, row, column), and the voxel size, in radiological orientation: axial
+    slices seen from the feet, with the front up and the patient's left on the right."""
     label = case.label if case.label.ndim > 1 else np.zeros((0, *case.image.shape[1:]), np.uint8)
     way = axes_of(case)
     return turned(case.image, way), turned(label, way), turned_size(case.spacing, way)
 
 
 def axes_of(case: Case) -> str:
-    """Where its axes point, as in RAS; nothing for a flat image, which has rows and columns already."""
+    """Return the orientation of the axes, such as RAS; empty for a 2D image, which has rows and columns already."""
     return "" if case.image.ndim == 3 else "".join(aff2axcodes(_affine(case)))
 
 
 def turned(volumes: np.ndarray, axes: str) -> np.ndarray:
-    """(channel, *space) with such axes as (channel, slice, row, column)."""
+    """Return an array (channel, *space) with this orientation as (channel, slice, row, column)."""
     if not axes:
         return volumes[:, None]
     upright: np.ndarray = apply_orientation(np.moveaxis(volumes, 0, -1), _turn(axes)).transpose(3, 2, 1, 0)
@@ -89,7 +93,7 @@ def turned(volumes: np.ndarray, axes: str) -> np.ndarray:
 
 
 def turned_size(spacing: Sequence[float], axes: str) -> tuple[float, ...]:
-    """The voxel size in the order of slice, row and column."""
+    """Return the voxel size in the order slice, row, column."""
     return tuple(spacing[k] for k in np.argsort(_turn(axes)[:, 0])[::-1]) if axes else (1.0, *spacing)
 
 
@@ -98,7 +102,7 @@ def _turn(axes: str) -> Any:
 
 
 def widest(label: np.ndarray) -> int:
-    """The slice of (label, slice, row, column) in which most is labelled; the middle one where nothing is."""
+    """Return the slice of (label, slice, row, column) with most labelled voxels; the middle one if there are none."""
     areas = label.sum((0, 2, 3))
     return int(areas.argmax()) if areas.any() else len(areas) // 2
 
@@ -107,16 +111,16 @@ def _affine(case: Case) -> np.ndarray:
     return np.diag([*case.spacing, 1.0]) if case.affine is None else case.affine
 
 
-def _row(patient: CaseRef, panels: int) -> Row:
-    name = wrap(patient.name, 22)
+def _row(ref: CaseRef, panels: int) -> Row:
+    name = wrap(ref.name, 22)
     try:
-        case = patient.open()
+        case = ref.open()
     except PolysiteError as problem:
         return Row(name, problem=wrap(str(problem), int(13 * panels * PANEL)))
     image, label, (_, height, width) = upright(case)
     k = widest(label)
     return Row(
-        text=[*name, *_facts(patient, case)],
+        text=[*name, *_facts(ref, case)],
         pictures=list(image[:, k].copy()),
         masks=list(label[:, k].copy()),
         voxels=[_sample(volume[volume != 0]) for volume in case.image],
@@ -126,20 +130,20 @@ def _row(patient: CaseRef, panels: int) -> Row:
 
 
 def _sample(voxels: np.ndarray) -> np.ndarray:
-    return voxels[:: max(1, len(voxels) // SAMPLE)].copy()  # a view would keep them all
+    return voxels[:: max(1, len(voxels) // SAMPLE)].copy()  # a view would keep the whole volume in memory
 
 
-def _facts(patient: CaseRef, case: Case) -> Iterator[str]:
+def _facts(ref: CaseRef, case: Case) -> Iterator[str]:
     yield " × ".join(map(str, case.image.shape[1:]))
     yield f"{' × '.join(f'{s:.3g}' for s in case.spacing)} {case.unit or '(unit unknown)'}"
     if case.image.ndim == 4:
         yield f"axes {axes_of(case)}{' (assumed)' if case.affine is None else ''}"
-    for what, value in (("group", patient.group), ("class", patient.category)):
+    for what, value in (("group", ref.group), ("class", ref.category)):
         yield from wrap(f"{what} {value}", 24) if value else ()
 
 
 def _sheet(title: str, rows: Sequence[Row], modalities: Sequence[str], labels: Sequence[str]) -> Figure:
-    """Title, cases and their histograms; cases of few modalities lie side by side."""
+    """Draw the title, cases and histograms; cases with few modalities are placed side by side."""
     count = len(modalities)
     beside = max(1, min(len(rows), int(13 / (NAMES + count * (PANEL + GAP)))))
     widths = [NAMES, *[PANEL] * count, SPACE] * beside
@@ -167,7 +171,7 @@ def _sheet(title: str, rows: Sequence[Row], modalities: Sequence[str], labels: S
 
 
 def _grid(widths: Sequence[float], heights: Sequence[float]) -> tuple[Figure, Any]:
-    """A sheet with cells of so many inches; the numbers below the histograms need 0.3 more."""
+    """Return a figure and its grid of cells, in inches; tick labels below the histograms need 0.3 more."""
     width, height = sum(widths) + GAP * (len(widths) + 1), sum(heights) + GAP * len(heights) + 0.3
     figure = Figure((width, height))
     return figure, figure.add_gridspec(
@@ -178,7 +182,7 @@ def _grid(widths: Sequence[float], heights: Sequence[float]) -> tuple[Figure, An
 
 
 def _height(row: Row) -> float:
-    """As high as the picture, but not much higher than wide, and no text is cut off."""
+    """Return the height of a row: that of the image, limited to 1.3 times its width, or that of the text."""
     rows, columns = row.pictures[0].shape if row.pictures else (0, 1)
     picture, lines = float(rows * row.pixel / columns), max(len(row.text) + 1.0, 1.2 * len(row.problem))
     return max(PANEL * min(picture, 1.3), LINE * lines)
@@ -206,13 +210,13 @@ def _head(axes: Axes, heading: Sequence[str], labels: Sequence[str], columns: in
 
 
 def _outline(label: int) -> dict[str, Any]:
-    """Every second label is dashed and on top, so that both of two that coincide are seen."""
+    """Return the style of an outline; every second label is dashed and on top, so that coinciding outlines show."""
     dashed = label % 2
     return {"color": OUTLINES[label % len(OUTLINES)], "linestyle": ("-", "--")[dashed], "zorder": 2 + dashed}
 
 
 def _line(case: int, cases: int) -> dict[str, Any]:
-    """How a case is drawn in the histograms; neighbours differ in colour and in dashes."""
+    """Return the style of a case in the histograms; neighbours differ in colour and dashes."""
     colour = matplotlib.colormaps["viridis"](0.85 * case / max(1, cases - 1))
     return {"color": colour, "linestyle": ("-", "--", ":")[case % 3], "linewidth": 1}
 
@@ -226,13 +230,13 @@ def _name(axes: Axes, row: Row, line: dict[str, Any], height: float) -> None:
 def _panel(axes: Axes, row: Row, modality: int) -> None:
     picture, voxels = row.pictures[modality], row.voxels[modality]
     low, high = np.percentile(voxels, (1, 99.5)) if len(voxels) else (0, 1)
-    if low == high:  # a mask, say: its background is black all the same
+    if low == high:  # a constant image, such as a mask, on a black background
         low, high = min(0, low), max(0, high)
     axes.imshow(picture, cmap="gray", vmin=low, vmax=high, aspect=row.pixel)
     limits = axes.axis()
     x, y = (np.arange(-1, n + 1) for n in picture.shape[::-1])
     for k, mask in enumerate(row.masks):
-        if mask.any():  # with a margin, which closes outlines at the border
+        if mask.any():  # padded, so that outlines close at the border
             style = {"colors": (s := _outline(k))["color"], "linestyles": s["linestyle"], "zorder": s["zorder"]}
             axes.contour(x, y, np.pad(mask, 1), levels=[0.5], linewidths=0.9, **style)
     axes.axis(limits)
@@ -245,7 +249,7 @@ def _panel(axes: Axes, row: Row, modality: int) -> None:
 
 
 def _histogram(axes: Axes, samples: Sequence[np.ndarray]) -> None:
-    """Each line is scaled to its own peak: of densities, a narrow one would press all others to the floor."""
+    """Draw a line per sample, scaled to its peak: with densities, a narrow one would flatten all others."""
     filled = {k: _spread(s) for k, s in enumerate(samples) if len(s)}
     if not filled:
         return
@@ -256,7 +260,7 @@ def _histogram(axes: Axes, samples: Sequence[np.ndarray]) -> None:
     for k, sample in filled.items():
         counts, _ = np.histogram(sample, edges)
         axes.plot(edges[:-1] + step / 2, counts / counts.max(), **_line(k, len(samples)))
-    low, high = np.quantile(edges, (0.05, 0.95))  # a number at the very end would run into the next panel
+    low, high = np.quantile(edges, (0.05, 0.95))  # tick labels at the ends would run into the next panel
     ticks = [float(t) for t in MaxNLocator(4).tick_values(low, high) if low <= t <= high]
     axes.set_xticks(ticks, [f"{t:.4g}" for t in ticks])
     axes.tick_params(labelsize=7)
@@ -265,8 +269,7 @@ def _histogram(axes: Axes, samples: Sequence[np.ndarray]) -> None:
 
 
 def _spread(sample: np.ndarray) -> np.ndarray:
-    """Whole numbers, or others at equal steps, evenly over their steps; else some bins hold more of them than others
-    and the line is a comb."""
+    """Return the sample with uniform noise of its step width: integers would otherwise give a comb-like histogram."""
     steps = np.diff(np.unique(sample))
     width = float(np.median(steps)) if len(steps) else 0.0
     return sample + width * np.random.default_rng(0).uniform(-0.5, 0.5, len(sample))

@@ -1,4 +1,4 @@
-"""A progress bar for the terminal: round, site, the measure now and at best."""
+"""A progress bar for the terminal: round, site, current and best score."""
 
 import logging
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from polysite.engines.rounds import Watch
 
 
 class Bar(Watch):
-    """One line a study, filling site by site."""
+    """Observer that shows a line per study, one for prepared cases, and one per real hospital."""
 
     def __init__(self, bars: Progress):
         self.bars, self.best = bars, 0.0
@@ -22,27 +22,31 @@ class Bar(Watch):
         self.sites: dict[str, TaskID] = {}
 
     def case(self, done: int, of: int, case: str) -> None:
+        """Show how many cases are prepared."""
         if self.preparing is None:
             self.bars.start()
             self.preparing = self.bars.add_task(f"{'cases':12}", total=of, note="")
         self.bars.update(self.preparing, completed=done, note=case if done < of else "prepared")
 
     def begin(self, title: str, rounds: int, done: int, best: float) -> None:
-        self.bars.start()  # not before: a refusal is printed without an empty bar above it
+        """Start the bar of a study."""
+        self.bars.start()  # not earlier, so that no empty bar stands above a refusal
         self.task = self.bars.add_task(f"{title:12}", total=rounds, completed=done, note="")
         self.best, self.measure = max(best, 0.0), "score"
 
     def site(self, round: int, site: str, done: int, of: int) -> None:
+        """Advance the bar by one site."""
         self._show(round + done / of, f"round {round + 1} · {site}")
 
     def doing(self, site: str, what: str, done: bool) -> None:
-        """A line for every real hospital."""
+        """Show what a real hospital is doing."""
         self.bars.start()
         if site not in self.sites:
             self.sites[site] = self.bars.add_task(f"{site:12}", total=1, note="")
         self.bars.update(self.sites[site], completed=int(done), note=what)
 
     def round(self, record: RoundRecord) -> None:
+        """Show the score after a round."""
         score = record.mean_score
         if score is not None:
             self.best, self.measure = max(self.best, score), record.measure
@@ -50,6 +54,7 @@ class Bar(Watch):
             self._show(record.round + 1, note)
 
     def end(self) -> None:
+        """Show the best score."""
         if self.task is not None:
             self.bars.update(self.task, note=f"done · best validation {self.measure} {self.best:.3f}")
             self.bars.stop_task(self.task)
@@ -61,10 +66,10 @@ class Bar(Watch):
 
 @contextmanager
 def progress() -> Iterator[Bar]:
-    """Bars and warnings on standard error, so that standard output stays clean."""
+    """Yield a bar on standard error, where warnings are printed, too; standard output stays clean."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}", markup=False),  # what others say is no markup
+        TextColumn("{task.description}", markup=False),  # names may contain brackets
         BarColumn(bar_width=24),
         TextColumn("{task.fields[note]:44}", markup=False),
         TimeRemainingColumn(),

@@ -1,4 +1,4 @@
-"""Pages and tables as files: the whole folder, or nothing."""
+"""Write pages and tables as files."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,8 +14,8 @@ from polysite.storage import draft_folder, vacant, write_file
 
 
 def page(path: Path, methods: Sequence[Method], options: Options = Options()) -> Path:
-    """The page about one run; replaces the one that was there."""
-    text = build(f"What the hospitals get from {methods[0].name}", methods, options)
+    """Write the page of one run, replacing an existing one."""
+    text = build(f"Results of {methods[0].name}", methods, options)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -27,12 +27,12 @@ def page(path: Path, methods: Sequence[Method], options: Options = Options()) ->
 def comparison(
     folder: Path, title: str, methods: Sequence[Method], options: Options = Options(), replace: bool = False
 ) -> Comparison:
-    """A folder: index.html, and every table in ``tables.md``, ``tables.tex`` and NAME.csv."""
+    """Write a folder with index.html and every table in ``tables.md``, ``tables.tex`` and NAME.csv."""
     if not replace:
         vacant(folder, "comparison")
-    found = compare(methods, options.reference, options.policy, options.tail)
-    grids = [*tables(found), costs.table(methods, options.speeds)]
-    words = "\n\n".join([f"# {title}", *summary(found), *found.remarks])
+    compared = compare(methods, options.reference, options.policy, options.tail)
+    grids = [*tables(compared), costs.table(methods, options.speeds)]
+    words = "\n\n".join([f"# {title}", *summary(compared), *compared.remarks])
     text = build(title, methods, options)
     with draft_folder(folder, "comparison") as draft:
         (draft / "index.html").write_text(text, encoding="utf-8")
@@ -41,16 +41,19 @@ def comparison(
         (draft / "tables.tex").write_text("\n".join(g.latex() for g in grids), encoding="utf-8")
         for grid in grids:
             (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
-    return found
+    return compared
 
 
-def plain(found: Comparison) -> dict[str, Any]:
-    """A comparison for JSON."""
-    means = {m.name: {k: {s: m.of(s, k, found.policy) for s in m.sites} for k in found.measures} for m in found.methods}
+def plain(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON values."""
+    values = {
+        m.name: {k: {s: m.of(s, k, comparison.policy) for s in m.sites} for k in comparison.measures}
+        for m in comparison.methods
+    }
     return {
-        "reference": found.reference,
-        "policy": asdict(found.policy),
-        "tests": [asdict(t) for t in found.tests],
-        "remarks": list(found.remarks),
-        "values": means,
+        "reference": comparison.reference,
+        "policy": asdict(comparison.policy),
+        "tests": [asdict(t) for t in comparison.tests],
+        "remarks": list(comparison.remarks),
+        "values": values,
     }

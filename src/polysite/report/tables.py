@@ -1,4 +1,4 @@
-"""Tables for the terminal: what does every hospital have, and what does it get?"""
+"""Tables in the terminal."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from polysite.assess.assessment import LEVEL, TESTED, Assessment, Distance
-from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
-from polysite.assess.verdict import Verdict, tests
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
+from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance
+from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
+from polysite.heterogeneity.verdict import Verdict, tests
 from polysite.report import costs
 from polysite.report.compare import compare, summary, tables
 from polysite.report.grid import Grid
@@ -26,20 +26,24 @@ from polysite.report.runs import Method
 
 
 def show(methods: Sequence[Method], options: Options = Options(), full: bool = False) -> None:
-    """Print what every hospital gets; of a ``full`` comparison, also tests and costs. The page has the rest."""
-    found = compare(methods, options.reference, options.policy, options.tail)
+    """Print the scores of every hospital and a summary; with ``full`` also tests and costs."""
+    comparison = compare(methods, options.reference, options.policy, options.tail)
     console = Console(highlight=False)
-    grids = tables(found)
-    names = ("overview", f"hospitals_{found.main}", *(("tests_dice", "tests_hd95", "tests_accuracy") if full else ()))
+    grids = tables(comparison)
+    names = (
+        "overview",
+        f"hospitals_{comparison.main}",
+        *(("tests_dice", "tests_hd95", "tests_accuracy") if full else ()),
+    )
     wanted = [g for g in grids if g.name in names]
     for grid in [*wanted, *([costs.table(methods, options.speeds)] if full else [])]:
         show_grid(grid)
-    for sentence in (*summary(found), *found.remarks):
+    for sentence in (*summary(comparison), *comparison.remarks):
         console.print(Text(sentence))
 
 
 def show_grid(grid: Grid) -> None:
-    """As wide as it needs to be: lines that a narrow window breaks are better than numbers that are cut."""
+    """Print a table in its full width: a line that a narrow window wraps is better than a truncated number."""
     console, table = Console(highlight=False), grid.terminal()
     needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
     console.width = max(console.width, needed)
@@ -48,7 +52,7 @@ def show_grid(grid: Grid) -> None:
 
 
 def show_manifest(format: str, manifest: Manifest) -> None:
-    """What a scan found."""
+    """Print the layout, sites, modalities and labels of a manifest."""
     console = Console(highlight=False)
     console.print(f"layout: {format} · {manifest.task}")
     table = _table("site", "cases")
@@ -64,7 +68,7 @@ def show_manifest(format: str, manifest: Manifest) -> None:
 
 
 def show_check(report: Report) -> None:
-    """A line per site, what is labelled, then a line per problem."""
+    """Print a line per site, the volumes of the labels, and a line per problem."""
     console, sites = Console(highlight=False), list(report.sites())
     table = _table("site", "cases", "errors", "warnings", "shape", "voxel", "axes")
     for s in sites:
@@ -88,17 +92,17 @@ def show_check(report: Report) -> None:
     console.print(f"\n{len(report.findings)} cases, {len(report.errors)} errors, {warnings} warnings: {verdict}")
 
 
-def show_assessment(found: Assessment, verdict: Verdict) -> None:
-    """What was measured, and what to do; the page says it at length."""
+def show_assessment(assessment: Assessment, verdict: Verdict) -> None:
+    """Print distances, findings and strategies; the page has the details."""
     console = Console(highlight=False)
     console.print(Text(verdict.summary, "bold"), "", sep="\n")
-    console.print(*_described(found), "", sep="\n")
-    if len(found.sites) > 2:
-        console.print(_compared(found), "", sep="\n")
-    if len(found.sites) <= 8:
+    console.print(*_described(assessment), "", sep="\n")
+    if len(assessment.sites) > 2:
+        console.print(_compared(assessment), "", sep="\n")
+    if len(assessment.sites) <= 8:
         console.print(
-            _matrices(found),
-            f" * differ by more than chance, metadata in any quantity: p <= {LEVEL:g} by Holm",
+            _matrices(assessment),
+            f" * differ significantly, metadata in any quantity: p <= {LEVEL:g} (Holm)",
             "",
             sep="\n",
         )
@@ -109,18 +113,18 @@ def show_assessment(found: Assessment, verdict: Verdict) -> None:
     if verdict.cautions:
         cautions = _listed([("–", Text(caution)) for caution in verdict.cautions])
         console.print(Text("How sure", "bold"), cautions, "", sep="\n")
-    console.print(Text("What left each hospital", "bold"), _listed([("–", Text(words)) for words in _sent(found)]))
+    console.print(Text("What left each hospital", "bold"), _listed([("–", Text(words)) for words in _sent(assessment)]))
 
 
-def _described(found: Assessment) -> tuple[Table, Text]:
-    """Every hospital, with its median of the modality and the label in which the federation differs most."""
-    largest = {"EMD_maxI": found.largest(INTENSITY), "EMD_maxL": found.largest(VOLUME, CLASS)}
+def _described(assessment: Assessment) -> tuple[Table, Text]:
+    """Return a table of the hospitals: median of the modality and of the label in which they differ most, p-values."""
+    largest = {"EMD_maxI": assessment.largest(INTENSITY), "EMD_maxL": assessment.largest(VOLUME, CLASS)}
     chosen = {name: quantity for name, quantity in largest.items() if quantity}
     units = {q.name: f" ({q.unit})" if q.kind == VOLUME else "" for q in chosen.values()}
     heads = [f"{'share of' if q.kind == CLASS else 'median'} {q.of}{units[q.name]}" for q in chosen.values()]
-    p, kinds = tests(found), [name for name in TESTED if name in found.distances]
+    p, kinds = tests(assessment), [name for name in TESTED if name in assessment.distances]
     table = _slim("hospital", "cases", *heads, *("p metadata", "p embeddings")[: len(kinds)])
-    for site, cases in found.cases.items():
+    for site, cases in assessment.cases.items():
         known = [q.values.get(site) for q in chosen.values()]
         middle = [np.mean if q.kind == CLASS else np.median for q in chosen.values()]
         cells = ["–" if v is None else f"{m(v):.4g}" for m, v in zip(middle, known, strict=True)]
@@ -128,35 +132,37 @@ def _described(found: Assessment) -> tuple[Table, Text]:
         chances = [f"{p[name, site]:.3f}" if (name, site) in p else "–" for name in kinds]
         table.add_row(escape(site), str(cases), *cells, *chances)
     words = ", ".join(f"{name} {q.mean:.3f} ({q.name})" for name, q in chosen.items())
-    return table, Text(f" {words}: means over all pairs; p: that a hospital differs from the others, adjusted")
+    return table, Text(f" {words}: means over all pairs; p: adjusted p-value that a hospital differs from the others")
 
 
-def _compared(found: Assessment) -> Table:
-    """A line for every distance."""
+def _compared(assessment: Assessment) -> Table:
+    """Return a table with a line per distance."""
     from polysite.report.assess_page import SHORT, groups
 
-    told = groups if len(found.sites) <= 8 else lambda clusters: " and ".join(str(len(c)) for c in clusters)
+    describe = groups if len(assessment.sites) <= 8 else lambda clusters: " and ".join(str(len(c)) for c in clusters)
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False)
     for name in ("distance", "most distant", "resamples", "groups around it", "groups by linkage (silhouette)"):
         table.add_column(name, overflow="fold")
-    for distance in found.distances.values():
+    for distance in assessment.distances.values():
         apart = f" ({distance.silhouette:.2f})" if len(distance.linked) > 1 else ""
         share = f"{distance.named[distance.outlier]:.0%}"
-        cells = distance.outlier, share, told(distance.clusters), told(distance.linked) + apart
+        cells = distance.outlier, share, describe(distance.clusters), describe(distance.linked) + apart
         table.add_row(SHORT[distance.name], *map(escape, cells))
     return table
 
 
-def _matrices(found: Assessment) -> Columns:
-    """The paper's distances pair by pair, side by side where there is room."""
+def _matrices(assessment: Assessment) -> Columns:
+    """Return the matrices of the two main distances, side by side if they fit."""
     titles = {"emd": "Earth Mover's", "euclidean": "Euclidean"}
-    shown = [_matrix(found, found.distances[n], title) for n, title in titles.items() if n in found.distances]
+    shown = [
+        _matrix(assessment, assessment.distances[n], title) for n, title in titles.items() if n in assessment.distances
+    ]
     return Columns(shown, padding=(0, 1))
 
 
-def _matrix(found: Assessment, distance: Distance, title: str) -> Table:
-    table = _slim(title, *found.sites)
-    for i, site in enumerate(found.sites):
+def _matrix(assessment: Assessment, distance: Distance, title: str) -> Table:
+    table = _slim(title, *assessment.sites)
+    for i, site in enumerate(assessment.sites):
         stars = ["*" if p <= LEVEL else " " for p in distance.adjusted[i]]
         cells = [f"{d:#.3g}{star}" for d, star in zip(distance.matrix[i], stars, strict=True)]
         table.add_row(escape(site), *("" if j == i else cell for j, cell in enumerate(cells)))
@@ -164,11 +170,11 @@ def _matrix(found: Assessment, distance: Distance, title: str) -> Table:
 
 
 def _advice(verdict: Verdict) -> Table:
-    """The strategies in order; what was said already is not said again."""
+    """Return the strategies in order; a reason that was printed before is not repeated."""
     lines: list[tuple[str, Text]] = []
     given = {finding.text for finding in verdict.findings}
     for s in verdict.strategies:
-        sure = f"; that they differ: {s.evidence}" if s.evidence else ""
+        sure = f"; evidence of a difference: {s.evidence}" if s.evidence else ""
         lines.append((f"{s.rank}.", Text(s.title, "bold")))
         lines += [("–", Text(reason)) for reason in s.reasons if reason not in given]
         lines.append(("→", Text(f"strategies/{s.file} ({s.goal}{sure})")))
@@ -176,18 +182,18 @@ def _advice(verdict: Verdict) -> Table:
     return _listed(lines)
 
 
-def _sent(found: Assessment) -> Iterator[str]:
+def _sent(assessment: Assessment) -> Iterator[str]:
     from polysite.report.assess_page import amount
 
-    sizes = ", ".join(f"{site} {amount(size)}" for site, (size, _) in found.left.items())
-    mean = ", a mean embedding" if found.settings.projections else ""
+    sizes = ", ".join(f"{site} {amount(size)}" for site, (size, _) in assessment.left.items())
+    mean = ", a mean embedding" if assessment.settings.projections else ""
     yield f"{sizes}: counts, sorted lists of numbers{mean}; no scan, no segmentation, no record of a patient"
-    for site, why in found.refused.items():
+    for site, why in assessment.refused.items():
         yield f"the reply of {site} was not used: {why}"
 
 
 def _listed(lines: Sequence[tuple[str, Text]]) -> Table:
-    """Marks, and words that are wrapped beside them."""
+    """Return a list with hanging indents."""
     table = Table.grid(padding=(0, 1))
     table.add_column(min_width=2, justify="right")
     table.add_column()
@@ -197,7 +203,7 @@ def _listed(lines: Sequence[tuple[str, Text]]) -> Table:
 
 
 def _slim(first: str, *others: str) -> Table:
-    """A table of numbers with few lines; long names of hospitals are cut, so that it fits."""
+    """Return a compact table of numbers; long names of hospitals are truncated."""
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
     table.add_column(escape(first), no_wrap=True, max_width=30)
     for name in others:
@@ -206,7 +212,7 @@ def _slim(first: str, *others: str) -> Table:
 
 
 def _table(first: str, *others: str) -> Table:
-    """A table whose first column, a name, is never cut."""
+    """Return a table whose first column is never truncated."""
     table = Table(header_style="bold")
     table.add_column(first, no_wrap=True, overflow="fold")
     for name in others:
@@ -216,13 +222,13 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _spans(axes: Sequence[Sequence[float]], style: str) -> str:
-    """``[[120, 128], [20, 20]]`` as ``120–128 × 20``."""
+    """Format ``[[120, 128], [20, 20]]`` as ``120–128 × 20``."""
     return " × ".join(f"{a:{style}}" if a == b else f"{a:{style}}–{b:{style}}" for a, b in axes) or "–"
 
 
 @contextmanager
 def counting(what: str, total: int, quiet: bool) -> Iterator[Callable[..., None]]:
-    """A bar on standard error that is told of every step, or with ``done`` = 0 of what is being done."""
+    """Yield a function that advances a progress bar on standard error; with ``done`` = 0 it changes only the note."""
     if quiet:
         yield lambda note, done=1: None
         return

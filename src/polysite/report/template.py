@@ -1,4 +1,4 @@
-"""Templates of this folder, filled in."""
+"""HTML templates of this folder."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def render(template: str, **values: Any) -> str:
-    """Nothing in a value is taken for HTML."""
+    """Fill in a template; values are escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )

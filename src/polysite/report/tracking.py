@@ -1,10 +1,10 @@
-"""A run in TensorBoard or MLflow, beside its folder: off unless asked for; no network unless the user names a server.
+"""Copy the records of a run to TensorBoard or MLflow. Nothing is sent over a network unless the user names a server.
 
-TensorBoard reads RUN/tensorboard. MLflow gets a store of files, RUN/mlflow/store (mlflow-skinny has no database), or
-the one that MLFLOW_TRACKING_URI names, which is then sent result.json and with it the names of the cases.
+TensorBoard reads RUN/tensorboard. MLflow uses a file store, RUN/mlflow/store (mlflow-skinny has no database), or the
+server that MLFLOW_TRACKING_URI names; that server receives result.json, which contains the names of the cases.
 
-The folder's rounds.jsonl is the truth and a tracker its copy: it begins with what is there already, so that a run which
-was interrupted, or not tracked so far, is complete and no round is in it twice. Rounds count from one, as on the page.
+A tracker first copies the rounds that rounds.jsonl holds already. So a run that was interrupted, or not tracked before,
+is complete, and no round appears twice. Rounds count from one, as on the page.
 """
 
 import json
@@ -26,94 +26,109 @@ from polysite.errors import ConfigError, RunError, nearest
 T = TypeVar("T")
 log = logging.getLogger("polysite")
 
-PARAMS, METRICS = 100, 1000  # that MLflow takes at a time
-LAST = "steps"  # of the metrics of a round: where it is there, all are
+MAX_PARAMS, MAX_METRICS = 100, 1000  # per request to MLflow
+LAST = "steps"  # the last metric of a round: if it is stored, all are
 
 
 def tracker(kind: str, folder: Path) -> Watch:
-    """What shows the run of this folder in ``tensorboard`` or ``mlflow``; nothing is written before the run begins."""
+    """Return the observer that copies a run to ``tensorboard`` or ``mlflow``; it writes once the run begins."""
     if kind not in TRACKERS:
         raise ConfigError(f"there is no tracker called {kind!r}; {nearest(kind, TRACKERS)}")
     return TRACKERS[kind](folder)
 
 
 class Many(Watch):
-    """Several that look on."""
+    """An observer that forwards every call to several others."""
 
     def __init__(self, *watches: Watch):
         self.watches = watches
 
     def case(self, done: int, of: int, case: str) -> None:
+        """Forward a prepared case."""
         for w in self.watches:
             w.case(done, of, case)
 
     def begin(self, title: str, rounds: int, done: int, best: float) -> None:
+        """Forward the start of training."""
         for w in self.watches:
             w.begin(title, rounds, done, best)
 
     def end(self) -> None:
+        """Forward the end of training."""
         for w in self.watches:
             w.end()
 
     def site(self, round: int, site: str, done: int, of: int) -> None:
+        """Forward the reply of a site."""
         for w in self.watches:
             w.site(round, site, done, of)
 
     def doing(self, site: str, what: str, done: bool) -> None:
+        """Forward the activity of a real hospital."""
         for w in self.watches:
             w.doing(site, what, done)
 
     def round(self, record: RoundRecord) -> None:
+        """Forward the record of a round."""
         for w in self.watches:
             w.round(record)
 
 
 class TensorBoard(Watch):
+    """An observer that writes scalars to RUN/tensorboard."""
+
     def __init__(self, folder: Path):
         self.folder = folder
         self.open = _need("tensorboard", "torch.utils.tensorboard").SummaryWriter
 
     def begin(self, title: str, rounds: int, done: int, best: float) -> None:
-        self.writer = self.open(str(self.folder / "tensorboard"), purge_step=0)  # what was there is told once more
+        """Open the event file and write the rounds so far."""
+        self.writer = self.open(str(self.folder / "tensorboard"), purge_step=0)  # replaces what was written before
         for record in RunFolder(self.folder).records():
             self.round(record)
 
     def round(self, record: RoundRecord) -> None:
+        """Write the scalars of a round."""
         for name, value in scalars(record).items():
             self.writer.add_scalar(name, value, record.round + 1)
         self.writer.flush()
 
     def end(self) -> None:
+        """Close the event file."""
         self.writer.close()
 
 
 class MLflow(Watch):
-    """A server that is away for a while costs nothing but warnings: what could not be sent goes with a later round."""
+    """An observer that sends scalars to MLflow. Rounds that a server refuses are sent with a later round."""
 
     def __init__(self, folder: Path):
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it is read when mlflow is imported
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants to be asked for it
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is imported
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # required by MLflow 3
         self.folder, self.entities = folder, _need("mlflow", "mlflow.entities")
         self.tracking, self.problem = import_module("mlflow.tracking"), import_module("mlflow.exceptions")
         self.waiting: list[RoundRecord] = []
 
     def begin(self, title: str, rounds: int, done: int, best: float) -> None:
+        """Find or create the MLflow run and send the rounds that it lacks."""
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder.resolve() / "mlflow" / "store").as_uri()
         try:
             self.client = self.tracking.MlflowClient(tracking_uri=uri)
-            self.run = self._find(sha256(uri.encode()).hexdigest()[:12], title)  # the address may hold a password
-            told = max((m.step for m in self.client.get_metric_history(self.run, LAST)), default=0)
+            self.run = self._find(
+                sha256(uri.encode()).hexdigest()[:12], title
+            )  # hashed: the address may hold a password
+            sent = max((m.step for m in self.client.get_metric_history(self.run, LAST)), default=0)
         except self.problem.MlflowException as problem:
             raise RunError(
                 f"the MLflow store of {self.folder} cannot be used: {problem}; mend it, or run without"
             ) from problem
-        self.told = told
+        self.sent = sent
         for record in RunFolder(self.folder).records():
             self.round(record)
 
     def round(self, record: RoundRecord) -> None:
-        if record.round < self.told:
-            return  # run again after a restart, to the same result
+        """Send the scalars of a round and of those that are still waiting."""
+        if record.round < self.sent:
+            return  # repeated after a restart, with the same result
         self.waiting.append(record)
         try:
             self._send_waiting()
@@ -121,6 +136,7 @@ class MLflow(Watch):
             log.warning("MLflow does not take round %d: %s", record.round, problem)
 
     def end(self) -> None:
+        """Send the configuration and the result, and end the MLflow run."""
         try:
             self._send_waiting()
             for name in ("config.toml", "result.json"):
@@ -130,7 +146,7 @@ class MLflow(Watch):
             log.warning("MLflow does not take the result of %s: %s", self.folder, problem)
 
     def _find(self, store: str, title: str) -> str:
-        """The run that this folder has in a store; a new one, with the study's configuration, if there is none."""
+        """Return the id of the folder's MLflow run; create the run, with the configuration, if there is none."""
         note = self.folder / "mlflow" / f"run-{store}.txt"
         if note.exists():
             return note.read_text().strip()
@@ -140,7 +156,7 @@ class MLflow(Watch):
         tags = {"polysite.folder": str(self.folder.resolve())}
         run: str = self.client.create_run(experiment, run_name=title, tags=tags).info.run_id
         given = _flat(tomllib.loads(RunFolder(self.folder).config))
-        for some in _chunks([self.entities.Param(k, v) for k, v in given.items()], PARAMS):
+        for some in _chunks([self.entities.Param(k, v) for k, v in given.items()], MAX_PARAMS):
             self.client.log_batch(run, params=some)
         note.parent.mkdir(exist_ok=True)
         note.write_text(run + "\n")
@@ -153,8 +169,8 @@ class MLflow(Watch):
 
     def _send(self, record: RoundRecord) -> None:
         now, step = int(time.time() * 1000), record.round + 1
-        found = [self.entities.Metric(k, v, now, step) for k, v in scalars(record).items()]
-        for some in _chunks(found, METRICS):
+        metrics = [self.entities.Metric(k, v, now, step) for k, v in scalars(record).items()]
+        for some in _chunks(metrics, MAX_METRICS):
             self.client.log_batch(self.run, metrics=some)
 
 
@@ -184,24 +200,24 @@ def scalars(record: RoundRecord) -> dict[str, float]:
 
 
 def _name(part: str) -> str:
-    """As a file name, since a store may make one of it; MLflow takes no per cent sign."""
+    """Return a name that MLflow accepts and a store can use as a file name."""
     return file_name(part).replace("%", ":")
 
 
 def _flat(section: Mapping[str, Any], at: str = "") -> dict[str, str]:
-    """A configuration as one list of keys.
+    """Return a nested configuration as a flat mapping.
 
     >>> _flat({"seed": 1, "train": {"patch": [32, 32], "device": "cpu"}})
     {'seed': '1', 'train.patch': '[32, 32]', 'train.device': 'cpu'}
     """
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in section.items():
         name = f"{at}{_name(key)}"
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{name}.")
+            flat |= _flat(value, f"{name}.")
         else:
-            found[name] = value if isinstance(value, str) else json.dumps(value)
-    return found
+            flat[name] = value if isinstance(value, str) else json.dumps(value)
+    return flat
 
 
 def _chunks(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -209,7 +225,7 @@ def _chunks(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _need(package: str, module: str) -> Any:
-    """A module of a package that is not always there."""
+    """Import a module of an optional package."""
     try:
         import_module(package)
         return import_module(module)

@@ -1,7 +1,7 @@
-"""Segmentations to look at: scans in which a reader moves about, and plates of the same for print.
+"""Example cases as HTML: an interactive viewer of scans and outlines, and plates for print.
 
-Both are pieces of HTML that hold all they show. Masks travel as deflated bytes rather than as pictures, since browsers
-that guard against fingerprints falsify the pixels which a script reads back from a picture.
+Both are self-contained. Masks are embedded as deflated bytes rather than as images, because browsers with
+fingerprinting protection change the pixels that a script reads back from an image.
 """
 
 import io
@@ -25,34 +25,34 @@ from polysite.errors import DataError
 from polysite.report.preview import OUTLINES
 from polysite.report.template import render
 
-COLOURS = (*OUTLINES, "#F0E442", "#FFFFFF", "#B3A2FF")  # of eight labels, on grey
-QUALITY = 85  # of JPEG: no artefact is seen at three times the size
-BLOCK = 8  # JPEG works on squares of so many pixels; a slice that starts on one does not bleed into its neighbour
-LARGEST = 16_000_000  # pixels of a sheet: phones refuse more
-SMALLEST = 64  # pixels of a side: no scan is made smaller
+COLOURS = (*OUTLINES, "#F0E442", "#FFFFFF", "#B3A2FF")  # of up to eight labels, on grey
+QUALITY = 85  # of JPEG: no visible artefacts at three times the size
+BLOCK = 8  # JPEG block size; slices are aligned to blocks, so that they do not bleed into their neighbours
+MAX_PIXELS = 16_000_000  # of a sheet: phones refuse more
+MIN_SIDE = 64  # pixels: no scan is downsampled below
 DARK = 8  # grey values up to here are background
-MOST, TOGETHER = 24, 6  # rows of all plates, and of one
+MAX_ROWS, PLATE_ROWS = 24, 6  # of all plates together, and of one
 PAGE, PANEL, LINE, GAP, DPI = (7.2, 9.3), 0.8, 0.17, 0.06, 180  # inches: a page, the width of a panel, a line of text
-CUT = 20  # letters of a label's name
+CUT = 20  # maximum number of letters of a label
 PLATE = """<figure class="plate"><img src="{}" alt="{}" width="{}" height="{}"
 style="width: {:.2f}in; max-width: 100%; height: auto; break-inside: avoid"></figure>"""
 
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A case to look at: scans, truth and what every method made of it."""
+    """A case to show: scans, ground truth and the predictions of every method."""
 
     site: str
     case: str
     why: str  # "worst", "median" or "best": its rank at its site by the mean Dice of the first method
     modalities: tuple[str, ...]
     labels: tuple[str, ...]  # at most eight
-    image: np.ndarray  # uint8 (modality, slice, row, column), turned as radiologists look
+    image: np.ndarray  # uint8 (modality, slice, row, column), in radiological orientation
     truth: np.ndarray  # uint8 (slice, row, column), bit k for label k
     predicted: Mapping[str, np.ndarray]  # by method, like the truth
     scores: Mapping[str, Mapping[str, float]]  # Dice by method and label; may be empty
     pixel: tuple[float, float] = (1.0, 1.0)  # height and width
-    sides: bool = True  # whether it is known which side of the patient is left
+    sides: bool = True  # whether left and right are known
 
     def __post_init__(self) -> None:
         who = f"case {self.case!r} of site {self.site!r}"
@@ -70,13 +70,13 @@ class Shown:
                 )
 
     def dice(self, method: str) -> float | None:
-        """The mean over the labels that have one."""
+        """Return the mean Dice over the labels that have one."""
         known = [v for v in self.scores.get(method, {}).values() if np.isfinite(v)]
         return fmean(known) if known else None
 
     @property
     def start(self) -> int:
-        """The slice in which most is labelled, in truth or else by the methods; the middle one where nothing is."""
+        """The slice with most labelled voxels in the ground truth, or else in the predictions; else the middle one."""
         for masks in ([self.truth], list(self.predicted.values())):
             areas = sum((np.bitwise_count(m).sum((1, 2), dtype=int) for m in masks), np.zeros(len(self.truth), int))
             if areas.any():
@@ -85,7 +85,7 @@ class Shown:
 
 
 def viewer(cases: Sequence[Shown], budget: int = 12_000_000) -> str:
-    """A viewer of these cases as a piece of HTML of about so many bytes at most; it says what had to be left out."""
+    """Return an HTML viewer of these cases of at most about ``budget`` bytes; it states what was left out."""
     if not cases:
         return Markup("")
     trimmed = [_trimmed(c) for c in cases]
@@ -95,33 +95,33 @@ def viewer(cases: Sequence[Shown], budget: int = 12_000_000) -> str:
     return Markup(render("viewer.html", data={"cases": entries, "colours": COLOURS}, note=note))
 
 
-def plate(cases: Sequence[Shown], most: int = MOST) -> str:
-    """The same cases to print, a row each: the scan, the truth and every method, in the slice that shows most."""
+def plate(cases: Sequence[Shown], most: int = MAX_ROWS) -> str:
+    """Return figures for print, a row per case: scan, ground truth and every method, in one slice."""
     if not cases:
         return Markup("")
     chosen, note = _chosen(cases, most)
     trimmed = [_trimmed(c) for c in chosen]
     figures = []
-    for rows in (trimmed[k : k + TOGETHER] for k in range(0, len(trimmed), TOGETHER)):
+    for rows in (trimmed[k : k + PLATE_ROWS] for k in range(0, len(trimmed), PLATE_ROWS)):
         picture = _png(_plate(rows))
         url, words = _url(picture, "PNG", optimize=True), "; ".join(map(_words, rows))
         figures.append(Markup(PLATE).format(url, words, *picture.size, picture.width / DPI))
-    words = "Every row is a case, in the slice in which most is labelled; Dice is the mean over the labels."
+    words = "Every row is a case, in the slice with most labelled voxels; Dice is the mean over the labels."
     return Markup("\n").join([*figures, Markup('<p class="note">{} {}</p>').format(words, note)])
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The slices of one modality in one picture, row by row."""
+    """All slices of one modality in one image, row by row."""
 
     url: str
-    across: int  # slices in a row
-    tile: tuple[int, int]  # rows and columns from one slice to the next
-    size: tuple[float, float]  # rows and columns of a slice
+    across: int  # slices per row
+    tile: tuple[int, int]  # height and width of a slice with its padding
+    size: tuple[float, float]  # height and width of a slice
 
 
 def _trimmed(case: Shown) -> Shown:
-    """Without the background around all slices, so that what matters is larger."""
+    """Return the case without the background around all slices, so that the head appears larger."""
     masks = [case.truth, *case.predicted.values()]
     seen = (case.image > DARK).any((0, 1)) | np.any([m.any(0) for m in masks], axis=0)
     if not seen.any():
@@ -136,13 +136,13 @@ def _trimmed(case: Shown) -> Shown:
 
 
 def _span(seen: np.ndarray) -> slice:
-    """From the first to the last, with a little air."""
-    where, air = np.flatnonzero(seen), 1 + len(seen) // 40
-    return slice(max(0, int(where[0]) - air), int(where[-1]) + 1 + air)
+    """Return the range from the first to the last True, with a small margin."""
+    where, margin = np.flatnonzero(seen), 1 + len(seen) // 40
+    return slice(max(0, int(where[0]) - margin), int(where[-1]) + 1 + margin)
 
 
 def _fitted(cases: Sequence[Shown], budget: int) -> tuple[list[list[Sheet]], str]:
-    """Sheets within so many bytes: rather fewer modalities than coarser ones. Also what was left out, in words."""
+    """Return sheets of at most ``budget`` bytes, and what was left out: modalities first, then resolution."""
     most = max(len(c.modalities) for c in cases)
     for halvings in range(3):
         coarse = [max(halvings, _needed(c)) for c in cases]
@@ -154,8 +154,8 @@ def _fitted(cases: Sequence[Shown], budget: int) -> tuple[list[list[Sheet]], str
 
 
 def _needed(case: Shown) -> int:
-    """How often a scan must be halved for its sheet to be decoded on any device."""
-    return max(0, ceil(np.log2(case.truth.size / LARGEST) / 2)) if case.truth.size else 0
+    """Return how often a scan must be halved so that any device decodes its sheet."""
+    return max(0, ceil(np.log2(case.truth.size / MAX_PIXELS) / 2)) if case.truth.size else 0
 
 
 def _left_out(cases: Sequence[Shown], count: int, coarse: Sequence[int]) -> str:
@@ -169,10 +169,10 @@ def _left_out(cases: Sequence[Shown], count: int, coarse: Sequence[int]) -> str:
 
 
 def _sheet(volume: np.ndarray, halvings: int) -> Sheet:
-    """As JPEG, or as PNG where that is smaller for the middle slice."""
+    """Return a sheet as JPEG, or as PNG if that is smaller for the middle slice."""
     size = volume.shape[1:]
     for _ in range(halvings):
-        if min(volume.shape[1:]) >= 2 * SMALLEST:
+        if min(volume.shape[1:]) >= 2 * MIN_SIDE:
             volume, size = _halved(volume), (size[0] / 2, size[1] / 2)
     full = [BLOCK * ceil(n / BLOCK) for n in volume.shape[1:]]
     tiles = np.pad(volume, [(0, 0), *((0, f - n) for f, n in zip(full, volume.shape[1:], strict=True))], "edge")
@@ -204,7 +204,7 @@ def _packed(mask: np.ndarray) -> str:
 
 
 def _entry(case: Shown, sheets: Sequence[Sheet], masks: Sequence[str]) -> dict[str, Any]:
-    """What the script of the page knows of a case; ``viewer.html`` reads it."""
+    """Return the data of a case for the script in ``viewer.html``."""
     slices, rows, columns = case.truth.shape
     dice = case.dice(next(iter(case.predicted), ""))
     return {
@@ -226,14 +226,14 @@ def _entry(case: Shown, sheets: Sequence[Sheet], masks: Sequence[str]) -> dict[s
 
 
 def _figures(case: Shown, method: str) -> list[str]:
-    """Dice of every label and, of several, their mean."""
+    """Return the Dice of every label and, for several labels, their mean."""
     of = [case.scores.get(method, {}).get(k) for k in case.labels]
     of += [case.dice(method)] if len(of) > 1 else []
     return ["–" if v is None or not np.isfinite(v) else f"{v:.2f}" for v in of]
 
 
 def _chosen(cases: Sequence[Shown], most: int) -> tuple[Sequence[Shown], str]:
-    """The cases that fit on so many rows, and a sentence where they are not all."""
+    """Return the cases that fit on so many rows, and a sentence if these are not all."""
     if len(cases) <= most:
         return cases, ""
     for ranks in (("worst", "median"), ("worst",)):
@@ -250,7 +250,7 @@ def _words(case: Shown) -> str:
 
 
 def _plate(rows: Sequence[Shown]) -> Figure:
-    """Names of columns, then a line of text and a line of pictures for every case; no higher than a page."""
+    """Draw the names of the columns, then a line of text and a row of images per case; no higher than a page."""
     columns = ["scan", "truth", *dict.fromkeys(m for c in rows for m in c.predicted)]
     labels = list(dict.fromkeys(k for c in rows for k in c.labels))
     ratios = [min(1.3, c.truth.shape[1] * c.pixel[0] / (c.truth.shape[2] * c.pixel[1])) for c in rows]
@@ -274,7 +274,7 @@ def _plate(rows: Sequence[Shown]) -> Figure:
 
 
 def _panel_width(columns: int, ratios: Sequence[float]) -> float:
-    """As wide as the columns allow, and the rows, which share a page with up to six lines of names."""
+    """Return the width of a panel such that columns and rows fit on a page with up to six lines of names."""
     high = PAGE[1] - 6 * LINE - len(ratios) * (LINE + 2 * GAP)
     return min(max(PANEL, PAGE[0] / columns - GAP), high / sum(ratios))
 
@@ -282,7 +282,7 @@ def _panel_width(columns: int, ratios: Sequence[float]) -> float:
 def _row(
     figure: Figure, canvas: Axes, case: Shown, columns: Sequence[str], labels: Sequence[str], place: tuple[float, ...]
 ) -> None:
-    """A case from so many inches below the top, in panels so wide and high."""
+    """Draw a case; ``place`` is the distance from the top and the width and height of a panel, in inches."""
     top, width, height = place
     _text(canvas, 0, top - GAP / 2, _title(case, int(31 * width)), color="#444444")
     for j, method in enumerate(columns):
@@ -294,14 +294,14 @@ def _row(
 
 
 def _title(case: Shown, most: int) -> str:
-    """Site, case and rank in so many letters."""
+    """Return site, case and rank in at most so many letters."""
     room = most - len(case.why) - 6
     site, name = (case.site, case.case) if len(case.site + case.case) <= room else (_cut(case.site, room // 2), "")
     return " · ".join(s for s in (site, name or _cut(case.case, room - len(site)), case.why) if s)
 
 
 def _cut(text: str, most: int) -> str:
-    """Without the middle where it is too long: names often differ in their ends.
+    """Shorten a long text in the middle, because names often differ at their ends.
 
     >>> _cut("hospital-of-the-north-17", 11)
     'hospi…th-17'
@@ -311,7 +311,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _axes(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
-    """So many inches from the left and from the top, wide and high."""
+    """Add axes at a box (left, top, width, height) in inches."""
     left, top, width, height = box
     whole_width, whole_height = figure.get_size_inches()
     place = (left / whole_width, 1 - (top + height) / whole_height, width / whole_width, height / whole_height)
@@ -321,16 +321,16 @@ def _axes(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
 
 
 def _panel(axes: Axes, case: Shown, mask: np.ndarray | None, labels: Sequence[str]) -> None:
-    """The first modality in the telling slice, and what is outlined in it."""
+    """Draw the first modality in the chosen slice with the outlines of a mask."""
     aspect = case.pixel[0] / case.pixel[1]
     axes.imshow(case.image[0, case.start], cmap="gray", vmin=0, vmax=255, aspect=aspect, interpolation="bilinear")
     axes.set_adjustable("datalim" if case.truth.shape[1] * aspect <= 1.3 * case.truth.shape[2] else "box")
     limits = axes.axis()
     x, y = (np.arange(-1, n + 1) for n in case.truth.shape[:0:-1])
     for k, name in enumerate(case.labels):
-        if mask is not None and (part := mask[case.start] >> k & 1).any():  # with a margin, which closes outlines
+        if mask is not None and (part := mask[case.start] >> k & 1).any():  # padded, so that outlines close
             colour = COLOURS[labels.index(name) % len(COLOURS)]
-            style = {"linestyles": ("-", "--")[k % 2], "zorder": 2 + k % 2}  # both of two that coincide are seen
+            style = {"linestyles": ("-", "--")[k % 2], "zorder": 2 + k % 2}  # coinciding outlines both show
             axes.contour(x, y, np.pad(part, 1), levels=[0.5], colors=colour, linewidths=1.0, **style)
     axes.axis(limits)
     white: dict[str, Any] = {"color": "white", "fontsize": 6, "transform": axes.transAxes, "va": "center"}
@@ -355,7 +355,7 @@ def _text(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
 
 
 def _png(figure: Figure) -> Image.Image:
-    """With 128 colours, which is enough for greys and a few outlines, and half the bytes."""
+    """Return the figure with 128 colours, which halves its size."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI, facecolor="white")
     with Image.open(file) as picture:

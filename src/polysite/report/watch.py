@@ -1,7 +1,7 @@
-"""The page about a run while it goes on, on this machine alone.
+"""Serve the page of a run to this machine while the run goes on.
 
-It is the page of ``polysite report``, built from the run folder when something has changed there. Only this machine
-can ask for it: the server listens on 127.0.0.1 and answers no request that was addressed to another name.
+It is the page of ``polysite report``, rebuilt when the run folder has changed. The server listens on 127.0.0.1 and
+refuses requests that are addressed to another host name (DNS rebinding).
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ HOSTS = ("127.0.0.1", "localhost")
 
 
 class Live:
-    """The page, and the state of the folder that it shows."""
+    """The page of a run folder, rebuilt when the folder changes."""
 
     def __init__(self, run: Path, options: Options = Options()):
         self.run, self.options, self.lock = run, options, Lock()
@@ -26,18 +26,19 @@ class Live:
 
     @property
     def state(self) -> str:
-        """Changes when the folder does."""
+        """Sizes and times of the files that the page shows."""
         files = ("rounds.jsonl", "result.json", *(f"evaluation/{n}/about.json" for n in ("test", "validation")))
         stamps = [p.stat() for f in files if (p := self.run / f).exists()]
         return " ".join(f"{s.st_size}.{s.st_mtime_ns}" for s in stamps)
 
     def page(self) -> str:
+        """Return the current page."""
         with self.lock:
             state = self.state
             if state != self.seen:
-                found = methods([read(self.run)])
-                live = "" if found[0].first.finished and found[0].first.evaluation else state
-                self.text = build(f"{found[0].name}, live", found, self.options, live=live)
+                shown = methods([read(self.run)])
+                live = "" if shown[0].first.finished and shown[0].first.evaluation else state
+                self.text = build(f"{shown[0].name}, live", shown, self.options, live=live)
                 self.seen = state
             return self.text
 
@@ -45,7 +46,7 @@ class Live:
 def serve(
     run: Path, port: int = 8765, ready: Callable[[str], None] = lambda address: None, options: Options = Options()
 ) -> None:
-    """Answer until interrupted; ``ready`` is told the address."""
+    """Serve the page until interrupted; ``ready`` is called with the address."""
     RunFolder.open(run)
     live = Live(run, options)
     try:
@@ -66,11 +67,11 @@ def _handler(live: Live) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             if (self.headers.get("Host") or "").partition(":")[0] not in HOSTS:
-                return self._answer(403, "this page is for this machine alone")
+                return self._answer(403, "this page is served to this machine only")
             if self.path == "/state":
                 return self._answer(200, live.state)
             if self.path != "/":
-                return self._answer(404, "there is one page, /")
+                return self._answer(404, "the only page is /")
             try:
                 return self._answer(200, live.page(), "text/html")
             except PolysiteError as problem:
@@ -87,6 +88,6 @@ def _handler(live: Live) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing is said about requests."""
+            """Log nothing."""
 
     return Handler

@@ -9,7 +9,7 @@ import torch
 import polysite as ps
 from polysite.algorithms.feddiv import FedDiv
 from polysite.config import dump, parse
-from polysite.cost.rehearsal import rehearse, traffic
+from polysite.costs.rehearsal import rehearse, traffic
 from polysite.data.case import Case
 from polysite.data.federation import LabelRatio
 from polysite.data.phantom import Hospital
@@ -19,9 +19,9 @@ from polysite.models.densenet import DenseNet
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.payload import Payload
 from polysite.site import Divergence
-from polysite.train.losses import ExtraLosses, divergence
-from polysite.train.tasks import Classify, Exclusive, Outline
-from polysite.train.torch_site import Network, TorchSite
+from polysite.training.losses import ExtraLosses, divergence
+from polysite.training.tasks import Classify, Exclusive, Outline
+from polysite.training.torch_site import Network, TorchSite
 
 UNET, DENSE = UNetSub(filters=(2, 4, 4)), DenseNetSub(blocks=(2, 2), growth=4, features=8)
 TRAIN = ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light")
