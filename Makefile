@@ -1,19 +1,30 @@
 # make demo   install, then train a 4-hospital phantom federation three ways and write a page about it
-# make test   install, then run all linters and all tests
-# make check  the linters alone; make format to let ruff mend what it can
+# make quick  linters, contract table, closed forms, one small run from end to end: under 90 s on two cores
+# make test   everything that a change needs, linters included
+# make soak   the long tests, all fault schedules, the digests of all results
+# make check  the linters alone; make format lets ruff mend what it can
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench clean
+.PHONY: demo quick test soak check format bench clean
 
 demo: $(READY)
 	$(BIN)/polysite demo
 
+quick: check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not soak" tests/algorithms/test_contract.py \
+	  tests/algorithms/test_closed_form*.py tests/test_quick.py
+
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not soak"
+
+soak: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m soak
+	$(BIN)/python scripts/faults.py --schedules 20 --seed 0
+	$(BIN)/python scripts/digests.py --compare scripts/digests.json
 
 check: $(READY)
 	$(BIN)/ruff check .

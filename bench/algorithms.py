@@ -130,13 +130,11 @@ def score(federation, method, seed, outlier, sets, out):
     else:
         text, base = (demo.STUDY, PHANTOM) if federation == "phantom" else (TCGA, {})
         run = study.train(config.parse(text, {**base, **chosen, **rates, **sets, "seed": str(seed)}), path)
-    last = run.folder.records()[-1]["validation"]
-    best = max(r["mean_score"] for r in run.folder.records() if "mean_score" in r)
+    last = run.folder.records()[-1].validation
+    best = max(r.mean_score for r in run.folder.records() if r.mean_score is not None)
     if run.split == "test":
-        from polysite.site import quality
-
-        return {s: [quality(c) for c in cases.values()] for s, cases in run.result["test"].items()}, best
-    return {s: [statistics.fmean(v["score"].values())] * v["cases"] for s, v in last.items()}, best
+        return {s: [c.mean for c in cases.values()] for s, cases in run.result.test.items()}, best
+    return {s: [statistics.fmean(v.score.values())] * v.cases for s, v in last.items()}, best
 
 
 def mean(sites):

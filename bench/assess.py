@@ -24,16 +24,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from polysite import assessment
-from polysite.assess import significance
-from polysite.assess.assessment import Assessment, analyse
-from polysite.assess.distances import earth_movers, earth_movers_of
-from polysite.assess.exchange import Assess
-from polysite.assess.verdict import differ
 from polysite.config import Study
 from polysite.data.phantom import Hospital
 from polysite.data.sources import Phantom
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
+from polysite.heterogeneity import significance
+from polysite.heterogeneity.assessment import Assessment, analyse
+from polysite.heterogeneity.distances import earth_movers, earth_movers_of
+from polysite.heterogeneity.exchange import Assess
+from polysite.heterogeneity.verdict import differ
 from polysite.models.encoders import ENCODERS, Encoder
 from polysite.payload import Payload
 

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from polysite.assess.distances import earth_movers, slices
+from polysite.heterogeneity.distances import earth_movers, slices
 
 SITES, CASES, QUANTITIES, LEVELS, REPEATS = 100, 1000, 8, 256, 9
 

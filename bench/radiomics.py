@@ -94,7 +94,7 @@ def prepare(library: str, folder: Path) -> Callable[[], object]:
         return lambda: features(image, mask, settings=Settings(bin_width=WIDTH))
     import torch
 
-    from polysite.train.radiomics import features as of_tensors
+    from polysite.training.radiomics import features as of_tensors
 
     device = library.split()[-1]
     if library.startswith("copied"):

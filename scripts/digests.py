@@ -1,4 +1,4 @@
-"""What polysite computes, as digests: after a change that is to change no result, all must be as before.
+"""Digests of everything that polysite computes: after a change that must not change results, all must be equal.
 
 A digest is taken over values alone: arrays by type, shape and bytes, numbers by their digits, under the names of sites,
 cases, labels and parameters. Names of classes and fields do not count, nor in what order or how deep values are nested,
@@ -30,30 +30,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import numpy as np
-from polysite.engines.flower import Terms
 from safetensors.numpy import load_file
 
 import polysite as ps
-from consortium import NAMES, consortium, open_hospitals, wanted
 from polysite import config, demo
-from polysite.algorithms.base import offered, over
-from polysite.deploy import server
-from polysite.engines import rounds
+from polysite import study as studies
+from polysite.algorithms.base import is_finished, serving_payloads
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import Watch, run_rounds
 from polysite.engines.simulator import Simulator
 from table import CASES, START, sites
 
 # ---- what is asked of polysite and its tests: a renamed function, field or key is renamed here and nowhere else
 
 SOURCE = Path(os.environ["PYTHONPATH"])
-TERMS = Terms(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
+NAMES = ("a", "b", "c")  # hospitals of the deployed run
 
 
 def exchanged(algorithm: Any, count: int, share: float, wire: bool) -> Iterator[tuple[Any, Simulator]]:
     """The rounds of an algorithm over the sites of the contract, and the engine."""
     engine = Simulator(algorithm, sites(), wire=wire)
-    for r in rounds.run(algorithm, engine, START, rounds.Plan(rounds=count, share=share), seed=0):
+    for r in run_rounds(algorithm, engine, START, Plan(rounds=count, share=share), seed=0):
         yield r, engine
-        if over(algorithm, r.state):
+        if is_finished(algorithm, r.state):
             return
 
 
@@ -63,14 +62,14 @@ def facts(r: Any) -> dict[str, Any]:
         "replies": {i: reply.payload for i, reply in r.replies.items()},
         "losses": {i: [fit.loss for fit in reply.fits] for i, reply in r.replies.items()},
         "shares": r.shares,
-        "told": r.told,
+        "told": r.diagnostics,
         "bytes": {i: [r.sent[i].nbytes, reply.payload.nbytes] for i, reply in r.replies.items()},
     }
 
 
 def ended(algorithm: Any, r: Any, engine: Simulator) -> dict[str, Any]:
     """What is there after the last round."""
-    sent = offered(algorithm, r.state, engine.audience)
+    sent = serving_payloads(algorithm, r.state, engine.audience)
     return {
         "state": r.state,
         "memories": engine.memories(),
@@ -80,23 +79,27 @@ def ended(algorithm: Any, r: Any, engine: Simulator) -> dict[str, Any]:
 
 
 def train(study: str, folder: Path) -> None:
-    """Simulate a study, given as TOML, and examine its best model."""
-    ps.run(config.parse(study), folder)
-    ps.evaluate(folder, pictures=False)
+    """Simulate a study, given as TOML; the run evaluates its best model."""
+    studies.train(config.parse(study), folder)
 
 
 def demonstrate(folder: Path) -> Sequence[str]:
     """The demonstration; returns the names of its runs."""
-    demo.run(folder, 0, rounds.Watch())
+    demo.run(folder, 0, Watch())
     return demo.METHODS
 
 
 def deploy(algorithms: Sequence[str], folder: Path) -> None:
     """Studies over three hospitals, which are real processes; a run folder for each beside those of the hospitals."""
+    from consortium import consortium, open_hospitals, wanted
+    from polysite.deploy.coordinator import run as coordinator
+    from polysite.deploy.coordinator.remote import Deadlines
+
+    deadlines = Deadlines(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
     made = consortium(folder, NAMES)
-    with server.listening(made) as link, open_hospitals(folder, NAMES):
+    with coordinator.listening(made) as link, open_hospitals(folder, NAMES):
         for name in algorithms:
-            server.run(wanted(name), link, NAMES, folder / name, terms=TERMS, assess=False, wait=120)
+            coordinator.run(wanted(name), link, NAMES, folder / name, deadlines=deadlines, assess=False, wait=120)
 
 
 def normal(score: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Studies over sites for tests, and real ones: a project, unpacked archives, and a process for each hospital."""
 
+import json
 import os
 import signal
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -14,6 +16,11 @@ import numpy as np
 
 from polysite.config import dump, parse
 from polysite.deploy import project as projects
+from polysite.deploy.coordinator import run as coordinator
+from polysite.deploy.coordinator.roster import Deadlines
+from polysite.deploy.project import SiteConfig
+from polysite.deploy.site.policy import SitePolicy
+from polysite.deploy.site.worker import Worker
 from polysite.engines import checkpoint
 
 NAMES = ("a", "b", "c")
@@ -82,7 +89,7 @@ def states(folder):
 
 def values(run):
     """The scores, whatever the cases are called."""
-    return {site: sorted(map(str, scores.values())) for site, scores in run.result["test"].items()}
+    return {site: sorted(map(str, scores.values())) for site, scores in run.result.test.items()}
 
 
 def same(one, other):
@@ -141,7 +148,7 @@ class Hospital:
     def workers(self):
         """The worker's process, whoever started it."""
         found = subprocess.run(
-            ["pgrep", "-f", f"polysite.deploy.site.worker {self.folder}"], capture_output=True, text=True
+            ["pgrep", "-f", f"polysite.deploy.site.process {self.folder}"], capture_output=True, text=True
         )
         return [int(pid) for pid in found.stdout.split()]
 
@@ -184,3 +191,87 @@ def until(true, seconds=60.0):
     while not true():
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.05)
+
+
+FAST = Deadlines(quorum=3, deadline=30, grace=0.2, again=0.1, poll=0.001)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    id: str
+    header: dict
+    body: bytes
+    error: str = ""
+
+    def take(self):
+        return self.body
+
+
+class Inside:
+    """A wire without a network: sites answer at once, unless a test has them do otherwise."""
+
+    def __init__(self, workers):
+        self.workers, self.tokens, self.waiting, self.count = workers, dict.fromkeys(workers, "1"), {}, 0
+        self.sent = []  # (site, header, bytes)
+
+    def online(self):
+        return dict(self.tokens)
+
+    def send_all(self, messages, ttl, group):
+        found = {}
+        for site, (header, body) in messages.items():
+            self.count += 1
+            found[site] = str(self.count)
+            self.sent.append((site, header, len(body)))
+            answer = self.answer(site, json.loads(json.dumps(dict(header))), body)
+            if answer is not None:
+                self.waiting[found[site]] = Envelope(found[site], *answer)
+        return found
+
+    def answer(self, site, header, body):
+        got, out = self.workers[site].answer(header, body)
+        return json.loads(json.dumps(got)), out
+
+    def collect(self, ids):
+        return [self.waiting.pop(i) for i in list(ids) if i in self.waiting]
+
+    def forget(self, ids):
+        for i in ids:
+            self.waiting.pop(i, None)
+
+    def incidents(self):
+        return []
+
+
+def site_of(tmp_path, name):
+    folder = tmp_path / "sites" / name
+    files = dict.fromkeys(("key", "certificate", "ca", "policy"), folder)
+    return SiteConfig(folder / "site.toml", name, "localhost:1", **files, state=folder, device="cpu")
+
+
+def worker(tmp_path, name, **policy):
+    return Worker(site_of(tmp_path, name), SitePolicy(fewest=1, **policy))
+
+
+def workers(tmp_path, **policy):
+    return {name: worker(tmp_path, name, **policy) for name in NAMES}
+
+
+def go(tmp_path, chosen, wire, name="deployed", **more):
+    return coordinator.run(chosen, wire, NAMES, tmp_path / name, deadlines=FAST, assess=False, **more)
+
+
+class Stop(Exception): ...
+
+
+class Fragile(Inside):
+    """Ends at the question that ``at`` names."""
+
+    def __init__(self, workers, at=lambda header: False):
+        super().__init__(workers)
+        self.at = at
+
+    def send_all(self, messages, ttl, group):
+        if len(self.sent) > 500 or any(self.at(header) for header, _ in messages.values()):
+            raise Stop
+        return super().send_all(messages, ttl, group)

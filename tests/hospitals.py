@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from polysite.assess.assessment import Assessment, analyse
-from polysite.assess.exchange import Assess
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
+from polysite.heterogeneity.assessment import Assessment, analyse
+from polysite.heterogeneity.exchange import Assess
 
 FAST = Assess(permutations=499, resamples=100, projections=8)
 

@@ -11,7 +11,6 @@ from PIL import Image
 
 import polysite as ps
 from polysite import assessment, config, study
-from polysite.assess.exchange import Assess
 from polysite.config import Study
 from polysite.data.cache import Cache
 from polysite.data.case import Case, CaseRef
@@ -20,9 +19,10 @@ from polysite.data.phantom import Hospital, draw, write
 from polysite.data.prepare import Prepare
 from polysite.data.sources import Phantom
 from polysite.errors import DataError, PolysiteError, RunError
+from polysite.heterogeneity.exchange import Assess
 from polysite.models.encoders import Bundled, Embedder
 from polysite.payload import Payload
-from polysite.train.assessed_site import TorchAssessedSite
+from polysite.training.assessed_site import TorchAssessedSite
 
 SIDE = (24, 24, 24)
 HOSPITALS = {"north": Hospital(5), "south": Hospital(5, scanner=3, contrast=0.8), "west": Hospital(4, tumour=0.7)}

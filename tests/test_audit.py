@@ -14,18 +14,18 @@ from browser import browse
 from polysite import audit as audits
 from polysite import cli, config
 from polysite import study as studies
-from polysite.assess.exchange import directions
 from polysite.audit import audit, rescanned
 from polysite.config import Study
 from polysite.data.case import Case, CaseRef
 from polysite.data.phantom import Hospital
 from polysite.data.sources import Phantom, PhantomClasses
 from polysite.errors import RunError
+from polysite.heterogeneity.exchange import directions
 from polysite.models import MODELS
 from polysite.report import audit_page
 from polysite.report.audit_page import Finding, Ratio
-from polysite.train.attack import Scans, Settings, attack, average, errors, hospital, matched, shrunk
-from polysite.train.settings import Train
+from polysite.training.attack import Scans, Settings, attack, average, errors, hospital, matched, shrunk
+from polysite.training.settings import Train
 
 CPU = torch.device("cpu")
 QUICK = Settings(side=16, epochs=40, restarts=1)

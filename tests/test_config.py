@@ -1,10 +1,12 @@
 """A study in TOML: what goes in comes out, and comes from the dataclasses themselves."""
 
-from dataclasses import replace
+import pydoc
+import re
+from dataclasses import fields, replace
 
 import pytest
 
-from polysite.algorithms import ALGORITHMS
+from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, find
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.cost_weighted import FedPIDAvg
 from polysite.algorithms.fedavg import FedAvg
@@ -12,25 +14,27 @@ from polysite.algorithms.fednova import FedNova
 from polysite.algorithms.fedprox import FedProx
 from polysite.algorithms.local import Local
 from polysite.algorithms.moon import Moon
+from polysite.algorithms.pfedme import PFedMe
 from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server_optimisers import Adam, Sgd, Yogi
 from polysite.algorithms.weighted import Weighted
-from polysite.assess.exchange import Assess
-from polysite.config import Study, dump, parse, preset, presets
+from polysite.config import Study, dump, explain, field_docs, parse, preset, presets
+from polysite.costs.speeds import SPEEDS
 from polysite.data.federation import FEDERATIONS, ByLabelSize, Limited, Natural
 from polysite.data.files import Files
 from polysite.data.phantom import Hospital, four_hospitals
 from polysite.data.prepare import Prepare
-from polysite.data.sources import Phantom
+from polysite.data.sources import SOURCES, Phantom
 from polysite.data.split import Split
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError
+from polysite.heterogeneity.exchange import Assess
 from polysite.models import MODELS
 from polysite.models.densenet import DenseNet
-from polysite.models.encoders import DeepBet, MedicalNet
+from polysite.models.encoders import ENCODERS, DeepBet, MedicalNet
 from polysite.models.unet import UNet
-from polysite.train.settings import Train
+from polysite.training.settings import Train
 
 STUDIES = {
     "default": Study(),
@@ -251,3 +255,51 @@ def test_a_preset_knows_a_method_that_is_given_by_its_name_alone():
     )
     assert short == long and short.algorithm.uniform is False
     assert parse('preset = "fets_benchmark"\nalgorithm = "fednova"').train.lr == 0.2
+
+
+def test_an_inner_value_that_is_no_algorithm_can_be_set():
+    """pFedMe has a number called inner, combinators an algorithm."""
+    text = '[algorithm]\nname = "pfedme"\ninner = 2'
+    assert (
+        parse(text).algorithm == parse("", {"algorithm": "pfedme", "algorithm.inner": "2"}).algorithm == PFedMe(inner=2)
+    )
+    with pytest.raises(ConfigError, match=r"algorithm.inner = 2 must be a section"):
+        parse("", {"algorithm": "weighted", "algorithm.inner": "2"})
+    with pytest.raises(ConfigError, match=r"algorithm.inner = \{'name': 'two'\} must be|no algorithm called 'two'"):
+        parse("", {"algorithm": "pfedme", "algorithm.inner": "two"})
+
+
+def kinds(choices):
+    """The classes among the choices of a section."""
+    return {c if isinstance(c, type) else type(c) for c in choices.values()}
+
+
+TRAINED_BY = kinds({n: find(n, ALGORITHMS, "algorithm") for n in ALGORITHMS})
+OPTIMISERS = kinds({n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS})
+SECTIONS = {Study, Prepare, Split, Train, Plan, Assess, Hospital}.union(
+    *map(kinds, (MODELS, SOURCES, FEDERATIONS, ENCODERS, SPEEDS))
+)
+
+
+# Every hyper-parameter and every setting is documented in the ``Args:`` section of its class, and nowhere else.
+@pytest.mark.parametrize("kind", sorted(TRAINED_BY | OPTIMISERS | SECTIONS, key=str), ids=lambda k: k.__name__)
+def test_every_key_is_documented_in_its_class(kind):
+    documented = field_docs(kind)
+    assert list(documented) == [f.name for f in fields(kind) if f.init]
+    assert all(text[0].isupper() or text[0].isdigit() for text in documented.values())
+
+
+def test_the_same_text_is_in_help_in_the_list_of_algorithms_and_in_a_configuration():
+    text = field_docs(FedProx)["mu"]
+    assert text == "Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg."
+    assert text in pydoc.render_doc(FedProx, renderer=pydoc.plaintext)
+    assert text in explain("fedprox") and text in dump(Study(algorithm=FedProx()), notes=True)
+    long = field_docs(PFedMe)["inner"]  # wrapped in a configuration
+    assert long in re.sub(r"\s+# ", " ", explain("pfedme")) and max(map(len, explain("pfedme").splitlines())) <= 120
+
+
+def test_an_algorithm_says_what_it_requires():
+    assert "Needs: sum (a sum of the replies is enough)\nLocal optimiser: any\n" in explain("fedavg")
+    assert "Needs: each (the server must see each reply)\nLocal optimiser: plain SGD only" in explain("scaffold")
+    assert "A site that never trained: is served no trained model" in explain("clustered")
+    assert "Args:" not in explain("krum")

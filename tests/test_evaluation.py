@@ -2,7 +2,9 @@
 
 import csv
 import json
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +13,14 @@ from monai.metrics.hausdorff_distance import compute_hausdorff_distance
 from pyarrow import parquet
 
 import polysite as ps
-from polysite import evaluation
+from polysite import evaluation_folder
 from polysite.data.federation import LeaveOut
 from polysite.data.phantom import write
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.report import runs
 from polysite.report.runs import read
 from polysite.study import build_sites
+from polysite.training.torch_site import TorchSite
 from test_study import SMALL
 
 LABELS = ("WT", "TC", "ET")
@@ -29,7 +32,9 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     for name, algorithm in (("fedavg", ps.FedAvg()), ("local", ps.Local())):
         ps.train(replace(SMALL, algorithm=algorithm), root / name)
-        ps.evaluate(root / name, parquet=True)
+        itself = (root / name / "evaluation" / "test" / "cases.csv").read_text()
+        ps.evaluate(root / name, parquet=True, again=True)
+        assert (root / name / "evaluation" / "test" / "cases.csv").read_text() == itself  # as the run evaluated itself
     return root
 
 
@@ -57,7 +62,7 @@ def test_a_shared_model_has_a_row_for_every_label_of_every_case(root):
     run, found = read(root / "fedavg"), rows_of(root / "fedavg" / "evaluation" / "test")
     assert {r["model"] for r in found} == {"*"} and len(found) == 3 * sum(map(len, run.scores.values()))
     for r in found:
-        assert float(r["dice"]) == run.scores[r["site"]][r["case"]][r["label"]]
+        assert float(r["dice"]) == run.scores[r["site"]][r["case"]].labels[r["label"]]
         assert float(r["iou"]) == pytest.approx(float(r["dice"]) / (2 - float(r["dice"])))
     table = parquet.read_table(root / "fedavg" / "evaluation" / "test" / "cases.parquet").to_pylist()
     assert [{k: str(v) for k, v in r.items()} for r in table] == found
@@ -88,8 +93,8 @@ def test_personal_models_are_tried_on_everyone(root):
         own = [r["dice"] for (s, _), labels in found.own.items() if s == site for r in labels.values()]
         assert matrix[site][site] == pytest.approx(np.mean(own))
     for site, cases in read(root / "local").scores.items():
-        for case, labels in cases.items():
-            assert {**{k: r["dice"] for k, r in found.own[site, case].items()}, "loss": labels["loss"]} == labels
+        for case, score in cases.items():
+            assert {k: r["dice"] for k, r in found.own[site, case].items()} == score.labels
 
 
 def test_an_unseen_hospital_is_given_the_shared_model_and_every_personal_one(root, elsewhere):
@@ -106,7 +111,7 @@ def test_an_unseen_hospital_is_given_the_shared_model_and_every_personal_one(roo
 
 def test_a_hospital_that_did_not_train_is_examined_too(tmp_path):
     ps.train(replace(SMALL, federation=LeaveOut("west")), tmp_path / "run")
-    found = rows_of(ps.evaluate(tmp_path / "run", pictures=False))
+    found = rows_of(ps.evaluate(tmp_path / "run", pictures=False, again=True))
     assert sum(r["site"] == "west" for r in found) == 15
     run = read(tmp_path / "run")
     assert run.unseen == {"west"} and not run.evaluation.about["shown"]
@@ -125,7 +130,7 @@ def test_what_cannot_be_examined_is_refused_and_leaves_nothing_behind(root, else
     before = sorted(root.rglob("*"))
     with pytest.raises(RunError, match="exists already; --again"):
         ps.evaluate(root / "fedavg")
-    with pytest.raises(ConfigError, match="there is no part 'tset'"):
+    with pytest.raises(ConfigError, match="there is no split 'tset'"):
         ps.evaluate(root / "fedavg", "tset")
     with pytest.raises(ConfigError, match="must be a distance"):
         ps.evaluate(root / "fedavg", tolerance=-1)
@@ -182,24 +187,51 @@ def test_a_large_scan_is_thinned_out_but_seen_everywhere():
     label = np.zeros((1, 200, 8, 8), np.uint8)
     label[0, 150:153, 2:4, 2:4] = 1
     label[0, 151, 1:6, 1:6] = 1
-    slices = evaluation._slices(label)
-    assert len(slices) <= evaluation.SLICES and {150, 151, 152} <= set(slices) and (slices[0], slices[-1]) == (0, 199)
+    slices = evaluation_folder._slices(label)
+    assert (
+        len(slices) <= evaluation_folder.SLICES
+        and {150, 151, 152} <= set(slices)
+        and (slices[0], slices[-1]) == (0, 199)
+    )
     assert max(np.diff(slices)) <= 8
-    grey = evaluation._grey(np.array([[0.0, 1.0, 2.0, 3.0]]))
+    grey = evaluation_folder._grey(np.array([[0.0, 1.0, 2.0, 3.0]]))
     assert grey.tolist()[0][0] == 0 and grey.max() == 255
 
 
 def test_an_old_evaluation_stays_if_a_new_one_cannot_take_its_place(root, monkeypatch):
     before = (root / "local" / "evaluation" / "test" / "cases.csv").read_text()
-    rename = evaluation.Path.rename
+    rename = Path.rename
 
     def fail(self, target):
         if self.name.endswith(".partial"):
             raise OSError("no space left")
         return rename(self, target)
 
-    monkeypatch.setattr(evaluation.Path, "rename", fail)
+    monkeypatch.setattr(Path, "rename", fail)
     with pytest.raises(RunError, match="could not be written: no space left"):
         ps.evaluate(root / "local", again=True)
     assert (root / "local" / "evaluation" / "test" / "cases.csv").read_text() == before
     assert not list((root / "local" / "evaluation").glob(".*"))
+
+
+def test_a_finished_run_predicts_each_test_case_once_per_model(tmp_path, monkeypatch):
+    """Count the predictions of test cases: shared models predict each case once, personal ones once per model."""
+    predicted = Counter()
+    inner = TorchSite._predictions
+
+    def counted(self, params, cases):
+        predicted.update(case for case in cases if case in self.cases("test"))
+        return inner(self, params, cases)
+
+    monkeypatch.setattr(TorchSite, "_predictions", counted)
+    for algorithm, models in ((ps.FedAvg(), 1), (ps.Local(), 3)):
+        predicted.clear()
+        run = ps.train(replace(SMALL, algorithm=algorithm), tmp_path / type(algorithm).__name__)
+        cases = [case for site in run.result.test.values() for case in site]
+        assert cases and predicted == dict.fromkeys(cases, models)
+
+
+def test_without_evaluation_a_run_has_scores_alone(tmp_path):
+    whole = ps.train(SMALL, tmp_path / "whole")
+    bare = ps.train(SMALL, tmp_path / "bare", evaluate=False)
+    assert bare.result == whole.result and not (tmp_path / "bare" / "evaluation").exists()

@@ -1,6 +1,5 @@
 """Whole studies on image files: federations, tasks and folds, from the folder to the result."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +10,11 @@ import polysite as ps
 from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.fine_tune import FineTune
 from polysite.config import dump, parse
-from polysite.cost.model import measured
 from polysite.data.federation import HideModalities, Iid, LabelRatio, LeaveOut
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.densenet import DenseNet
 from polysite.report import compare, tables
+from polysite.report.costs import cost
 from polysite.report.page import build
 from polysite.report.runs import methods, read
 from polysite.study import build_sites, deal_cases, simulator
@@ -31,9 +30,9 @@ SMALL = ps.Study(
 
 def test_an_unseen_hospital_judges_and_does_not_train(tmp_path):
     run = ps.train(replace(SMALL, federation=LeaveOut("west")), tmp_path / "run")
-    first = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
-    assert set(first["sites"]) == {"east", "north"} == set(first["validation"]) - {"west"}
-    assert len(run.result["test"]["west"]) == 5 and run.result["validation"]["west"] == {}
+    first = run.folder.records()[0]
+    assert set(first.sites) == {"east", "north"} == set(first.validation) - {"west"}
+    assert len(run.result.test["west"]) == 5 and run.result.validation["west"] == {}
     assert set(run.dice()) == {"east", "north", "west"}
 
 
@@ -59,8 +58,8 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
         study = replace(SMALL, algorithm=parse("", {"algorithm.name": name, **extra}).algorithm, run=plan)
     run = ps.train(study, tmp_path / name)
     assert all(0 <= d <= 1 for d in run.dice().values()) and parse(dump(study)) == study
-    assert not any(r["refused"] for r in run.folder.records())
-    ps.evaluate(tmp_path / name, others=False, pictures=False)  # what was served then is served again
+    assert not any(r.refused for r in run.folder.records())
+    ps.evaluate(tmp_path / name, others=False, pictures=False, again=True)  # what was served then is served again
     found = read(tmp_path / name)
     assert found.evaluation is not None and {
         (s, c): {k: r["dice"] for k, r in found.evaluation.own[s, c].items()} for s, c in found.evaluation.own
@@ -83,7 +82,7 @@ PHASES = (
 def test_a_study_in_phases_is_the_same_after_a_run_of_the_first(tmp_path):
     study = replace(TWO, then=PHASES)
     whole = ps.train(study, tmp_path / "whole")
-    rates = [r["sites"]["east"]["lr_sum"] / r["sites"]["east"]["steps"] for r in whole.folder.records()]
+    rates = [r.sites["east"].lr_sum / r.sites["east"].steps for r in whole.folder.records()]
     assert rates == [1.0, 0.5, 1.0, 0.5, 0.25, 0.125]  # schedules start anew
     first = ps.train(
         replace(study, then=PHASES[:1]), tmp_path / "first", after=ps.train(TWO, tmp_path / "one").folder.path
@@ -92,10 +91,9 @@ def test_a_study_in_phases_is_the_same_after_a_run_of_the_first(tmp_path):
     assert after.result == whole.result and len(after.folder.records()) == 6
     for path in (tmp_path / "whole" / "models").iterdir():
         assert (tmp_path / "after" / "models" / path.name).read_bytes() == path.read_bytes()
-    ps.evaluate(tmp_path / "after", others=False, pictures=False)
     found = read(tmp_path / "after")
     assert found.groups == {name: list(sites) for name, sites in GROUPS.items()} and found.evaluation is not None
-    assert measured(found.records, study.cost, 4) == replace(ps.cost(study), pooled_steps=None)
+    assert cost(found, study.cost) == replace(ps.cost(study), pooled_steps=None)
     page = build("phases", methods([found]))
     assert "Groups of hospitals" in page and "where a phase begins" in page and found.begins == [3, 5]
 
@@ -118,9 +116,8 @@ def test_only_the_beginning_of_a_study_is_taken_over(tmp_path):
 def test_a_hospital_that_does_not_train_is_served_what_fine_tuning_begins_with(tmp_path):
     study = replace(TWO, federation=LeaveOut("west"), then=PHASES[1:])
     run, shared = ps.train(study, tmp_path / "run"), ps.train(replace(study, then=()), tmp_path / "shared")
-    assert run.result["test"]["west"] == shared.result["test"]["west"]
-    assert run.result["test"]["east"] != shared.result["test"]["east"]
-    ps.evaluate(tmp_path / "run", pictures=False)
+    assert run.result.test["west"] == shared.result.test["west"]
+    assert run.result.test["east"] != shared.result.test["east"]
     alone = ps.Clustered({"coast": ("east",), "inland": ("north",)})
     with pytest.raises(ConfigError, match="clustered has no model for 'west'"):
         ps.train(replace(study, then=({"algorithm": alone}, PHASES[1])), tmp_path / "no")
@@ -154,20 +151,17 @@ def test_clusters_of_patients_are_tuned_and_the_ideal_pools_them(tmp_path):
     data = ps.Phantom(shape=(24, 24, 24), sites={"a": one, "b": other, "c": one, "new": other})
     study = replace(TWO, data=data, federation=LeaveOut("new"), then=({"algorithm": own, "run": {"rounds": 80}},))
     run = ps.train(study, tmp_path / "run")
-    told = run.folder.records()[-1]["told"]
+    told = run.folder.records()[-1].diagnostics
     assert told["clusters with cases"] == 2 and len(run.folder.records()) == 2 + told["exchanges of the fit"] + 1 + 9
     pooled = ({"algorithm": own, "run": {"rounds": 80, "pooled": True}},)
     ideal = ps.train(replace(study, then=pooled), tmp_path / "ideal")
-    assert set(ideal.folder.records()[-1]["sites"]) == {"pooled"} and ideal.result["best_phase"] == 1
+    assert set(ideal.folder.records()[-1].sites) == {"pooled"} and ideal.result.best_phase == 1
     for name, done in (("run", run), ("ideal", ideal)):
-        ps.evaluate(tmp_path / name, pictures=False)
         found = read(tmp_path / name)
         assert {row["model"] for row in found.evaluation.rows} == {"*"}  # the same models for everyone
         for (site, case), labels in found.evaluation.own.items():
-            assert {k: r["dice"] for k, r in labels.items()} == {
-                k: v for k, v in done.result["test"][site][case].items() if k != "loss"
-            }
-        assert len(done.result["test"]["new"]) == 6
+            assert {k: r["dice"] for k, r in labels.items()} == done.result.test[site][case].labels
+        assert len(done.result.test["new"]) == 6
         assert {c["site"] for c in found.evaluation.clusters} == {"a", "b", "c", "new"} and found.evaluation.about[
             "clusters"
         ]
@@ -202,11 +196,11 @@ def test_looking_at_the_test_changes_nothing_and_is_told_apart(tmp_path):
     peeking = ps.train(replace(study, run=ps.Plan(rounds=4, peek=True)), tmp_path / "peeking")
     assert honest.result == peeking.result
     found = {m.name: m for m in methods([read(tmp_path / "honest"), read(tmp_path / "peeking")])}
-    seen = [r["peeked"] for r in peeking.folder.records()]
-    means = [np.mean([np.mean(list(s["score"].values())) for s in sites.values()]) for sites in seen]
+    seen = [r.peeked for r in peeking.folder.records()]
+    means = [np.mean([np.mean(list(s.score.values())) for s in sites.values()]) for sites in seen]
     peeked = found["peeking"].first
     assert peeked.best_mean == pytest.approx(max(means)) and np.isnan(found["honest"].first.best_mean)
-    assert peeked.mean_of_hospitals == pytest.approx(means[peeking.result["best_round"]])
+    assert peeked.mean_of_hospitals == pytest.approx(means[peeking.result.best_round])
     (table,) = [g for g in compare.tables(compare.compare([found["peeking"]])) if g.name == "best_mean"]
     assert "What papers would report" in build("peek", [found["peeking"]])
     assert [c.value for c in table.lines[0].cells[1:3]] == pytest.approx([peeked.mean_of_hospitals, max(means)])
@@ -221,8 +215,8 @@ def test_fine_tuning_needs_something_to_begin_with(tmp_path):
 
 def test_synthetic_sites_train_and_the_real_ones_judge(tmp_path):
     run = ps.train(replace(SMALL, federation=Iid(2)), tmp_path / "run")
-    first = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
-    assert set(first["sites"]) == {"iid-1", "iid-2"} and set(run.dice()) == {"east", "north", "west"}
+    first = run.folder.records()[0]
+    assert set(first.sites) == {"iid-1", "iid-2"} and set(run.dice()) == {"east", "north", "west"}
 
 
 def test_hidden_modalities_reach_the_network_as_zeros():
@@ -236,9 +230,9 @@ def test_who_was_where_is_saved_and_watched_over(tmp_path):
     run = ps.train(replace(SMALL, split=ps.Split(folds=3, fold=1)), tmp_path / "run")
     lines = (tmp_path / "run" / "split.csv").read_text().splitlines()
     assert lines[0] == "Subject_ID,Partition_ID,Split,Site" and len(lines) == 16
-    assert {n for s in run.result["test"].values() for n in s} == {x.split(",")[0] for x in lines if ",test," in x}
+    assert {n for s in run.result.test.values() for n in s} == {x.split(",")[0] for x in lines if ",test," in x}
     again = replace(SMALL, split=ps.Split(file=str(tmp_path / "run" / "split.csv")), seed=9)
-    assert [len(p["test"]) for p in deal_cases(again).values()] == [len(v) for v in run.result["test"].values()]
+    assert [len(p["test"]) for p in deal_cases(again).values()] == [len(v) for v in run.result.test.values()]
     (tmp_path / "run" / "result.json").unlink()
     (tmp_path / "run" / "split.csv").write_text("\n".join([*lines[:-1], "someone,west,test,west"]))
     with pytest.raises(RunError, match="names other cases or parts"):
@@ -273,11 +267,10 @@ def classification(pictures):
 def test_a_folder_of_pictures_is_classified_from_end_to_end(tmp_path, pictures, capsys):
     run = ps.train(classification(pictures), tmp_path / "run")
     assert run.mean >= 0.75 and set(run.dice()) == {"A", "B"}
-    case = next(iter(run.result["test"]["A"].values()))
-    assert set(case) == {"accuracy", "said", "true", "loss"}
-    last = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
-    assert last["measure"] == "accuracy" and set(last["validation"]["A"]["score"]) == {"accuracy"}
-    ps.evaluate(tmp_path / "run")
+    case = next(iter(run.result.test["A"].values()))
+    assert set(case.labels) == {"accuracy"} and case.labels["accuracy"] == (case.predicted == case.true)
+    last = run.folder.records()[-1]
+    assert last.measure == "accuracy" and set(last.validation["A"].score) == {"accuracy"}
     tables.show(methods([read(tmp_path / "run")]))
     shown = capsys.readouterr().out
     assert "balanced accuracy" in shown and f"{run.mean:.3f}" in shown
@@ -308,7 +301,6 @@ def test_a_site_may_be_called_anything(tmp_path, capsys):
     sites = {"../[/b]": ps.Hospital(cases=3), "Zürich (a/b)": ps.Hospital(cases=3, scanner=1)}
     run = ps.train(replace(SMALL, algorithm=ps.Local(), data=replace(SMALL.data, sites=sites)), tmp_path / "run")
     assert len(list((tmp_path / "run" / "models").iterdir())) == 4 and set(run.dice()) == set(sites)
-    ps.evaluate(tmp_path / "run")
     found = methods([read(tmp_path / "run")])
     tables.show(found)
     assert "../[/b]" in capsys.readouterr().out
@@ -326,7 +318,7 @@ def test_the_same_scan_twice_is_not_trained_on(pictures, tmp_path):
 
 def test_the_result_says_what_the_classes_are(tmp_path, pictures):
     run = ps.train(replace(classification(pictures), run=ps.Plan(rounds=1)), tmp_path / "run")
-    assert run.result["labels"] == ("healthy", "ulcer") and run.result["task"] == "classification"
+    assert run.result.labels == ("healthy", "ulcer") and run.result.task == "classification"
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "A: 8 train, 4 validation, 4 test" in log
 

@@ -9,9 +9,6 @@ from typing import Any, cast
 
 from polysite import config
 from polysite.algorithms.base import Algorithm
-from polysite.assess.assessment import Assessment, analyse
-from polysite.assess.exchange import INTENSITY
-from polysite.assess.verdict import Verdict, judge
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS
@@ -23,13 +20,16 @@ from polysite.engines.run_folder import RunFolder, versions
 from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Transport
 from polysite.errors import ConfigError
+from polysite.heterogeneity.assessment import Assessment, analyse
+from polysite.heterogeneity.exchange import INTENSITY
+from polysite.heterogeneity.verdict import Verdict, judge
 from polysite.models.encoders import Embedder
 from polysite.report import assess_page
 from polysite.site import Site
 from polysite.storage import draft_folder, vacant
 from polysite.study import deal_cases, pinned
-from polysite.train.assessed_site import TorchAssessedSite
-from polysite.train.torch_site import device_of
+from polysite.training.assessed_site import TorchAssessedSite
+from polysite.training.torch_site import device_of
 
 
 @dataclass(frozen=True)

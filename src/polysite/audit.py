@@ -41,9 +41,9 @@ from polysite.report import audit_page
 from polysite.report.audit_page import Finding, Ratio, View
 from polysite.report.preview import axes_of, turned
 from polysite.storage import draft_folder, vacant
-from polysite.train.assessed_site import TorchAssessedSite
-from polysite.train.attack import Outcome, Scans, Settings, attack, matched, shrunk
-from polysite.train.torch_site import device_of
+from polysite.training.assessed_site import TorchAssessedSite
+from polysite.training.attack import Outcome, Scans, Settings, attack, matched, shrunk
+from polysite.training.torch_site import device_of
 
 KINDS = {
     "radiomics": "radiomic features",

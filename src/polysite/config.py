@@ -1,42 +1,60 @@
 """A study as a TOML file, mapped onto the dataclasses themselves.
 
-Every section is a dataclass and every key one of its fields, so the documentation of a key is the field's own line.
-A section with a ``name`` chooses which dataclass: ``[algorithm] name = "scaffold"``. Unknown names and keys are
-refused with the nearest that exists.
+Every section is a dataclass and every key one of its fields; the ``Args:`` section of the class documents the keys. A
+section with a ``name`` chooses the dataclass: ``[algorithm] name = "scaffold"``. The error about an
+unknown name or key suggests the nearest one.
 """
 
 import copy
 import dataclasses
 import inspect
 import re
+import textwrap
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import resources
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of
+from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of, traits
 from polysite.algorithms.base import Algorithm, facts
-from polysite.assess.exchange import Assess
-from polysite.cost.speeds import SPEEDS, Speeds
+from polysite.costs.speeds import SPEEDS, Speeds
 from polysite.data.federation import FEDERATIONS, Federation, Natural
 from polysite.data.prepare import Prepare
 from polysite.data.sources import SOURCES, Phantom, Source
 from polysite.data.split import Split
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError, nearest
+from polysite.heterogeneity.exchange import Assess
 from polysite.models import MODELS, Model
 from polysite.models.encoders import ENCODERS, Bundled, Encoder
-from polysite.train.settings import Train
+from polysite.training.settings import Train
 
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that decides a run."""
+    """All settings of a study.
+
+    Args:
+        seed: Seed of all randomness, 0 to 2**63 - 1.
+        algorithm: Federated algorithm of the first phase.
+        model: Network to train.
+        data: Source of the images.
+        federation: How cases are assigned to sites.
+        prepare: Preparation of images before training.
+        split: How the cases of a site are divided into training, validation and test cases.
+        train: Local training at the sites.
+        run: Rounds, participation, checkpoints and validation.
+        assess: What the assessment computes.
+        encoder: Network whose embeddings the assessment compares.
+        cost: Speeds from which time and energy are estimated.
+        then: Later phases, each a mapping of the sections it changes; a phase starts from the best model so far.
+    """
 
     seed: int = 0
     algorithm: Algorithm[Any] = field(default_factory=lambda: _fedavg())
@@ -50,7 +68,7 @@ class Study:
     assess: Assess = Assess()
     encoder: Encoder = Bundled()
     cost: Speeds = SPEEDS["paper_b"]
-    then: tuple[Mapping[str, Any], ...] = ()  # later phases, each from the best model so far: what they change
+    then: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         odd = next((phase for phase in self.then if not isinstance(phase, Mapping)), None)
@@ -74,8 +92,8 @@ class Study:
         phases(self)
 
     def check(self) -> None:
-        """Refuse what does not fit the data; this looks at them."""
-        from polysite.train import tasks
+        """Refuse a model or training settings that do not fit the data. This opens the data source."""
+        from polysite.training import tasks
 
         if self.model.task != self.data.task:
             fitting = " or ".join(n for n, m in MODELS.items() if m.task == self.data.task)
@@ -91,7 +109,7 @@ class Study:
         tasks.check_loss(tasks.find(self.data.task, self.train.exclusive), self.train.loss)
 
 
-# What a phase may change: how sites train and for how long, not what they train, nor on what.
+# Keys that a phase may change: how and how long sites train, but neither the network nor the data.
 PHASE: Mapping[str, tuple[str, ...]] = {
     "train": ("lr", "gamma", "epochs", "patches", "steps", "optimiser", "momentum", "weight_decay", "loss", "augment"),
     "run": ("rounds", "share", "validate_every", "patience", "pooled"),
@@ -105,24 +123,23 @@ def _fedavg() -> Algorithm[Any]:
 
 
 def phases(study: Study) -> tuple[Study, ...]:
-    """The phases of a study, each as a study of its own.
+    """Return the phases of a study, each as a study of its own.
 
     >>> study = Study(then=({"algorithm": "scaffold", "run": {"rounds": 5}},))
     >>> [(name_of(s.algorithm), s.run.rounds) for s in phases(study)]
     [('fedavg', 30), ('scaffold', 5)]
     """
     base = dataclasses.replace(study, then=()) if study.then else study
-    found = (base, *(_stage(base, changes, f"then[{k}]") for k, changes in enumerate(study.then)))
-    last = next((s.algorithm for s in found[:-1] if facts(s.algorithm).ends_study), None)
+    studies = (base, *(_phase(base, changes, f"then[{k}]") for k, changes in enumerate(study.then)))
+    last = next((s.algorithm for s in studies[:-1] if facts(s.algorithm).ends_study), None)
     if last is not None:
         raise ConfigError(
-            f"nothing comes after {name_of(last)}: it has a model for every cluster of patients, and not one to go on "
-            "from"
+            f"nothing comes after {name_of(last)}: it ends with a model per cluster of patients, not with one to continue"
         )
-    return found
+    return studies
 
 
-def _stage(base: Study, changes: Mapping[str, Any], at: str) -> Study:
+def _phase(base: Study, changes: Mapping[str, Any], at: str) -> Study:
     for section, keys in changes.items():
         if section != "algorithm" and section not in PHASE:
             raise ConfigError(
@@ -135,22 +152,22 @@ def _stage(base: Study, changes: Mapping[str, Any], at: str) -> Study:
             if key not in PHASE[section]:
                 raise ConfigError(f"a phase does not change {section}.{key} ({at}); {nearest(key, PHASE[section])}")
     try:
-        stage = vary(base, changes)
+        phase = vary(base, changes)
     except ConfigError as problem:
         raise ConfigError(f"{at}: {problem}") from problem
-    name, known = name_of(stage.algorithm), facts(stage.algorithm)
-    if stage.run.rounds < known.exchanges:
+    name, known = name_of(phase.algorithm), facts(phase.algorithm)
+    if phase.run.rounds < known.exchanges:
         raise ConfigError(
-            f"{at}: run.rounds = {stage.run.rounds} may end before {name} has tuned: with the fit of the clusters it "
+            f"{at}: run.rounds = {phase.run.rounds} may end before {name} has tuned: with the fit of the clusters it "
             f"takes up to {known.exchanges}"
         )
-    if known.masks_head and stage.prepare.normalise != "nonzero":
+    if known.masks_head and phase.prepare.normalise != "nonzero":
         raise ConfigError(f"{at}: {name} needs prepare.normalise = 'nonzero', which tells the head from the background")
-    return stage
+    return phase
 
 
 def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
-    """The study in a file, with ``section.key = value`` overrides."""
+    """Read a study from a file, with ``section.key = value`` overrides."""
     try:
         return parse(path.read_text(encoding="utf-8"), overrides, str(path))
     except (OSError, UnicodeDecodeError) as problem:
@@ -158,7 +175,7 @@ def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
 
 
 def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "the configuration") -> Study:
-    """A study from TOML text.
+    """Parse a study from TOML text.
 
     >>> study = parse('seed = 3', {"algorithm.lr": "0.2", "run.rounds": "5"})
     >>> study.seed, study.algorithm.lr, study.run.rounds
@@ -172,7 +189,7 @@ def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "t
 
 
 def build(given: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Study:
-    """A study from what TOML text holds.
+    """Build a study from parsed TOML.
 
     >>> build({"seed": 3, "algorithm": "fedprox"}).algorithm.mu
     0.01
@@ -181,17 +198,17 @@ def build(given: Mapping[str, Any], overrides: Mapping[str, str] | None = None) 
     for key, value in (overrides or {}).items():
         _put(wanted, key, value, Study())
     if "preset" in wanted:
-        wanted = _vary(preset(wanted.pop("preset")), wanted)
+        wanted = _over_preset(preset(wanted.pop("preset")), wanted)
     return _build(Study, wanted, "")  # type: ignore[no-any-return]
 
 
 def _section(name: str, given: Any) -> Any:
-    """``algorithm = "fedprox"`` as the section that it means."""
+    """Expand ``algorithm = "fedprox"`` to the section ``{"name": "fedprox"}``."""
     return {"name": given} if isinstance(given, str) and _choices(name) is not None else given
 
 
 def dump(study: Study, notes: bool = False) -> str:
-    """The whole study as TOML; reading it gives the same study. ``notes`` explains the keys.
+    """Return the whole study as TOML; parsing it gives the same study. ``notes`` adds the documentation of the keys.
 
     >>> parse(dump(Study(), notes=True)) == Study()
     True
@@ -206,15 +223,23 @@ def dump(study: Study, notes: bool = False) -> str:
     known, at, lines = dict(_notes(study, "")), "", []
     for line in text.splitlines():
         at = line.strip("[]") + "." if line.startswith("[") else at
-        note = known.get(at + line.partition(" = ")[0]) if " = " in line else None
-        lines.append(f"{line:32}  # {note}" if note else line)
-        if line.startswith("["):
-            lines += [f"{f'# {key} =':32}  # {known.get(at + key, '')}" for key in _unset(study, at.strip("."))]
+        lines += _noted(line, known.get(at + line.partition(" = ")[0], "") if " = " in line else "")
+        for key in _unset(study, at.strip(".")) if line.startswith("[") else ():
+            lines += _noted(f"# {key} =", known.get(at + key, ""))
     return "\n".join(lines) + "\n"
 
 
+def _noted(line: str, note: str) -> list[str]:
+    """Return the line with the note as a comment to its right, wrapped."""
+    return (
+        [f"{part:32}  # {words}" for part, words in zip_longest([line], textwrap.wrap(note, 84), fillvalue="")]
+        if note
+        else [line]
+    )
+
+
 def vary(study: Study, changes: Mapping[str, Any]) -> Study:
-    """The study with some sections changed, as TOML would have them.
+    """Return the study with some sections changed, given as in TOML.
 
     >>> vary(Study(seed=3), {"algorithm": {"name": "fedprox", "mu": 0.5}}).algorithm.mu
     0.5
@@ -223,32 +248,43 @@ def vary(study: Study, changes: Mapping[str, Any]) -> Study:
 
 
 def _unset(study: Study, at: str) -> list[str]:
-    """The keys of a section that have no value."""
+    """Return the keys of a section whose value is None."""
     value: Any = study
     for name in at.split("."):
-        if isinstance(value, tuple):  # of phases, which have only what they change
+        if isinstance(value, tuple):  # phases, which hold only the keys that they change
             return []
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
     return [f.name for f in fields(value) if getattr(value, f.name) is None] if is_dataclass(value) else []
 
 
 def explain(name: str) -> str:
-    """What an algorithm is and which keys it has.
+    """Return the documentation of an algorithm: its equation, what it requires, its hyper-parameters.
 
     >>> print(explain("fedprox").splitlines()[-1])
-    mu = 0.01                         # how strongly a site is held
+    mu = 0.01                         # Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg.
     """
-    found = find(name, ALGORITHMS, "algorithm")
-    text = dump(parse("", {"algorithm.name": name}), notes=True)
-    keys = [part for part in text.split("\n\n") if part.startswith("[algorithm")]
-    return "\n\n".join([docstring(found), *keys]).strip()
+    study = parse("", {"algorithm.name": name})
+    keys = [part for part in dump(study, notes=True).split("\n\n") if part.startswith("[algorithm")]
+    return "\n\n".join([docstring(find(name, ALGORITHMS, "algorithm")), traits(study.algorithm), *keys]).strip()
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """Return the documentation of the fields of a dataclass, by name, from the ``Args:`` section of its docstring.
+
+    >>> field_docs(type(parse("", {"algorithm": "fedprox"}).algorithm))
+    {'mu': 'Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg.'}
+    """
+    section = re.search(r"^Args:\n((?:(?: .*)?\n?)*)", inspect.getdoc(kind) or "", re.MULTILINE)
+    entries = re.findall(r"^    (\w+): (.+(?:\n {5,}.+)*)", section[1] if section else "", re.MULTILINE)
+    return {name: " ".join(text.replace("``", "").split()) for name, text in entries}
 
 
 def _notes(value: Any, at: str) -> Iterator[tuple[str, str]]:
-    """Path of a key -> what its line in the dataclass says about it."""
+    """Yield the path of every key with its documentation."""
     if is_dataclass(value):
-        found = re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(type(value)), re.MULTILINE)
-        yield from ((f"{at}{key}", note) for key, note in found)
+        kind = type(value)
+        comments = re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(kind), re.MULTILINE)  # without Args
+        yield from ((f"{at}{key}", note) for key, note in {**dict(comments), **field_docs(kind)}.items())
         for f in fields(value):
             yield from _notes(getattr(value, f.name), f"{at}{f.name}.")
     elif isinstance(value, Mapping):
@@ -257,26 +293,26 @@ def _notes(value: Any, at: str) -> Iterator[tuple[str, str]]:
 
 
 def presets() -> list[str]:
-    """The studies of the literature that a file can start from with ``preset = "NAME"``."""
+    """Return the names of the presets: published studies that a file can start from with ``preset = "NAME"``."""
     return sorted(f.name.removesuffix(".toml") for f in resources.files("polysite").joinpath("presets").iterdir())
 
 
 def preset(name: Any) -> dict[str, Any]:
-    """One of them, as TOML has it, over the one that it starts from itself.
+    """Return a preset as parsed TOML, merged over the preset that it starts from.
 
-    Its ``methods`` say what an algorithm, or ``pooled`` training, changes: name -> sections of a study.
+    Its ``methods`` map the name of an algorithm, or ``pooled``, to the sections that this method changes.
     """
     if name not in presets():
         raise ConfigError(f"there is no preset called {name!r}; {nearest(str(name), presets())}")
-    found = tomllib.loads(resources.files("polysite").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
-    return merge(preset(found.pop("preset")), found) if "preset" in found else found
+    given = tomllib.loads(resources.files("polysite").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
+    return merge(preset(given.pop("preset")), given) if "preset" in given else given
 
 
-def _vary(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The given values over what the preset has for the method that they choose, over the rest of the preset.
+def _over_preset(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Merge the given values over the preset's values for the chosen method, and these over the rest of the preset.
 
     >>> base = {"train": {"lr": 1, "batch": 4}, "methods": {"scaffold": {"train": {"lr": 2}}}}
-    >>> _vary(base, {"algorithm": {"name": "scaffold"}, "train": {"batch": 8}})
+    >>> _over_preset(base, {"algorithm": {"name": "scaffold"}, "train": {"batch": 8}})
     {'train': {'lr': 2, 'batch': 8}, 'algorithm': {'name': 'scaffold'}}
     """
     rest = {key: value for key, value in base.items() if key != "methods"}
@@ -286,7 +322,7 @@ def _vary(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _method(given: Mapping[str, Any]) -> str:
-    """The name of what trains: that of the algorithm, which its keys may tell, or ``pooled``.
+    """Return ``pooled`` or the name of the algorithm, which may follow from its keys alone.
 
     >>> _method({"run": {"pooled": True}}), _method({"algorithm": {"q": 2.0}}), _method({})
     ('pooled', 'qfedavg', 'fedavg')
@@ -298,7 +334,7 @@ def _method(given: Mapping[str, Any]) -> str:
 
 
 def merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given values over the base; a section that chooses another name starts anew.
+    """Merge the given values over the base. A section with another ``name`` replaces the base's.
 
     >>> merge({"model": {"name": "a", "x": 1}, "train": {"lr": 1}}, {"model": {"name": "b"}, "train": {"batch": 4}})
     {'model': {'name': 'b'}, 'train': {'lr': 1, 'batch': 4}}
@@ -313,18 +349,18 @@ def merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choices(at: str) -> Mapping[str, Any] | None:
-    """What the ``name`` of the section at this path may be: name -> a class, or an instance that the keys vary."""
-    if re.fullmatch(r"algorithm(\.inner)*", at):  # inner: that of a combinator
+    """Return the choices of the section at this path, by name: classes, or instances whose fields the keys replace."""
+    if re.fullmatch(r"algorithm(\.inner)*", at):  # inner: the algorithm inside a combinator
         return {n: find(n, ALGORITHMS, "algorithm") for n in ALGORITHMS}
     if re.fullmatch(r"algorithm(\.inner)*\.server", at):
         return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
-    found: dict[str, Mapping[str, Any]]
-    found = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS, "encoder": ENCODERS, "cost": SPEEDS}
-    return found.get(at)
+    sections: dict[str, Mapping[str, Any]]
+    sections = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS, "encoder": ENCODERS, "cost": SPEEDS}
+    return sections.get(at)
 
 
 def _name_in(at: str, value: Any) -> str | None:
-    """The name that says best which of the choices a value is."""
+    """Return the name of the choice that is most like a value."""
     if at.partition(".")[0] == "algorithm":
         return name_of(value)
     choices = _choices(at) or {}
@@ -333,14 +369,14 @@ def _name_in(at: str, value: Any) -> str | None:
 
 
 def _likeness(choice: Any, value: Any) -> int:
-    """In how many fields an instance to choose is as this value is; of equals, the first is meant."""
+    """Return the number of fields in which a choice equals a value."""
     if isinstance(choice, type):
         return 0
     return sum(getattr(choice, f.name) == getattr(value, f.name) for f in fields(value))
 
 
 def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
-    """One value of the wanted type from what TOML gave."""
+    """Convert a TOML value to the wanted type."""
     choices = _choices(at)
     if choices is not None and isinstance(given, str):
         given = {"name": given}
@@ -358,7 +394,7 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     if origin is Literal:
         return given if given in inside else _refuse(at, given, f"must be one of {', '.join(map(repr, inside))}")
     if origin is tuple and isinstance(given, (str, int, float)):
-        given = [given]  # one alone
+        given = [given]  # a list of one may be written without brackets
     if origin is tuple and isinstance(given, list):
         return tuple(_build(inside[0], v, f"{at}[{i}]") for i, v in enumerate(given))
     if at == "then" and isinstance(given, Mapping):
@@ -369,7 +405,7 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
 
 
 def _may_be(kind: Any, given: Any) -> bool:
-    """Whether a value can be of this kind, one of several: words are no whole number."""
+    """Return whether a value can be of this member of a union: an integer is no literal."""
     return not (get_origin(kind) is Literal and type(given) is int)
 
 
@@ -397,14 +433,14 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
 
 
 def _meant(choices: Mapping[str, Any], given: Mapping[str, Any], at: str, default: Any) -> str | None:
-    """The name of a section that gives none: the default's, or the only one that has all its keys."""
+    """Return the name for a section without one: the default's, or that of the only choice with all its keys."""
     name = _name_in(at, default) if default is not None else None
     having = {n for n, c in choices.items() if given.keys() <= {f.name for f in fields(c)}}
     return name if name in having or len(having) != 1 else having.pop()
 
 
 def _instance(kind: Any, given: Any, at: str, default: Any) -> Any:
-    """A dataclass from a section: the given keys, the rest from ``default`` or from the class."""
+    """Build a dataclass from a section; keys that are not given come from ``default`` or from the class."""
     if not isinstance(given, Mapping):
         _refuse(at, given, "must be a section")
     hints = get_type_hints(kind)
@@ -419,11 +455,11 @@ def _instance(kind: Any, given: Any, at: str, default: Any) -> Any:
     except ConfigError as problem:
         if "." not in at and at != "algorithm":
             raise
-        raise ConfigError(f"{at}: {problem}") from problem  # a hospital does not know its own name
+        raise ConfigError(f"{at}: {problem}") from problem  # the message of a nested value does not say where it is
 
 
 def _hint(at: str, key: str, known: Mapping[str, Any]) -> str:
-    """The nearest key here, or the section that does have this key."""
+    """Suggest the section that has this key, or the nearest key."""
     elsewhere = [
         f"{f.name}.{key}" for f in fields(Study) if is_dataclass(f.type) and key in {g.name for g in fields(f.type)}
     ]
@@ -435,11 +471,12 @@ def _refuse(at: str, given: Any, why: str) -> Any:
 
 
 def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
-    """Set ``a.b.c`` to what the text says in TOML; text that is no TOML value is taken as a string.
+    """Set ``a.b.c`` to the TOML value in ``text``; text that is no TOML value is taken as a string.
 
     A mapping that the file does not give (the phantom hospitals) keeps its other entries.
     """
-    if _choices(key) is not None:
+    value = _toml_value(text)
+    if _choices(key) is not None and isinstance(value, str):
         key += ".name"  # algorithm=fedprox
     *sections, last = key.split(".")
     for k, name in enumerate(sections):
@@ -449,15 +486,24 @@ def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
         given = given.setdefault(name, _plain(default) if isinstance(default, Mapping) else {})
         if not isinstance(given, dict):
             raise ConfigError(f"--set {key}={text}: {name!r} is a value, not a section")
+    given[last] = value
+
+
+def _toml_value(text: str) -> Any:
+    """Parse a TOML value; words need no quotes.
+
+    >>> _toml_value("2"), _toml_value("dice"), _toml_value("[t1, t2]")
+    (2, 'dice', ['t1', 't2'])
+    """
     try:
-        given[last] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:  # words without quotes
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
         inside = text.strip().removeprefix("[").removesuffix("]")
-        given[last] = [w.strip() for w in inside.split(",")] if text.strip() == f"[{inside}]" else text
+        return [w.strip() for w in inside.split(",")] if text.strip() == f"[{inside}]" else text
 
 
 def _plain(value: Any, at: str = "") -> Any:
-    """A value as TOML has it; a key whose value is None is left out."""
+    """Return a value as plain TOML types; keys whose value is None are left out."""
     if is_dataclass(value):
         name = _name_in(at, value) if _choices(at) is not None else None
         inside = {f.name: _plain(getattr(value, f.name), f"{at}.{f.name}".strip(".")) for f in fields(value) if f.init}

@@ -1,4 +1,4 @@
-"""Everything that polysite refuses, as one small tree.
+"""The exceptions of polysite, and two helpers for their messages.
 
 ::
 
@@ -8,7 +8,7 @@
     ├── PayloadError         bytes or fields that must not cross the wire
     └── RunError             a run folder or checkpoint that cannot be written or continued
 
-The command line prints the sentence and leaves with exit code 2; a program may catch the branch it can mend.
+The command line prints the sentence and exits with code 2; a program may catch the branch that it can handle.
 
 >>> issubclass(DataError, PolysiteError)
 True
@@ -19,7 +19,7 @@ from difflib import get_close_matches
 
 
 class PolysiteError(Exception):
-    """The root: its text is one sentence for a person."""
+    """Base class of all errors of polysite. Its text is one sentence that a user can act on."""
 
 
 class ConfigError(PolysiteError):
@@ -39,7 +39,7 @@ class RunError(PolysiteError):
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """A hint for a name that does not exist.
+    """Return a hint for an unknown name: the closest known name, or all of them.
 
     >>> nearest("fedavgg", ["fedavg", "scaffold"])
     "did you mean 'fedavg'?"
@@ -51,10 +51,10 @@ def nearest(given: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
-def shown(text: object, most: int = 300) -> str:
-    """What somebody else wrote, for a screen or a record: not long, and nothing that a terminal would act on.
+def shown(text: object, length: int = 300) -> str:
+    """Return foreign text cut to a length and without control characters, safe to print or to record.
 
     >>> shown("no\\x1b[2J\\nway")
     'no [2J way'
     """
-    return "".join(c if c.isprintable() else " " for c in str(text)[:most])
+    return "".join(c if c.isprintable() else " " for c in str(text)[:length])

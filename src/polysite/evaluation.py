@@ -123,7 +123,7 @@ def _subject(folder: RunFolder, split: str, on: Path | str | None) -> Subject:
 
 
 def _elsewhere(chosen: Study, dealt: Mapping[SiteId, SiteSplit], path: Path) -> Subject:
-    """Return all cases of other data. Hospitals of the run keep their training cases, by which they may choose a model."""
+    """Return all cases of other data. Hospitals of the run keep their training cases, which may choose a model."""
     mine = chosen.data
     plain = mine if isinstance(mine, Files) else Files(str(path))
     files = replace(plain, path=str(path), modalities=mine.modality_names, format="auto", tables=(), exclude=())

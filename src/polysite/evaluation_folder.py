@@ -38,7 +38,7 @@ from polysite.payload import SiteId
 from polysite.report.preview import axes_of, turned, turned_size, widest
 from polysite.site import Examined
 from polysite.storage import draft_folder
-from polysite.train.torch_site import TorchSite, packed
+from polysite.training.torch_site import TorchSite, packed
 
 SLICES, SIDE = 64, 192  # largest scan that is kept to look at: slices, and pixels of a side
 Row = dict[str, Any]
@@ -206,7 +206,7 @@ def _axes(chosen: Study, case: CaseRef) -> str:
 
 
 def _scan(archive: ZipFile, case: Case, axes: str) -> dict[str, Any]:
-    """Add image and ground truth, upright and at most SLICES x SIDE x SIDE, to the archive; return how they were cut."""
+    """Add image and ground truth, upright and at most SLICES x SIDE x SIDE, to the archive; return the crop."""
     image, label = turned(case.image, axes), turned(case.label, axes)
     step = max(1, ceil(max(image.shape[2:]) / SIDE))
     slices = _slices(label)

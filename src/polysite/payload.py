@@ -1,7 +1,7 @@
-"""The one thing that crosses the wire, and the one thing that a site may remember.
+"""Payloads: the only values that cross the network, and the only ones that a site keeps between rounds.
 
 On the wire a payload is a safetensors file: a JSON header and raw little-endian arrays. Nothing is ever unpickled,
-and the header is checked against limits before a single array is built.
+and the header is checked against limits before any array is built.
 
 >>> import numpy as np
 >>> p = Payload(model={"w": np.ones(2)}, n=3)
@@ -26,7 +26,7 @@ from polysite.errors import PayloadError
 
 SiteId = str
 
-# what may cross: the name in the file -> the name in NumPy
+# types that may cross: name in the file -> name in NumPy
 TYPES = {
     **{f"F{n}": f"float{n}" for n in (64, 32, 16)},
     **{f"I{n}": f"int{n}" for n in (64, 32, 16, 8)},
@@ -36,7 +36,7 @@ TYPES = {
 
 
 class Payload(Mapping[str, Any]):
-    """Named fields; each is a tree of arrays or a number. Immutable."""
+    """An immutable mapping of field names to values; each value is a tree of arrays or a number."""
 
     __slots__ = ("_fields",)
 
@@ -60,7 +60,7 @@ class Payload(Mapping[str, Any]):
         return f"Payload({', '.join(inside)})"
 
     def __eq__(self, other: object) -> bool:
-        """Bit for bit: the same fields, names, shapes, types and bytes."""
+        """Compare bit by bit: fields, names, shapes, types and bytes."""
         if not isinstance(other, Payload) or self.keys() != other.keys():
             return False
         pairs = [({"": np.float64(v)} if isinstance(v, float) else v, other[f]) for f, v in self.items()]
@@ -71,17 +71,24 @@ class Payload(Mapping[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of content, measured: the cost model reads this, it does not guess."""
+        """Number of bytes of all arrays and numbers. The cost model uses this number."""
         return sum(8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values()) for v in self.values())
 
     def each(self, f: Any) -> "Payload":
-        """The same payload with ``f`` applied to every tree (to move it to another device, say)."""
+        """Return this payload with ``f`` applied to every tree, for example to move it to another device."""
         return Payload(**{k: v if isinstance(v, float) else f(v) for k, v in self.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a receiver accepts. The default takes a model of 500 M parameters with its control variates."""
+    """Limits of what a receiver accepts. The default admits a model of 500 M parameters with its control variates.
+
+    Args:
+        nbytes: Bytes of the whole payload.
+        header: Bytes of its JSON header.
+        arrays: Number of arrays.
+        dimensions: Dimensions of an array.
+    """
 
     nbytes: int = 8 << 30
     header: int = 16 << 20
@@ -90,14 +97,14 @@ class Limits:
 
 
 def plain(x: Any) -> np.ndarray:
-    """A plain, contiguous, little-endian array, whatever device it was on."""
+    """Return a contiguous, little-endian NumPy array of a leaf on any device."""
     a = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
     a = a.astype(a.dtype.newbyteorder("<"), copy=False)
     return a if a.flags.c_contiguous else a.copy(order="C")
 
 
 def encode(p: Payload) -> bytes:
-    """The bytes of a payload."""
+    """Return the bytes of a payload."""
     arrays, order = {}, []
     for field, value in p.items():
         number = isinstance(value, float)
@@ -113,7 +120,7 @@ def encode(p: Payload) -> bytes:
 
 
 def decode(b: bytes, limits: Limits = Limits()) -> Payload:
-    """The payload behind some bytes; bytes that are not exactly a payload raise PayloadError."""
+    """Return the payload in these bytes; raise PayloadError if they are not exactly one payload."""
     order = _checked_header(b, limits)
     try:
         arrays = safetensors.numpy.load(b)
@@ -127,7 +134,7 @@ def decode(b: bytes, limits: Limits = Limits()) -> Payload:
 
 
 def _checked_header(b: bytes, limits: Limits) -> list[tuple[str, list[str] | None]]:
-    """The index of the fields, after every limit has been checked and before anything is allocated."""
+    """Check every limit before anything is allocated, and return the index of the fields."""
     if len(b) > limits.nbytes:
         raise PayloadError(f"the payload has {len(b)} bytes, more than the {limits.nbytes} accepted here")
     length = int.from_bytes(b[:8], "little")
@@ -161,9 +168,12 @@ def _same(x: Any, y: Any) -> bool:
 def mean(
     replies: Mapping[SiteId, Payload], field: str, weight: str | Mapping[SiteId, float] | None = None
 ) -> tree.Tree:
-    """Mean of one field over the replies, in a fixed order so that it does not depend on arrival.
+    """Return the mean of one field over the replies, summed in a fixed order, so that arrival order has no effect.
 
-    ``weight`` is another field of the replies, or the weights themselves; without it all weigh the same.
+    Args:
+        replies: The payload of every site.
+        field: Name of the field to average.
+        weight: Name of the field with the sample weights, or the weights by site; None for equal weights.
     """
     order = sorted(replies)
     weights = {i: replies[i][weight] for i in order} if isinstance(weight, str) else weight

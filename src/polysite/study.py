@@ -14,8 +14,8 @@ from polysite.algorithms import name_of
 from polysite.algorithms.base import check_sites, facts
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
-from polysite.cost.model import Cost, Load, planned
-from polysite.cost.rehearsal import Effort, rehearse
+from polysite.costs.model import Cost, Load, planned
+from polysite.costs.rehearsal import Effort, rehearse
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.files import Files
@@ -28,8 +28,8 @@ from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
-from polysite.train import tasks
-from polysite.train.torch_site import Network, TorchSite
+from polysite.training import tasks
+from polysite.training.torch_site import Network, TorchSite
 from polysite.tree import Tree
 
 POOLED = "pooled"  # the site of centralised training

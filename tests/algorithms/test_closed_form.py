@@ -26,7 +26,7 @@ from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.payload import Payload
-from polysite.site import Fit
+from polysite.site import CaseScore, Fit
 from quadratic import Quadratic
 
 W0 = 3.0
@@ -54,7 +54,7 @@ class Frank(Quadratic):
     """Its cost, one minus its score, is its loss."""
 
     def score(self, params, cases):
-        return {n: {"L": 1 - loss, "loss": loss} for n, loss in self.losses(params).items() if n in cases}
+        return {n: CaseScore({"L": 1 - loss}, loss) for n, loss in self.losses(params).items() if n in cases}
 
 
 def bed(a=A, b=B, n=N, steps=None, kind=Frank):
@@ -612,7 +612,7 @@ def test_a_cost_is_of_validation_cases_and_of_quality_not_loss():
             return {"train": ("0", "1"), "validation": self.kept, "test": ()}[split]
 
         def score(self, params, cases):
-            return {n: {"WT": 0.25 if n == "v" else 0.75, "TC": 0.5, "loss": 9.0} for n in cases}
+            return {n: CaseScore({"WT": 0.25 if n == "v" else 0.75, "TC": 0.5}, loss=9.0) for n in cases}
 
         def losses(self, params, *, augmented=False):
             return {"0": 1.0, "1": 1.0}

@@ -16,6 +16,7 @@ from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Reply
 from polysite.errors import ConfigError
 from polysite.payload import Payload
+from polysite.site import CaseScore
 from quadratic import Quadratic
 
 START, ETA, K = {"w": np.array([3.0])}, 0.1, 5
@@ -45,7 +46,7 @@ class Shifted(Quadratic):
 
     def score(self, params, cases):
         miss = np.abs(params["w"].item() - self._values(cases))
-        return {n: {"L": 1 / (1 + m), "loss": m} for n, m in zip(cases, miss, strict=True)}
+        return {n: CaseScore({"L": 1 / (1 + m)}, m) for n, m in zip(cases, miss, strict=True)}
 
 
 def sites(judges=None):
@@ -139,7 +140,7 @@ def test_a_cluster_keeps_its_best_round_and_may_keep_the_first():
         def score(self, params, cases):
             wanted = np.where(self._values(cases) == LOW, 3.0, HIGH)
             miss = np.abs(params["w"].item() - wanted)
-            return {n: {"L": 1 / (1 + m), "loss": m} for n, m in zip(cases, miss, strict=True)}
+            return {n: CaseScore({"L": 1 / (1 + m)}, m) for n, m in zip(cases, miss, strict=True)}
 
     made = {i: Began(s.a, s.b, lr=ETA, steps=K, start=START) for i, s in sites().items()}
     for i, s in made.items():
@@ -191,11 +192,11 @@ def test_a_phase_of_it_ends_by_itself_and_is_the_best_of_all(tmp_path):
         Phase(TWO, Simulator(TWO, sites()), Plan(rounds=300, validate_every=7)),
     ]
     result = run_phases(phases, START, 0, folder)
-    records = [r for r in folder.records() if r["phase"]]
-    assert len(records) < 60 and result["best_phase"] == 1
-    assert records[-1]["told"]["clusters with cases"] == 2 and "mean_score" in records[-1]
+    records = [r for r in folder.records() if r.phase]
+    assert len(records) < 60 and result.best_phase == 1
+    assert records[-1].diagnostics["clusters with cases"] == 2 and records[-1].measure
     assert sorted(p.stem for p in (folder.path / "models").glob("best*")) == ["best.group-0", "best.group-1"]
-    assert records[0]["sites"]["a"]["steps"] == 0 < records[-2]["sites"]["a"]["steps"]
+    assert records[0].sites["a"].steps == 0 < records[-2].sites["a"].steps
 
 
 @pytest.mark.parametrize(

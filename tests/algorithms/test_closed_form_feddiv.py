@@ -4,6 +4,8 @@ K steps on the encoders alone go (1 - 2 eta a)^K of the way in s, each encoder h
 go (1 - eta a)^K.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from polysite import tree
 from polysite.algorithms.base import diagnostics, shares
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddiv import FedDiv
-from polysite.cost.rehearsal import traffic
+from polysite.costs.rehearsal import traffic
 from polysite.engines.plan import Plan
 from polysite.engines.reply_checks import screen
 from polysite.engines.rounds import run_rounds
@@ -198,7 +200,7 @@ def test_a_site_holds_what_the_server_believes_it_holds(algorithm):
         def train(self, round, sent):
             for site, reply in super().train(round, sent):
                 broken = Payload(**{**reply.payload, "counts": {"class0": np.array([-1.0])}})
-                yield site, type(reply)(broken, reply.fits, reply.seconds) if site == "b" and round % 3 == 1 else reply
+                yield site, replace(reply, payload=broken) if site == "b" and round % 3 == 1 else reply
 
     engine, refused = Moody(algorithm, sites(), wire=True), 0
     for r in run_rounds(algorithm, engine, START, Plan(rounds=12, share=0.5), seed=0):

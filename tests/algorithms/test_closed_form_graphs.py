@@ -21,6 +21,7 @@ from polysite.engines.rounds import Progress, run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload
+from polysite.site import CaseScore
 from quadratic import Quadratic
 from table import START, same
 from table import sites as two_part_sites
@@ -64,7 +65,7 @@ class Guest(Quadratic):
 
     def score(self, params, cases):
         assert cases == self.cases("validation"), "no model is chosen by the cases that it is tested on"
-        return {n: {"loss": float((params["w"].item() - self.b[int(n)]) ** 2)} for n in cases}
+        return {n: CaseScore({}, float((params["w"].item() - self.b[int(n)]) ** 2)) for n in cases}
 
     def sketch(self, kind, cases):
         assert kind == "images" or "validation" in self.of, "no label of a test is looked at"

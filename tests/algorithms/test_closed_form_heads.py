@@ -17,7 +17,7 @@ from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from polysite.site import Balanced, Fit, OneVsAll
+from polysite.site import Balanced, Fit, Objective, OneVsAll
 from quadratic import Quadratic
 from table import same
 
@@ -226,15 +226,15 @@ def test_the_body_hears_nothing_of_a_personal_head():
 
 def test_which_losses_replace_the_sites_own():
     class Asked(Quadratic):
-        def fit(self, params, **kw):
-            asked.append(kw)
-            return super().fit(params, **kw)
+        def fit(self, params, objective):
+            asked.append(objective)
+            return super().fit(params, objective)
 
     asked, site = [], Asked(1.0, np.array([0.0]), start=SPLITS)
     FedRoD(clip=3.0).local(Payload(model=SPLITS), Payload(), site)
-    assert asked[0] == {"loss": Balanced(3.0), "personal": {"head.w": 0.0}}
+    assert asked[0] == Objective(loss=Balanced(3.0), personal={"head.w": 0.0})
     FedABC(0.3, 1.5, 0.9, 0.1, 4.0, ("head.*",)).local(Payload(model=SPLITS), Payload(), site)
-    assert asked[1] == {"loss": OneVsAll(0.3, 1.5, 0.9, 0.1, 4.0)}
+    assert asked[1] == Objective(loss=OneVsAll(0.3, 1.5, 0.9, 0.1, 4.0))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])

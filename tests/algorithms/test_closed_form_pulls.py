@@ -16,13 +16,13 @@ from polysite.algorithms.local import Local
 from polysite.algorithms.pfedme import PFedMe
 from polysite.algorithms.superfed import SuPerFed
 from polysite.algorithms.weighted import Weighted
-from polysite.cost.rehearsal import rehearse
+from polysite.costs.rehearsal import rehearse
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from polysite.site import Budget, Mix
+from polysite.site import Budget, CaseScore, Mix
 from quadratic import Quadratic, mixed_gradients
 from table import START as SPLITS
 from table import same
@@ -121,9 +121,9 @@ def test_pfedme_held_ever_tighter_is_uniform_fedavg(share):
 
 def test_pfedme_takes_its_inner_steps_on_one_minibatch_and_the_next_ones_on_the_next():
     class Asked(Quadratic):
-        def fit(self, params, **kw):
-            asked.append((kw["minibatch"], kw["steps"], kw["tilt"].anchor["w"].item()))
-            return super().fit(params, **kw)
+        def fit(self, params, objective, budget):
+            asked.append((budget.minibatch, budget.steps, objective.tilt.anchor["w"].item()))
+            return super().fit(params, objective, budget)
 
     asked = []
     PFEDME.local(Payload(model=START), Payload(), Asked(1.0, np.array([0.0])))
@@ -486,7 +486,7 @@ def test_superfed_serves_the_mixture_that_does_best_on_validation_cases():
 
         def score(self, params, cases):
             asked.append((set(cases), params["norm.running_var"].item()))
-            return {n: {"L": 1 - abs(params["w"].item() - 0.61), "loss": -params["w"].item()} for n in cases}
+            return {n: CaseScore({"L": 1 - abs(params["w"].item() - 0.61)}, -params["w"].item()) for n in cases}
 
     got = Payload(model={"w": np.array([0.0]), "norm.running_var": np.array([5.0])}, twins=1)
     memory = Payload(twin={"w": np.array([1.0])})

@@ -125,6 +125,35 @@ def test_order_of_replies_does_not_matter(algorithm):
     assert same(algorithm.merge(state, replies), algorithm.merge(state, dict(reversed(replies.items()))))
 
 
+def combined(replies):
+    """One reply that stands for all: the mean of the models by weight, and the sum of the weights."""
+    weights = [p.get("weight", 1.0) for p in replies.values()]
+    return Payload(model=tree.mean([p["model"] for p in replies.values()], weights), weight=sum(weights))
+
+
+@pytest.mark.parametrize("name", [n for n, a in CASES.items() if a.needs == "sum" and "model" in a.reply])
+def test_needs_sum_means_that_the_weighted_sum_of_the_replies_is_enough(name):
+    algorithm, s = CASES[name], sites()
+    state = algorithm.init(START, sorted(s))
+    sent = algorithm.send(state, sorted(s))
+    replies = {i: algorithm.local(sent[i], Payload(), s[i])[0] for i in s}
+    assert set(algorithm.reply) <= {"model", "weight"}
+    each, one = (algorithm.merge(state, r) for r in (replies, {"a": combined(replies)}))
+    for x, y in zip(arrays(each), arrays(one), strict=True):
+        assert x == pytest.approx(y, abs=1e-12)
+
+
+def test_algorithms_that_need_each_reply():
+    """The others need no model of a site (fine-tuning, local training), or their weighted sum."""
+    each = {name_of(a) for a in CASES.values() if a.needs == "each"}
+    assert {name_of(a) for a in CASES.values() if a.needs == "sum"} == set(ALGORITHMS) - each
+    assert each == {
+        "cfft", "cfl", "clustered", "fedamp", "fedcostwavg", "feddiv", "feddyn", "fedexp", "fednova", "fedpidavg",
+        "fpfc", "geometric_median", "ifca", "krum", "median", "pfednet", "qfedavg", "scaffold", "top_k",
+        "trimmed_mean", "weighted",
+    }  # fmt: skip
+
+
 @every
 def test_a_site_may_drop_out(algorithm):
     """Who is asked and does not answer leaves the same state as who was not asked."""

@@ -31,6 +31,7 @@ from polysite.errors import ConfigError
 from polysite.models import MODELS
 from polysite.models.names import canonical
 from polysite.payload import Payload
+from polysite.site import CaseScore
 from quadratic import Quadratic
 from table import same
 
@@ -45,7 +46,7 @@ class Wide(Quadratic):
         return {str(i): 0.5 * self.a * float(((out - b) ** 2).sum()) for i, b in enumerate(self.b)}
 
     def score(self, params, cases):
-        return {n: {"L": 1 / (1 + loss), "loss": loss} for n, loss in self.losses(params).items() if n in cases}
+        return {n: CaseScore({"L": 1 / (1 + loss)}, loss) for n, loss in self.losses(params).items() if n in cases}
 
 
 def sites(steps=(5, 5, 5, 5)):
@@ -270,7 +271,8 @@ def test_factors_go_around_groups_or_into_them(share):
 def test_what_clusters_ask_of_a_server_is_what_the_inner_algorithm_does():
     for inner in (FedAvg(), FedAvg(uniform=True), Scaffold(), Median(), QFedAvg(), Weighted({"a": 0.3})):
         around = Clustered({"all": tuple("abcd")}, inner)
-        assert (around.reply, around.needs, around.plain_sgd) == (inner.reply, inner.needs, inner.plain_sgd)
+        assert (around.reply, around.plain_sgd) == (inner.reply, inner.plain_sgd)
+        assert around.needs == "each"  # a sum over all sites would mix the groups
 
 
 def test_fednova_with_unequal_steps_is_not_fedavg():

@@ -35,8 +35,8 @@ def test_an_old_name_warns_and_is_the_new_one(old, new):
 
 def test_a_function_stays_one_where_a_subpackage_has_its_name():
     code = (
-        "import polysite as ps, polysite.train.settings, polysite.cost.model, polysite.assess.exchange\n"
-        "from polysite.train import settings\n"
+        "import polysite as ps, polysite.training.settings, polysite.costs.model, polysite.heterogeneity.exchange\n"
+        "from polysite.training import settings\n"
         "print(*(f'{f.__module__}.{f.__name__}' for f in (ps.train, ps.cost, ps.assess)), settings.Train is ps.Train)"
     )
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)

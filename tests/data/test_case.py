@@ -8,7 +8,7 @@ from scipy.ndimage import gaussian_filter
 
 from polysite.data.case import Case, channels
 from polysite.errors import DataError
-from polysite.train.patches import Patches, blur, contrast
+from polysite.training.patches import Patches, blur, contrast
 
 
 def test_channels_may_overlap_and_strangers_are_named():

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from polysite.data.images import LIMIT, read
+from polysite.data.images import MAX_VOXELS, read
 from polysite.errors import DataError
 
 AFFINE = np.array([[0, -1.5, 0, 10], [2.0, 0, 0, -20], [0, 0, 3.0, 5], [0, 0, 0, 1]])
@@ -199,7 +199,7 @@ def test_any_header_is_read_or_refused(tmp_path, changes, length):
     except DataError as refusal:
         assert "fuzz.nii" in str(refusal) and "\n" not in str(refusal)
     else:
-        assert image.array.size <= LIMIT and np.isfinite(image.affine).all()
+        assert image.array.size <= MAX_VOXELS and np.isfinite(image.affine).all()
 
 
 @pytest.mark.slow

@@ -562,7 +562,7 @@ def test_tables_add_up_and_the_first_one_counts(root):
     assert found.remarks[1:] == ("1 case has no label map and was left out: case_00210",)
 
 
-def test_sites_are_named_as_in_the_first_of_their_columns_and_ordered_as_people_do(root):
+def test_sites_are_named_as_in_the_first_of_their_columns_and_ordered_in_natural_order(root):
     tree(root)
     table(root / "mine.csv", "case,site,hospital", "n10,ward 2,x", "n9,ward 10,y", "s1,7,z")
     found = scan(root, tables=[root / "mine.csv"]).manifest
@@ -770,7 +770,7 @@ def test_cases_that_all_lack_the_truth_are_refused(root):
 @pytest.mark.parametrize(
     ("build", "change", "says"),
     [
-        (nnunet, {"labels": {"background": 0, "PZ": 1, "ignore": 2}}, "'ignore', voxels that nobody labelled"),
+        (nnunet, {"labels": {"background": 0, "PZ": 1, "ignore": 2}}, "'ignore', for voxels without a label"),
         (nnunet, {"file_ending": ".nrrd"}, "'.nrrd' are not read"),
         (nnunet, {"labels": {"background": 0, "PZ": "one"}}, "cannot be used as it is.*ValueError"),
         (nnunet, {"channel_names": ["T2"]}, "cannot be used as it is"),
@@ -906,7 +906,7 @@ def test_links_that_lead_up_do_not_hold_up_the_search(root):
 
 
 @pytest.mark.parametrize(
-    ("files", "people"),
+    ("files", "patients"),
     [
         ([f"BraTS-GLI-{n}/BraTS-GLI-{n}-{{}}.nii.gz" for n in ("00005-100", "00005-101", "00006-100")],
          ["BraTS-GLI-00005", "BraTS-GLI-00005", "BraTS-GLI-00006"]),
@@ -916,9 +916,9 @@ def test_links_that_lead_up_do_not_hold_up_the_search(root):
     ],
     ids=["time points", "one each", "sessions"],
 )  # fmt: skip
-def test_the_cases_of_one_person_are_known_as_such(root, files, people):
+def test_the_cases_of_one_patient_are_known_as_such(root, files, patients):
     for file in files:
         kinds = ("T1w", "mask") if "sub-" in file else ("t2f", "seg") if "-GLI-" in file else ("flair", "seg")
         for kind in kinds:
             volume(root / file.format(kind), 1)
-    assert [r.patient for r in scan(root).manifest.rows] == people
+    assert [r.patient for r in scan(root).manifest.rows] == patients

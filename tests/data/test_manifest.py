@@ -208,7 +208,7 @@ def test_json_lines_may_hold_lists_and_objects(tmp_path):
 
 def test_names_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"site": "\\ud800", "case": "1", "t1": "a.nii", "class": "x"}')
-    with pytest.raises(DataError, match="a name that is no text"):
+    with pytest.raises(DataError, match="a name that is not valid text"):
         manifest.read(tmp_path / "m.jsonl")
 
 
@@ -221,11 +221,11 @@ def test_a_constant_image_is_not_trained_on(tmp_path):
 
 def test_volumes_of_classes_are_one_and_zero(tmp_path):
     (tmp_path / "m.csv").write_text("site,case,ct,class\nA,1,a.nii.gz,n\nA,2,b.nii.gz,o\n")
-    patients = Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"]
-    assert [p.volumes() for p in patients] == [{"n": 1.0, "o": 0.0}, {"n": 0.0, "o": 1.0}]
+    refs = Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"]
+    assert [p.volumes() for p in refs] == [{"n": 1.0, "o": 0.0}, {"n": 0.0, "o": 1.0}]
 
 
-def test_boxes_of_one_scan_are_of_one_person(tmp_path):
+def test_boxes_of_one_scan_belong_to_one_patient(tmp_path):
     (tmp_path / "m.csv").write_text("site,case,ct,class,box,patient\nA,1,a.nii,n,1 1 1 9 9 9,\nA,2,b.nii,o,,Ms X\n")
     first, second = Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"]
     assert first.patient.endswith("a.nii") and second.patient == "Ms X"

@@ -50,9 +50,9 @@ def test_every_case_is_in_one_part_and_both_train_and_validation_have_one(n, val
             Split(validation, test)
         return
     cases = hospital(n, group=lambda i: "ab"[i % 2])
-    parts = Split(validation, test, by_group=by_group).apply({"s": cases}, seed)["s"]
-    assert sorted(n for p in parts.values() for n in names(p)) == names(cases)
-    assert parts["train"] and parts["validation"] and (bool(parts["test"]) == (test > 0 and n >= 3))
+    splits = Split(validation, test, by_group=by_group).apply({"s": cases}, seed)["s"]
+    assert sorted(n for p in splits.values() for n in names(p)) == names(cases)
+    assert splits["train"] and splits["validation"] and (bool(splits["test"]) == (test > 0 and n >= 3))
 
 
 def test_a_split_depends_on_seed_and_site_but_not_on_order():
@@ -79,17 +79,17 @@ def folds_of(sites, folds=5, seed=0, **kwargs):
 def test_five_folds_of_the_fets_federation_test_each_of_1251_cases_once():
     sites = {f"{k:02d}": hospital(n, f"{k:02d}-") for k, n in enumerate(FETS_2022, start=1)}
     found = folds_of(sites)
-    tested = Counter(n for fold in found for parts in fold.values() for n in names(parts["test"]))
+    tested = Counter(n for fold in found for splits in fold.values() for n in names(splits["test"]))
     assert len(tested) == 1251 and set(tested.values()) == {1}
-    totals = [sum(len(parts["test"]) for parts in fold.values()) for fold in found]
+    totals = [sum(len(splits["test"]) for splits in fold.values()) for fold in found]
     assert max(totals) - min(totals) < 10  # the remainders of the sites do not all go to the first folds
     for fold in found:
-        for site, parts in fold.items():
+        for site, splits in fold.items():
             n = len(sites[site])
-            assert sum(map(len, parts.values())) == n and len(parts["test"]) in (n // 5, -(-n // 5))
-            rest = n - len(parts["test"])
-            assert len(parts["validation"]) == max(1, round(0.2 * rest)) and parts["train"]
-            assert not {*names(parts["test"])} & {*names(parts["train"]), *names(parts["validation"])}
+            assert sum(map(len, splits.values())) == n and len(splits["test"]) in (n // 5, -(-n // 5))
+            rest = n - len(splits["test"])
+            assert len(splits["validation"]) == max(1, round(0.2 * rest)) and splits["train"]
+            assert not {*names(splits["test"])} & {*names(splits["train"]), *names(splits["validation"])}
 
 
 def test_a_site_of_four_is_tested_in_four_folds():
@@ -108,15 +108,15 @@ def test_groups_are_spread_evenly_where_asked():
 
 def test_what_the_manifest_fixes_stays():
     fixed = {0: "test", 1: "test", 2: "validation", 3: "train"}
-    parts = Split().apply({"s": hospital(9, split=lambda i: fixed.get(i, ""))}, 0)["s"]
-    assert names(parts["test"]) == ["s0000", "s0001"] and names(parts["validation"]) == ["s0002"]
-    assert len(parts["train"]) == 6
+    splits = Split().apply({"s": hospital(9, split=lambda i: fixed.get(i, ""))}, 0)["s"]
+    assert names(splits["test"]) == ["s0000", "s0001"] and names(splits["validation"]) == ["s0002"]
+    assert len(splits["train"]) == 6
     half = Split().apply({"s": hospital(12, split=lambda i: "train" if i < 6 else "")}, 0)["s"]
     assert {f"s{i:04d}" for i in range(6)} <= {*names(half["train"])} and len(half["validation"]) == 2
-    parts = Split().apply({"s": hospital(10, split=lambda i: "test" if i < 4 else "train")}, 0)["s"]
-    assert [len(parts[k]) for k in ("train", "validation", "test")] == [4, 2, 4]
-    parts = Split().apply({"s": hospital(3, split=lambda i: "test")}, 0)["s"]  # an unseen hospital
-    assert [len(parts[k]) for k in ("train", "validation", "test")] == [0, 0, 3]
+    splits = Split().apply({"s": hospital(10, split=lambda i: "test" if i < 4 else "train")}, 0)["s"]
+    assert [len(splits[k]) for k in ("train", "validation", "test")] == [4, 2, 4]
+    splits = Split().apply({"s": hospital(3, split=lambda i: "test")}, 0)["s"]  # an unseen hospital
+    assert [len(splits[k]) for k in ("train", "validation", "test")] == [0, 0, 3]
 
 
 def test_a_split_is_written_and_read_back(tmp_path):
@@ -133,11 +133,11 @@ def test_a_split_is_written_and_read_back(tmp_path):
 def test_the_published_fold_files_are_read(tmp_path):
     """NAME_test_fold_K.csv and NAME_train_fold_K.csv with an index column, other site names and a subset of cases."""
     sites = {"01": hospital(10, "x"), "02": hospital(4, "y")}
-    for part, cases in (
+    for split, cases in (
         ("test", ["x0003", "x0007", "y0001"]),
         ("train", ["x0000", "x0001", "x0002", "y0000", "y0002"]),
     ):
-        with (tmp_path / f"partitioning_1_{part}_fold_2.csv").open("w", newline="") as file:
+        with (tmp_path / f"partitioning_1_{split}_fold_2.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["", "Subject_ID", "Partition_ID"])
             rows.writerows([k, n, "1" if n[0] == "x" else "2"] for k, n in enumerate(cases))
@@ -156,7 +156,7 @@ def deal(federation, sites, seed=0, **kwargs):
 
 
 def everyone(dealt):
-    return sorted(p.name for parts in dealt.values() for part in parts.values() for p in part)
+    return sorted(p.name for splits in dealt.values() for split in splits.values() for p in split)
 
 
 THREE = {"a": hospital(9, "a"), "b": hospital(6, "b"), "c": hospital(12, "c")}
@@ -172,7 +172,7 @@ def test_by_label_size_sorts_everyone_and_keeps_the_sizes():
         s: [patient(f"{s}{i}", s, v) for i, v in enumerate(rng.random(n))] for s, n in (("a", 9), ("b", 6), ("c", 12))
     }
     dealt = deal(ByLabelSize("WT"), sites)
-    held = {s: [p for part in parts.values() for p in part] for s, parts in dealt.items()}
+    held = {s: [p for split in splits.values() for p in split] for s, splits in dealt.items()}
     assert {s: len(p) for s, p in held.items()} == {"a": 9, "b": 6, "c": 12}
     span = {s: [p.volumes()["WT"] for p in patients] for s, patients in held.items()}
     assert max(span["a"]) < min(span["b"]) and max(span["b"]) < min(span["c"])
@@ -181,13 +181,13 @@ def test_by_label_size_sorts_everyone_and_keeps_the_sizes():
 
 def test_iid_moves_training_cases_only():
     natural, dealt = deal(Natural(), THREE), deal(Iid(4), THREE)
-    trained = sorted(n for parts in natural.values() for n in names(parts["train"]))
+    trained = sorted(n for splits in natural.values() for n in names(splits["train"]))
     assert sorted(n for s in dealt if s.startswith("iid") for n in names(dealt[s]["train"])) == trained
     counts = [len(dealt[f"iid-{k}"]["train"]) for k in (1, 2, 3, 4)]
     assert max(counts) - min(counts) <= 1
-    for site, parts in natural.items():
+    for site, splits in natural.items():
         assert not dealt[site]["train"]
-        assert all(names(dealt[site][k]) == names(parts[k]) for k in ("validation", "test"))
+        assert all(names(dealt[site][k]) == names(splits[k]) for k in ("validation", "test"))
     assert len({p.name[0] for p in dealt["iid-1"]["train"]}) > 1
 
 
@@ -197,7 +197,7 @@ def test_limited_keeps_known_groups_and_cuts_the_large():
         "b": hospital(9, "b", group=lambda i: "LGG" if i < 4 else ""),
     }
     dealt = deal(Limited(35), {**sites, "c": hospital(5, "c")})
-    assert {s: sum(map(len, parts.values())) for s, parts in dealt.items()} == {"a": 35, "b": 4}
+    assert {s: sum(map(len, splits.values())) for s, splits in dealt.items()} == {"a": 35, "b": 4}
     with pytest.raises(DataError, match="no group at all"):
         deal(Limited(), THREE)
 
@@ -208,7 +208,7 @@ def test_dirichlet_goes_from_alike_to_unlike():
     def skew(alpha):
         dealt = deal(Dirichlet(alpha, sites=5), sites, seed=1)
         assert everyone(dealt) == names(sites["a"])
-        mixes = [Counter(p.category for part in parts.values() for p in part) for parts in dealt.values()]
+        mixes = [Counter(p.category for split in splits.values() for p in split) for splits in dealt.values()]
         return np.mean([max(m.values()) / sum(m.values()) for m in mixes])
 
     assert skew(1000) < 0.4 < 0.55 < skew(0.3)
@@ -221,8 +221,8 @@ def test_label_ratio_gives_every_site_its_majority(classes, delta, count):
     sites = {"a": hospital(600, "a", category=lambda i: classes[i % len(classes)])}
     dealt = deal(LabelRatio(delta, count), sites)
     assert len(dealt) == count and len(set(everyone(dealt))) == len(everyone(dealt))
-    for k, parts in enumerate(dealt.values()):
-        mix = Counter(p.category for part in parts.values() for p in part)
+    for k, splits in enumerate(dealt.values()):
+        mix = Counter(p.category for split in splits.values() for p in split)
         major = classes[k % len(classes)]
         for other in set(classes) - {major}:
             assert mix[major] / mix[other] == pytest.approx(delta, rel=0.05)
@@ -232,7 +232,7 @@ def test_label_ratio_gives_every_site_its_majority(classes, delta, count):
 
 def test_hidden_modalities_vary_by_site_and_are_zero():
     dealt = deal(HideModalities(2), THREE)
-    images = {s: parts["train"][0].open().image.any((1, 2, 3)).tolist() for s, parts in dealt.items()}
+    images = {s: splits["train"][0].open().image.any((1, 2, 3)).tolist() for s, splits in dealt.items()}
     assert images == {"a": [False, False, True], "b": [True, False, False], "c": [False, True, False]}
     with pytest.raises(ConfigError, match="hide all of 3"):
         deal(HideModalities(3), THREE)
@@ -262,23 +262,23 @@ def test_the_real_partition_of_fets_2022_in_five_folds(shared, tmp_path):
             (tmp_path / case / f"{case}_{kind}.nii.gz").touch()
     sites = Files(path=str(tmp_path)).case_refs(0)
     assert tuple(map(len, sites.values())) == FETS_2022 and [int(s) for s in sites] == list(range(1, 24))
-    tested = [(s, n) for fold in folds_of(sites) for s, parts in fold.items() for n in names(parts["test"])]
+    tested = [(s, n) for fold in folds_of(sites) for s, splits in fold.items() for n in names(splits["test"])]
     assert len(tested) == 1251 and {n: str(int(s)) for s, n in tested} == listed
 
 
-def visits(site, people=12, each=3):
-    """Several time points of every person."""
+def visits(site, patients=12, each=3):
+    """Several time points of every patient."""
     return [patient(f"{site}{i:02d}-{k}", site, i + k / 10, patient=f"{site}{i:02d}", category="xy"[k % 2])
-            for i in range(people) for k in range(each)]  # fmt: skip
+            for i in range(patients) for k in range(each)]  # fmt: skip
 
 
 def homes(dealt):
-    """Person -> the parts in which there is a case of that person."""
+    """patient -> the splits in which there is a case of that patient."""
     found = {}
-    for parts in dealt.values():
-        for part, patients in parts.items():
+    for splits in dealt.values():
+        for split, patients in splits.items():
             for p in patients:
-                found.setdefault(p.patient, set()).add(part)
+                found.setdefault(p.patient, set()).add(split)
     return found
 
 
@@ -291,16 +291,16 @@ def homes(dealt):
 def test_nobody_is_trained_and_tested_on(federation, split):
     sites = {s: visits(s) for s in "abc"}
     found = homes(deal(federation, sites, **split))
-    assert len(found) == 36 and all(len(parts) == 1 for parts in found.values())
-    assert {"train", "validation", "test"} == {k for parts in found.values() for k in parts}
+    assert len(found) == 36 and all(len(splits) == 1 for splits in found.values())
+    assert {"train", "validation", "test"} == {k for splits in found.values() for k in splits}
 
 
-def test_every_person_is_tested_in_one_fold():
+def test_every_patient_is_tested_in_one_fold():
     tested = Counter(n for fold in folds_of({"a": visits("a")}) for n in names(fold["a"]["test"]))
     assert len(tested) == 36 and set(tested.values()) == {1}
 
 
-def test_a_person_in_two_fixed_parts_is_refused():
+def test_a_patient_in_two_fixed_splits_is_refused():
     both = [patient("1", patient="x", split="train"), patient("2", patient="x", split="test"), *hospital(3)]
     with pytest.raises(DataError, match="the cases of patient 'x' are in test and train"):
         Split().apply({"s": both}, 0)

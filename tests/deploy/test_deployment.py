@@ -7,7 +7,7 @@ from consortium import NAMES, consortium, open_hospitals, same, states, values, 
 from polysite import study
 from polysite.algorithms import ALGORITHMS
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.remote import Deadlines
+from polysite.deploy.coordinator.roster import Deadlines
 from polysite.payload import Payload
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, f
     deployed = coordinator.run(chosen, link, NAMES, tmp_path / "deployed", deadlines=DEADLINES, assess=False, wait=120)
     one, other = states(simulated.folder.path), states(deployed.folder.path)
     assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
-    assert deployed.result["best_round"] == simulated.result["best_round"] and values(deployed) == values(simulated)
+    assert deployed.result.best_round == simulated.result.best_round and values(deployed) == values(simulated)
     for path in (simulated.folder.path / "models").glob("*.safetensors"):
         there = deployed.folder.path / "models" / path.name
         kind, _, site = path.stem.partition(".")

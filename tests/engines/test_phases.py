@@ -1,5 +1,7 @@
 """Phases: each goes on from the best model so far; fine-tuning after another algorithm, against answers on paper."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -10,8 +12,8 @@ from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.fine_tune import FineTune
 from polysite.algorithms.ifca import Ifca
 from polysite.algorithms.local import Local
-from polysite.cost.model import measured
-from polysite.cost.speeds import Speeds
+from polysite.costs.model import measured
+from polysite.costs.speeds import Speeds
 from polysite.engines.phases import Phase, find_best, find_progress, run_phases
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
@@ -19,6 +21,8 @@ from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Served
 from polysite.errors import ConfigError
+from polysite.report.costs import load_of
+from polysite.site import CaseScore
 from quadratic import Quadratic
 
 START = {"w": np.array([3.0])}
@@ -34,7 +38,7 @@ class Aims(Quadratic):
 
     def score(self, params, cases):
         miss = abs(params["w"].item() - (self.b.mean() if self.goal is None else self.goal))
-        return {n: {"L": 1 / (1 + miss), "loss": miss} for n in cases}
+        return {n: CaseScore({"L": 1 / (1 + miss)}, miss) for n in cases}
 
 
 def sites(goal=None):
@@ -91,15 +95,15 @@ def test_every_site_chooses_rate_pull_and_round_by_its_own_validation_cases(tmp_
     algorithm = FineTune(lr=rates, lam=pulls, steps=1)
     _, folder = go(tmp_path / "run", (FedAvg(), {"rounds": 40}), (algorithm, {"rounds": 30}), goal=goal)
     (w,) = set(served(RunFolder(go(tmp_path / "alone", (FedAvg(), {"rounds": 40}), goal=goal)[1].path)).values())
-    said = folder.records()[-1]["sites"]
+    said = folder.records()[-1].sites
     for k, i in enumerate(NAMES):
         tried = {
             (t, lr, lam): tuned(w, B[k], A[k], lam, t, lr) for lr in rates for lam in pulls for t in range(1, 31)
         } | {(0, 0.0, 0.0): w}
         best = min(tried, key=lambda choice: abs(tried[choice] - goal))
         assert served(folder)[i] == pytest.approx(tried[best])
-        assert said[i]["said"] == dict(zip(("chosen_round", "chosen_lr", "chosen_lam"), best, strict=True))
-    assert len({tuple(said[i]["said"].values()) for i in NAMES}) == 3  # each in its own way
+        assert said[i].numbers == dict(zip(("chosen_round", "chosen_lr", "chosen_lam"), best, strict=True))
+    assert len({tuple(said[i].numbers.values()) for i in NAMES}) == 3  # each in its own way
 
 
 def test_ditto_after_training_is_the_limit_of_ditto_with_a_model_that_rests(tmp_path):
@@ -127,8 +131,8 @@ def test_a_phase_of_groups_goes_on_from_the_shared_model(tmp_path):
     moved = {i: B[k] + (1 - ETA * A[k]) ** K * (w - B[k]) for k, i in enumerate(NAMES)}
     one = (N[0] * moved["a"] + N[1] * moved["b"]) / (N[0] + N[1])
     assert served(folder, "last") == pytest.approx({"a": one, "b": one, "c": moved["c"]})
-    assert result["rounds"] == 301 and result["best_phase"] == 0
-    assert [r["phase"] for r in folder.records()] == [0] * 300 + [1]
+    assert result.rounds == 301 and result.best_phase == 0
+    assert [r.phase for r in folder.records()] == [0] * 300 + [1]
 
 
 def test_the_same_algorithm_twice_is_the_algorithm_for_longer(tmp_path):
@@ -143,9 +147,9 @@ def test_a_phase_that_does_not_help_changes_nothing_and_the_next_goes_on_from_th
     w = fixed_point()
     first, away = (FedAvg(), {"rounds": 300}), (Clustered(GROUPS), {"rounds": 5, "patience": 2})
     result, folder = go(tmp_path / "run", first, away, (FineTune(), {"rounds": 4}), goal=w)
-    assert result["best_phase"] == 0 and served(folder) == pytest.approx(dict.fromkeys(NAMES, w))
-    assert [r["phase"] for r in folder.records()][300:] == [1, 1, 2, 2, 2, 2]  # patience ends the phase, not the study
-    assert result["best_round"] == folder.records()[-1]["best_round"] < 300
+    assert result.best_phase == 0 and served(folder) == pytest.approx(dict.fromkeys(NAMES, w))
+    assert [r.phase for r in folder.records()][300:] == [1, 1, 2, 2, 2, 2]  # patience ends the phase, not the study
+    assert result.best_round == folder.records()[-1].best_round < 300
     moved = {i: tuned(w, B[k], A[k], 0, 4 * K) for k, i in enumerate(NAMES)}
     again = phases(first, away, (FineTune(), {"rounds": 4}), goal=w)
     at = find_progress(folder, again)
@@ -158,14 +162,14 @@ def test_costs_add_up(tmp_path):
     """What brings the sites the model to go on from is one more model to each."""
     _, shared = go(tmp_path / "shared", (FedAvg(), {"rounds": 3}))
     _, both = go(tmp_path / "both", (FedAvg(), {"rounds": 3}), (FineTune(), {"rounds": 4}))
-    before, total = (measured(f.records(), Speeds(), 1) for f in (shared, both))
+    before, total = (measured(((load_of(r), r.pooled) for r in f.records()), Speeds(), 1) for f in (shared, both))
     assert total.down == {i: n + 8 for i, n in before.down.items()}
     assert total.up == {i: n + 4 * 24 for i, n in before.up.items()}
     assert total.steps == before.steps + 4 * 3 * K and total.rounds == 7 and total.seconds > before.seconds
-    assert sum("handed" in r for r in both.records()) == 1 and "handed" in both.records()[3]
+    assert [bool(r.handed) for r in both.records()] == [False] * 3 + [True] + [False] * 3
 
 
-SPLITS = (
+PHASES = (
     (FedAvg(), {"rounds": 5}),
     (Clustered(GROUPS), {"rounds": 4, "validate_every": 2}),
     (FineTune(lam=(0.0, 1.0)), {"rounds": 3}),
@@ -174,14 +178,14 @@ SPLITS = (
 
 @pytest.mark.parametrize("after", range(12))
 def test_a_study_of_phases_resumes_wherever_it_was_interrupted(tmp_path, after, monkeypatch):
-    parts = tuple((algorithm, {**plan, "checkpoint_every": 2}) for algorithm, plan in SPLITS)
+    parts = tuple((algorithm, {**plan, "checkpoint_every": 2}) for algorithm, plan in PHASES)
     result, whole = go(tmp_path / "whole", *parts)
     folder, append, seen = RunFolder.create(tmp_path / "half", "", 0), RunFolder.append, []
 
     def fail(self, record):
         append(self, record)
-        seen.append(record["round"])
-        if record["round"] == after and seen.count(after) == 1:
+        seen.append(record.round)
+        if record.round == after and seen.count(after) == 1:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunFolder, "append", fail)
@@ -192,28 +196,28 @@ def test_a_study_of_phases_resumes_wherever_it_was_interrupted(tmp_path, after, 
     assert served(folder) == served(whole) and served(folder, "last") == served(whole, "last")
 
     def timeless(f):
-        return [{k: v for k, v in r.items() if k not in ("elapsed", "sites")} for r in f.records()]
+        return [replace(r, elapsed=0, sites={}) for r in f.records()]
 
     assert timeless(folder) == timeless(whole)
 
 
 def test_a_damaged_beginning_of_a_phase_is_noticed_and_made_again(tmp_path, caplog):
-    result, folder = go(tmp_path / "run", *SPLITS[:1], SPLITS[2])
+    result, folder = go(tmp_path / "run", *PHASES[:1], PHASES[2])
     (folder.path / "result.json").unlink()
     folder.phase(1).write_bytes(b"x")
-    again = phases(*SPLITS[:1], SPLITS[2])
+    again = phases(*PHASES[:1], PHASES[2])
     at = find_progress(folder, again)
     assert at.phase == 0 and "phase-1.safetensors cannot be read" in caplog.text
     assert run_phases(again, START, 0, folder, resume=at) == result
 
 
 def test_the_best_model_is_found_again_with_the_phase_that_made_it(tmp_path):
-    result, folder = go(tmp_path / "run", *SPLITS)
-    again = phases(*SPLITS)
-    phase, best = find_best(folder, again, result["best_round"])
+    result, folder = go(tmp_path / "run", *PHASES)
+    again = phases(*PHASES)
+    phase, best = find_best(folder, again, result.best_round)
     sent = phase.algorithm.send(best.state, NAMES)
     found = {i: t["w"].item() for i, (t,) in phase.transport.serve(best.round, sent).models.items()}
-    assert found == served(folder) and best.phase == result["best_phase"] == 2
+    assert found == served(folder) and best.phase == result.best_phase == 2
 
 
 @pytest.mark.parametrize(
@@ -269,7 +273,7 @@ def test_what_sites_go_on_from_is_what_they_had_in_the_best_round(tmp_path):
     first = (Ditto(lam=0.05), {"rounds": 30})
     result, before = go(tmp_path / "before", first, goal=1.2)
     own = served(before)
-    assert result["best_round"] < 29 and own != served(before, "last")
+    assert result.best_round < 29 and own != served(before, "last")
     parts = first, (FineTune(), {"rounds": 1})
     _, folder = go(tmp_path / "run", *parts, goal=1.2)
     at = find_progress(folder, phases(*parts, goal=1.2))
@@ -307,4 +311,4 @@ def test_a_hospital_that_never_trains_gets_the_same_after_a_restart(tmp_path):
     assert run_phases(again, START, 0, folder, resume=find_progress(folder, again)) == result
     _, first = go(tmp_path / "first", parts[0], goal=0.9)
     shared = served(first)["a"]
-    assert result["test"]["new"]["0"]["loss"] == pytest.approx(abs(shared - 0.9))
+    assert result.test["new"]["0"].loss == pytest.approx(abs(shared - 0.9))

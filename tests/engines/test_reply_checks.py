@@ -148,7 +148,7 @@ def test_the_record_lists_who_was_refused_and_why(tmp_path, caplog):
     folder = RunFolder.create(tmp_path / "run", "", 0)
     engine = Hostile(FedAvg(), sites(), "b", TREES["nan"][0], since=1)
     run_phases([Phase(FedAvg(), engine, Plan(rounds=3))], START, 0, folder)
-    assert [r["refused"] for r in folder.records()] == [{}, *[{"b": "'model' is not finite"}] * 2]
+    assert [r.refused for r in folder.records()] == [{}, *[{"b": "'model' is not finite"}] * 2]
     assert "the reply of 'b' is refused: 'model' is not finite" in caplog.text
 
 
@@ -275,7 +275,7 @@ def test_who_was_not_asked_is_not_heard(tmp_path):
 
     folder = RunFolder.create(tmp_path / "run", "", 0)
     run_phases([Phase(FedAvg(), Crowd(FedAvg(), sites()), Plan(rounds=2))], START, 0, folder)
-    assert folder.records()[1]["refused"] == {"stranger": "it was not asked"}
+    assert folder.records()[1].refused == {"stranger": "it was not asked"}
 
 
 @pytest.mark.parametrize("uniform", [True, False])

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from polysite import storage
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.local import Local
 from polysite.engines import checkpoint
-from polysite.engines.phases import Phase, find_best, find_progress, run_phases
+from polysite.engines.phases import Phase, _keep, find_best, find_progress, run_phases
 from polysite.engines.plan import Plan, cohort
 from polysite.engines.rounds import Progress, run_rounds
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import RunError
 from polysite.payload import Payload
+from polysite.site import CaseScore
 from quadratic import Quadratic
 
 START = {"w": np.array([3.0])}
@@ -37,37 +39,31 @@ def study(tmp_path, algorithm=None, name="run", guests=None, **plan):
 def test_the_folder_tells_everything(tmp_path):
     result, folder = study(tmp_path, rounds=7, checkpoint_every=2)
     names = {str(p.relative_to(folder.path)) for p in folder.path.rglob("*") if p.is_file()}
-    best = folder.best(result["best_round"]).name
+    best = folder.best(result.best_round).name
     assert names == {
         *("config.toml", "split.csv", "versions.json", "rounds.jsonl", "result.json"),
         *("models/best.safetensors", "models/last.safetensors", f"checkpoints/{best}"),
         *("checkpoints/round-000005.safetensors", "checkpoints/round-000006.safetensors"),
     }
-    assert [r["round"] for r in folder.records()] == list(range(7))
-    a = folder.records()[0]["sites"]["a"]
-    assert (
-        a["steps"] == 5
-        and a["lr_sum"] == pytest.approx(0.25)
-        and a["bytes_down"] == 8
-        and a["bytes_up"] == 16
-        and a["loss"] > 0
-    )
-    assert folder.records()[0]["validation"]["b"]["cases"] == 2
-    assert result["best_round"] == folder.result["best_round"]
+    assert [r.round for r in folder.records()] == list(range(7))
+    a = folder.records()[0].sites["a"]
+    assert a.steps == 5 and a.lr_sum == pytest.approx(0.25) and a.bytes_down == 8 and a.bytes_up == 16 and a.loss > 0
+    assert folder.records()[0].validation["b"].cases == 2
+    assert result.best_round == folder.result.best_round
     assert json.loads((folder.path / "versions.json").read_text())["seed"] == 0
 
 
 def test_the_best_round_is_kept_and_not_the_last(tmp_path):
     class Wanders(Quadratic):
         def score(self, params, cases):
-            return {n: {"L": float(np.exp(-abs(params["w"].item() - 1.5))), "loss": 0.0} for n in cases}
+            return {n: CaseScore({"L": float(np.exp(-abs(params["w"].item() - 1.5)))}, 0.0) for n in cases}
 
     algorithm, all_sites = FedAvg(), {"a": Wanders(1.0, np.array([0.0]))}
     folder = RunFolder.create(tmp_path / "run", "", 0)
     result = run_phases([Phase(algorithm, Simulator(algorithm, all_sites), Plan(rounds=12))], START, 0, folder)
     path = [3 * (1 - all_sites["a"].pull) ** (r + 1) for r in range(12)]
     best = int(np.argmin(np.abs(np.array(path) - 1.5)))
-    assert 0 < best < 11 and result["best_round"] == best
+    assert 0 < best < 11 and result.best_round == best
     assert load_file(folder.path / "models" / "best.safetensors")["w"] == pytest.approx(path[best])
     assert load_file(folder.path / "models" / "last.safetensors")["w"] == pytest.approx(path[-1])
 
@@ -75,18 +71,18 @@ def test_the_best_round_is_kept_and_not_the_last(tmp_path):
 def test_early_stopping_waits_as_long_as_told(tmp_path):
     class Dull(Quadratic):
         def score(self, params, cases):
-            return {n: {"L": 0.5, "loss": 0.5} for n in cases}
+            return {n: CaseScore({"L": 0.5}, 0.5) for n in cases}
 
     folder = RunFolder.create(tmp_path / "run", "", 0)
     plan, dull = Plan(rounds=50, patience=3, validate_every=2), {"a": Dull(1.0, np.array([0.0]))}
     result = run_phases([Phase(FedAvg(), Simulator(FedAvg(), dull), plan)], START, 0, folder)
-    assert result["best_round"] == 1 and result["rounds"] == 8  # best at the first look, then three without a better
+    assert result.best_round == 1 and result.rounds == 8  # best at the first look, then three without a better
 
 
 def test_a_run_that_had_stopped_early_does_not_go_on_when_resumed(tmp_path):
     class Dull(Quadratic):
         def score(self, params, cases):
-            return {n: {"L": 0.5, "loss": 0.5} for n in cases}
+            return {n: CaseScore({"L": 0.5}, 0.5) for n in cases}
 
     plan, dull = Plan(rounds=50, patience=3), {"a": Dull(1.0, np.array([0.0]))}
     folder = RunFolder.create(tmp_path / "run", "", 0)
@@ -96,7 +92,7 @@ def test_a_run_that_had_stopped_early_does_not_go_on_when_resumed(tmp_path):
     (folder.path / "checkpoints" / ".round-000009.safetensors.partial").write_bytes(b"half")
     again = [Phase(FedAvg(), Simulator(FedAvg(), dull), plan)]
     at = find_progress(folder, again)
-    assert run_phases(again, START, 0, folder, resume=at)["rounds"] == 4
+    assert run_phases(again, START, 0, folder, resume=at).rounds == 4
     assert last_model(folder) == before and len(folder.records()) == 4
     assert not list((folder.path / "checkpoints").glob(".*"))
 
@@ -110,7 +106,7 @@ def test_personal_models_are_exported_one_by_one(tmp_path):
 
 def test_guests_judge_but_do_not_train(tmp_path):
     result, folder = study(tmp_path, guests={"g": Quadratic(1.0, np.array([2.0]))}, rounds=2)
-    assert set(result["validation"]) == {"g"} and set(folder.records()[0]["sites"]) == {"a", "b"}
+    assert set(result.validation) == {"g"} and set(folder.records()[0].sites) == {"a", "b"}
 
 
 def test_cohorts_are_fixed_by_seed_and_round():
@@ -176,9 +172,9 @@ def test_resume_uses_the_newest_checkpoint_that_is_whole(tmp_path, damage, caplo
     assert ("trying the checkpoint before" in caplog.text) == (damage != "none")  # it is said
     assert len(list((half.path / "checkpoints").glob("*.damaged"))) == (damage != "none")  # and nothing thrown away
     assert last_model(half) == last_model(whole)
-    assert [r["round"] for r in half.records()] == list(range(12))
-    quiet = {"elapsed": 0, "sites": 0}
-    assert [{**r, **quiet} for r in half.records()] == [{**r, **quiet} for r in whole.records()]
+    assert [r.round for r in half.records()] == list(range(12))
+    timeless = [[replace(r, elapsed=0, sites={}) for r in folder.records()] for folder in (half, whole)]
+    assert timeless[0] == timeless[1]
 
 
 def test_a_run_whose_checkpoints_are_all_unreadable_is_left_alone(tmp_path):
@@ -208,7 +204,7 @@ def test_a_record_cut_short_is_forgotten(tmp_path):
     with (half.path / "rounds.jsonl").open("a") as f:
         f.write('{"round": 5, "sit')
     finish(half)
-    assert [r["round"] for r in half.records()] == list(range(12))
+    assert [r.round for r in half.records()] == list(range(12))
 
 
 def test_disk_full_while_writing_a_checkpoint(tmp_path, monkeypatch):
@@ -219,7 +215,7 @@ def test_disk_full_while_writing_a_checkpoint(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as m:
-        m.setattr(checkpoint.os, "fsync", full)
+        m.setattr(storage.os, "fsync", full)
         with pytest.raises(
             RunError, match=r"round-000009.safetensors could not be written: .*No space left.*untouched"
         ):
@@ -249,7 +245,7 @@ def test_what_sites_remember_lies_apart_and_has_a_version(tmp_path):
     """Of every checkpoint that is kept, a file for every site; who is not asked keeps the version it has."""
     _, folder = study(tmp_path, Local(), rounds=9, share=0.5, checkpoint_every=1)
     assert {p.name for p in folder.path.glob("sites/*/*")} == {p.name for p in folder.path.glob("checkpoints/*")}
-    heard = [next(iter(r["sites"])) for r in folder.records()]  # one of two in every round
+    heard = [next(iter(r.sites)) for r in folder.records()]  # one of two in every round
     for path in folder.checkpoints():
         for site in ("a", "b"):
             found = checkpoint.load(folder.memory(path, site))
@@ -294,10 +290,10 @@ def test_going_back_to_the_best_round_forgets_what_came_after(tmp_path):
     folder = RunFolder.create(tmp_path / "run", "", 0)
     phases = [Phase(algorithm, Simulator(algorithm, sites()), Plan(rounds=6, share=0.5))]
     run_phases(phases, START, 0, folder)
-    first = next(iter(folder.records()[0]["sites"]))
+    first = next(iter(folder.records()[0].sites))
     other = {"a": "b", "b": "a"}[first]
     at = Progress(0, None, {first: Payload(model=START)}, 0, 1.0, versions={first: 0})
-    phases._keep(folder, folder.best(9), phases[0], at)
+    _keep(folder, folder.best(9), phases[0], at)
     assert phases[0].transport.memories()[other]
     find_best(folder, phases, 9)
     assert phases[0].transport.memories() == {first: Payload(model=START), other: Payload()}

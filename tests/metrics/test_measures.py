@@ -12,7 +12,7 @@ from polysite.errors import ConfigError
 from polysite.metrics.measures import BETTER, DISTANCES, EmptyMaskPolicy, measure
 from polysite.metrics.overlap import overlap
 from polysite.metrics.surface import surfaces
-from polysite.train.surface import surfaces as tensor_surfaces
+from polysite.training.surface import surfaces as tensor_surfaces
 
 SHAPE, SPACING = (6, 7, 5), (1.0, 0.5, 2.0)
 DIAGONAL = math.sqrt(6**2 + 3.5**2 + 10**2)

@@ -16,7 +16,7 @@ from scipy.spatial.distance import cdist
 from polysite.errors import DataError
 from polysite.metrics import surface
 from polysite.metrics.surface import Surfaces, surfaces
-from polysite.train.surface import surfaces as tensor_surfaces
+from polysite.training.surface import surfaces as tensor_surfaces
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from polysite.errors import ConfigError, DataError
 from polysite.radiomics import NAMES, Settings, comparable, extraction, features, kernels
-from polysite.train.radiomics import features as tensor_features
+from polysite.training.radiomics import features as tensor_features
 from radiomics.volumes import Volume, ball, real, smooth, volumes
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())

@@ -10,9 +10,9 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from polysite.assess.assessment import analyse
-from polysite.assess.exchange import Assess
-from polysite.assess.verdict import judge
+from polysite.heterogeneity.assessment import analyse
+from polysite.heterogeneity.exchange import Assess
+from polysite.heterogeneity.verdict import judge
 from polysite.payload import Payload
 from polysite.report import assess_figures, assess_page, tables
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from folders import cases, load, row, write
 from polysite.cli import app
-from polysite.cost.speeds import Speeds
+from polysite.costs.speeds import Speeds
 from polysite.errors import ConfigError, RunError
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.report import costs, example_cases, publish

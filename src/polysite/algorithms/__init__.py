@@ -1,6 +1,6 @@
 """One algorithm, one file: a frozen dataclass of hyper-parameters with five pure methods.
 
-``ALGORITHMS`` names them all; ``find`` and ``describe`` import a file only when it is asked for.
+``ALGORITHMS`` maps every name to its module and class. ``find`` and ``describe`` import a module on first use.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ SERVER_OPTIMISERS = {
 
 
 def find(name: str, among: dict[str, str], what: str) -> Any:
-    """The class behind a name, or an instance whose fields can be varied; an unknown name suggests the nearest."""
+    """Return the class behind a name, or an instance whose fields can be replaced. Refuse an unknown name."""
     if name not in among:
         raise ConfigError(f"there is no {what} called {name!r}; {nearest(name, among)}")
     module, attribute = among[name].split(":")
@@ -68,7 +68,7 @@ def find(name: str, among: dict[str, str], what: str) -> Any:
 
 
 def name_of(value: Any) -> str:
-    """The name under which an algorithm or server optimiser is known.
+    """Return the name of an algorithm or server optimiser.
 
     >>> from polysite.algorithms.fedavg import FedAvg
     >>> name_of(FedAvg())
@@ -84,7 +84,7 @@ def name_of(value: Any) -> str:
 
 
 def names_of(algorithm: Any) -> tuple[str, ...]:
-    """Its name, and those of the algorithms within it, from the outside in.
+    """Return the names of an algorithm and of those inside it, outermost first.
 
     >>> from polysite.algorithms.weighted import Weighted
     >>> names_of(Weighted())
@@ -95,15 +95,27 @@ def names_of(algorithm: Any) -> tuple[str, ...]:
 
 
 def docstring(algorithm: Any) -> str:
-    """What an algorithm says of itself: the text of its class if that names a paper, or that of its module."""
+    """Return the documentation of a class, or of its module if only that names a paper, without hyper-parameters."""
     kind = algorithm if isinstance(algorithm, type) else type(algorithm.server)
-    own = getdoc(kind) or ""
+    own = (getdoc(kind) or "").partition("\n\nArgs:\n")[0]
     return (own if "Paper: " in own else getdoc(import_module(kind.__module__)) or "").replace("``", "")
 
 
-def describe() -> Iterator[tuple[str, str, str]]:
-    """Every algorithm as (name, paper, one line), read from its docstring."""
+def traits(algorithm: Any) -> str:
+    """Return what an algorithm requires and offers, one line each."""
+    each, sgd, strangers = algorithm.needs == "each", algorithm.plain_sgd, algorithm.strangers
+    lines = (
+        f"Needs: {algorithm.needs} ({'the server must see each reply' if each else 'a sum of the replies is enough'})",
+        f"Local optimiser: {'plain SGD only, without momentum' if sgd else 'any'}",
+        f"A site that never trained: is served {'a' if strangers else 'no'} trained model",
+    )
+    return "\n".join(lines)
+
+
+def describe() -> Iterator[tuple[str, str, str, str]]:
+    """Yield every algorithm as (name, paper, summary, needs)."""
     for name in sorted(ALGORITHMS):
-        first, _, rest = docstring(find(name, ALGORITHMS, "algorithm")).partition("\n")
+        algorithm = find(name, ALGORITHMS, "algorithm")
+        first, _, rest = docstring(algorithm).partition("\n")
         paper = next((line.removeprefix("Paper: ") for line in rest.splitlines() if line.startswith("Paper: ")), "")
-        yield name, paper, first
+        yield name, paper, first, algorithm.needs

@@ -57,19 +57,39 @@ class State:
 
 @dataclass(frozen=True)
 class Cfft:
-    components: tuple[int, ...] = (10,)  # clusters; of several numbers, the one with the least BIC
-    rounds: int = 50  # of fine-tuning
-    fit: Literal["federated", "pooled"] = "federated"  # clusters from sums alone, or from the features of every case
-    bin_width: float = 0.09  # of the grey levels of radiomics, in standard deviations of the image
-    dimensions: int = 30  # principal components
-    restarts: int = 5  # of the mixture
-    iterations: int = 30  # of the mixture, at most
-    fewest: int = 5  # cases behind a sum; a site with fewer has no say in where clusters lie
-    least: int = 1  # training cases of a cluster at a site; with fewer it does not train that cluster
-    seed: int = 0  # of the mixture
-    lr: float | None = None  # local learning rate; None: the site's own (train.lr)
-    epochs: int | None = None  # local epochs; None: the site's own (train.epochs)
-    steps: int | None = None  # local iterations, instead of epochs
+    """Clustering of cases by radiomics, then fine-tuning of one model per cluster.
+
+    Args:
+        components: Number of clusters; of several numbers, the one with the lowest BIC is used. The paper takes 10.
+        rounds: Rounds of fine-tuning, at least 1; 50 in the paper.
+        fit: How clusters are fitted: federated, from sums alone, or pooled, from the features of every case (the
+            paper).
+        bin_width: Width of the grey-level bins of the radiomic features, in standard deviations of the image.
+        dimensions: Principal components that the features are projected on.
+        restarts: Random starts of the Gaussian mixture.
+        iterations: Iterations of the Gaussian mixture, at most.
+        fewest: Fewest cases behind a sum; a site with fewer training cases does not take part in the fit of the
+            clusters.
+        least: Fewest training cases of a cluster at a site, at least 1; a site with fewer does not train that cluster.
+        seed: Seed of the Gaussian mixture.
+        lr: Local learning rate, more than 0; None: the site's own (train.lr).
+        epochs: Local epochs per round, at least 1; None: the site's own (train.epochs).
+        steps: Local iterations per round, at least 1, instead of epochs.
+    """
+
+    components: tuple[int, ...] = (10,)
+    rounds: int = 50
+    fit: Literal["federated", "pooled"] = "federated"
+    bin_width: float = 0.09
+    dimensions: int = 30
+    restarts: int = 5
+    iterations: int = 30
+    fewest: int = 5
+    least: int = 1
+    seed: int = 0
+    lr: float | None = None
+    epochs: int | None = None
+    steps: int | None = None
 
     reply: ClassVar[Mapping[str, Kind]] = {
         "sums?": "statistics",  # of features

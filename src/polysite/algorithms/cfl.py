@@ -51,15 +51,31 @@ class State:
 
 @dataclass(frozen=True)
 class Cfl:
-    eps1: float = 0.4  # a cluster stands still if its mean update is shorter
-    eps2: float = 1.6  # and one of its sites does not if its update is longer
-    relative: bool = False  # eps1 and eps2 as multiples of the longest update of the first round
-    gamma_max: float = 0.0  # relative noise of a site's update: 0 to split at any angle, towards 1 at wide ones only
-    after: int = 20  # rounds before the first split
-    least: int = 3  # sites; a smaller cluster stays whole
-    linkage: Linkage = "single"  # the exact bipartition; complete: as in the authors' program
-    split_at: tuple[int, ...] = ()  # split every cluster after these rounds, whatever eps1, eps2 and gamma_max are
-    quorum: float = 1.0  # share of its sites that must reply for a cluster to be split
+    """Clustered federated learning by recursive bipartition of the sites.
+
+    Args:
+        eps1: A cluster is stationary if its mean update is shorter than this (epsilon_1 in the paper), at least 0; 0 is
+            FedAvg.
+        eps2: A site still progresses if its update is longer than this (epsilon_2 in the paper), at least 0.
+        relative: Whether eps1 and eps2 are multiples of the longest update of the first round.
+        gamma_max: Relative noise of an update, 0 to 1 (gamma_max in the paper); 0 splits at any angle, 1 at wide angles
+            only.
+        after: Rounds before the first split.
+        least: Fewest sites of a cluster that can be split, at least 2.
+        linkage: single: the exact bipartition of the paper; complete: complete linkage, as in the authors' program.
+        split_at: Rounds, counted from 1, after which every cluster is split, instead of by eps1, eps2 and gamma_max.
+        quorum: Share of its sites that must reply for a cluster to be split, more than 0 and at most 1.
+    """
+
+    eps1: float = 0.4
+    eps2: float = 1.6
+    relative: bool = False
+    gamma_max: float = 0.0
+    after: int = 20
+    least: int = 3
+    linkage: Linkage = "single"
+    split_at: tuple[int, ...] = ()
+    quorum: float = 1.0
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "each"

@@ -32,10 +32,18 @@ class State:
 
 @dataclass(frozen=True)
 class Clustered:
-    groups: Mapping[str, tuple[SiteId, ...]] = field(default_factory=dict)  # the sites of every group, by its name
-    inner: Algorithm[Any] = field(default_factory=FedAvg)  # the algorithm that every group trains by
+    """An algorithm run separately in each group of sites.
 
-    strangers: ClassVar[bool] = False  # there is no telling which group's model would be theirs
+    Args:
+        groups: Names of the sites of every group, by name of the group; every training site is in exactly one.
+        inner: Algorithm that trains within each group.
+    """
+
+    groups: Mapping[str, tuple[SiteId, ...]] = field(default_factory=dict)
+    inner: Algorithm[Any] = field(default_factory=FedAvg)
+
+    needs: ClassVar[Literal["sum", "each"]] = "each"  # a sum over all sites would mix the groups
+    strangers: ClassVar[bool] = False  # a site outside all groups has no model
 
     def __post_init__(self) -> None:
         if not facts(self.inner).groupable:
@@ -55,10 +63,6 @@ class Clustered:
     @property
     def reply(self) -> Mapping[str, Kind]:
         return self.inner.reply
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        return self.inner.needs  # a sum would be that of a group
 
     @property
     def facts(self) -> Facts:

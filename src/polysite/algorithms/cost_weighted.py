@@ -36,9 +36,12 @@ class FedCostWAvg:
     The cost c_k is one minus the Dice of site k's model, after its training, on the site's own validation cases.
 
     A site in its first round, which has no cost before, is weighted by size.
+
+    Args:
+        alpha: Share of the weight that follows the number of cases, 0 to 1 (alpha in the paper).
     """
 
-    alpha: float = 0.5  # share of the size
+    alpha: float = 0.5
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -88,13 +91,20 @@ class FedPIDAvg:
     shares are rescaled to a sum of one: a term that is zero at all sites (nobody improved) is left out and its share
     goes to the others. The costs before a site's first round are taken to be one, as in the FeTS 2022 benchmark; with
     start = "size" there are none, and a site's first round goes by size alone.
+
+    Args:
+        alpha: Share of the weight that follows the number of cases (alpha in the paper), more than 0.
+        beta: Share that follows the fall of the cost (beta in the paper), at least 0.
+        gamma: Share that follows the sum of the last costs (gamma in the paper), at least 0.
+        window: Number of costs in that sum, at least 2; 6 in the paper.
+        start: Costs before the first round of a site: ones, as in the FeTS 2022 benchmark, or size, for none.
     """
 
-    alpha: float = 0.45  # share of the size
-    beta: float = 0.45  # share of the improvement
-    gamma: float = 0.1  # share of the history
-    window: int = 6  # costs that make up the history
-    start: Literal["ones", "size"] = "ones"  # costs before the first round, or none
+    alpha: float = 0.45
+    beta: float = 0.45
+    gamma: float = 0.1
+    window: int = 6
+    start: Literal["ones", "size"] = "ones"
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -140,9 +150,12 @@ class TopK:
         w <- sum_k p_k w_k over the ``keep`` sites of lowest cost,    p_k = n_k / sum of their n_j
 
     The cost is one minus the Dice of a site's model, after its training, on the site's own validation cases.
+
+    Args:
+        keep: Number of sites whose models are averaged, at least 1.
     """
 
-    keep: int = 3  # sites whose models are averaged
+    keep: int = 3
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count", "cost": "cost"}
     needs: ClassVar[Literal["sum", "each"]] = "each"

@@ -30,13 +30,25 @@ class State:
 
 @dataclass(frozen=True)
 class Ditto:
-    lam: float = 0.1  # how strongly a site's own model is held near the shared one
-    lr: float | None = None  # local learning rate; None: the site's own (train.lr)
-    epochs: int | None = None  # local epochs; None: the site's own (train.epochs)
-    steps: int | None = None  # local iterations, instead of epochs
-    own_lr: float | None = None  # of the site's own model; None: that of the shared one
-    own_epochs: int | None = None  # of the site's own model; None: those of the shared one
-    own_steps: int | None = None  # of the site's own model, instead of epochs
+    """FedAvg, and a personal model per site that is held near the shared one.
+
+    Args:
+        lam: Weight of the proximal term of the personal model (lambda in the paper), at least 0; 0 is local training.
+        lr: Local learning rate, more than 0; None: the site's own (train.lr).
+        epochs: Local epochs per round, at least 1; None: the site's own (train.epochs).
+        steps: Local iterations per round, at least 1, instead of epochs.
+        own_lr: Learning rate of the personal model, more than 0; None: that of the shared one.
+        own_epochs: Epochs of the personal model, at least 1; None: those of the shared one.
+        own_steps: Iterations of the personal model, at least 1, instead of epochs.
+    """
+
+    lam: float = 0.1
+    lr: float | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    own_lr: float | None = None
+    own_epochs: int | None = None
+    own_steps: int | None = None
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"

@@ -38,12 +38,23 @@ class State:
 
 @dataclass(frozen=True)
 class FedABC:
-    lam: float = 0.5  # weight of the positives; the negatives have the rest
-    gamma: float = 2.0  # how much more a hard sample counts than an easy one; 0: all alike
-    easy_yes: float = 1.0  # positives that are this sure or surer are left out; 1: none
-    easy_no: float = 0.0  # negatives that are this unlikely or unlikelier are left out; 0: none
-    ratio: float | None = 3.0  # negatives kept for every positive, the hardest; None: all
-    personal: tuple[str, ...] = ("head.*bias",)  # patterns of the names of which every site has its own values
+    """FedAvg with a binary loss per class and personal values of some parameters.
+
+    Args:
+        lam: Weight of the positive samples, 0 to 1; the negative ones have the rest.
+        gamma: Exponent that favours hard samples, at least 0; 0 weighs all samples alike.
+        easy_yes: Positive samples with at least this probability are left out, up to 1; 1 leaves none out.
+        easy_no: Negative samples with at most this probability are left out, 0 to 1; 0 leaves none out.
+        ratio: Hardest negative samples kept per positive one, more than 0; None: all.
+        personal: Patterns of the parameters of which every site has its own values.
+    """
+
+    lam: float = 0.5
+    gamma: float = 2.0
+    easy_yes: float = 1.0
+    easy_no: float = 0.0
+    ratio: float | None = 3.0
+    personal: tuple[str, ...] = ("head.*bias",)
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"

@@ -49,14 +49,28 @@ class State:
 
 @dataclass(frozen=True)
 class FedAMP:
-    pull: float = 1.0  # how strongly a site is held near its cloud: the paper's lambda over alpha
-    sigma: float | None = None  # squared distance at which attraction fades; None: the median after the first round
-    alpha: float | None = None  # step towards one another; None: sigma over the number of sites
-    decay: float = 1.0  # of alpha
-    every: int = 30  # rounds, of the decay
-    cosine: float | None = None  # HeurFedAMP: how much more a site counts that points the same way
-    own: float | None = None  # HeurFedAMP: weight of a site on itself; None: one over the number of sites
-    on: tuple[str, ...] = ("*",)  # patterns of the names by which sites are compared; large layers drown small ones
+    """A personal model per site, drawn to a weighted mean of the models of similar sites.
+
+    Args:
+        pull: Weight of the proximal term, at least 0: lambda / alpha in the paper. 0 is local training.
+        sigma: Squared distance at which attraction fades (sigma in the paper), more than 0; None: the median after the
+            first round.
+        alpha: Step size of the attraction (alpha in the paper), at least 0; None: sigma over the number of sites.
+        decay: Factor of alpha after every ``every`` rounds, more than 0 and at most 1.
+        every: Rounds between two decays, at least 1.
+        cosine: Scale of the cosine similarity (sigma of HeurFedAMP), at least 0; None: FedAMP by distances.
+        own: HeurFedAMP: weight of a site on itself, 0 to 1 (xi_ii in the paper); None: one over the number of sites.
+        on: Patterns of the parameters by which sites are compared; large layers outweigh small ones.
+    """
+
+    pull: float = 1.0
+    sigma: float | None = None
+    alpha: float | None = None
+    decay: float = 1.0
+    every: int = 30
+    cosine: float | None = None
+    own: float | None = None
+    on: tuple[str, ...] = ("*",)
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "each"

@@ -31,11 +31,21 @@ class State:
 
 @dataclass(frozen=True)
 class FedAvg:
-    lr: float | None = None  # local learning rate; None: the site's own (train.lr)
-    epochs: int | None = None  # local epochs; None: the site's own (train.epochs)
-    steps: int | None = None  # local iterations, instead of epochs
-    uniform: bool = False  # p_k = 1/K instead of n_k/N
-    server: ServerOptimiser | None = None  # None: take the mean itself
+    """Federated averaging, optionally with an optimiser at the server.
+
+    Args:
+        lr: Local learning rate, more than 0; None: the site's own (train.lr).
+        epochs: Local epochs per round, at least 1; None: the site's own (train.epochs).
+        steps: Local iterations per round, at least 1, instead of epochs.
+        uniform: Whether all sites have the same weight, p_k = 1/K, instead of p_k = n_k/N.
+        server: Server optimiser that the mean update is given to; None: take the mean itself.
+    """
+
+    lr: float | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    uniform: bool = False
+    server: ServerOptimiser | None = None
 
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     facts: ClassVar[Facts] = Facts(poolable=True)

@@ -32,7 +32,13 @@ class State:
 
 @dataclass(frozen=True)
 class FedBN:
-    uniform: bool = False  # p_k = 1/K, as in the paper, instead of n_k/N
+    """Federated averaging of all parameters but those of normalisation layers.
+
+    Args:
+        uniform: Whether all sites have the same weight, p_k = 1/K, as in the paper, instead of p_k = n_k/N.
+    """
+
+    uniform: bool = False
 
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False

@@ -58,11 +58,22 @@ class State:
 
 @dataclass(frozen=True)
 class FedDiv:
-    alpha: float | None = None  # weight of the divergence loss; None: 0.4 to segment, 0.2 to classify, as in the paper
-    focus: float = 1.0  # lambda of its beta: how much more the own class counts, or in a segmentation everything
-    lam: float = 10.0  # decoders' numbers that deviate by more than 1 / lam stay personal; the paper tries 0 to 100
-    gamma: float = 10.0  # how sharp that limit is
-    nearest: int | None = None  # sites whose decoders are compared with a site's, with itself; None: all
+    """One encoder per class, averaged by the amount of that class at each site; a personal decoder per site.
+
+    Args:
+        alpha: Weight of the divergence loss (alpha in the paper), at least 0; None: 0.4 to segment, 0.2 to classify
+            (the paper).
+        focus: Strength of the weight beta in the divergence loss (lambda of its beta in the paper), at least 0.
+        lam: Decoder parameters that deviate by more than 1 / lam stay personal, at least 0; the paper tries 0 to 100.
+        gamma: Sharpness of that limit (gamma in the paper), at least 1.
+        nearest: Number of sites whose decoders are compared, the site itself included, at least 1; None: all.
+    """
+
+    alpha: float | None = None
+    focus: float = 1.0
+    lam: float = 10.0
+    gamma: float = 10.0
+    nearest: int | None = None
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "counts": "counts"}
     needs: ClassVar[Literal["sum", "each"]] = "each"

@@ -29,10 +29,16 @@ class State:
 
 @dataclass(frozen=True)
 class FedDyn:
-    alpha: float = 0.01  # how strongly a site is held and its gradient is remembered
+    """Federated learning with a dynamic regulariser at every site.
+
+    Args:
+        alpha: Weight of the regulariser (alpha in the paper), more than 0, on the scale of the loss.
+    """
+
+    alpha: float = 0.01
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
+    needs: ClassVar[Literal["sum", "each"]] = "each"  # it counts the sites that have replied, by name
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 

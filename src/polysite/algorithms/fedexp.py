@@ -31,8 +31,17 @@ class State:
 
 @dataclass(frozen=True)
 class FedExP:
-    epsilon: float = 1e-3  # larger: shorter steps; without end, FedAvg
-    uniform: bool = False  # p_k = 1/K, as in the paper; otherwise n_k/N, as in its authors' code
+    """Federated averaging with an extrapolated server step.
+
+    Args:
+        epsilon: Constant in the denominator of the step length (epsilon in the paper), at least 0; larger values
+            approach FedAvg.
+        uniform: Whether all sites have the same weight, p_k = 1/K, as in the paper; else n_k/N, as in the authors'
+            program.
+    """
+
+    epsilon: float = 1e-3
+    uniform: bool = False
 
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False

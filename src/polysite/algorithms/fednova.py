@@ -29,6 +29,8 @@ class State:
 
 @dataclass(frozen=True)
 class FedNova:
+    """Federated averaging with updates normalised by local effort; it has no hyper-parameter."""
+
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count", "reach": "rate"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False

@@ -31,9 +31,12 @@ class FedPer:
     u is shared, v_k stays at site k. The FeTS 2022 benchmark keeps the last 8 parameters of the U-Net, its last
     up-block and the head: private = ["decoder.3.*", "head.*"] for unet, ["decoder.2.*", "head.*"] for unet_small.
     A site that never trained is served u and the initial v.
+
+    Args:
+        private: Patterns of the parameters that stay at a site.
     """
 
-    private: tuple[str, ...] = ("head.*",)  # patterns of the names that stay at a site
+    private: tuple[str, ...] = ("head.*",)
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
@@ -71,9 +74,12 @@ class LGFedAvg:
     parameters of the U-Net, its stem and the first down-block: private = ["stem.*", "encoder.0.*"]. The paper starts
     from a model that FedAvg has trained, so that what is shared is not the mean of decoders of unlike encoders.
     A site that never trained is served u and the initial v.
+
+    Args:
+        private: Patterns of the parameters that stay at a site.
     """
 
-    private: tuple[str, ...] = ("stem.*", "encoder.*")  # patterns of the names that stay at a site
+    private: tuple[str, ...] = ("stem.*", "encoder.*")
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"

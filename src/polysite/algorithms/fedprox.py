@@ -26,7 +26,13 @@ class State:
 
 @dataclass(frozen=True)
 class FedProx:
-    mu: float = 0.01  # how strongly a site is held
+    """Federated averaging with a proximal term that holds local training near the received model.
+
+    Args:
+        mu: Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg.
+    """
+
+    mu: float = 0.01
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"

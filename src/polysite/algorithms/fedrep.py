@@ -33,14 +33,27 @@ class State:
 
 @dataclass(frozen=True)
 class FedRep:
-    private: tuple[str, ...] = ("head.*",)  # patterns of the names that stay at a site
-    lr: float | None = None  # of the body; None: the site's own (train.lr)
-    epochs: int | None = None  # of the body; None: the site's own (train.epochs)
-    steps: int | None = None  # of the body, instead of epochs
-    head_lr: float | None = None  # of the head; None: that of the body
-    head_epochs: int | None = None  # of the head; None: 10
-    head_steps: int | None = None  # of the head, instead of epochs
-    uniform: bool = True  # all sites count alike; False: by number of cases
+    """A shared body, and a head per site that is trained before the body in every round.
+
+    Args:
+        private: Patterns of the parameters that stay at a site: the head.
+        lr: Learning rate of the body, more than 0; None: the site's own (train.lr).
+        epochs: Epochs of the body per round, at least 1; None: the site's own (train.epochs).
+        steps: Iterations of the body per round, at least 1, instead of epochs.
+        head_lr: Learning rate of the head, more than 0; None: that of the body.
+        head_epochs: Epochs of the head per round, at least 1; None: 10, as in the paper.
+        head_steps: Iterations of the head per round, at least 1, instead of epochs.
+        uniform: Whether all sites have the same weight, as in the paper, instead of weights by number of cases.
+    """
+
+    private: tuple[str, ...] = ("head.*",)
+    lr: float | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    head_lr: float | None = None
+    head_epochs: int | None = None
+    head_steps: int | None = None
+    uniform: bool = True
 
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False

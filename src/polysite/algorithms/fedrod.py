@@ -40,7 +40,14 @@ class State:
 
 @dataclass(frozen=True)
 class FedRoD:
-    clip: float = 7.0  # the most by which a label's frequency shifts its logit; one that a site lacks has no logarithm
+    """A shared model trained with a balanced loss, and a personal head per site trained with the plain loss.
+
+    Args:
+        clip: Largest shift of a logit by the frequency of its label, at least 0; it keeps the shift of an absent label
+            finite.
+    """
+
+    clip: float = 7.0
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"

@@ -28,10 +28,19 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True)
 class FineTune:
-    lr: tuple[float, ...] = ()  # learning rates to choose from; none: the site's own (train.lr)
-    lam: tuple[float, ...] = (0.0,)  # how strongly a site may be held near the model that it began with
-    epochs: int | None = None  # local epochs a round; None: the site's own (train.epochs)
-    steps: int | None = None  # local iterations a round, instead of epochs
+    """Local fine-tuning from the model of the phase before; every site keeps its best model.
+
+    Args:
+        lr: Learning rates to choose from, each more than 0; an empty list: the site's own (train.lr).
+        lam: Weights of the proximal term to choose from (lambda of Ditto), each at least 0; 0 is plain fine-tuning.
+        epochs: Local epochs per round, at least 1; None: the site's own (train.epochs).
+        steps: Local iterations per round, at least 1, instead of epochs.
+    """
+
+    lr: tuple[float, ...] = ()
+    lam: tuple[float, ...] = (0.0,)
+    epochs: int | None = None
+    steps: int | None = None
 
     reply: ClassVar[Mapping[str, Kind]] = {"chosen_round": "number", "chosen_lr": "number", "chosen_lam": "number"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"

@@ -55,14 +55,28 @@ class State:
 
 @dataclass(frozen=True)
 class Fpfc:
-    lam: float = 0.5  # strength of the penalty: sites nearer than about this are fused; on the scale of |w_i - w_j|
-    a: float = 3.7  # sites further apart than a lam do not feel each other
-    xi: float = 1e-3  # below this distance the penalty is quadratic
-    rho: float = 1.0  # how strongly a site is held near zeta; more than 1 / (a - 1)
-    nu: float = 0.1  # sites with a theta shorter than this are of one cluster
-    relative: bool = False  # lam, xi and nu as multiples of the largest distance after the warm-up
-    warmup: int = 0  # rounds without penalty
-    fused: tuple[str, ...] = ("head.*",)  # patterns of the names that are personal; the others are averaged over all
+    """A model per site with a pairwise penalty that fuses the models of similar sites.
+
+    Args:
+        lam: Strength of the penalty (lambda in the paper), at least 0: models nearer than about this distance are
+            fused.
+        a: Models further apart than a times lam are not penalised (a in the paper), more than 2.
+        xi: Distance below which the penalty is quadratic (xi in the paper), more than 0 and less than lam.
+        rho: Weight of the proximal term (rho in the paper), more than 1 / (a - 1).
+        nu: Sites with |theta_ij| up to this are in one cluster (nu in the paper), at least 0.
+        relative: Whether lam, xi and nu are multiples of the largest distance after the warm-up.
+        warmup: Rounds without penalty.
+        fused: Patterns of the parameters that are personal and fused; the others are averaged over all sites.
+    """
+
+    lam: float = 0.5
+    a: float = 3.7
+    xi: float = 1e-3
+    rho: float = 1.0
+    nu: float = 0.1
+    relative: bool = False
+    warmup: int = 0
+    fused: tuple[str, ...] = ("head.*",)
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "cases": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "each"

@@ -51,14 +51,27 @@ class State:
 
 @dataclass(frozen=True)
 class Ifca:
-    k: int = 2  # clusters
-    starts: Literal["noise", "sites"] = "noise"  # sites: k of the models that come back from the last round of warm-up
-    spread: float = 1.0  # of the noise: 1 for starts that have nothing in common, 0.1 for some that are much alike
-    warmup: int = 0  # rounds of FedAvg before there are k models
-    seed: int = 0  # of the noise
-    clustered: tuple[str, ...] = ("*",)  # patterns of the names that exist k times; the others are averaged over all
-    averaged: Literal["models", "gradients"] = "models"  # gradients: a single step a round, plain SGD
-    uniform: bool = False  # p_i = 1 / sites instead of n_i / n
+    """Several models; every site trains the one with the lowest loss on its cases.
+
+    Args:
+        k: Number of models (k in the paper), at least 1; 1 is FedAvg.
+        starts: Initial models: noise, or sites, which takes k of the models of the last round of the warm-up.
+        spread: Amount of noise in the initial models, 0 to 1; 1 makes them unrelated, 0.1 similar.
+        warmup: Rounds of FedAvg before there are k models.
+        seed: Seed of the noise.
+        clustered: Patterns of the parameters that exist k times; the others are averaged over all sites.
+        averaged: models: model averaging; gradients: gradient averaging, a single plain SGD step per round.
+        uniform: Whether all sites have the same weight, as in the authors' program, instead of p_i = n_i / n.
+    """
+
+    k: int = 2
+    starts: Literal["noise", "sites"] = "noise"
+    spread: float = 1.0
+    warmup: int = 0
+    seed: int = 0
+    clustered: tuple[str, ...] = ("*",)
+    averaged: Literal["models", "gradients"] = "models"
+    uniform: bool = False
 
     needs: ClassVar[Literal["sum", "each"]] = "each"
     strangers: ClassVar[bool] = True

@@ -42,10 +42,21 @@ class State:
 
 @dataclass(frozen=True)
 class L2gd:
-    lam: float = 0.1  # how strongly the sites' models are held near their mean
-    p: float = 0.1  # probability of a one; a run of local steps has 1/p on average
-    lr: float | None = None  # of a local step; None: the site's own (train.lr)
-    seed: int = 0  # of the coin
+    """A personal model per site; at random, all sites train or all move towards their mean.
+
+    Args:
+        lam: Strength of the attraction to the mean (lambda in the paper), at least 0; 0 is local training.
+        p: Probability of an aggregation (p in the paper), 0.001 to 0.999; 1/p local steps follow one another on
+            average.
+        lr: Learning rate of a local step, more than 0, alpha / (m (1 - p)) in the paper; None: the site's own
+            (train.lr).
+        seed: Seed of the coin.
+    """
+
+    lam: float = 0.1
+    p: float = 0.1
+    lr: float | None = None
+    seed: int = 0
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"

@@ -20,6 +20,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True)
 class Local:
+    """Local training without any exchange; it has no hyper-parameter."""
+
     reply: ClassVar[Mapping[str, Kind]] = {}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False

@@ -27,8 +27,15 @@ class State:
 
 @dataclass(frozen=True)
 class Moon:
-    mu: float = 1.0  # weight of the contrast
-    temperature: float = 0.5  # smaller: a sharper contrast
+    """Federated averaging with a contrastive loss between the features of three models.
+
+    Args:
+        mu: Weight of the contrastive loss (mu in the paper), at least 0; 0 is FedAvg.
+        temperature: Temperature of the contrastive loss (tau in the paper), more than 0; smaller is sharper.
+    """
+
+    mu: float = 1.0
+    temperature: float = 0.5
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"

@@ -38,14 +38,29 @@ class State:
 
 @dataclass(frozen=True)
 class PFedMe:
-    lam: float = 15.0  # how strongly a site's own model is held near the shared one
-    lr: float = 0.005  # of the shared model, at a site
-    outer: int = 20  # steps of the shared model, at a site
-    inner_lr: float | None = 0.05  # of the site's own model; None: the site's own rate (train.lr)
-    inner: int = 5  # steps of the site's own model for one of the shared one, all on one mini-batch
-    warm: bool = True  # the inner steps go on where the last ones ended; false: they start from the shared model
-    beta: float = 1.0  # step of the server towards the mean; above 1: beyond it
-    uniform: bool = True  # all sites count alike, as in the paper; false: by number of cases
+    """A shared model that minimises Moreau envelopes, and a personal model per site near it.
+
+    Args:
+        lam: Weight of the proximal term of the personal model (lambda in the paper), more than 0; the paper takes 10 to
+            30.
+        lr: Learning rate of the shared model at a site (eta in the paper), more than 0.
+        outer: Steps of the shared model at a site per round (R in the paper), at least 1; the paper takes 20.
+        inner_lr: Learning rate of the personal model, more than 0; None: the site's own (train.lr).
+        inner: Steps of the personal model per outer step (K in the paper), at least 1, all on one mini-batch; the paper
+            takes 5.
+        warm: Whether the personal model continues from the last inner steps, instead of starting from the shared one.
+        beta: Step of the server towards the mean (beta in the paper), more than 0; above 1 it goes beyond the mean.
+        uniform: Whether all sites have the same weight, as in the paper, instead of weights by number of cases.
+    """
+
+    lam: float = 15.0
+    lr: float = 0.005
+    outer: int = 20
+    inner_lr: float | None = 0.05
+    inner: int = 5
+    warm: bool = True
+    beta: float = 1.0
+    uniform: bool = True
 
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False

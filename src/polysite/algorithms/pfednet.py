@@ -50,12 +50,24 @@ class State:
 
 @dataclass(frozen=True)
 class PFedNet:
-    lam: float = 1e-3  # how strongly neighbours are drawn together; a gradient of 1/m sum f_n that is shorter yields
-    neighbours: int = 3  # of every site
-    sketch: Sketch = "labels"  # or images: what makes sites neighbours
-    eta: float | None = None  # step of the personal part; None: m times the sites' sum of learning rates
-    personal: tuple[str, ...] = ("head.*",)  # patterns of the names that every site has its own of
-    uniform: bool = True  # the shared part as a mean over sites instead of cases
+    """A shared part, and a personal part per site that is fused with those of sites with similar data.
+
+    Args:
+        lam: Strength of the fusion between neighbours (lambda in the paper), at least 0; 0 is personal layers alone.
+        neighbours: Number of neighbours of a site in the graph, at least 1.
+        sketch: Summary by which neighbours are found: labels (share of every label) or images (means and covariances).
+        eta: Step size of the personal part (eta in the paper), more than 0; None: m times the sites' sum of learning
+            rates.
+        personal: Patterns of the parameters that are personal.
+        uniform: Whether the shared part is a mean over sites, instead of a mean weighted by number of cases.
+    """
+
+    lam: float = 1e-3
+    neighbours: int = 3
+    sketch: Sketch = "labels"
+    eta: float | None = None
+    personal: tuple[str, ...] = ("head.*",)
+    uniform: bool = True
 
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False

@@ -32,8 +32,16 @@ class State:
 
 @dataclass(frozen=True)
 class QFedAvg:
-    q: float = 1.0  # 0: as uniform FedAvg; larger: fairer and slower
-    augmented: bool = False  # measure the loss on augmented patches
+    """Federated averaging in which sites with a high loss have a larger weight.
+
+    Args:
+        q: Fairness exponent (q in the paper), at least 0; 0 is FedAvg with uniform weights, larger is fairer and
+            slower.
+        augmented: Whether the loss is measured on augmented patches.
+    """
+
+    q: float = 1.0
+    augmented: bool = False
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "one", "loss": "cost", "lr": "rate"}
     needs: ClassVar[Literal["sum", "each"]] = "each"

@@ -64,9 +64,12 @@ class TrimmedMean:
 
     ``beta`` is cut from each end; it should be at least the share of bad sites. K counts the replies of a round: where
     few arrive, nothing may be left to cut. All sites count alike.
+
+    Args:
+        beta: Share of the replies cut from each end (beta in the paper), at least 0 and less than 0.5.
     """
 
-    beta: float = 0.25  # cut from each end
+    beta: float = 0.25
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -111,10 +114,14 @@ class Krum:
 
     ``f`` bad sites need K >= 2f + 3 sites; in a round with fewer replies the median is taken. All sites count alike;
     the guarantee of multi-Krum holds for ``keep`` up to K - f - 2.
+
+    Args:
+        f: Number of bad sites to tolerate (f in the paper), at least 0; it needs 2f + 3 sites.
+        keep: Number of models to average (m of multi-Krum), at least 1; 1 is Krum.
     """
 
-    f: int = 1  # bad sites to tolerate
-    keep: int = 1  # models to take the mean of
+    f: int = 1
+    keep: int = 1
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -164,11 +171,16 @@ class GeometricMedian:
         z <- sum_k b_k w_k / sum_k b_k,    b_k = p_k / max(smoothing, |z - w_k|),    from z = sum_k p_k w_k
 
     z is always a mean of the replies, so the iteration runs on their mutual distances and reads the models only once.
+
+    Args:
+        iterations: Weiszfeld iterations at most, at least 1.
+        smoothing: Smallest distance that is divided by (nu in the paper), more than 0 and at most 1.
+        tolerance: Relative change of the sum of distances at which the iteration stops, 0 to 1.
     """
 
-    iterations: int = 100  # at most
-    smoothing: float = 1e-6  # least distance that is divided by
-    tolerance: float = 1e-6  # relative change of the sum of distances at which to stop
+    iterations: int = 100
+    smoothing: float = 1e-6
+    tolerance: float = 1e-6
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "each"

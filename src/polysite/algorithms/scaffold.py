@@ -34,8 +34,15 @@ class State:
 
 @dataclass(frozen=True)
 class Scaffold:
-    server_lr: float = 1.0  # 1: the mean of the sites' models
-    uniform: bool = True  # p_k = 1/K instead of n_k/N, for the model and the control alike
+    """Federated averaging with control variates against client drift.
+
+    Args:
+        server_lr: Step of the server towards the mean (eta_g in the paper), more than 0; 1 takes the mean itself.
+        uniform: Whether all sites have the same weight, p_k = 1/K, as in the paper, for model and control; else n_k/N.
+    """
+
+    server_lr: float = 1.0
+    uniform: bool = True
 
     needs: ClassVar[Literal["sum", "each"]] = "each"  # the weights of the sites that have replied are remembered
     plain_sgd: ClassVar[bool] = True

@@ -32,9 +32,16 @@ class Moments:
 
 @dataclass(frozen=True)
 class Sgd:
-    """m <- momentum m + D,    w <- w + lr m"""
+    """Gradient descent at the server, with optional momentum.
 
-    lr: float = 1.0  # of the server
+        m <- momentum m + D,    w <- w + lr m
+
+    Args:
+        lr: Learning rate of the server, more than 0; 1 without momentum is FedAvg.
+        momentum: Momentum of the server, at least 0 and less than 1.
+    """
+
+    lr: float = 1.0
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
@@ -58,11 +65,16 @@ class Adagrad:
         v <- v + D^2,    m <- b1 m + (1 - b1) D,    w <- w + lr m / (sqrt(v) + tau)
 
     D is the mean of the updates w_k - w; v starts at tau^2, m at zero, and there is no bias correction.
+
+    Args:
+        lr: Learning rate of the server (eta in the paper), more than 0; tune it.
+        b1: Decay of the mean update (beta_1 in the paper), at least 0 and less than 1.
+        tau: Degree of adaptivity (tau in the paper), more than 0; larger is less adaptive.
     """
 
-    lr: float = 0.1  # of the server: tune it
-    b1: float = 0.0  # of the mean update
-    tau: float = 1e-3  # below the root; larger: less adaptive
+    lr: float = 0.1
+    b1: float = 0.0
+    tau: float = 1e-3
 
     def __post_init__(self) -> None:
         within(self, lr=(TINY, INF), b1=(0, 0.999999), tau=(TINY, INF))
@@ -84,12 +96,18 @@ class Adam:
         v <- b2 v + (1 - b2) D^2,    m <- b1 m + (1 - b1) D,    w <- w + lr m / (sqrt(v) + tau)
 
     D is the mean of the updates w_k - w; v starts at tau^2, m at zero, and there is no bias correction.
+
+    Args:
+        lr: Learning rate of the server (eta in the paper), more than 0; tune it.
+        b1: Decay of the mean update (beta_1 in the paper), at least 0 and less than 1.
+        b2: Decay of its square (beta_2 in the paper), at least 0 and less than 1.
+        tau: Degree of adaptivity (tau in the paper), more than 0; larger is less adaptive.
     """
 
-    lr: float = 0.01  # of the server: tune it
-    b1: float = 0.9  # of the mean update
-    b2: float = 0.99  # of its square
-    tau: float = 1e-3  # below the root; larger: less adaptive
+    lr: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.99
+    tau: float = 1e-3
 
     def __post_init__(self) -> None:
         within(self, lr=(TINY, INF), b1=(0, 0.999999), b2=(0, 0.999999), tau=(TINY, INF))
@@ -111,12 +129,18 @@ class Yogi:
         v <- v - (1 - b2) D^2 sign(v - D^2),    m <- b1 m + (1 - b1) D,    w <- w + lr m / (sqrt(v) + tau)
 
     D is the mean of the updates w_k - w; v starts at tau^2, m at zero, and there is no bias correction.
+
+    Args:
+        lr: Learning rate of the server (eta in the paper), more than 0; tune it.
+        b1: Decay of the mean update (beta_1 in the paper), at least 0 and less than 1.
+        b2: Decay of its square (beta_2 in the paper), at least 0 and less than 1.
+        tau: Degree of adaptivity (tau in the paper), more than 0; larger is less adaptive.
     """
 
-    lr: float = 0.01  # of the server: tune it
-    b1: float = 0.9  # of the mean update
-    b2: float = 0.99  # of its square
-    tau: float = 1e-3  # below the root; larger: less adaptive
+    lr: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.99
+    tau: float = 1e-3
 
     def __post_init__(self) -> None:
         within(self, lr=(TINY, INF), b1=(0, 0.999999), b2=(0, 0.999999), tau=(TINY, INF))

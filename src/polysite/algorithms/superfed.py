@@ -40,12 +40,23 @@ class State:
 
 @dataclass(frozen=True)
 class SuPerFed:
-    mu: float = 0.01  # how strongly a site is held near the shared model; fedprox's mu is twice this one
-    nu: float = 2.0  # how strongly model and twin are turned to a right angle
-    after: int = 12  # rounds before the twins; the paper: 0.4 to 0.6 of all rounds
-    by: Literal["model", "layer"] = "model"  # one mixture for the whole model, or one for every layer
-    shared: tuple[str, ...] = ()  # patterns of names that have no twin
-    choices: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of lam, to serve by
+    """Federated averaging, and a second model (twin) per site that is mixed with the shared one.
+
+    Args:
+        mu: Weight of |w_k - w|^2 (mu in the paper), at least 0; the mu of fedprox is twice this one.
+        nu: Weight of the squared cosine between model and twin (nu in the paper), at least 0.
+        after: Rounds before the twins; the paper starts them after 0.4 to 0.6 of all rounds.
+        by: Draw one mixing coefficient for the whole model, or one per layer.
+        shared: Patterns of the parameters that have no twin.
+        choices: Mixing coefficients to choose from when a site is served, each 0 to 1 (lambda in the paper).
+    """
+
+    mu: float = 0.01
+    nu: float = 2.0
+    after: int = 12
+    by: Literal["model", "layer"] = "model"
+    shared: tuple[str, ...] = ()
+    choices: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"

@@ -23,8 +23,15 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True)
 class Weighted:
-    weights: Mapping[SiteId, float] = field(default_factory=dict)  # a factor for every site that is to differ from 1
-    inner: Algorithm[Any] = field(default_factory=FedAvg)  # the algorithm that averages
+    """An averaging algorithm with a factor on the weight of each site.
+
+    Args:
+        weights: Factor of every site that shall differ from 1 (omega in the paper), 1e-6 to 1e6.
+        inner: Algorithm that averages; its replies must have a field ``weight``.
+    """
+
+    weights: Mapping[SiteId, float] = field(default_factory=dict)
+    inner: Algorithm[Any] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
         if "weight" not in self.inner.reply:

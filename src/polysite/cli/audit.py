@@ -32,7 +32,7 @@ def audit(
     """
     study = study_of(config, override or [])
     from polysite import audit as audits
-    from polysite.train.attack import Settings
+    from polysite.training.attack import Settings
 
     settings = Settings(side=side, epochs=epochs, restarts=restarts)
     with watching(quiet or as_json, False) as watch:

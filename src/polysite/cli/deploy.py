@@ -93,7 +93,7 @@ def run(
     if resume and (config or override or out):
         raise PolysiteError("--resume takes its configuration from the run folder; leave out the file, --set and --out")
     from polysite.deploy.coordinator import run as coordinator
-    from polysite.deploy.coordinator.remote import Deadlines
+    from polysite.deploy.coordinator.roster import Deadlines
     from polysite.deploy.project import Project as Loaded
 
     found = Loaded.load(project)

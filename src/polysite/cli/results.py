@@ -193,7 +193,7 @@ def options_of(
     from typing import get_args
 
     from polysite import config
-    from polysite.cost.speeds import SPEEDS
+    from polysite.costs.speeds import SPEEDS
     from polysite.errors import nearest
     from polysite.metrics.measures import EmptyMaskPolicy
     from polysite.metrics.statistics import Tail

@@ -1,1 +1,1 @@
-"""Cases: where they come from, how they are prepared and split."""
+"""Cases: sources, preparation, splits and federations."""

@@ -1,8 +1,8 @@
-"""Prepared cases on disk: made once, opened at once, shared by all runs of a user.
+"""Cache of prepared cases on disk, shared by all runs of a user.
 
-One safetensors file a case, memory-mapped when opened. Its name is a digest of the bytes of the case's files and of
-everything that was done to them, so another configuration or a changed scan is another file. Files appear whole or not
-at all, whoever writes at the same time; one that is damaged is made again.
+Each case is one safetensors file, memory-mapped when opened. Its name is a digest of the content of the case's files
+and of all preparation steps, so another configuration or a changed scan makes another file. Files are written
+atomically, also by concurrent processes; a damaged file is made again.
 
 The cache holds images of patients: only its owner can read it. It lies in ``$POLYSITE_CACHE``, or else in
 ``~/.cache/polysite``; ``polysite data cache --clear`` empties it.
@@ -11,10 +11,8 @@ The cache holds images of patients: only its owner can read it. It lies in ``$PO
 import json
 import os
 import re
-import secrets
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from importlib.metadata import version
@@ -27,17 +25,19 @@ import safetensors.numpy
 
 from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
-from polysite.errors import ConfigError, DataError
+from polysite.errors import ConfigError, DataError, RunError
+from polysite.storage import write_file
 
-VERSION = 1  # of what preparing does here; a change makes every entry new, and so does another MONAI
+VERSION = 1  # of the preparation; a new version makes every entry again, and so does another MONAI
 SUFFIX = ".safetensors"
+# names of entries, and of the drafts of ``write_file`` that a killed run leaves behind
 OURS = re.compile(r"[0-9a-f]{40}(\.safetensors)?|\.[0-9a-f]{40}(\.safetensors)?\.[0-9a-f]{12}\.partial")
 Arrays = dict[str, np.ndarray]
 TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
 
 
 def place() -> Path:
-    """Where the cache lies."""
+    """Return the folder of the cache."""
     try:
         return Path(os.environ.get("POLYSITE_CACHE") or Path.home() / ".cache" / "polysite")
     except RuntimeError as problem:
@@ -47,44 +47,46 @@ def place() -> Path:
 
 
 class Cache:
+    """Prepared cases, and arrays computed from cases, in a folder."""
+
     def __init__(self, root: Path):
         self.root = root
 
-    def get(self, patient: CaseRef, prepare: Prepare, patch: Sequence[int]) -> Case:
-        """The prepared case: from the cache, or made and put there. Phantoms have no files and are only made."""
-        if not patient.files:
-            return prepare.apply(patient.open(), patch)
-        file = self.root / f"{self._key(patient, prepare, patch)}{SUFFIX}"
-        found = _open(file)
-        if found is None:
-            made = prepare.apply(patient.open(), patch)
+    def get(self, ref: CaseRef, prepare: Prepare, patch: Sequence[int]) -> Case:
+        """Return the prepared case, from the cache or newly made. Phantoms have no files and are not cached."""
+        if not ref.files:
+            return prepare.apply(ref.open(), patch)
+        file = self.root / f"{self._key(ref, prepare, patch)}{SUFFIX}"
+        case = _open(file)
+        if case is None:
+            made = prepare.apply(ref.open(), patch)
             _write(file, _pack(made))
-            found = _open(file) or made  # it may have been cleared in between
-        return replace(found, site=patient.site, name=patient.name, group=patient.group)
+            case = _open(file) or made  # another process may have emptied the cache in between
+        return replace(case, site=ref.site, name=ref.name, group=ref.group)
 
-    def recall(self, patient: CaseRef, how: Sequence[Any]) -> Arrays | None:
-        """Arrays that were made of a case in this way; None if they were not, or are damaged."""
+    def recall(self, ref: CaseRef, how: Sequence[Any]) -> Arrays | None:
+        """Return arrays that ``keep`` stored for a case and this recipe; None if there are none or they are damaged."""
         try:
-            if not patient.files:
+            if not ref.files:
                 return None
-            stored = self._facts(patient, how).read_bytes()
+            stored = self._facts(ref, how).read_bytes()
             sound = zlib.crc32(stored[4:]) == int.from_bytes(stored[:4], "little")
             return safetensors.numpy.load(stored[4:]) if sound else None
         except (OSError, safetensors.SafetensorError):
             return None
 
-    def keep(self, patient: CaseRef, how: Sequence[Any], made: Arrays) -> None:
-        """Put them there."""
-        if patient.files:
+    def keep(self, ref: CaseRef, how: Sequence[Any], made: Arrays) -> None:
+        """Store arrays that were computed from a case by this recipe."""
+        if ref.files:
             content = safetensors.numpy.save(made)
-            _write(self._facts(patient, how), zlib.crc32(content).to_bytes(4, "little") + content)
+            _write(self._facts(ref, how), zlib.crc32(content).to_bytes(4, "little") + content)
 
-    def _facts(self, patient: CaseRef, how: Sequence[Any]) -> Path:
-        recipe = [VERSION, [self.digest(f) for f in patient.files], patient.recipe, patient.hidden, list(how)]
+    def _facts(self, ref: CaseRef, how: Sequence[Any]) -> Path:
+        recipe = [VERSION, [self.digest(f) for f in ref.files], ref.recipe, ref.hidden, list(how)]
         return self.root / _digest(recipe)
 
     def clear(self) -> int:
-        """Remove what was put here and nothing else; returns the bytes that were freed."""
+        """Remove all entries, and no other files; return the number of bytes freed."""
         freed = self.size
         for file in self._files():
             file.unlink(missing_ok=True)
@@ -92,20 +94,21 @@ class Cache:
 
     @property
     def size(self) -> int:
+        """Bytes of all entries."""
         return sum(f.stat().st_size for f in self._files())
 
     def _files(self) -> list[Path]:
-        """All that is ours, drafts of killed runs too."""
+        """Return all entries, including drafts of killed runs."""
         inside = [*self.root.glob("*"), *self.root.glob("stamps/*")]
         return [f for f in inside if OURS.fullmatch(f.name) and f.is_file()]
 
-    def _key(self, patient: CaseRef, prepare: Prepare, patch: Sequence[int]) -> str:
-        contents = [self.digest(f) for f in patient.files]
-        recipe = [VERSION, version("monai"), contents, patient.recipe, patient.hidden, asdict(prepare), list(patch)]
+    def _key(self, ref: CaseRef, prepare: Prepare, patch: Sequence[int]) -> str:
+        contents = [self.digest(f) for f in ref.files]
+        recipe = [VERSION, version("monai"), contents, ref.recipe, ref.hidden, asdict(prepare), list(patch)]
         return _digest(recipe)
 
     def digest(self, file: Path) -> str:
-        """Of the bytes of a file; remembered as long as the file is the same by name, size, times and inode."""
+        """Return the digest of a file's content, stored as long as name, size, times and inode stay the same."""
         try:
             is_now = file.stat()
             stamp = [is_now.st_size, is_now.st_mtime_ns, is_now.st_ctime_ns, is_now.st_ino]
@@ -116,14 +119,14 @@ class Cache:
                     return str(known["digest"])
             except (OSError, ValueError, TypeError, KeyError):
                 pass
-            found = blake2b(digest_size=20)
+            content = blake2b(digest_size=20)
             with file.open("rb") as stream:
                 while piece := stream.read(1 << 20):
-                    found.update(piece)
+                    content.update(piece)
         except OSError as problem:
             raise DataError(f"{file} cannot be read: {problem.strerror}") from problem
-        _write(note, json.dumps({"stamp": stamp, "digest": found.hexdigest()}).encode())
-        return found.hexdigest()
+        _write(note, json.dumps({"stamp": stamp, "digest": content.hexdigest()}).encode())
+        return content.hexdigest()
 
 
 def _digest(recipe: Sequence[Any]) -> str:
@@ -137,25 +140,25 @@ def _pack(case: Case) -> bytes:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Whole or not at all, readable by the owner alone."""
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(6)}.partial")
+    """Write an entry that only its owner can read."""
+
+    def fill(draft: Path) -> None:
+        with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
+            stream.write(content)
+
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        draft.replace(file)
-    except OSError as problem:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+        write_file(file, fill, sync=False)
+    except (OSError, RunError) as problem:
+        cause = problem.__cause__ or problem
         raise DataError(
-            f"the cache {file.parent} cannot be written ({problem.strerror}): make room there "
+            f"the cache {file.parent} cannot be written ({getattr(cause, 'strerror', None) or cause}): make room there "
             "('polysite data cache --clear' empties it), or set POLYSITE_CACHE to another folder"
         ) from problem
 
 
 def _open(file: Path) -> Case | None:
-    """The case in an entry, memory-mapped; None if it is not there or damaged."""
+    """Return the memory-mapped case in an entry; None if it is missing or damaged."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -165,7 +168,7 @@ def _open(file: Path) -> Case | None:
         for name, checksum in zip(("image", "label"), facts["sum"], strict=True):
             entry = head[name]
             begin = 8 + length + entry["data_offsets"][0]
-            # copy-on-write: torch wants memory that it could write to, and the file must stay as it is
+            # copy-on-write: torch requires writable memory, and the file must not change
             arrays.append(np.memmap(file, TYPES[entry["dtype"]], "c", begin, tuple(entry["shape"])))
             if zlib.crc32(arrays[-1].data) != checksum:
                 return None

@@ -1,4 +1,4 @@
-"""One patient: before the files are opened, and after."""
+"""One case: a reference to its files, and its arrays once they are opened."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +13,18 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """``image`` is (modality, *space) float32. ``label`` is (label, *space) of 0 and 1, where labels may overlap; in a
-    classification it is (class,), with 1 for what the image shows."""
+    """An imaging study in memory: image, ground truth and geometry."""
 
     site: str
     name: str
     image: np.ndarray
+    """(modality, *space), float32."""
     label: np.ndarray
+    """(label, *space) of 0 and 1; labels may overlap. In a classification (class,), with 1 for the true class."""
     spacing: tuple[float, ...] = (1.0, 1.0, 1.0)  # millimetres
     group: str = ""
-    affine: np.ndarray | None = None  # voxels to millimetres; None: the axes of the spacing
-    unit: str = "mm"  # of the spacing; nothing where the files do not say
+    affine: np.ndarray | None = None  # voxels to millimetres; None: axes in the order of the spacing
+    unit: str = "mm"  # of the spacing; empty if the files do not state it
 
     def __post_init__(self) -> None:
         who = f"case {self.name!r} of site {self.site!r}"
@@ -38,29 +39,29 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class CaseRef:
-    """A case that has not been opened: all that splits and federations need to know of it."""
+    """A case that is not opened yet, with the facts that splits and federations need."""
 
     site: str
     name: str
     read: Callable[[], Case]
     volumes: Callable[[], Mapping[str, float]]  # of every label, in millilitres
-    patient: str = ""  # the patient, where one has several cases; empty: this is the only case
+    patient: str = ""  # identifier of a patient with several cases; empty if this is the only case
     group: str = ""  # tumour grade, scanner
-    category: str = ""  # the class, in a classification
-    split: str = ""  # train, validation or test, where that is fixed
-    files: tuple[Path, ...] = ()  # what is read; none: nothing that could be cached
-    recipe: str = ""  # how they are read, in words
-    modalities: int = 1  # how many
-    hidden: tuple[int, ...] = ()  # modalities that this hospital must not see
-    origin: tuple[str, str] = ("", "")  # site and name in the data, where a federation moved it
+    category: str = ""  # class, in a classification
+    split: str = ""  # train, validation or test, if the data fix it
+    files: tuple[Path, ...] = ()  # files to read; a case without files is not cached
+    recipe: str = ""  # how the files are read, as part of a cache key
+    modalities: int = 1  # number of modalities
+    hidden: tuple[int, ...] = ()  # modalities that a federation hides from this site
+    origin: tuple[str, str] = ("", "")  # site and name in the data, if a federation moved the case
 
     @property
     def source(self) -> tuple[str, str]:
-        """Site and name in the data."""
+        """Site and name of the case in the data."""
         return self.origin if any(self.origin) else (self.site, self.name)
 
     def open(self) -> Case:
-        """Read it; hidden modalities are zero."""
+        """Read the case; hidden modalities are zero."""
         case = self.read()
         if self.hidden:
             case.image[list(self.hidden)] = 0
@@ -68,7 +69,7 @@ class CaseRef:
 
 
 def channels(values: np.ndarray, labels: Sequence[tuple[str, Iterable[int]]], where: str) -> np.ndarray:
-    """A label map of integers as one channel of 0 and 1 per label.
+    """Convert a label map of integers to one channel of 0 and 1 per label.
 
     >>> channels(np.array([0, 1, 4]), [("WT", (1, 2, 4)), ("ET", (4,))], "seg.nii.gz").tolist()
     [[0, 1, 1], [0, 0, 1]]
@@ -76,10 +77,10 @@ def channels(values: np.ndarray, labels: Sequence[tuple[str, Iterable[int]]], wh
     if not np.isfinite(values).all():
         raise DataError(f"{where}: the label map holds NaN or infinite values")
     known = {0} | {int(v) for _, members in labels for v in members}
-    found = {v.item() for v in np.unique(values)}
-    if found - known:
+    undeclared = {v.item() for v in np.unique(values)} - known
+    if undeclared:
         raise DataError(
-            f"{where}: label values {sorted(found - known)} are not declared (declared: {sorted(known)}); "
+            f"{where}: label values {sorted(undeclared)} are not declared (declared: {sorted(known)}); "
             "declare them in the manifest or under data.labels, or correct the file"
         )
     return np.stack([np.isin(values, list(members)) for _, members in labels]).astype(np.uint8)

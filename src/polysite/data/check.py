@@ -1,7 +1,7 @@
-"""Is a federation fit to be trained on? Every case is opened, and everything that is wrong with it is said.
+"""Check of a dataset before training: open every case and report all problems.
 
-An *error* would stop or spoil a training; a *warning* is for a person to look at. Images of one case must have the same
-shape, and their affines may put no corner further than 0.1 voxels apart.
+An *error* would stop or spoil training; a *warning* needs a human decision. Images of one case must have the same
+shape, and their corners must lie within 0.1 voxels of one another.
 """
 
 import os
@@ -23,20 +23,22 @@ from polysite.data.images import Image
 from polysite.data.manifest import Manifest, Row
 from polysite.errors import DataError
 
-VOXEL = (0.05, 20.0)  # millimetres: a voxel outside of this is hardly one of a patient
+VOXEL = (0.05, 20.0)  # plausible voxel sizes in millimetres
 
 
 @dataclass(frozen=True, order=True)
 class Problem:
+    """A problem of one case, or of the whole dataset if site and case are empty."""
+
     site: str
     case: str
     kind: str  # "error" or "warning"
-    what: str  # names the file and what to do
+    what: str  # names the file, the problem and what to do
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one case."""
+    """Geometry, labels and problems of one case."""
 
     site: str
     case: str
@@ -44,7 +46,7 @@ class Finding:
     spacing: tuple[float, ...] = ()
     unit: str = ""
     orientation: str = ""
-    voxels: Mapping[str, int] = field(default_factory=dict)  # of every label
+    voxels: Mapping[str, int] = field(default_factory=dict)  # by label
     hashes: Mapping[str, str] = field(default_factory=dict)  # modality -> digest of its voxels
     files: Mapping[str, str] = field(default_factory=dict)
     category: str = ""
@@ -53,30 +55,34 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
+    """Result of checking a dataset."""
+
     task: str
     modalities: tuple[str, ...]
     labels: tuple[str, ...]
     findings: tuple[Finding, ...]
-    across: tuple[Problem, ...]  # what only shows when cases are compared
+    across: tuple[Problem, ...]  # problems that appear when cases are compared
     remarks: tuple[str, ...] = ()  # on how the folder was read
 
     @cached_property
     def problems(self) -> list[Problem]:
+        """All problems, sorted by site and case."""
         return sorted([*(p for f in self.findings for p in f.problems), *self.across])
 
     @property
     def errors(self) -> list[Problem]:
+        """Problems that would stop or spoil training."""
         return [p for p in self.problems if p.kind == "error"]
 
     def sites(self) -> Iterator[dict[str, Any]]:
-        """A summary per site."""
+        """Yield a summary of every site."""
         for site in dict.fromkeys(f.site for f in self.findings):
-            found = [f for f in self.findings if f.site == site]
-            read = [f for f in found if f.shape]
+            cases = [f for f in self.findings if f.site == site]
+            read = [f for f in cases if f.shape]
             kinds = Counter(p.kind for p in self.problems if p.site == site)
             yield {
                 "site": site,
-                "cases": len(found),
+                "cases": len(cases),
                 "errors": kinds["error"],
                 "warnings": kinds["warning"],
                 "shape": _span([f.shape for f in read]),
@@ -87,19 +93,19 @@ class Report:
             }
 
     def _amount(self, label: str, findings: Sequence[Finding]) -> str:
-        """The median volume of a label, or the number of cases of a class, for people to read."""
+        """Return the median volume of a label, or the number of cases of a class, as text."""
         if self.task == "classification":
             return str(sum(f.category == label for f in findings) or "")
         voxels = [f.voxels[label] for f in findings if label in f.voxels]
-        litres = [f.voxels[label] * prod(f.spacing) / 1000 for f in findings if label in f.voxels]
+        millilitres = [f.voxels[label] * prod(f.spacing) / 1000 for f in findings if label in f.voxels]
         if not voxels:
             return ""
         if all(f.unit == "mm" and len(f.shape) == 3 for f in findings):
-            return f"{median(litres):.3g} ml"
+            return f"{median(millilitres):.3g} ml"
         return f"{median(voxels):.0f} {'pixels' if len(findings[0].shape) == 2 else 'voxels'}"
 
     def plain(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return the report as values for JSON."""
         return {
             "task": self.task,
             "modalities": self.modalities,
@@ -112,7 +118,7 @@ class Report:
 
 
 def check(files: Files, step: Callable[[str], None] = lambda case: None) -> Report:
-    """Open every case of every site; ``step`` is told of each one that is done."""
+    """Open and check every case of every site; ``step`` is called with the name of each finished case."""
     listed, dims = files.manifest, files.dims
     findings = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -124,36 +130,36 @@ def check(files: Files, step: Callable[[str], None] = lambda case: None) -> Repo
 
 
 def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) -> Finding:
-    """One case by itself."""
+    """Check one case by itself."""
     problems: list[Problem] = []
 
     def say(what: str, kind: str = "error") -> None:
         problems.append(Problem(row.site, row.case, kind, what))
 
     opened: dict[Path, Image] = {}
-    found: dict[str, Image] = {}
+    images: dict[str, Image] = {}
     for name, cell in [*row.images.items(), *([("label", row.label)] if row.label else [])]:
         if cell:
             try:
-                found[name] = boxed(channel(listed, cell, opened, bool(row.box)), row)
+                images[name] = boxed(channel(listed, cell, opened, bool(row.box)), row)
             except DataError as problem:
                 say(str(problem))
-    for name, image in found.items():
+    for name, image in images.items():
         _voxels(listed.file(row.label if name == "label" else row.images[name])[0], name, image, say)
-    first = next((m for m in row.images if m in found), None)
+    first = next((m for m in row.images if m in images), None)
     if first is None:
         return Finding(row.site, row.case, problems=tuple(problems))
-    for other in list(found)[1:]:
+    for other in list(images)[1:]:
         try:
-            agree(listed, row, first, found[first], other, found[other])
+            agree(listed, row, first, images[first], other, images[other])
         except DataError as problem:
             say(str(problem))
-    _geometry(listed.file(row.images[first])[0], found[first], dims, say)
-    truth = found.pop("label", None)
+    _geometry(listed.file(row.images[first])[0], images[first], dims, say)
+    truth = images.pop("label", None)
     voxels = {} if truth is None else _labels(listed, row, truth, allow, say)
-    hashes = {m: blake2b(np.ascontiguousarray(i.array).data, digest_size=16).hexdigest() for m, i in found.items()}
+    hashes = {m: blake2b(np.ascontiguousarray(i.array).data, digest_size=16).hexdigest() for m, i in images.items()}
     _copies(listed, hashes, row, say)
-    grid = found[first]
+    grid = images[first]
     return Finding(
         row.site,
         row.case,
@@ -163,7 +169,7 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
         grid.orientation,
         voxels,
         hashes,
-        {m: str(listed.file(row.images[m])[0]) for m in found},
+        {m: str(listed.file(row.images[m])[0]) for m in images},
         row.category,
         tuple(problems),
     )
@@ -201,10 +207,10 @@ def _labels(listed: Manifest, row: Row, truth: Image, allow: Sequence[str], say:
         say(f"{file}: label values such as {values[values != np.round(values)][0]:g} are not whole numbers")
         return {}
     known = {0, *(v for members in row.labels.values() for v in members)}
-    strange = sorted({int(v) for v in values} - known)
-    if strange:
+    undeclared = sorted({int(v) for v in values} - known)
+    if undeclared:
         declared = f"(declared: {sorted(known)}); declare them in the manifest or correct the file"
-        say(f"{file}: the values {strange} are not declared {declared}")
+        say(f"{file}: the values {undeclared} are not declared {declared}")
     if not (values != 0).any():
         say(
             f"{file}: nothing is labelled; leave the case out, or set data.allow = ['empty'] if nothing is there",
@@ -226,7 +232,7 @@ def _copies(listed: Manifest, hashes: Mapping[str, str], row: Row, say: Say) -> 
 
 
 def _across(findings: Sequence[Finding]) -> Iterator[Problem]:
-    """The same voxels in two cases, and axes that point elsewhere than those of most cases."""
+    """Yield cases with the voxels of another case, and cases with another orientation than most."""
     seen: dict[tuple[str, str], Finding] = {}
     for f in findings:
         twins = {m: seen[m, d] for m, d in f.hashes.items() if (m, d) in seen}
@@ -248,7 +254,7 @@ def _across(findings: Sequence[Finding]) -> Iterator[Problem]:
 
 
 def _missing(listed: Manifest, allow: Sequence[str]) -> Iterator[Problem]:
-    """Modalities that some cases lack; where most lack it, the few that have it are named."""
+    """Yield the cases that lack a modality; if most cases lack it, one problem that names the few that have it."""
     kind = "warning" if "missing" in allow else "error"
     for modality in listed.modalities:
         without = [r for r in listed.rows if not r.images[modality]]
@@ -265,7 +271,7 @@ def _missing(listed: Manifest, allow: Sequence[str]) -> Iterator[Problem]:
 
 
 def _span(values: Sequence[tuple[float, ...]]) -> list[list[float]]:
-    """Smallest and largest of every axis; nothing where cases differ in dimension."""
+    """Return the smallest and largest value of every axis; nothing if cases differ in dimension."""
     if not values or len({len(v) for v in values}) > 1:
         return []
     return [[min(axis), max(axis)] for axis in zip(*values, strict=True)]

@@ -1,8 +1,8 @@
-"""Who holds which patients: as it is, or as an experiment wants it.
+"""Federations: the assignment of cases to sites, natural or synthetic.
 
-A federation deals the patients of the data out to sites and has them split. A site without training cases does not
-train; it is only served and judged. That is how an unseen hospital is tested, and how synthetic sites train while the
-patients of the real ones judge.
+A federation assigns the cases of the data to sites and splits them. A site without training cases does not train; its
+cases are only predicted and scored. This is how an unseen hospital is tested, and how synthetic sites train while the
+validation and test cases stay at the real ones.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,43 +20,61 @@ Splitter = Callable[[Sites], Mapping[str, SiteSplit]]
 
 
 class Federation(Protocol):
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]: ...
+    """A choice of ``[federation] name``."""
+
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
+        """Return the split cases of every site of the federation.
+
+        Args:
+            sites: The cases of every site of the data.
+            split: Splits the cases of sites, as ``[split]`` says.
+            seed: Seed of random assignments.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Natural:
-    """Every hospital holds its own patients."""
+    """Every hospital holds its own cases."""
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
+        """Split the sites of the data."""
         return split(sites)
 
 
 @dataclass(frozen=True)
 class ByLabelSize:
-    """All patients sorted by the volume of a label and dealt out in that order; every site keeps its size.
+    """All cases sorted by the volume of a label and assigned in that order; every site keeps its size.
 
     Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, appendix D.
+
+    Args:
+        label: Label to sort by.
     """
 
-    label: str = ""  # which label
+    label: str = ""
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
-        everyone = [(p.volumes(), p) for patients in sites.values() for p in patients]
-        known = everyone[0][0]
+        """Assign the sorted cases to the sites and split them."""
+        measured = [(case.volumes(), case) for cases in sites.values() for case in cases]
+        known = measured[0][0]
         if self.label not in known:
             raise ConfigError(f"federation.label = {self.label!r} is not in the data; {nearest(self.label, known)}")
-        everyone.sort(key=lambda e: (e[0][self.label], e[1].site, e[1].name))
-        ends = np.cumsum([len(p) for p in sites.values()])
-        ordered = [p for _, p in everyone]
+        measured.sort(key=lambda pair: (pair[0][self.label], pair[1].site, pair[1].name))
+        ends = np.cumsum([len(cases) for cases in sites.values()])
+        ordered = [case for _, case in measured]
         pieces = [ordered[b:e] for b, e in zip([0, *ends], ends, strict=False)]
         return _redealt(sites, dict(zip(sites, pieces, strict=True)), split)
 
 
 @dataclass(frozen=True)
 class Iid:
-    """Training cases shuffled over equal synthetic sites; validation and test cases stay where they were.
+    """Training cases shuffled over equal synthetic sites; validation and test cases stay at their own sites.
 
     Paper: Manthe et al., Federated brain tumor segmentation: an extensive benchmark, 2024, section 4.3.1.
+
+    Args:
+        sites: Number of synthetic sites.
     """
 
     sites: int = 5
@@ -65,20 +83,24 @@ class Iid:
         _at_least(self.sites, 1, "sites")
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
-        parts = split(sites)
-        pool = _shuffled([p for each in parts.values() for p in each["train"]], seed)
+        """Assign the training cases to the synthetic sites."""
+        splits = split(sites)
+        pool = _shuffled([case for each in splits.values() for case in each["train"]], seed)
         if len(pool) < self.sites:
             raise ConfigError(f"federation.sites = {self.sites}, but there are {len(pool)} training cases")
         dealt = _moved(_named([pool[k :: self.sites] for k in range(self.sites)], "iid", sites))
-        judges = {site: {**each, "train": []} for site, each in parts.items()}
-        return {**{s: {"train": p, "validation": [], "test": []} for s, p in dealt.items()}, **judges}
+        scored = {site: {**each, "train": []} for site, each in splits.items()}
+        return {**{s: {"train": cases, "validation": [], "test": []} for s, cases in dealt.items()}, **scored}
 
 
 @dataclass(frozen=True)
 class Limited:
-    """Only patients whose group is known, and no more than so many a site.
+    """Only cases with a known group, and at most a given number of them per site.
 
-    Paper: Manthe et al., 2024, section 4.3.2, where it is 35.
+    Paper: Manthe et al., 2024, section 4.3.2, with 35 cases.
+
+    Args:
+        cases: Largest number of cases of a site.
     """
 
     cases: int = 35
@@ -87,19 +109,26 @@ class Limited:
         _at_least(self.cases, 2, "cases")
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
-        known = {site: [p for p in patients if p.group] for site, patients in sites.items()}
+        """Draw the cases of every site and split them."""
+        known = {site: [case for case in cases if case.group] for site, cases in sites.items()}
         if not any(known.values()):
-            raise DataError("the limited federation keeps cases whose group is known; the data name no group at all")
-        return split({s: _shuffled(p, seed)[: self.cases] for s, p in known.items() if p})
+            raise DataError("the limited federation keeps cases with a known group; the data name no group at all")
+        return split({s: _shuffled(cases, seed)[: self.cases] for s, cases in known.items() if cases})
 
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each group (or class) is dealt out in shares drawn from a Dirichlet distribution: small alpha, unlike sites."""
+    """Each group (or class) divided over synthetic sites in shares drawn from a Dirichlet distribution.
+
+    Args:
+        alpha: Concentration of the distribution; the smaller, the more the sites differ.
+        sites: Number of synthetic sites.
+        least: Smallest number of cases of a site.
+    """
 
     alpha: float = 0.5
     sites: int = 5
-    least: int = 3  # cases that every site gets
+    least: int = 3
 
     def __post_init__(self) -> None:
         _at_least(self.sites, 2, "sites")
@@ -108,16 +137,17 @@ class Dirichlet:
             raise ConfigError(f"federation.alpha = {self.alpha} must be more than zero")
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
+        """Draw assignments until every site has enough cases, and split the cases."""
         kinds = _kinds(sites)
         if sum(map(len, kinds.values())) < self.sites * self.least:
             raise ConfigError(f"{sum(map(len, kinds.values()))} cases do not give {self.sites} sites {self.least} each")
         rng = np.random.default_rng(seed)
         for _ in range(1000):
             dealt: list[list[CaseRef]] = [[] for _ in range(self.sites)]
-            for patients in kinds.values():
+            for cases in kinds.values():
                 shares = rng.dirichlet([self.alpha] * self.sites)
-                ends = np.round(np.cumsum(shares) * len(patients)).astype(int)
-                order = [patients[i] for i in rng.permutation(len(patients))]
+                ends = np.round(np.cumsum(shares) * len(cases)).astype(int)
+                order = [cases[i] for i in rng.permutation(len(cases))]
                 for site, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
                     dealt[site].extend(order[begin:end])
             if min(map(len, dealt)) >= self.least:
@@ -130,9 +160,13 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class LabelRatio:
-    """Every site has a class of its own, ``delta`` times as many as of each other class; the rest is left out.
+    """Every synthetic site has a majority class, with ``delta`` cases for one case of each other class.
 
-    Paper: FedDiv; ratios 1:delta and 1:1:delta, the majority class going around the sites.
+    Paper: FedDiv; ratios 1:delta and 1:1:delta. The majority class rotates over the sites; surplus cases are left out.
+
+    Args:
+        delta: Cases of the majority class for one case of each other class.
+        sites: Number of synthetic sites.
     """
 
     delta: float = 2.0
@@ -144,11 +178,12 @@ class LabelRatio:
             raise ConfigError(f"federation.delta = {self.delta} must be at least one")
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
-        kinds = {k: _shuffled(p, seed) for k, p in _kinds(sites).items()}
+        """Draw the cases of every site by their class, and split them."""
+        kinds = {k: _shuffled(cases, seed) for k, cases in _kinds(sites).items()}
         names = list(kinds)
         ratio = {(k, n): self.delta if names[k % len(names)] == n else 1.0 for k in range(self.sites) for n in names}
         unit = min(len(kinds[n]) / sum(ratio[k, n] for k in range(self.sites)) for n in names)
-        # rounding down each site's share never asks for more than there is
+        # rounded down, the shares never exceed the cases of a class
         count = {at: int(unit * r + 1e-9) for at, r in ratio.items()}
         if min(count.values()) < 1:
             raise ConfigError(
@@ -161,9 +196,12 @@ class LabelRatio:
 
 @dataclass(frozen=True)
 class HideModalities:
-    """So many modalities are hidden from each site, others at the next one; what is hidden is zero.
+    """Some modalities hidden (set to zero) at each site, different ones at the next site.
 
-    Paper: FedDiv, whose l is ``count``.
+    Paper: FedDiv.
+
+    Args:
+        count: Number of modalities hidden at each site; l in the paper.
     """
 
     count: int = 1
@@ -172,30 +210,33 @@ class HideModalities:
         _at_least(self.count, 0, "count")
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
-        total = {p.modalities for patients in sites.values() for p in patients}
-        of = min(total)
-        if self.count >= of:
-            raise ConfigError(f"federation.count = {self.count} would hide all of {of} modalities")
-        hidden = {s: tuple((k + i) % of for i in range(self.count)) for k, s in enumerate(sites)}
-        return split({s: [replace(p, hidden=hidden[s]) for p in patients] for s, patients in sites.items()})
+        """Hide modalities of every case and split the cases."""
+        total = min(case.modalities for cases in sites.values() for case in cases)
+        if self.count >= total:
+            raise ConfigError(f"federation.count = {self.count} would hide all of {total} modalities")
+        hidden = {s: tuple((k + i) % total for i in range(self.count)) for k, s in enumerate(sites)}
+        return split({s: [replace(case, hidden=hidden[s]) for case in cases] for s, cases in sites.items()})
 
 
 @dataclass(frozen=True)
 class LeaveOut:
-    """One hospital does not train; all its patients are test patients: how good is the model somewhere new?"""
+    """One hospital excluded from training; all its cases are test cases, to measure the model at an unseen site.
+
+    Args:
+        site: Name of the hospital.
+    """
 
     site: str = ""
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
+        """Split the other sites and add this one."""
         if self.site not in sites:
             raise ConfigError(f"federation.site = {self.site!r} is no site; {nearest(self.site, sites)}")
         if len(sites) < 2:
             raise ConfigError(f"without {self.site!r} no site is left to train")
-        rest = split({s: p for s, p in sites.items() if s != self.site})
-        return {
-            **rest,
-            self.site: {"train": [], "validation": [], "test": sorted(sites[self.site], key=lambda p: p.name)},
-        }
+        rest = split({s: cases for s, cases in sites.items() if s != self.site})
+        tested = sorted(sites[self.site], key=lambda case: case.name)
+        return {**rest, self.site: {"train": [], "validation": [], "test": tested}}
 
 
 FEDERATIONS: Mapping[str, type] = {
@@ -211,38 +252,38 @@ FEDERATIONS: Mapping[str, type] = {
 
 
 def _kinds(sites: Sites) -> dict[str, list[CaseRef]]:
-    """The patients by class, or by group where there are no classes."""
-    found: dict[str, list[CaseRef]] = {}
-    for p in sorted((p for patients in sites.values() for p in patients), key=lambda p: (p.site, p.name)):
-        found.setdefault(p.category or p.group, []).append(p)
-    if len(found) < 2:
+    """Return the cases by class, or by group if there are no classes."""
+    kinds: dict[str, list[CaseRef]] = {}
+    for case in sorted((c for cases in sites.values() for c in cases), key=lambda c: (c.site, c.name)):
+        kinds.setdefault(case.category or case.group, []).append(case)
+    if len(kinds) < 2:
         raise DataError("this federation is built from classes or groups, but the data have fewer than two of them")
-    return dict(sorted(found.items()))
+    return dict(sorted(kinds.items()))
 
 
-def _shuffled(patients: Sequence[CaseRef], seed: int) -> list[CaseRef]:
-    ordered = sorted(patients, key=lambda p: (p.site, p.name))
+def _shuffled(cases: Sequence[CaseRef], seed: int) -> list[CaseRef]:
+    ordered = sorted(cases, key=lambda case: (case.site, case.name))
     return [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]
 
 
 def _redealt(natural: Sites, dealt: Sites, split: Splitter) -> Mapping[str, SiteSplit]:
-    """The parts of patients at their new sites.
+    """Split the cases at their new sites.
 
-    Where a person has several cases, they may now be at several sites: then the parts are those of the natural sites,
-    so that nobody trains here and is tested there.
+    The cases of one patient may be at several sites now. Then the splits of the natural sites apply, so that all cases
+    of a patient stay in one split.
     """
-    people = [(p.site, p.patient) for patients in natural.values() for p in patients if p.patient]
-    if len(set(people)) == len(people):
-        return split(_moved(dealt))
-    part = {p.source: k for parts in split(natural).values() for k in SPLITS for p in parts[k]}
+    patients = [(case.site, case.patient) for cases in natural.values() for case in cases if case.patient]
     moved = _moved(dealt)
-    return {s: {k: [p for p in patients if part.get(p.source) == k] for k in SPLITS} for s, patients in moved.items()}
+    if len(set(patients)) == len(patients):
+        return split(moved)
+    chosen = {case.source: k for splits in split(natural).values() for k in SPLITS for case in splits[k]}
+    return {s: {k: [c for c in cases if chosen.get(c.source) == k] for k in SPLITS} for s, cases in moved.items()}
 
 
 def _named(dealt: Sequence[Sequence[CaseRef]], word: str, taken: Iterable[str] = ()) -> dict[str, Sequence[CaseRef]]:
-    """Synthetic sites: iid-1, iid-2, ..."""
+    """Name the synthetic sites: iid-1, iid-2, ..."""
     width = len(str(len(dealt)))
-    named = {f"{word}-{k:0{width}d}": p for k, p in enumerate(dealt, start=1)}
+    named = {f"{word}-{k:0{width}d}": cases for k, cases in enumerate(dealt, start=1)}
     clash = sorted(named.keys() & set(taken))
     if clash:
         raise DataError(f"a site of the data is called {clash[0]!r}, like one of this federation; rename it")
@@ -250,12 +291,12 @@ def _named(dealt: Sequence[Sequence[CaseRef]], word: str, taken: Iterable[str] =
 
 
 def _moved(sites: Sites) -> dict[str, list[CaseRef]]:
-    """Patients at their new sites; where a name would be there twice, it begins with the old site."""
-    names = [p.name for patients in sites.values() for p in patients]
+    """Move the cases to their new sites. If a name would occur twice, all names get the old site as a prefix."""
+    names = [case.name for cases in sites.values() for case in cases]
     unique = len(set(names)) == len(names)
     return {
-        site: [replace(p, site=site, name=p.name if unique else ".".join(p.source), origin=p.source) for p in patients]
-        for site, patients in sites.items()
+        site: [replace(c, site=site, name=c.name if unique else ".".join(c.source), origin=c.source) for c in cases]
+        for site, cases in sites.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""Cases from image files: what a manifest lists, opened and checked."""
+"""Cases from image files: open the files that a manifest lists, and check them."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,21 +17,32 @@ from polysite.data.layouts import Scan
 from polysite.data.manifest import Manifest, Row
 from polysite.errors import ConfigError, DataError
 
-BOX = 1 << 26  # voxels
-TOLERANCE = 0.1  # voxels: how far apart two images of one case may put the same corner
+MAX_BOX_VOXELS = 1 << 26
+TOLERANCE = 0.1  # voxels: largest distance between the same corner of two images of one case
 
 
 @dataclass(frozen=True)
 class Files:
-    """Image files of your own: a manifest, or a folder in one of the known layouts."""
+    """Image files: a manifest, or a folder in one of the known layouts.
 
-    path: str = ""  # a manifest (.csv, .jsonl) or a folder
-    format: str = "auto"  # layout of the folder; polysite data formats lists them
-    tables: tuple[str, ...] = ()  # CSV files that say which case is of which site, group or split
-    modalities: tuple[str, ...] = ()  # which of them, in this order; empty: all
-    labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # name -> values, instead of the manifest's
-    exclude: tuple[str, ...] = ()  # sites to leave out
-    allow: tuple[Literal["missing", "empty"], ...] = ()  # modalities not acquired become zero; nothing may be labelled
+    Args:
+        path: A manifest (.csv, .jsonl) or a folder.
+        format: Layout of the folder; ``polysite data formats`` lists the layouts.
+        tables: CSV files with the site, group or split of the cases.
+        modalities: Modalities to use, in this order; empty for all.
+        labels: Values of every label by name, instead of those in the manifest.
+        exclude: Sites to leave out.
+        allow: ``missing`` replaces modalities that were not acquired by zeros; ``empty`` accepts label maps without any
+            label.
+    """
+
+    path: str = ""
+    format: str = "auto"
+    tables: tuple[str, ...] = ()
+    modalities: tuple[str, ...] = ()
+    labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    exclude: tuple[str, ...] = ()
+    allow: tuple[Literal["missing", "empty"], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -39,41 +50,42 @@ class Files:
 
     @cached_property
     def _scan(self) -> Scan:
-        """What there is; a manifest is taken at its word."""
+        """All cases of the folder or manifest, before any selection."""
         path = Path(self.path)
         if path.is_dir():
             return layouts.scan(path, self.format, [Path(t) for t in self.tables], self.labels or None)
-        found = manifest.read(path)
-        if self.labels and found.task == "segmentation":
-            found = Manifest(tuple(replace(r, labels=self.labels) for r in found.rows), found.root)
-        return Scan("manifest", found)
+        listed = manifest.read(path)
+        if self.labels and listed.task == "segmentation":
+            listed = Manifest(tuple(replace(r, labels=self.labels) for r in listed.rows), listed.root)
+        return Scan("manifest", listed)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a person should know about how the folder was read, such as cases that were left out."""
+        """Remarks on how the folder was read, such as cases that were left out."""
         return self._scan.remarks
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What there is, as far as this study wants it."""
-        found = self._scan.manifest
-        odd = [s for s in self.exclude if s not in found.sites]
-        if odd:
-            raise ConfigError(f"data.exclude names {odd[0]!r}; the sites are {', '.join(found.sites)}")
-        odd = [m for m in self.modalities if m not in found.modalities]
-        if odd:
-            raise ConfigError(f"data.modalities names {odd[0]!r}; {self.path} has {', '.join(found.modalities)}")
-        wanted = self.modalities or found.modalities
-        rows = (r for r in found.rows if r.site not in self.exclude)
-        return Manifest(tuple(replace(r, images={m: r.images[m] for m in wanted}) for r in rows), found.root)
+        """The manifest of the sites and modalities that this study uses."""
+        listed = self._scan.manifest
+        unknown = [s for s in self.exclude if s not in listed.sites]
+        if unknown:
+            raise ConfigError(f"data.exclude names {unknown[0]!r}; the sites are {', '.join(listed.sites)}")
+        unknown = [m for m in self.modalities if m not in listed.modalities]
+        if unknown:
+            raise ConfigError(f"data.modalities names {unknown[0]!r}; {self.path} has {', '.join(listed.modalities)}")
+        wanted = self.modalities or listed.modalities
+        rows = (r for r in listed.rows if r.site not in self.exclude)
+        return Manifest(tuple(replace(r, images={m: r.images[m] for m in wanted}) for r in rows), listed.root)
 
     @property
     def task(self) -> str:
+        """``segmentation`` or ``classification``."""
         return self.manifest.task
 
     @cached_property
     def dims(self) -> int:
-        """Of the first image that can be read; volumes if none can, and then that is said soon enough."""
+        """Dimensions of the first image that can be read; 3 if there is none, which opening a case reports."""
         for row in self.manifest.rows:
             file = self.manifest.file(next(f for f in row.images.values() if f))[0]
             if images.suffix(file.name) in images.FLAT:
@@ -86,21 +98,24 @@ class Files:
 
     @property
     def modality_names(self) -> tuple[str, ...]:
+        """Modalities, in the order of the image's channels."""
         return self.manifest.modalities
 
     @property
     def label_names(self) -> tuple[str, ...]:
+        """Labels, or classes."""
         return self.manifest.label_names
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
-        names, parts = self.label_names, cache(_parts)
-        return {site: [self._patient(r, names, parts) for r in rows] for site, rows in self.manifest.sites.items()}
+        """Return the cases of every site, not opened yet."""
+        names, files_of = self.label_names, cache(_files_of)
+        return {site: [self._ref(r, names, files_of) for r in rows] for site, rows in self.manifest.sites.items()}
 
-    def _patient(self, row: Row, names: tuple[str, ...], parts: Callable[[Path], tuple[Path, ...]]) -> CaseRef:
+    def _ref(self, row: Row, names: tuple[str, ...], files_of: Callable[[Path], tuple[Path, ...]]) -> CaseRef:
         listed, allow = self.manifest, self.allow
         cells = [listed.file(f) if f else None for f in (*row.images.values(), row.label)]
-        files = tuple(dict.fromkeys(file for c in cells if c for file in parts(c[0])))
-        # the cache knows files by what is in them, so only their order counts here, not their names
+        files = tuple(dict.fromkeys(file for c in cells if c for file in files_of(c[0])))
+        # the cache identifies files by their content, so the recipe holds their order and not their names
         recipe = [
             [c and (files.index(c[0]), c[1]) for c in cells],
             dict(row.labels),
@@ -114,7 +129,7 @@ class Files:
             name=row.case,
             read=lambda: open_case(listed, row, names, allow),
             volumes=lambda: volumes(listed, row, names),
-            patient=row.patient or (str(files[0]) if row.box else ""),  # boxes of one scan are of one person
+            patient=row.patient or (str(files[0]) if row.box else ""),  # boxes of one scan belong to one patient
             group=row.group,
             category=row.category,
             split=row.split,
@@ -125,7 +140,7 @@ class Files:
 
 
 def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[str] = ()) -> Case:
-    """One case, read and checked; the first thing that is wrong with it is said."""
+    """Read and check one case; raise DataError for the first problem."""
     absent = [m for m, f in row.images.items() if not f]
     if absent and "missing" not in allow:
         raise DataError(
@@ -133,18 +148,18 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
             "that all cases have, or set data.allow = ['missing'] to see zeros there"
         )
     opened: dict[Path, Image] = {}
-    found = {m: boxed(channel(listed, f, opened, bool(row.box)), row) for m, f in row.images.items() if f}
-    first = next(iter(found))
-    for other, image in found.items():
-        agree(listed, row, first, found[first], other, image)
-    grid = found[first]
-    for name, image in found.items():
+    acquired = {m: boxed(channel(listed, f, opened, bool(row.box)), row) for m, f in row.images.items() if f}
+    first = next(iter(acquired))
+    for other, image in acquired.items():
+        agree(listed, row, first, acquired[first], other, image)
+    grid = acquired[first]
+    for name, image in acquired.items():
         if image.array.min() == image.array.max():
             raise DataError(
                 f"{listed.file(row.images[name])[0]}: every voxel is {image.array.flat[0]:g}; leave the case out, or "
                 "empty its cell in the manifest and set data.allow = ['missing']"
             )
-    stack = [found[m].array if m in found else np.zeros(grid.shape, np.float32) for m in row.images]
+    stack = [acquired[m].array if m in acquired else np.zeros(grid.shape, np.float32) for m in row.images]
     if row.category:
         label = np.array([n == row.category for n in names], np.uint8)
     else:
@@ -161,13 +176,17 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
 
 
 def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool = False) -> Image:
-    """The image that a cell of the manifest means: a file of one channel, or one channel of a file.
+    """Return the image of a cell of the manifest: a file of one channel, or one channel of a file.
 
-    ``opened`` holds the files of this case; ``keep`` holds a file for the next case, since many boxes may be of it.
+    Args:
+        listed: The manifest.
+        name: The cell.
+        opened: Files of this case that are open already; the file is added.
+        keep: Keep the file in memory for the next case, since many boxes may lie in one scan.
     """
     file, index = listed.file(name)
     if file not in opened:
-        stamp = [p.stat().st_mtime_ns for p in _parts(file) if p.is_file()] if keep else []
+        stamp = [p.stat().st_mtime_ns for p in _files_of(file) if p.is_file()] if keep else []
         opened[file] = _kept(file, *stamp) if stamp else images.read(file)
     image = opened[file]
     if index is None and image.channels == 1:
@@ -184,16 +203,16 @@ def _kept(file: Path, *changed: int) -> Image:
     return images.read(file)
 
 
-def _parts(file: Path) -> tuple[Path, ...]:
-    """The files behind an image; one that cannot be read is said to be so when it is opened."""
+def _files_of(file: Path) -> tuple[Path, ...]:
+    """Return the files that hold an image. An unreadable file is reported when it is opened, not here."""
     try:
-        return images.parts(file)
+        return images.files_of(file)
     except DataError:
         return (file,)
 
 
 def agree(listed: Manifest, row: Row, first: str, one: Image, second: str, other: Image) -> None:
-    """Refuse two images of a case that do not lie on one grid."""
+    """Refuse two images of a case that do not lie on the same grid."""
     a, b = (listed.file(row.label if n == "label" else row.images[n])[0] for n in (first, second))
     if one.shape != other.shape:
         raise DataError(f"{b} has the shape {other.shape}, {a.name} has {one.shape}: resample them to one grid")
@@ -205,14 +224,14 @@ def agree(listed: Manifest, row: Row, first: str, one: Image, second: str, other
 
 
 def apart(one: Image, other: Image) -> float:
-    """The greatest distance between where two affines put a corner, in voxels of the first."""
+    """Return the largest distance between the same corner of two images, in voxels of the first."""
     corners = np.array([[*c, 1] for c in product(*((0, n - 1) for n in one.shape))])
     gaps = np.linalg.norm((corners @ (one.affine - other.affine).T)[:, :-1], axis=1)
     return float(gaps.max() / min(one.spacing))
 
 
 def boxed(image: Image, row: Row, outside: float | None = None) -> Image:
-    """The part of an image that a case is; what lies ``outside`` of it is as dark as its darkest voxel."""
+    """Cut the box of a case out of an image. Voxels beyond the image get ``outside``, or the darkest value inside."""
     if not row.box:
         return image
     who, dims = f"case {row.case!r} of site {row.site!r}", image.dims
@@ -224,7 +243,7 @@ def boxed(image: Image, row: Row, outside: float | None = None) -> Image:
     start = np.floor(at.min(0) + 0.5).astype(int)  # np.round would put neighbouring halves on one voxel
     count = np.maximum(1, np.round(np.ptp(at, 0))).astype(int)
     stop, space = start + count, np.array(image.shape)
-    if np.prod(count.astype(float)) > BOX:
+    if np.prod(count.astype(float)) > MAX_BOX_VOXELS:
         raise DataError(f"{who}: its box is too large, {' x '.join(map(str, count))} voxels")
     if (stop <= 0).any() or (start >= space).any():
         raise DataError(f"{who}: its box lies outside of the image")

@@ -1,7 +1,7 @@
-"""One image file, read with suspicion: NIfTI, MetaImage, PNG, TIFF or JPEG.
+"""Reader of untrusted image files: NIfTI, MetaImage, PNG, TIFF or JPEG.
 
-Nothing that a header claims is allocated before the file has delivered it, so a damaged or hostile file ends in one
-sentence. Affines map voxels to millimetres, x to the right, y to the front, z upwards (NIfTI's RAS).
+No memory is allocated for voxels that a header claims before the file has delivered them, so a damaged or hostile file
+ends in a DataError. Affines map voxels to millimetres, x to the right, y to the front, z upwards (NIfTI's RAS).
 """
 
 import gzip
@@ -25,7 +25,7 @@ from polysite.errors import DataError
 
 NIFTI, META, FLAT = (".nii.gz", ".nii"), (".mha", ".mhd"), (".png", ".tif", ".tiff", ".jpg", ".jpeg")
 SUFFIXES = (*NIFTI, *META, *FLAT)
-LIMIT = 1 << 29  # voxels that a file may hold: 512 x 512 x 2000
+MAX_VOXELS = 1 << 29  # of a file: 512 x 512 x 2000
 CHUNK = 1 << 24
 
 META_TYPES = {
@@ -35,27 +35,34 @@ META_TYPES = {
 
 
 class Stream(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+    """A source of bytes."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most ``size`` bytes; none at the end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Image:
-    """``array`` is (*space) or, with several channels, (*space, channel), in the type it is stored in."""
+    """The content of an image file."""
 
-    array: np.ndarray
+    array: np.ndarray  # (*space) or, with several channels, (*space, channel), in the stored type
     affine: np.ndarray  # (dims + 1, dims + 1)
-    unit: str = ""  # of the affine: "mm", or nothing where the file does not say
+    unit: str = ""  # of the affine: "mm", or empty if the file does not state it
 
     @property
     def dims(self) -> int:
+        """Number of spatial dimensions."""
         return int(self.affine.shape[0]) - 1
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Size in voxels, without the channels."""
         return tuple(self.array.shape[: self.dims])
 
     @property
     def channels(self) -> int:
+        """Number of channels."""
         return int(self.array.shape[-1]) if self.array.ndim > self.dims else 1
 
     @property
@@ -65,12 +72,12 @@ class Image:
 
     @property
     def orientation(self) -> str:
-        """Where the axes point, such as RAS or LPS; nothing for flat images."""
+        """Directions of the axes, such as RAS or LPS; empty for 2D images."""
         return "".join(nibabel.aff2axcodes(self.affine)) if self.dims == 3 else ""
 
 
 def suffix(name: str) -> str:
-    """The image suffix of a file name, or nothing.
+    """Return the image suffix of a file name, or an empty string.
 
     >>> suffix("T1.NII.gz"), suffix("notes.txt")
     ('.nii.gz', '')
@@ -79,7 +86,7 @@ def suffix(name: str) -> str:
 
 
 def stem(name: str) -> str:
-    """A file name without its image suffix.
+    """Return a file name without its image suffix.
 
     >>> stem("case_0000.nii.gz")
     'case_0000'
@@ -88,7 +95,7 @@ def stem(name: str) -> str:
 
 
 def read(file: Path) -> Image:
-    """The image in a file, or a sentence about why there is none."""
+    """Return the image in a file; raise DataError if there is none."""
     kind = suffix(file.name)
     if not kind:
         raise DataError(f"{file} is no image that polysite reads; it reads {', '.join(SUFFIXES)}")
@@ -103,8 +110,8 @@ def read(file: Path) -> Image:
     return image
 
 
-def parts(file: Path) -> tuple[Path, ...]:
-    """The files that hold an image: a ``.mhd`` keeps its voxels in another one."""
+def files_of(file: Path) -> tuple[Path, ...]:
+    """Return the files that hold an image: a ``.mhd`` file may have its voxels in a second file."""
     if suffix(file.name) != ".mhd":
         return (file,)
     with _refusals(file), file.open("rb") as stream:
@@ -114,7 +121,7 @@ def parts(file: Path) -> tuple[Path, ...]:
 
 @contextmanager
 def _refusals(file: Path) -> Iterator[None]:
-    """Whatever a library says about a damaged file, as one sentence with the name of the file."""
+    """Turn the errors of libraries about a damaged file into a DataError that names the file."""
     try:
         yield
     except DataError:
@@ -128,19 +135,19 @@ def _refusals(file: Path) -> Iterator[None]:
 
 
 def _voxels(stream: Stream, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """As many bytes as the shape needs, taken piece by piece."""
+    """Read as many bytes as the shape needs, piece by piece."""
     if any(n < 1 for n in shape):
         raise ValueError(f"its header claims the shape {shape}")
     wanted = math.prod(shape) * dtype.itemsize
-    if math.prod(shape) > LIMIT:
-        raise ValueError(f"its header claims {math.prod(shape):.3g} voxels, more than the {LIMIT:.3g} allowed")
-    found = bytearray()
-    while len(found) < wanted:
-        piece = stream.read(min(CHUNK, wanted - len(found)))
+    if math.prod(shape) > MAX_VOXELS:
+        raise ValueError(f"its header claims {math.prod(shape):.3g} voxels, more than the {MAX_VOXELS:.3g} allowed")
+    content = bytearray()
+    while len(content) < wanted:
+        piece = stream.read(min(CHUNK, wanted - len(content)))
         if not piece:
-            raise ValueError(f"it ends early: {len(found)} of {wanted} bytes of voxels are there")
-        found += piece
-    return np.frombuffer(found, dtype).reshape(shape, order="F")
+            raise ValueError(f"it ends early: {len(content)} of {wanted} bytes of voxels are there")
+        content += piece
+    return np.frombuffer(content, dtype).reshape(shape, order="F")
 
 
 def _nifti(file: Path) -> Image:
@@ -167,7 +174,7 @@ def _nifti(file: Path) -> Image:
             raise ValueError(f"its header puts the voxels at byte {offset:g}")
         stream.read(int(offset) - len(block))
         array = _voxels(stream, shape, dtype)
-        if packed:  # its checksum comes at the end
+        if packed:  # gzip checks its checksum at the end
             stream.read(CHUNK)
         slope, shift = (float(v) for v in (header["scl_slope"], header["scl_inter"]))
     dims = 2 if count == 2 else 3
@@ -191,7 +198,7 @@ def _native(array: np.ndarray) -> np.ndarray:
 
 
 def _meta(file: Path) -> Image:
-    """MetaImage, the format of LUNA16: a text header, the voxels behind it or in a file of their own."""
+    """Read a MetaImage, the format of LUNA16: a text header, and the voxels after it or in a second file."""
     with file.open("rb") as stream:
         head = _meta_header(stream)
         dims, shape = int(head["NDims"]), tuple(int(n) for n in head["DimSize"].split())
@@ -221,7 +228,7 @@ def _meta(file: Path) -> Image:
     affine[:-1, :-1] = axes.reshape(dims, dims).T * spacing
     affine[:-1, -1] = origin
     if dims == 3:
-        affine[:2] *= -1  # its x and y point to the left and to the back
+        affine[:2] *= -1  # MetaImage's x and y point to the left and to the back
     return Image(_native(array), affine, "mm")
 
 
@@ -251,7 +258,7 @@ def _meta_voxels(
 
 
 class _Inflating:
-    """A zlib stream, inflated no further than asked."""
+    """A zlib stream that inflates no more than is read."""
 
     def __init__(self, stream: BufferedReader):
         self.stream, self.engine = stream, zlib.decompressobj()
@@ -259,9 +266,9 @@ class _Inflating:
     def read(self, size: int) -> bytes:
         while not self.engine.eof:
             packed = self.engine.unconsumed_tail or self.stream.read(1 << 16)
-            found = self.engine.decompress(packed, size)
-            if found or not packed:
-                return found
+            inflated = self.engine.decompress(packed, size)
+            if inflated or not packed:
+                return inflated
         return b""
 
 
@@ -270,15 +277,15 @@ def _true(head: Mapping[str, str], *keys: str) -> bool:
 
 
 def _numbers(head: Mapping[str, str], keys: tuple[str, ...], default: list[float]) -> list[float]:
-    found = next((head[k] for k in keys if k in head), None)
-    numbers = default if found is None else [float(v) for v in found.split()]
+    text = next((head[k] for k in keys if k in head), None)
+    numbers = default if text is None else [float(v) for v in text.split()]
     if len(numbers) != len(default):
         raise ValueError(f"its {keys[0]} holds {len(numbers)} numbers instead of {len(default)}")
     return numbers
 
 
 def _flat(file: Path) -> Image:
-    """A flat image: rows, then columns; colours as channels, a palette as its indices, transparency dropped."""
+    """Read a 2D image as (row, column): colours become channels, a palette its indices; transparency is dropped."""
     from PIL import Image as Pillow
 
     try:
@@ -287,8 +294,8 @@ def _flat(file: Path) -> Image:
         raise ValueError("it claims more pixels than a picture has") from problem
     with opened as picture:
         width, height = picture.size
-        if width * height * len(picture.getbands()) > LIMIT:
-            raise ValueError(f"it has {width} x {height} pixels, more than the {LIMIT:.3g} allowed")
+        if width * height * len(picture.getbands()) > MAX_VOXELS:
+            raise ValueError(f"it has {width} x {height} pixels, more than the {MAX_VOXELS:.3g} allowed")
         frames = getattr(picture, "n_frames", 1)
         if frames > 1:
             raise ValueError(f"it holds {frames} pictures; write one file each, or a volume as NIfTI")

@@ -1,7 +1,8 @@
-"""Datasets as they lie on disk, recognised and turned into a manifest.
+"""Layouts of public datasets on disk: recognise a folder and turn it into a manifest.
 
-A layout is a function from a folder to rows. It leaves empty what the folder does not tell (the site, the label map,
-what its values mean); ``scan`` fills that in from tables and from the files themselves, and remarks on it.
+A layout is a function from a folder to rows; its docstring describes the files that it looks for. It leaves fields
+empty that the folder does not determine (site, label map, meaning of values). ``scan`` fills them in from tables and
+from the files themselves, with a remark on each.
 """
 
 import json
@@ -23,7 +24,7 @@ from polysite.errors import ConfigError, DataError, nearest
 
 Layout = Callable[[Path], list[Row]]
 
-LOOK = 16  # label maps that are opened to see which values occur
+SAMPLED_FILES = 16  # label maps that are opened to see which values occur
 TRUTHS = ("seg", "label", "mask", "segmentation", "labels", "truth")
 PAIRS = {"images": ("labels", "masks"), "imagestr": ("labelstr",)}
 BRATS_CASE = re.compile(r"(brats|fets)(\d+_|-[a-z]+-)", re.IGNORECASE)
@@ -37,7 +38,7 @@ BIDS_FOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Scan:
-    """What was found, and remarks on it for the person who asked, one sentence each."""
+    """The manifest of a folder, with remarks on how it was read, one sentence each."""
 
     format: str
     manifest: Manifest
@@ -45,13 +46,20 @@ class Scan:
 
 
 def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: Labels | None = None) -> Scan:
-    """The cases below a folder. ``tables`` add sites, groups and splits; ``labels`` says what the values mean."""
+    """Find the cases below a folder.
+
+    Args:
+        root: The folder.
+        format: A layout, or ``auto`` to try all.
+        tables: Tables with sites, groups and splits of the cases.
+        labels: Meaning of the label values, instead of the layout's own.
+    """
     root, remarks = root.resolve(), list[str]()
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; name the one that holds the dataset")
     name, rows = _recognised(root, format)
     if name in (brats.__name__, kits.__name__, prostate.__name__, tree.__name__, imagefolder.__name__):
-        _unused(root, rows, remarks)  # the others have folders for what is not used
+        _unused(root, rows, remarks)  # the other layouts have folders that are not used by design
     rows = joined(rows, find_facts(root, tables, {k for r in rows for k in keys(r.case)}, remarks), remarks)
     rows = _usable(rows, f"{root}, read as {name!r}", remarks)
     rows = _labelled(rows, root, labels, remarks)
@@ -72,23 +80,23 @@ def brats(root: Path) -> list[Row]:
         images = {m: kinds.get(m, "") for m in ("t1", "t1ce", "t2", "flair")}
         if BRATS_CASE.match(case) and (any(images.values()) or "seg" in kinds):
             site, grade = INSTITUTION.match(case), above if above in ("HGG", "LGG") else ""
-            person = re.sub(r"(brats-[a-z]+-\d+)-\d{3}$", r"\1", case, flags=re.IGNORECASE)  # the last is a time point
+            patient = re.sub(r"(brats-[a-z]+-\d+)-\d{3}$", r"\1", case, flags=re.IGNORECASE)  # the last is a time point
             row = Row(site[1] if site else "", case, images, kinds.get("seg", ""), group=grade)
-            rows.append(row if person == case else replace(row, patient=person))
+            rows.append(row if patient == case else replace(row, patient=patient))
     meaning = {f: _tumour(f, root, [r for r in rows if _family(r) == f]) for f in {_family(r) for r in rows}}
     return [replace(r, labels=meaning[_family(r)]) for r in rows]
 
 
 def _family(row: Row) -> str:
-    """Cases of one family have label maps that are numbered alike."""
+    """Return the family of a case: cases of one family number their labels alike."""
     case = row.case.lower()
     return "paediatric" if case.startswith("brats-ped-") else "new" if case.startswith("brats-") else "old"
 
 
 def _tumour(family: str, root: Path, rows: Sequence[Row]) -> Labels:
-    """The names of the cases tell the numbering, the values overrule them: renumbered copies are about."""
-    # Oedema is rare in children, and without a 4 their two numberings look alike: there every label map counts.
-    values = _values(root, rows, len(rows) if family == "paediatric" else LOOK)
+    """Return the numbering of the labels: by the names of the cases, unless the values contradict them."""
+    # Oedema is rare in children, and without a 4 their two numberings look alike, so every label map is read.
+    values = _values(root, rows, len(rows) if family == "paediatric" else SAMPLED_FILES)
     if family == "paediatric" and 4 in values:
         return {"WT": (1, 2, 3, 4), "TC": (1, 2, 3), "ET": (1,)}
     seen = values & {3, 4}
@@ -117,19 +125,19 @@ def msd(root: Path) -> list[Row]:
             about = _about(root / home / "dataset.json")
             if "channel_names" in about or "training" not in about:
                 continue  # nnU-Net's
-            names, labels, found = _channels(about.get("modality", {})) or ["image"], _meanings(about, root / home), []
+            names, labels, listed = _channels(about.get("modality", {})) or ["image"], _meanings(about, root / home), []
             for entry in about["training"]:
                 image, truth = (_inside(root, home, entry[k]) for k in ("image", "label"))
                 cells = {m: f"{image}#{i}" if image and len(names) > 1 else image for i, m in enumerate(names)}
                 case = stem(PurePosixPath(entry["image"]).name)
-                found.append(Row(str(about.get("name") or (root / home).name), case, cells, truth, labels))
+                listed.append(Row(str(about.get("name") or (root / home).name), case, cells, truth, labels))
             # nnU-Net's first version has the same list, but its files are called x_0000
-            rows += found if any(any(r.images.values()) for r in found) else []
+            rows += listed if any(any(r.images.values()) for r in listed) else []
     return rows
 
 
 def _inside(root: Path, home: str, name: str) -> str:
-    """A file that a dataset.json names, if it is there."""
+    """Return the path of a file that a dataset.json names, or an empty string if there is none."""
     path = PurePosixPath(home, name)
     if path.is_absolute() or ".." in path.parts:
         raise DataError(f"{root / home / 'dataset.json'} names {name!r}, which is not below its folder; move it there")
@@ -144,24 +152,24 @@ def nnunet(root: Path) -> list[Row]:
             about = _about(root / home / "dataset.json")
             names = _channels(about.get("channel_names", about.get("modality", {})))
             site, labels = str(about.get("name") or (root / home).name), _meanings(about, root / home)
-        for part, split in (("Tr", ""), ("Ts", "test")):
-            truths = folders.get(f"{home}labels{part}", {})
-            cases = _numbered(folders.get(f"{home}images{part}", {}), names)
+        for ending, split in (("Tr", ""), ("Ts", "test")):
+            truths = folders.get(f"{home}labels{ending}", {})
+            cases = _numbered(folders.get(f"{home}images{ending}", {}), names)
             rows += [Row(site, c, cells, truths.get(c, ""), labels, split=split) for c, cells in cases.items()]
     return rows
 
 
 def _numbered(files: Mapping[str, str], names: Sequence[str]) -> Mapping[str, dict[str, str]]:
-    """Modality -> file, for every case of nnU-Net."""
+    """Return modality -> file for every case of nnU-Net."""
     cases: defaultdict[str, dict[int, str]] = defaultdict(dict)
     for name, file in files.items():
         if match := re.fullmatch(r"(.+)_(\d{4})", name):
             cases[match[1]][int(match[2])] = file
-    last = max((i for found in cases.values() for i in found), default=0)
+    last = max((i for numbered in cases.values() for i in numbered), default=0)
     if not last and len(names) > 1:  # photographs: their colours are the channels of one file
-        return {c: {m: f"{found[0]}#{i}" for i, m in enumerate(names)} for c, found in cases.items()}
+        return {c: {m: f"{numbered[0]}#{i}" for i, m in enumerate(names)} for c, numbered in cases.items()}
     names = names if len(names) > last else [f"channel_{i}" for i in range(last + 1)] if last else ["image"]
-    return {c: {m: found.get(i, "") for i, m in enumerate(names)} for c, found in cases.items()}
+    return {c: {m: numbered.get(i, "") for i, m in enumerate(names)} for c, numbered in cases.items()}
 
 
 def luna(root: Path) -> list[Row]:
@@ -176,7 +184,7 @@ def luna(root: Path) -> list[Row]:
             if (uid := line["seriesuid"]) in scans:
                 (site, images), count[uid] = scans[uid], count[uid] + 1
                 x, y, z = (float(line[c]) for c in ("coordx", "coordy", "coordz"))
-                # Its x and y point to the left and to the back; the table holds hundredths of a millimetre.
+                # LUNA's x and y point to the left and to the back; the table holds hundredths of a millimetre.
                 box = (*(round(v, 2) + 0.0 for v in (-x, -y, z)), 50.0, 50.0, 50.0)
                 category = {"0": "other", "1": "nodule"}[line["class"]]
                 rows.append(Row(site, f"{uid}-{count[uid]:05d}", images, category=category, box=box, patient=uid))
@@ -189,22 +197,22 @@ def bids(root: Path) -> list[Row]:
     for folder, files in _images(root, 6).items():
         if at := BIDS_FOLDER.fullmatch(folder):
             for name, file in files.items():
-                *parts, kind = name.split("_")
-                entities = dict(p.split("-", 1) for p in parts if "-" in p)
+                *pairs, kind = name.split("_")
+                entities = dict(p.split("-", 1) for p in pairs if "-" in p)
                 place = {"kind": kind.lower(), "pipeline": at["pipeline"] or "", "file": file}
                 cases[PurePosixPath(at["home"] or "").name, at["case"].replace("/", "_")].append(entities | place)
-    people = {case: case.partition("_ses-")[0] for _, case in cases if "_ses-" in case}
-    rows = [Row(site, c, *_session(files), patient=people.get(c, "")) for (site, c), files in cases.items()]
+    patients = {case: case.partition("_ses-")[0] for _, case in cases if "_ses-" in case}
+    rows = [Row(site, c, *_session(files), patient=patients.get(c, "")) for (site, c), files in cases.items()]
     return [r for r in rows if r.images or r.label]
 
 
 def _session(files: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], str]:
-    """Modality -> file, and the truth: first a mask that names a label, then the images that share its space."""
+    """Return modality -> file and the label map: preferably a mask with a label, and the images in its space."""
     truths = [f for f in files if f["kind"] in ("mask", "dseg")]
     truth = min(truths, key=lambda f: ("brain" in (f.get("desc"), f.get("label")), "label" not in f), default={})
 
     def distance(f: Mapping[str, str]) -> tuple[int, ...]:
-        foreign = f["pipeline"] != truth.get("pipeline") and 1 + bool(f["pipeline"])  # rather raw than of another one
+        foreign = f["pipeline"] != truth.get("pipeline") and 1 + bool(f["pipeline"])  # raw ones before other pipelines
         return f.get("space") != truth.get("space"), foreign, f.get("desc") != "preproc"
 
     images: dict[str, str] = {}
@@ -221,7 +229,7 @@ def prostate(root: Path) -> list[Row]:
         lower, site = {n.lower(): f for n, f in files.items()}, folder.rpartition("/")[2]
         for case in [n for n in files if re.fullmatch(r"case\d+", n.lower())]:
             truth = lower.get(f"{case.lower()}_segmentation", "")
-            # some of the hospitals draw the two zones of the gland
+            # some hospitals segment the two zones of the gland
             rows.append(Row(site, case, {"t2": files[case]}, truth, {"prostate": (1, 2)}))
     return rows if any(r.label for r in rows) else []
 
@@ -229,7 +237,7 @@ def prostate(root: Path) -> list[Row]:
 def tree(root: Path) -> list[Row]:
     """SITE/CASE/modality.nii.gz (or CASE_modality) with seg, label, mask or segmentation; also one SITE by itself."""
     rows, folders = [], _images(root, 2)
-    depth = 1 if any("/" in f for f in folders) else 0  # without sites, the folder is the one of a hospital
+    depth = 1 if any("/" in f for f in folders) else 0  # without folders of sites, the root is one hospital
     for folder, files in folders.items():
         if folder and folder.count("/") == depth:
             *above, case = folder.split("/")
@@ -252,9 +260,9 @@ def pairs(root: Path) -> list[Row]:
         beside = ["/".join((*above, name)).lower() for name in PAIRS.get(last.lower(), ())]
         truths = next((lower[b] for b in beside if b in lower), {})
         plain = {re.sub(rf"[_-]({'|'.join(TRUTHS)})$", "", n, flags=re.IGNORECASE): f for n, f in truths.items()}
-        found = [Row("", n, {"image": f}, truths.get(n) or plain.get(n, "")) for n, f in files.items() if truths]
-        rows += [_parted(r, above) for r in found]
-    return _coloured(root, _told_apart(rows)) if any(r.label for r in rows) else []
+        paired = [Row("", n, {"image": f}, truths.get(n) or plain.get(n, "")) for n, f in files.items() if truths]
+        rows += [_placed(r, above) for r in paired]
+    return _coloured(root, _unique_names(rows)) if any(r.label for r in rows) else []
 
 
 def imagefolder(root: Path) -> list[Row]:
@@ -262,18 +270,18 @@ def imagefolder(root: Path) -> list[Row]:
     rows = []
     for folder, files in _images(root, 3).items():
         *above, category = folder.split("/")
-        rows += [_parted(Row("", n, {"image": f}, category=category), above) for n, f in files.items() if category]
+        rows += [_placed(Row("", n, {"image": f}, category=category), above) for n, f in files.items() if category]
     classes, names = {r.category for r in rows}, {r.case for r in rows}
     other = {c.lower() for c in classes} & {*PAIRS, *(n for beside in PAIRS.values() for n in beside), *SPLITS}
-    # Folders of cases look alike, but there the same few names come again in every folder, and there are label maps.
+    # Folders of cases look similar, but repeat the same few names in every folder and hold label maps.
     truths = any(re.search(rf"(^|[_-])({'|'.join(TRUTHS)})$", n.lower()) for n in names)
     if other or truths or not 2 <= len(classes) <= len(names) or len({bool(r.site) for r in rows}) > 1:
         return []
-    return _coloured(root, _told_apart(rows))
+    return _coloured(root, _unique_names(rows))
 
 
-def _told_apart(rows: list[Row]) -> list[Row]:
-    """Cases whose names are unique in their site, if need be with split and class before them."""
+def _unique_names(rows: list[Row]) -> list[Row]:
+    """Make the names of cases unique in their site, if necessary with split and class as a prefix."""
     if len({(r.site, r.case) for r in rows}) == len(rows):
         return rows
     return [replace(r, case="_".join(filter(None, (r.split, r.category, r.case)))) for r in rows]
@@ -291,7 +299,7 @@ def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
         if rows := LAYOUTS[name](root):
             return name, rows
     if format != "auto":
-        raise DataError(f"{root} holds no case of the format {format!r}: it looks for {LAYOUTS[format].__doc__}")
+        raise DataError(f"{root} holds no case of the format {format!r}, which looks for {LAYOUTS[format].__doc__}")
     raise DataError(
         f"{root} holds no dataset of a known layout ({', '.join(LAYOUTS)}): 'polysite data formats' shows what each "
         "looks for; otherwise write a manifest by hand"
@@ -299,7 +307,7 @@ def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
 
 
 def _unused(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
-    """Remark on folders at the top from which nothing was taken, and on what they hold."""
+    """Remark on top-level folders without any case, and on their content."""
     taken = {PurePosixPath(f).parts[0] for r in rows for f in (*r.images.values(), r.label) if f}
     left = [e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith((".", "__"))]
     left = natural(n for n in left if n not in taken)
@@ -311,7 +319,7 @@ def _unused(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
 
 
 def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
-    """The cases that have truth and image, all with the modalities that one of them has."""
+    """Return the cases that have an image and a label map or class, all with the same modalities."""
     for what, has in (("label map", lambda r: r.label or r.category), ("image", lambda r: any(r.images.values()))):
         lacking = [r.case for r in rows if not has(r)]
         if len(lacking) == len(rows):
@@ -330,7 +338,7 @@ def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
 
 
 def _labelled(rows: list[Row], root: Path, labels: Labels | None, remarks: list[str]) -> list[Row]:
-    """Every label map with a meaning: the one given, that of the layout, or names made of its values."""
+    """Give every label map a meaning: the given one, the layout's, or names made of its values."""
     bare = [r for r in rows if r.label and not r.labels]
     if labels is None and bare:
         values = sorted(_values(root, bare)) or [1]
@@ -343,43 +351,43 @@ def _labelled(rows: list[Row], root: Path, labels: Labels | None, remarks: list[
 
 
 def _images(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:
-    """Name -> file of the images in a folder (``""``) and in those up to some levels below; nothing hidden."""
+    """Return name -> file of the images in a folder (``""``) and up to some levels below; hidden files are skipped."""
     with sensible(root / at), os.scandir(root / at) as entries:
         below = {e.name: e.is_dir() and not _leads_up(e) for e in entries if not e.name.startswith(".")}
-    found: dict[str, dict[str, str]] = {}
+    folders: dict[str, dict[str, str]] = {}
     files: dict[str, str] = {}
     for name in natural(below):
         path = f"{at}/{name}".lstrip("/")
         if below[name]:
-            found |= _images(root, depth - 1, path) if depth else {}
+            folders |= _images(root, depth - 1, path) if depth else {}
         elif suffix(name):
             files[name if stem(name) in files else stem(name)] = path
-    return ({at: files} if files else {}) | found
+    return ({at: files} if files else {}) | folders
 
 
 def _leads_up(entry: os.DirEntry[str]) -> bool:
-    """Whether a link goes to a folder above itself, where a search would never end."""
+    """Return whether a link points to a folder above itself, where a search would never end."""
     return entry.is_symlink() and Path(entry.path).resolve() in Path(entry.path).absolute().parents
 
 
-def _looked(root: Path, files: Sequence[str], count: int = LOOK) -> Iterator[Image]:
-    """Some of the files, spread evenly, opened; what cannot be read is left to those who check the data."""
+def _samples(root: Path, files: Sequence[str], count: int = SAMPLED_FILES) -> Iterator[Image]:
+    """Yield evenly spaced files, opened. Unreadable files are skipped; ``polysite data check`` reports them."""
     for i in np.linspace(0, len(files) - 1, min(count, len(files))).round().astype(int):
         with suppress(DataError):
             yield read(root / files[i])
 
 
-def _values(root: Path, rows: Iterable[Row], count: int = LOOK) -> set[int]:
-    """Which integers but 0 occur in some of the label maps."""
-    found: set[float] = set()
-    for image in _looked(root, [r.label for r in rows if r.label], count):
-        found |= {*np.unique(image.array[image.array != 0]).tolist()}  # most voxels are 0 and need no sorting
-    return {int(v) for v in found if float(v).is_integer()}
+def _values(root: Path, rows: Iterable[Row], count: int = SAMPLED_FILES) -> set[int]:
+    """Return the integers other than 0 that occur in a sample of the label maps."""
+    values: set[float] = set()
+    for image in _samples(root, [r.label for r in rows if r.label], count):
+        values |= {*np.unique(image.array[image.array != 0]).tolist()}  # most voxels are 0 and need no sorting
+    return {int(v) for v in values if float(v).is_integer()}
 
 
 def _coloured(root: Path, rows: list[Row]) -> list[Row]:
-    """Where a file holds several channels, each of them as a modality."""
-    first = next(_looked(root, [r.images["image"] for r in rows]), None)
+    """Make every channel of a multi-channel file a modality."""
+    first = next(_samples(root, [r.images["image"] for r in rows]), None)
     if first is None or first.channels == 1:
         return rows
     colours = ["red", "green", "blue"] if first.channels == 3 and first.dims == 2 else []
@@ -387,14 +395,14 @@ def _coloured(root: Path, rows: list[Row]) -> list[Row]:
     return [replace(r, images={m: f"{r.images['image']}#{i}" for i, m in enumerate(names)}) for r in rows]
 
 
-def _parted(row: Row, folders: Sequence[str]) -> Row:
-    """A case with the site and the split that the folders above its image tell."""
+def _placed(row: Row, folders: Sequence[str]) -> Row:
+    """Set the site and the split of a case by the folders above its image."""
     splits = [SPLITS[f.lower()] for f in folders if f.lower() in SPLITS]
     return replace(row, site="_".join(f for f in folders if f.lower() not in SPLITS), split="".join(splits[:1]))
 
 
 def _about(file: Path) -> Mapping[str, Any]:
-    """A dataset.json; empty where there is none."""
+    """Read a dataset.json; an empty mapping if there is none."""
     about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}
     if (ending := about.get("file_ending")) and not suffix(ending):
         raise DataError(f"{file}: images of the kind {ending!r} are not read; write {', '.join(SUFFIXES)}")
@@ -402,7 +410,7 @@ def _about(file: Path) -> Mapping[str, Any]:
 
 
 def _channels(given: Mapping[str, str]) -> list[str]:
-    """The modalities of a dataset.json in the order of their numbers, no two of one name."""
+    """Return the modalities of a dataset.json in the order of their numbers, with unique names."""
     names: list[str] = []
     for name in [re.sub(r"\s+", "_", given[key].strip().lower()) or "channel" for key in sorted(given, key=int)]:
         numbered = (name, *(f"{name}_{i}" for i in range(2, len(given) + 2)))
@@ -411,15 +419,15 @@ def _channels(given: Mapping[str, str]) -> list[str]:
 
 
 def _meanings(about: Mapping[str, Any], folder: Path) -> Labels:
-    """The labels of a dataset.json: value -> name in the Decathlon, name -> value or values in nnU-Net."""
-    given, found = about.get("labels", {}), {}
+    """Return the labels of a dataset.json: value -> name in the Decathlon, name -> value or values in nnU-Net."""
+    given, labels = about.get("labels", {}), {}
     if all(key.isdecimal() for key in given):
         given = {given[key]: int(key) for key in sorted(given, key=int)}
     if "ignore" in given:
-        why = "voxels that nobody labelled; finish the label maps and remove it"
+        why = "for voxels without a label; finish the label maps and remove it"
         raise DataError(f"{folder / 'dataset.json'} has a label 'ignore', {why}")
     for name, value in given.items():
         values = tuple(int(v) for v in (value if isinstance(value, list) else [value]))
         if values != (0,):
-            found[re.sub(r"\s+", "_", re.sub("[=;,]", "", name).strip()) or f"label_{values[0]}"] = values
-    return found
+            labels[re.sub(r"\s+", "_", re.sub("[=;,]", "", name).strip()) or f"label_{values[0]}"] = values
+    return labels

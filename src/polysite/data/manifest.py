@@ -1,4 +1,4 @@
-"""The manifest: which files are which case of which hospital. CSV or JSON lines, one row a case.
+"""The manifest: a table of cases with their site and files. CSV or JSON lines, one row per case.
 
 ::
 
@@ -8,14 +8,14 @@
 
 =========  ============================================================================================
 site       the hospital
-case       the patient, unique in the hospital
+case       name of the case, unique in the hospital
 label      the label map (segmentation)
-labels     what its values mean; rows may differ in values (1/2/4 here, 1/2/3 there), not in names
-class      instead of ``label``: what the whole image is (classification)
-box        only this part of the image: centre and size in millimetres, "x y z dx dy dz" (RAS)
-patient    the person, where one has several cases (time points): they are never trained and tested on both
-group      tumour grade, scanner: folds can be stratified by it, federations built from it
-split      train, validation or test, where that is fixed
+labels     meaning of its values; rows may differ in values (1/2/4 here, 1/2/3 there), not in names
+class      instead of ``label``: the class of the whole image (classification)
+box        use only this box of the image: centre and size in millimetres, "x y z dx dy dz" (RAS)
+patient    identifier of a patient with several cases (time points): they stay in one split
+group      tumour grade, scanner: splits can be stratified by it, federations built from it
+split      train, validation or test, if it is fixed
 *others*   a column of image files is a modality; an empty cell means not acquired. Other columns are notes
 =========  ============================================================================================
 
@@ -35,24 +35,25 @@ from typing import Any
 from polysite.data.case import SPLITS
 from polysite.data.images import suffix
 from polysite.errors import DataError
+from polysite.storage import write_file
 
-Labels = Mapping[str, tuple[int, ...]]  # name -> the values in the file that mean it
+Labels = Mapping[str, tuple[int, ...]]  # name -> values of the label map
 
 COLUMNS = ("site", "case", "patient", "label", "labels", "class", "box", "group", "split")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case. Files are as written in the manifest; ``Manifest.file`` finds them."""
+    """One case. Files are as written in the manifest; ``Manifest.file`` resolves them."""
 
     site: str
     case: str
-    images: Mapping[str, str]  # modality -> file; "" where it was not acquired
+    images: Mapping[str, str]  # modality -> file; "" if it was not acquired
     label: str = ""
     labels: Labels = field(default_factory=dict)
     category: str = ""  # the column "class"
     box: tuple[float, ...] = ()
-    patient: str = ""  # the person, where that is not the case itself
+    patient: str = ""  # identifier of a patient with several cases
     group: str = ""
     split: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -60,8 +61,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Manifest:
+    """All cases of a dataset."""
+
     rows: tuple[Row, ...]
-    root: Path  # what relative files are relative to
+    root: Path  # folder that relative files are relative to
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -78,7 +81,7 @@ class Manifest:
         try:
             f"{row.site}{row.case}".encode()
         except UnicodeEncodeError as problem:
-            raise DataError(f"{who} has a name that is no text; rename it") from problem
+            raise DataError(f"{who} has a name that is not valid text; rename it") from problem
         if (row.site, row.case) in seen:
             raise DataError(f"{who} is there twice; names of cases must be unique in a site")
         if reserved := set(row.images) & set(COLUMNS):
@@ -108,32 +111,35 @@ class Manifest:
 
     @property
     def task(self) -> str:
+        """``segmentation`` or ``classification``."""
         return "segmentation" if self.rows[0].label else "classification"
 
     @property
     def modalities(self) -> tuple[str, ...]:
+        """Modalities of every row, in their order."""
         return tuple(self.rows[0].images)
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The labels, or the classes in alphabetical order (numbers as numbers)."""
+        """Labels, or classes in natural order."""
         if self.task == "segmentation":
             return tuple(self.rows[0].labels)
         return tuple(natural({r.category for r in self.rows}))
 
     @property
     def sites(self) -> Mapping[str, list[Row]]:
+        """Rows by site, in natural order."""
         names = natural({r.site for r in self.rows})
         return {s: [r for r in self.rows if r.site == s] for s in names}
 
     def file(self, name: str) -> tuple[Path, int | None]:
-        """Where a file of a row lies, and which of its channels is meant."""
+        """Return the path of a row's file, and the channel if one is given."""
         path, channel = _split(name)
         return self.root / path, channel
 
 
 def read(path: Path) -> Manifest:
-    """The manifest in a file."""
+    """Read a manifest from a CSV or JSON-lines file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
@@ -146,7 +152,7 @@ def read(path: Path) -> Manifest:
 
 
 def write(manifest: Manifest, path: Path) -> None:
-    """Write it; files below the new place are written relative to it, others in full."""
+    """Write a manifest. Files below its folder are written relative to it, others with their full path."""
     home = path.parent.resolve()
     rows = [_cells(r, manifest, home) for r in manifest.rows]
     used = [
@@ -160,13 +166,11 @@ def write(manifest: Manifest, path: Path) -> None:
         table.writerow(used)
         table.writerows([r.get(k, "") for k in used] for r in rows)
         text = out.getvalue()
-    draft = path.with_name(f".{path.name}.partial")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)  # whole or not at all
+    write_file(path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
 def natural(names: Iterable[str]) -> list[str]:
-    """Sorted as people sort: numbers by value.
+    """Sort names in natural order: numbers inside them by value.
 
     >>> natural(["10", "9", "b2", "01", "b10", "1"])
     ['01', '1', '9', '10', 'b2', 'b10']
@@ -175,30 +179,30 @@ def natural(names: Iterable[str]) -> list[str]:
 
 
 def _runs(name: str) -> list[str]:
-    """Digits and others in turn."""
+    """Split a name into runs of digits and of other characters."""
     return [p for p in re.split(r"([0-9]+)", name) if p]
 
 
 def parse_labels(text: str) -> Labels:
-    """What the values of a label map mean.
+    """Parse the column ``labels``: the values of every label.
 
     >>> parse_labels("WT=1,2,4; ET=4")
     {'WT': (1, 2, 4), 'ET': (4,)}
     """
-    found: dict[str, tuple[int, ...]] = {}
-    for part in filter(str.strip, text.split(";")):
-        name, sign, values = part.partition("=")
+    labels: dict[str, tuple[int, ...]] = {}
+    for entry in filter(str.strip, text.split(";")):
+        name, sign, values = entry.partition("=")
         try:
-            found[name.strip()] = tuple(int(v) for v in values.split(","))
+            labels[name.strip()] = tuple(int(v) for v in values.split(","))
         except ValueError:
             sign = ""
         if not sign or not name.strip():
             raise DataError(f"labels = {text!r} is not of the form 'WT=1,2,4; TC=1,4'")
-    return found
+    return labels
 
 
 def format_labels(labels: Labels) -> str:
-    """The other way.
+    """Return the text that ``parse_labels`` parses.
 
     >>> format_labels({"WT": (1, 2, 4), "ET": (4,)})
     'WT=1,2,4; ET=4'
@@ -207,7 +211,7 @@ def format_labels(labels: Labels) -> str:
 
 
 def _split(name: str) -> tuple[str, int | None]:
-    """``scan.nii.gz#2`` as file and channel."""
+    """Split ``scan.nii.gz#2`` into file and channel."""
     path, mark, channel = name.rpartition("#")
     numbered = mark and channel.isdecimal() and len(channel) < 5 and suffix(path)
     return (path, int(channel)) if numbered else (name, None)
@@ -246,15 +250,15 @@ def _json_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _text(value: Any) -> str:
-    """A JSON value as the cell of a table: lists and objects are allowed for box and labels."""
+    """Convert a JSON value to the cell of a table; box and labels may be lists and objects."""
     if isinstance(value, Mapping):
         return format_labels({k: tuple(v) if isinstance(v, list) else (v,) for k, v in value.items()})
     return " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
 
 
 def _modalities(cells: Sequence[tuple[int, Mapping[str, str]]], path: Path) -> list[str]:
-    """The columns whose cells are image files."""
-    found = []
+    """Return the columns with image files."""
+    modalities = []
     for name in dict.fromkeys(k for _, c in cells for k in c if k not in COLUMNS):
         given = [(line, c[name]) for line, c in cells if c.get(name)]
         images = [bool(suffix(_split(v)[0])) for _, v in given]
@@ -262,10 +266,10 @@ def _modalities(cells: Sequence[tuple[int, Mapping[str, str]]], path: Path) -> l
             if not all(images):
                 line, odd = given[images.index(False)]
                 raise DataError(f"{path}, line {line}: {odd!r} in column {name!r} is no image file, others there are")
-            found.append(name)
-    if not found:
+            modalities.append(name)
+    if not modalities:
         raise DataError(f"{path}: no column of the manifest names image files")
-    return found
+    return modalities
 
 
 def _row(line: int, cells: Mapping[str, str], modalities: Sequence[str], path: Path) -> Row:

@@ -1,8 +1,8 @@
 """Brain phantoms: multi-modal MRI volumes with nested tumour labels, drawn from a seed.
 
-Each patient is drawn in two independent steps, the anatomy (head, brain, tumour) and the
-acquisition (contrast, bias field, slice thickness, noise).  Hospitals differ mostly in the
-second, so that one patient can be scanned again by another hospital's scanner.
+Each patient is drawn in two independent steps, the anatomy (head, brain, tumour) and the acquisition (contrast, bias
+field, slice thickness, noise). Hospitals differ mostly in the second, so that another hospital's scanner can scan the
+same patient again.
 """
 
 import zlib
@@ -51,20 +51,35 @@ Tissue = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Hospital:
-    """What makes one phantom hospital differ from another."""
+    """A phantom hospital: its scanner and its patients.
 
-    cases: int = 12  # number of patients
-    scanner: int = 0  # seed of the tissue contrasts; 0 is the reference scanner
-    contrast: float = 0.0  # distance from the reference contrasts; at 1 some are reversed
-    second: int | None = None  # seed of the contrasts of a second scanner, which takes every other patient
-    gamma: float = 1.0  # exponent of the intensity curve
-    bias: float = 0.2  # strength of the smooth bias field
-    noise: float = 0.03  # Rician noise, as a fraction of white matter signal
-    thickness: float = 1.0  # slice thickness along z, in voxels
-    tumour: float = 1.0  # factor of the tumour radius
-    low_grade: float = 0.2  # share of patients with a low-grade tumour
-    healthy: float = 0.0  # share of patients without a tumour
-    missing: tuple[str, ...] = ()  # modalities never acquired here: all-zero channels
+    Args:
+        cases: Number of patients.
+        scanner: Seed of the tissue contrasts; 0 is the reference scanner.
+        contrast: Distance from the reference contrasts; at 1 some are reversed.
+        second: Seed of the contrasts of a second scanner, for every other patient; None for one scanner.
+        gamma: Exponent of the intensity curve.
+        bias: Strength of the smooth bias field.
+        noise: Rician noise, as a fraction of white matter signal.
+        thickness: Slice thickness along z, in voxels.
+        tumour: Factor of the tumour radius.
+        low_grade: Share of patients with a low-grade tumour.
+        healthy: Share of patients without a tumour.
+        missing: Modalities that are never acquired: channels of zeros.
+    """
+
+    cases: int = 12
+    scanner: int = 0
+    contrast: float = 0.0
+    second: int | None = None
+    gamma: float = 1.0
+    bias: float = 0.2
+    noise: float = 0.03
+    thickness: float = 1.0
+    tumour: float = 1.0
+    low_grade: float = 0.2
+    healthy: float = 0.0
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _require(self.cases >= 1, f"cases = {self.cases}: a hospital needs at least one patient")
@@ -102,9 +117,9 @@ def four_hospitals(cases: int = 12) -> dict[str, Hospital]:
 
 
 def three_clinics(cases: int = 24) -> dict[str, Hospital]:
-    """Return hospitals for a classification, each with most patients of another grade: two of it for one of each other.
+    """Return hospitals for a classification, with the scanners of `four_hospitals`.
 
-    They have the scanners of `four_hospitals`.
+    Each has another majority grade, with two cases for one case of each other grade.
     """
     capital, harbour, valley, _ = four_hospitals(cases).values()
     return {
@@ -116,12 +131,12 @@ def three_clinics(cases: int = 24) -> dict[str, Hospital]:
 
 def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) -> Case:
     """Draw one patient of a hospital; the same seed, site and index give the same patient."""
-    tissue, parts, group, scan = _patient(hospital, site, index, seed, shape)
+    tissue, regions, group, scan = _patient(hospital, site, index, seed, shape)
     return Case(
         site=site,
         name=f"{site}-{index:03d}",
         image=_acquire(scan, tissue, hospital, _scanner(hospital, index)),
-        label=(np.stack(parts[:3]) & (group != "healthy")).astype(np.uint8),
+        label=(np.stack(regions[:3]) & (group != "healthy")).astype(np.uint8),
         group=group,
     )
 
@@ -129,9 +144,10 @@ def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) 
 def picture(
     hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape, grades: Sequence[str], flat: bool
 ) -> Case:
-    """The same patient for a classification, whose label says the grade; `flat` takes a slice of the volume.
+    """Draw the same patient for a classification: the label is the grade.
 
-    It is the slice in which the tumour is largest, or in a healthy head would be, so that the place tells nothing.
+    With `flat` the image is the slice where the tumour is largest. A healthy head has the slice where its tumour would
+    be, so that the position of the slice does not reveal the class.
     """
     tissue, (whole, *_), group, scan = _patient(hospital, site, index, seed, shape)
     image = _acquire(scan, tissue, hospital, _scanner(hospital, index))
@@ -143,12 +159,12 @@ def picture(
 
 
 def grade(hospital: Hospital, *, site: str, index: int, seed: int) -> str:
-    """The grade that ``draw`` gives this patient, without drawing it."""
+    """Return the grade that ``draw`` gives this patient, without drawing the patient."""
     return _grade(_streams(site, index, seed)[1], hospital)
 
 
 def _grade(disease: np.random.Generator, hospital: Hospital) -> str:
-    # Drawn whether it is used or not, so that no later draw depends on the shares.
+    # Always drawn, so that no later draw depends on the shares.
     lot = disease.random()
     return "low" if lot < hospital.low_grade else "healthy" if lot >= 1 - hospital.healthy else "high"
 
@@ -156,9 +172,9 @@ def _grade(disease: np.random.Generator, hospital: Hospital) -> str:
 def _patient(
     hospital: Hospital, site: str, index: int, seed: int, shape: Shape
 ) -> tuple[Tissue, tuple[Mask, Mask, Mask, Mask], str, np.random.Generator]:
-    """The tissue map, the parts of the tumour, the grade, and the randomness of the scan.
+    """Return the tissue map, the regions of the tumour, the grade, and the random generator of the scan.
 
-    A healthy head has the parts of the tumour that it would have had; they are not painted.
+    The regions of a healthy head are those of the tumour that it would have; they are not in the tissue map.
     """
     _require(len(shape) == 3 and min(shape) >= 24, f"shape = {shape}: a phantom has three sides of at least 24 voxels")
     slices = shape[2] / hospital.thickness
@@ -167,17 +183,17 @@ def _patient(
     anatomy, disease, scan = _streams(site, index, seed)
     tissue, depth = _brain(anatomy, shape)
     group = _grade(disease, hospital)
-    parts = _tumour(disease, tissue, depth, hospital.tumour, group == "low")
-    whole, core, enhancing, necrosis = parts
-    # From the outside in: each part paints over the one that contains it.
-    for name, part in {"oedema": whole, "core": core, "necrosis": necrosis, "enhancing": enhancing}.items():
+    regions = _tumour(disease, tissue, depth, hospital.tumour, group == "low")
+    whole, core, enhancing, necrosis = regions
+    # From the outside in: each region paints over the one that contains it.
+    for name, region in {"oedema": whole, "core": core, "necrosis": necrosis, "enhancing": enhancing}.items():
         if group != "healthy":
-            tissue[part] = CODE[name]
-    return tissue, parts, group, scan
+            tissue[region] = CODE[name]
+    return tissue, regions, group, scan
 
 
 def _streams(site: str, index: int, seed: int) -> list[np.random.Generator]:
-    """Independent randomness for the anatomy, the disease and the scan of a patient."""
+    """Return independent random generators for the anatomy, the disease and the scan of a patient."""
     patient = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(site.encode()), index))
     return [np.random.default_rng(stream) for stream in patient.spawn(3)]
 
@@ -217,7 +233,7 @@ def _add_deep_structures(random: np.random.Generator, tissue: Tissue, lateral: V
 
 
 def _add_distractors(random: np.random.Generator, tissue: Tissue, depth: Volume) -> None:
-    """Paint what looks like tumour in one modality but is not: lesions, vessels, scars."""
+    """Paint lesions, vessels and scars, which look like tumour in one modality."""
     shape = tissue.shape
     inside = depth > 0.02
     spots = _field(random, shape, 13) > random.uniform(1.9, 3.2)
@@ -232,7 +248,7 @@ def _add_distractors(random: np.random.Generator, tissue: Tissue, depth: Volume)
 def _tumour(
     random: np.random.Generator, tissue: Tissue, depth: Volume, factor: float, low: bool
 ) -> tuple[Mask, Mask, Mask, Mask]:
-    """Return the whole tumour, its core, and the enhancing and necrotic parts of the core."""
+    """Return the whole tumour, its core, and the enhancing and necrotic regions of the core."""
     shape = tissue.shape
     seat = np.argwhere((tissue == CODE["white"]) & (depth > 0.15))
     position = seat[int(random.random() * len(seat))]
@@ -259,7 +275,7 @@ def _tumour(
 
 
 def _scanner(hospital: Hospital, index: int) -> int:
-    """The scanner that takes a patient."""
+    """Return the scanner of a patient."""
     return hospital.scanner if hospital.second is None or index % 2 == 0 else hospital.second
 
 
@@ -287,8 +303,8 @@ def _acquire(random: np.random.Generator, tissue: Tissue, hospital: Hospital, sc
 def _contrasts(scanner: int, strength: float) -> Volume:
     """Return the (tissue, modality) signal table of a scanner.
 
-    A rotation mixes the logarithmic contrasts of the modalities.  It keeps the distances between
-    tissues, so every scanner shows the tumour about as well as the reference, in other shades.
+    A rotation mixes the logarithmic contrasts of the modalities. It preserves the distances between tissues, so every
+    scanner shows the tumour about as well as the reference, in other shades.
     """
     table = np.array(list(TISSUES.values()))
     if scanner > 0:
@@ -327,7 +343,7 @@ def _field(random: np.random.Generator, shape: tuple[int, ...], knots: int) -> V
         offset = np.linspace(1, knots + 1, side)[:, None] - np.arange(knots + 3)
         weight = np.maximum(0, 2 - np.abs(offset)) ** 3 - 4 * np.maximum(0, 1 - np.abs(offset)) ** 3
         weight /= np.linalg.norm(weight, axis=1, keepdims=True)
-        # Takes the first axis and appends the interpolated one, so that three turns do all.
+        # Takes the first axis and appends the interpolated one, so that three passes interpolate all axes.
         field = np.einsum("a...,na->...n", field, weight)
     return field
 

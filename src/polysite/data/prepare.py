@@ -1,4 +1,4 @@
-"""From a raw case to what a network sees, by MONAI's transforms: turn, resample, crop, normalise, pad."""
+"""Preparation of a case for a network, with MONAI's transforms: reorient, resample, crop, normalise, pad."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from polysite.data.case import Case
+from polysite.data.images import MAX_VOXELS
 from polysite.errors import ConfigError, DataError
 
 AXES = ("LR", "PA", "IS")
@@ -14,13 +15,21 @@ AXES = ("LR", "PA", "IS")
 
 @dataclass(frozen=True)
 class Prepare:
-    """Done once per case, in this order; the result is padded to the patch."""
+    """Steps that prepare a case once, in this order. The result is padded to the patch.
 
-    orientation: str = ""  # turn the axes, as in "RAS"; empty: as stored
-    spacing: tuple[float, ...] = ()  # resample to this voxel size in millimetres; empty: as stored
-    clip: tuple[float, ...] = ()  # cut intensities off below and above, as in [-200, 300] for CT; empty: not
-    crop: bool = True  # to the box around everything that is not zero
-    normalise: Literal["nonzero", "all", "none"] = "nonzero"  # z-score of every modality over these voxels
+    Args:
+        orientation: Reorient the axes, as in "RAS"; empty keeps them as stored.
+        spacing: Resample to this voxel size in millimetres; empty keeps it as stored.
+        clip: Clip intensities to this range, as in [-200, 300] for CT; empty for no clipping.
+        crop: Crop to the box around all voxels that are not zero.
+        normalise: Voxels for the z-score of every modality: those that are not zero, all, or none (no z-score).
+    """
+
+    orientation: str = ""
+    spacing: tuple[float, ...] = ()
+    clip: tuple[float, ...] = ()
+    crop: bool = True
+    normalise: Literal["nonzero", "all", "none"] = "nonzero"
 
     def __post_init__(self) -> None:
         letters = self.orientation
@@ -32,8 +41,8 @@ class Prepare:
             raise ConfigError(f"prepare.clip = {list(self.clip)}: two intensities, the lower first")
 
     def apply(self, case: Case, patch: Sequence[int]) -> Case:
-        """The prepared case, at least as large as the patch."""
-        from monai.transforms.croppad.array import SpatialPad  # seconds, which reading a configuration need not wait
+        """Return the prepared case, at least as large as the patch."""
+        from monai.transforms.croppad.array import SpatialPad  # here, since it takes seconds to import
         from monai.transforms.intensity.array import NormalizeIntensity
 
         dims = case.image.ndim - 1
@@ -52,13 +61,13 @@ class Prepare:
         size = [max(s, p) for s, p in zip(image.shape[1:], patch, strict=True)]
         if self.normalise == "nonzero":
             image = np.asarray(SpatialPad(size)(image))
-        else:  # zero may be anything here; the darkest value is background
+        else:  # zero is an arbitrary intensity here, so pad with the darkest value
             image = np.concatenate([np.asarray(SpatialPad(size, value=float(m.min()))(m[None])) for m in image])
         label = label if label.ndim == 1 else np.asarray(SpatialPad(size)(label))
         return replace(case, image=np.ascontiguousarray(image, np.float32), label=np.ascontiguousarray(label, np.uint8))
 
     def _on_grid(self, case: Case) -> Case:
-        """Turned and resampled; labels take the nearest voxel. The affine ends here: later steps move the origin."""
+        """Reorient and resample; labels use the nearest voxel. The affine is dropped: later steps move the origin."""
         dims = case.image.ndim - 1
         if not self.orientation and not self.spacing:
             return replace(case, affine=None)
@@ -67,7 +76,7 @@ class Prepare:
                 f"prepare.spacing = {list(self.spacing)} has {len(self.spacing)} numbers for {dims}D data"
             )
         if self.orientation and dims != 3:
-            raise ConfigError("prepare.orientation is for volumes; flat images have no direction")
+            raise ConfigError("prepare.orientation is for volumes; 2D images have no orientation")
         from monai.data.meta_tensor import MetaTensor
         from monai.transforms.spatial.array import Orientation, Spacing
 
@@ -79,7 +88,7 @@ class Prepare:
             turn = Orientation(self.orientation, labels=None)
             image, label = turn(image), None if label is None else turn(label)
         if self.spacing:
-            if image[0].numel() * np.prod(case.spacing) / np.prod(self.spacing) > 1 << 29:
+            if image[0].numel() * np.prod(case.spacing) / np.prod(self.spacing) > MAX_VOXELS:
                 raise DataError(
                     f"case {case.name!r} of site {case.site!r}: voxels of {case.spacing} mm resampled to "
                     f"{list(self.spacing)} mm would fill gigabytes; check its voxel size"
@@ -92,7 +101,7 @@ class Prepare:
 
 
 def _foreground(image: np.ndarray, label: np.ndarray) -> tuple[slice, ...]:
-    """The box around everything that is not zero; a label outside the image is kept, and then counts as missed."""
+    """Return the box around all voxels that are not zero. Labels outside the image are kept, to count as missed."""
     inside: np.ndarray = (image != 0).any(0)
     if label.ndim > 1:
         inside = inside | (label != 0).any(0)

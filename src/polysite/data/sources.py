@@ -1,6 +1,6 @@
-"""Where cases come from: the choices of ``[data] name``.
+"""Sources of cases: the choices of ``[data] name``.
 
-A source says what its images and labels are called and lists the patients of every site; none is opened yet.
+A source names its modalities and labels, and lists the cases of every site without opening them.
 """
 
 from collections.abc import Mapping
@@ -24,30 +24,41 @@ from polysite.errors import ConfigError
 
 
 class Source(Protocol):
+    """A choice of ``[data] name``."""
+
     @property
     def task(self) -> str:
         """``segmentation`` or ``classification``."""
         ...
 
     @property
-    def dims(self) -> int: ...
+    def dims(self) -> int:
+        """Spatial dimensions of the images."""
+        ...
 
     @property
-    def modality_names(self) -> tuple[str, ...]: ...
+    def modality_names(self) -> tuple[str, ...]:
+        """Modalities, in the order of the image's channels."""
+        ...
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The labels, or the classes."""
+        """Labels, or classes."""
         ...
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
-        """The patients of every site, not opened yet."""
+        """Return the cases of every site, not opened yet."""
         ...
 
 
 @dataclass(frozen=True)
 class Phantom:
-    """Drawn hospitals: brain-like volumes whose scanners and patients differ as those of real hospitals do."""
+    """Simulated hospitals: brain phantoms with tumours; scanners and patients differ from hospital to hospital.
+
+    Args:
+        shape: Size of a volume in voxels.
+        sites: Hospitals by name.
+    """
 
     shape: tuple[int, ...] = (64, 64, 64)
     sites: Mapping[str, Hospital] = field(default_factory=four_hospitals)
@@ -57,24 +68,29 @@ class Phantom:
 
     @property
     def task(self) -> str:
+        """Segmentation."""
         return "segmentation"
 
     @property
     def dims(self) -> int:
+        """Three."""
         return 3
 
     @property
     def modality_names(self) -> tuple[str, ...]:
+        """The modalities of a phantom."""
         return MODALITIES
 
     @property
     def label_names(self) -> tuple[str, ...]:
+        """Whole tumour, tumour core and enhancing tumour."""
         return LABELS
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
-        return {name: [self._patient(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
+        """Return the cases of every hospital, not drawn yet."""
+        return {name: [self._ref(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
 
-    def _patient(self, site: str, index: int, seed: int) -> CaseRef:
+    def _ref(self, site: str, index: int, seed: int) -> CaseRef:
         x, y, z = self.shape
         hospital = self.sites[site]
 
@@ -93,10 +109,16 @@ class Phantom:
 
 @dataclass(frozen=True)
 class PhantomClasses:
-    """The same heads, to be told apart: healthy, or with a tumour of low or of high grade."""
+    """Brain phantoms for a classification: healthy, or with a low-grade or high-grade tumour.
+
+    Args:
+        shape: Size of a volume in voxels.
+        flat: Use one slice of every volume, where the tumour is largest, instead of the whole volume.
+        sites: Hospitals by name.
+    """
 
     shape: tuple[int, ...] = (32, 32, 32)
-    flat: bool = True  # one slice of every patient, where the tumour is largest; otherwise whole volumes
+    flat: bool = True
     sites: Mapping[str, Hospital] = field(default_factory=three_clinics)
 
     def __post_init__(self) -> None:
@@ -108,50 +130,61 @@ class PhantomClasses:
 
     @property
     def task(self) -> str:
+        """Classification."""
         return "classification"
 
     @property
     def dims(self) -> int:
+        """Two for slices, three for volumes."""
         return 2 if self.flat else 3
 
     @property
     def modality_names(self) -> tuple[str, ...]:
+        """The modalities of a phantom."""
         return MODALITIES
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The grades that patients of these hospitals may have."""
+        """Grades that patients of these hospitals may have."""
         shares = [(h.healthy, h.low_grade, 1 - h.healthy - h.low_grade) for h in self.sites.values()]
         return tuple(g for k, g in enumerate(GRADES) if any(each[k] > 1e-9 for each in shares))
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
-        return {name: [self._patient(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
+        """Return the cases of every hospital, not drawn yet."""
+        return {name: [self._ref(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
 
-    def _patient(self, site: str, index: int, seed: int) -> CaseRef:
+    def _ref(self, site: str, index: int, seed: int) -> CaseRef:
         (x, y, z), hospital, grades = self.shape, self.sites[site], self.label_names
 
         def read() -> Case:
             where = (x, y, z)
             return picture(hospital, site=site, index=index, seed=seed, shape=where, grades=grades, flat=self.flat)
 
-        found = grade(hospital, site=site, index=index, seed=seed)
+        true = grade(hospital, site=site, index=index, seed=seed)
         return CaseRef(
             site=site,
             name=f"{site}-{index:03d}",
             read=read,
-            volumes=lambda: {n: float(n == found) for n in grades},
-            group=found,
-            category=found,
+            volumes=lambda: {n: float(n == true) for n in grades},
+            group=true,
+            category=true,
             modalities=len(MODALITIES),
         )
 
 
 @dataclass(frozen=True)
 class AtHospitals:
-    """Cases that nobody here can look at: every hospital names its own, for ``polysite deploy run``."""
+    """Cases that stay at the hospitals: each hospital configures its own, for ``polysite deploy run``.
 
-    modalities: tuple[str, ...] = ()  # what every hospital must have, in this order
-    labels: tuple[str, ...] = ()  # what is outlined, or the classes
+    Args:
+        modalities: Modalities that every hospital must have, in this order.
+        labels: Labels to segment, or classes.
+        dims: Spatial dimensions of the images.
+        task: Segmentation or classification.
+    """
+
+    modalities: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
     dims: int = 3
     task: Literal["segmentation", "classification"] = "segmentation"
 
@@ -162,13 +195,16 @@ class AtHospitals:
 
     @property
     def modality_names(self) -> tuple[str, ...]:
+        """Modalities that every hospital has."""
         return self.modalities
 
     @property
     def label_names(self) -> tuple[str, ...]:
+        """Labels, or classes."""
         return self.labels
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
+        """Refuse: no case can be listed here."""
         raise ConfigError("the cases of this study are at the hospitals: 'polysite deploy run' asks them")
 
 

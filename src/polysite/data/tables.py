@@ -1,4 +1,4 @@
-"""What tables beside the images say of the cases: their site, group and split."""
+"""Tables beside the images, with the site, group and split of the cases."""
 
 import csv
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from polysite.data.manifest import Row, natural
 from polysite.errors import DataError
 
-Facts = Mapping[str, Mapping[str, str]]  # case -> what a table says of it: site, group, split
+Facts = Mapping[str, Mapping[str, str]]  # case -> its columns in a table: site, group, split
 
 SPLITS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
     ("val", "valid", "validation"), "validation"
@@ -23,11 +23,11 @@ COLUMN = {
     "group": re.compile(r"group|(tumou?r_)?grade|scanner"),
     "split": re.compile(r"(train_test_)?split"),
 }
-INSTITUTION = re.compile(r"brats1[789]_([^_]+)_", re.IGNORECASE)  # the names of later years do not tell it
+INSTITUTION = re.compile(r"brats1[789]_([^_]+)_", re.IGNORECASE)  # names of later years have no institution
 
 
 def find_facts(root: Path, given: Sequence[Path], known: set[str], remarks: list[str]) -> Facts:
-    """What the given tables say, the first before the others; without any, one that lies in, above or just below."""
+    """Read the given tables; the first takes precedence. Without any, use a known table in, above or below the root."""
     places = ("", "../", "*/")
     nearby = [f for name in TABLES for place in places for f in sorted(root.glob(place + name)) if f.is_file()]
     merged: dict[str, Mapping[str, str]] = {}
@@ -48,30 +48,30 @@ def find_facts(root: Path, given: Sequence[Path], known: set[str], remarks: list
 
 
 def joined(rows: list[Row], facts: Facts, remarks: list[str]) -> list[Row]:
-    """The cases with what tables say of them; where tables tell sites, they decide which cases there are."""
+    """Add site, group and split from the tables to the cases. Tables with sites also select the cases."""
     if not facts:
         return rows
     sites = {f["site"] for f in facts.values() if f.get("site")}
     width = max(map(len, sites), default=0) if all(map(str.isdecimal, sites)) else 0  # 01 to 23 sort, 1 to 23 do not
-    kept, strangers, homeless = [], [], []
+    kept, unlisted, without_site = [], [], []
     for row in rows:
         own = next((facts[k] for k in keys(row.case) if k in facts), {})
         if sites and "site" not in own:
-            strangers.append(row.case)
+            unlisted.append(row.case)
             continue
-        homeless += [row.case] if sites and not own["site"] else []
+        without_site += [row.case] if sites and not own["site"] else []
         site = (own["site"].zfill(width) if own["site"] else "unknown") if sites else row.site
         kept.append(replace(row, site=site, group=own.get("group", row.group), split=own.get("split", row.split)))
-    remark(remarks, strangers, "on disk are in no table and were left out")
-    remark(remarks, homeless, "have no site in the table and were put into the site 'unknown'")
+    remark(remarks, unlisted, "on disk are in no table and were left out")
+    remark(remarks, without_site, "have no site in the table and were put into the site 'unknown'")
     return kept
 
 
 def _facts(file: Path, known: set[str]) -> Facts:
-    """Site, group and split of every case in a table."""
+    """Return site, group and split of every case in a table."""
     lines = read_rows(file)
     former = [next((m[1] for v in reversed(line.values()) if (m := INSTITUTION.match(v))), "") for line in lines]
-    if any(former):  # what BraTS called a case while its names told the institution
+    if any(former):  # names of earlier years of BraTS, which include the institution
         lines = [
             line | {"institution": line.get("institution", site)} for line, site in zip(lines, former, strict=True)
         ]
@@ -79,17 +79,17 @@ def _facts(file: Path, known: set[str]) -> Facts:
     if not columns["case"]:
         raise DataError(f"{file} has no rows, or no column that names the cases; call it 'case'")
     case = max(columns.pop("case"), key=lambda c: sum(line[c] in known for line in lines))
-    found: dict[str, Mapping[str, str]] = {}
+    by_case: dict[str, Mapping[str, str]] = {}
     for line in (line for line in lines if line[case]):
         cells = {k: line[names[0]] for k, names in columns.items() if names}
         facts = {k: SPLITS.get(v.lower(), v) if k == "split" else v for k, v in cells.items() if v or k == "site"}
-        if found.setdefault(line[case], facts) != facts:
+        if by_case.setdefault(line[case], facts) != facts:
             raise DataError(f"{file}: case {line[case]!r} is in two rows that differ; keep one of them")
-    return found
+    return by_case
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
-    """The rows of a table; names of columns in small letters, without what stands in brackets."""
+    """Return the rows of a table; names of columns in lower case, without parentheses."""
     with sensible(file):
         lines = file.read_text(encoding="utf-8-sig").splitlines()
         rows = list(csv.DictReader(lines, delimiter=max(",;\t", key="".join(lines[:1]).count)))
@@ -99,13 +99,13 @@ def read_rows(file: Path) -> list[dict[str, str]]:
 
 
 def keys(case: str) -> tuple[str, ...]:
-    """How a table may call a case: as it is, or without the session (BIDS) or the number of a candidate (LUNA)."""
+    """Return the names that a table may use for a case: its own, or without session (BIDS) or candidate (LUNA)."""
     plain = re.sub(r"_ses-.*|-\d{5}$", "", case)
     return case, plain, plain.removeprefix("sub-")
 
 
 def remark(remarks: list[str], cases: Iterable[str], what: str) -> None:
-    """Add a sentence about some cases, if there are any; ``what`` is worded for many of them."""
+    """Add a sentence about some cases, if there are any; ``what`` is in the plural."""
     if names := natural({*cases}):
         one = {"are": "is", "were": "was", "have": "has"}
         what = re.sub(r"\b(are|were|have)\b", lambda m: one[m[0]], what) if len(names) == 1 else what
@@ -115,7 +115,7 @@ def remark(remarks: list[str], cases: Iterable[str], what: str) -> None:
 
 @contextmanager
 def sensible(file: Path) -> Iterator[None]:
-    """Whatever is wrong with a file or what it says ends in a sentence."""
+    """Turn any error about a file or its content into a DataError that names the file."""
     try:
         yield
     except (OSError, csv.Error, AttributeError, LookupError, TypeError, ValueError, RecursionError) as problem:

@@ -1,8 +1,8 @@
-"""Values on disk and back, bit for bit, without pickle.
+"""Save and load values bit for bit, without pickle.
 
-A state is a nest of frozen dataclasses, mappings, tuples, numbers and arrays. Its arrays become a safetensors file;
-its shape becomes JSON in that file's header, next to a digest of everything, so that a truncated or altered file is
-noticed. Classes are looked up by name in polysite (or in the algorithm's own module), never executed from the file.
+A state consists of frozen dataclasses, mappings, tuples, numbers and arrays. Its arrays become a safetensors file; its
+structure becomes JSON in the file's header, next to a digest of everything, which reveals a truncated or altered file.
+Classes are looked up by name in polysite or in the algorithm's own module; no code is executed from the file.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ MOVED = {
 
 
 def save(path: Path, value: Any) -> None:
-    """Write a value so that a crash at any moment leaves either the old file or the new one."""
+    """Write a value to a file."""
     arrays: dict[str, np.ndarray] = {}
     shape = json.dumps(_flatten(value, "value", arrays))
     header = {"checkpoint": f"{_digest(shape, arrays)} {shape}"}  # one entry: several have no fixed order on disk
@@ -41,7 +41,7 @@ def save(path: Path, value: Any) -> None:
 
 
 def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = ()) -> Any:
-    """The value in a file; a damaged file raises RunError. ``lift`` puts arrays where they are computed with."""
+    """Return the value in a file; RunError if it is damaged. ``lift`` moves arrays to the device of the computation."""
     try:
         with safetensors.safe_open(path, "np") as file:
             header = file.metadata() or {}
@@ -63,7 +63,7 @@ def _digest(shape: str, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _flatten(x: Any, at: str, arrays: dict[str, np.ndarray]) -> Any:
-    """The shape of a value as JSON; its arrays are set aside under their path."""
+    """Return the structure of a value as JSON; its arrays are collected under their path."""
     if x is None or isinstance(x, bool | int | float | str):
         return {"is": x}
     if isinstance(x, Mapping):

@@ -43,7 +43,7 @@ class Compress:
 
 
 def _base(field: str, kinds: Mapping[str, Kind], got: Payload) -> Tree | None:
-    """Return what differences are taken to: nothing for an update, which is one already. None: leave the field as it is."""
+    """Return the base of the differences: empty for an update, which is one already; None: leave the field as it is."""
     if kinds.get(field) == "update":
         return {}
     return (got.get(field) or got.get("model") or {}) if kinds.get(field) == "model" else None

@@ -14,20 +14,31 @@ from polysite.payload import SiteId
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to train, how often to look, how to choose."""
+    """Length of the training, validation, choice of the best round, checkpoints.
+
+    Args:
+        rounds: Number of rounds.
+        share: Share of the sites that take part in a round.
+        validate_every: Validate after this many rounds.
+        best: Choose the best round by the mean validation score over all cases, or over the means of the sites.
+        patience: Stop after this many validations without a better one; None: never.
+        peek: Also score the test cases at every validation, for the report alone: the papers' "best mean".
+        checkpoint_every: Write a checkpoint after this many rounds.
+        compress: Send models whole, or their changes in 16 bits (half) or 8 bits (int8).
+        wire: Simulation: pass every payload through the codec, as a network would.
+        pooled: Simulation: one site holds all training cases (centralised training, the upper reference).
+    """
 
     rounds: int = 30
-    share: float = 1.0  # of the sites that take part in a round
-    validate_every: int = 1  # rounds
-    best: Literal["case", "site"] = "case"  # mean validation Dice (accuracy) over all cases, or over the sites' means
-    patience: int | None = None  # stop after this many validations without a better one
-    peek: bool = False  # look at the test cases whenever validating, for the report alone: the papers' "best mean"
-    checkpoint_every: int = 5  # rounds
-    compress: Literal["none", "half", "int8"] = (
-        "none"  # what sites send of their models: all, 16 bits or 8 bits of every change
-    )
-    wire: bool = False  # simulator: send every payload through the codec, as a network would
-    pooled: bool = False  # simulator: one site holds all training cases (the centralised yardstick)
+    share: float = 1.0
+    validate_every: int = 1
+    best: Literal["case", "site"] = "case"
+    patience: int | None = None
+    peek: bool = False
+    checkpoint_every: int = 5
+    compress: Literal["none", "half", "int8"] = "none"
+    wire: bool = False
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rounds", "validate_every", "checkpoint_every"):
@@ -45,17 +56,13 @@ class Plan:
 
 
 def cohort(sites: Sequence[SiteId], share: float, seed: int, round: int) -> tuple[SiteId, ...]:
-    """A random share of the sites, at least one, fixed by (seed, round).
+    """Return a random share of the sites, at least one, determined by (seed, round).
 
     >>> cohort(["a", "b", "c"], 1.0, seed=0, round=7)
     ('a', 'b', 'c')
     >>> len(cohort(["a", "b", "c", "d"], 0.5, seed=0, round=7))
     2
     """
-    count = max(1, round_half_up(share * len(sites)))
+    count = max(1, int(share * len(sites) + 0.5))
     chosen = np.random.default_rng([seed, round]).permutation(len(sites))[:count]
     return tuple(sites[i] for i in sorted(chosen))
-
-
-def round_half_up(x: float) -> int:
-    return int(x + 0.5)

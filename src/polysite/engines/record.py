@@ -1,4 +1,4 @@
-"""Typed records of a run: what ``rounds.jsonl`` and ``result.json`` hold. Only this module converts them from and to JSON.
+"""Typed records of a run: the lines of ``rounds.jsonl``, and ``result.json``. Only this module reads and writes them.
 
 Files of 0.1.0 are read, too: they call the numbers of a reply ``said``, the diagnostics of an algorithm ``told``, and
 have the scores of a case as one flat mapping.

@@ -1,7 +1,7 @@
-"""What the server lets in: a reply that is broken, hostile or absurd is refused, with the reason.
+"""Checks of replies at the server: a reply that is broken, hostile or absurd is refused, with the reason.
 
-An algorithm says what its sites reply (``reply``); every reply is held to it before anything is computed with it. A
-round goes on with the replies that are left.
+An algorithm declares the fields of its replies (``reply``); every reply is compared with that declaration before it is
+used. A round continues with the replies that remain.
 """
 
 import math
@@ -15,16 +15,24 @@ from polysite.algorithms.base import Kind
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
-MOST = 1e3  # times what the other sites sent and, for parameters, times the model too: no training goes that far in a
-# round, no hospital has that many more cases; a site that lies within this is for robust rules to deal with
-MOST_VOXELS = 1e15  # of all cases of a hospital
+# Largest ratio to the median of the other sites, and for parameters also to the model: no training goes that far in a
+# round, no hospital has that many more cases. Robust aggregation deals with smaller lies.
+MAX_RATIO = 1e3
+MAX_VOXELS = 1e15  # in all cases of a hospital
 LIMITS = {"count": (1.0, 1e9), "one": (1.0, 1.0), "rate": (1e-12, 1e9), "cost": (0.0, 1e9), "number": (0.0, 1e12)}
 
 
 def screen(
     expected: Mapping[str, Kind], params: Tree, sent: Mapping[SiteId, Payload], replies: Mapping[SiteId, Payload]
 ) -> dict[SiteId, str]:
-    """The replies to refuse and why, given what was sent and a tree like the model."""
+    """Return the sites whose reply is refused, with the reason.
+
+    Args:
+        expected: Fields of a reply and their kinds.
+        params: A tree with the names, shapes and types of the model.
+        sent: The payloads that were sent.
+        replies: The replies.
+    """
     refused: dict[SiteId, str] = {}
     sizes: dict[SiteId, dict[str, float]] = {}
     for site in sorted(replies):
@@ -33,10 +41,10 @@ def screen(
             "it was not asked" if site not in sent else _malformed(expected, kinds, params, sent[site], replies[site])
         )
         if problem is None:
-            with np.errstate(all="ignore"):  # what is beyond all numbers is infinite, and that is looked for
+            with np.errstate(all="ignore"):  # overflow gives infinity, which is checked
                 problem, sizes[site] = _sizes(kinds, replies[site])
         if problem is not None:
-            refused[site] = problem[:200]  # a hostile reply may have names without end
+            refused[site] = problem[:200]  # a hostile reply may have endless names
             sizes.pop(site, None)
     if sizes:
         first = sent[next(iter(sizes))]
@@ -48,7 +56,7 @@ def screen(
 
 
 def kinds_of(expected: Mapping[str, Kind], got: Payload, reply: Payload) -> dict[str, Kind]:
-    """What every field of a reply is, as far as it was expected."""
+    """Return the kind of every field of a reply that is expected."""
     found = {}
     for field in reply:
         several = (k for name, k in expected.items() if name.endswith("*") and field.startswith(name[:-1]))
@@ -61,10 +69,9 @@ def kinds_of(expected: Mapping[str, Kind], got: Payload, reply: Payload) -> dict
 def _malformed(
     expected: Mapping[str, Kind], kinds: Mapping[str, Kind], params: Tree, got: Payload, reply: Payload
 ) -> str | None:
-    """What is wrong with the form of a reply: its fields, names, shapes, types, numbers.
+    """Return what is wrong with the form of a reply: its fields, names, shapes, types, numbers.
 
-    Of a model, a site answers with the parameters that it was asked for by name, or else with those that it was sent:
-    where a part stays at the sites, it is not asked.
+    A reply of kind ``model`` holds the parameters named in the field ``asked`` of what was sent, or else those sent.
     """
     needed = {name for name in expected if not name.endswith(("?", "*"))}
     if reply.keys() != kinds.keys() or not needed <= kinds.keys():
@@ -80,7 +87,7 @@ def _malformed(
                 return f"{field!r} is {value:g}"
             continue
         like = tree.trained(whole) if kind == "update" else whole
-        own = {"statistics": _no_statistics, "cases": _no_statistics, "counts": _no_counts}.get(kind)
+        own = {"statistics": _odd_statistics, "cases": _odd_statistics, "counts": _odd_counts}.get(kind)
         problem = own(value) if own else _misshapen(value, like)
         if problem:
             return f"{field!r} {problem}"
@@ -105,13 +112,13 @@ def _misshapen(value: Tree, like: Tree) -> str | None:
     return None
 
 
-def _no_statistics(value: Tree) -> str | None:
-    """What the algorithm asked for in particular, it checks itself."""
+def _odd_statistics(value: Tree) -> str | None:
+    """Check only type and dimensions: the algorithm checks the content."""
     odd = next((name for name, x in value.items() if _type(x) != "float64" or x.ndim > 2), None)
     return f"has {odd!r} of type {_type(value[odd])} and shape {tuple(value[odd].shape)}" if odd else None
 
 
-def _no_counts(value: Tree) -> str | None:
+def _odd_counts(value: Tree) -> str | None:
     for name, x in value.items():
         if _type(x) != "float64" or tuple(x.shape) != (1,):
             return f"has {name!r} of type {_type(x)} and shape {tuple(x.shape)}"
@@ -123,7 +130,7 @@ def _type(x: Any) -> str:
 
 
 def _sizes(expected: Mapping[str, Kind], reply: Payload) -> tuple[str | None, dict[str, float]]:
-    """What is wrong with the values of a reply, and how large they are: its numbers, and the lengths of its trees."""
+    """Return what is wrong with the values of a reply, and their sizes: numbers, and norms of trees."""
     sizes = {}
     for field, value in reply.items():
         if isinstance(value, float):
@@ -133,7 +140,7 @@ def _sizes(expected: Mapping[str, Kind], reply: Payload) -> tuple[str | None, di
         if not math.isfinite(sizes[field] + _length(rest)):
             return f"{field!r} is not finite", sizes
         counts = {k: float(x[0]) for k, x in value.items()} if expected[field] == "counts" else {}
-        beyond = next((k for k, n in counts.items() if not 0 <= n <= MOST_VOXELS), None)
+        beyond = next((k for k, n in counts.items() if not 0 <= n <= MAX_VOXELS), None)
         if beyond:
             return f"{field!r} has {beyond!r} = {counts[beyond]:g}", sizes
         below = next((k for k, x in rest.items() if k.endswith("running_var") and float(x.min()) < 0), None)
@@ -143,7 +150,7 @@ def _sizes(expected: Mapping[str, Kind], reply: Payload) -> tuple[str | None, di
 
 
 def _length(value: Tree) -> float:
-    """As ``tree.norm``; a tensor's own norm is five times faster on a GPU than its product with itself."""
+    """Return ``tree.norm``, computed by the tensors' own norm, which is five times faster on a GPU."""
     squares = (x.norm() ** 2 if hasattr(x, "norm") else x.reshape(-1) @ x.reshape(-1) for x in value.values())
     return math.sqrt(float(sum(squares)))
 
@@ -151,7 +158,8 @@ def _length(value: Tree) -> float:
 def _unlike_others(
     expected: Mapping[str, Kind], sizes: Mapping[SiteId, Mapping[str, float]], model: float
 ) -> dict[SiteId, str]:
-    """Who sent what no training and no hospital comes to, seen from the model and from what half of the others sent."""
+    """Return the sites whose update norm, count or rate exceeds MAX_RATIO times the median of the other sites; for
+    updates, times the norm of the model if that is larger."""
     found = {}
     for site, mine in sizes.items():
         for field, size in mine.items():
@@ -160,8 +168,8 @@ def _unlike_others(
             kind = expected[field]
             if kind in ("model", "update"):
                 usual = max(model, usual)
-            if usual and kind in ("model", "update", "count", "counts", "rate") and size > MOST * usual:
+            if usual and kind in ("model", "update", "count", "counts", "rate") and size > MAX_RATIO * usual:
                 found[site] = f"{field!r} is {size / usual:.0e} times as large as is usual"
-            elif usual and kind == "rate" and size * MOST < usual:
+            elif usual and kind == "rate" and size * MAX_RATIO < usual:
                 found[site] = f"{field!r} is {usual / size:.0e} times as small as is usual"
     return found

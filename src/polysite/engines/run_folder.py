@@ -1,23 +1,23 @@
-"""The folder of one run: everything that happened, in files that other tools can read.
+"""The folder of one run, in files that other tools can read.
 
 ::
 
-    config.toml        the whole configuration, as resolved
-    split.csv          which case trained, validated or tested, and where
-    versions.json      what ran it: polysite, Python, libraries, platform, seed
-    rounds.jsonl       one line a round: per site losses, Dice per label, steps, seconds, bytes up and down
-    log.txt            what was said
-    checkpoints/       the last two, the best, and what each phase began from: where the study stood
-    sites/NAME/        what this hospital remembered then, under the same names
+    config.toml        the whole configuration, defaults included
+    split.csv          site and split of every case
+    versions.json      format of the folder, versions of polysite, Python and libraries, platform, seed
+    rounds.jsonl       one RoundRecord a line: losses, validation scores, steps, seconds and bytes of every site
+    log.txt            log messages
+    checkpoints/       the last two, the best, and the one that each phase began from
+    sites/NAME/        memory of this hospital at each checkpoint
     models/            best and last models as plain safetensors
-    result.json        at the end: the best round, its scores per site, case and label
-    deployment.json    over real sites: which, and by which name they know the study
-    incidents.jsonl    over real sites: what went wrong on the way, as it happened
-    assessment/        over real sites: how they differ
-    evaluation/        what ``polysite evaluate`` measured: every case by every measure
-    bundles/           what ``polysite serve-model`` wrote: a hospital's model as a MONAI bundle
+    result.json        the Result: the best round, its scores per site, case and label
+    evaluation/        every case by every measure
+    deployment.json    deployed runs: the sites, and the name by which they know the study
+    incidents.jsonl    deployed runs: incidents as they happened
+    assessment/        deployed runs: how the sites differ
+    bundles/           MONAI bundles of ``polysite serve-model``
     index.html         the page about the run
-    tensorboard/, mlflow/   where they were asked for
+    tensorboard/, mlflow/   with ``--track``
     .lock              held by the process that writes here
 
 A new run gets a new folder; nothing is ever overwritten.
@@ -53,7 +53,7 @@ FORMAT = 2  # of a run folder; 0.1.0 wrote 1, without saying so
 
 
 def file_name(name: str) -> str:
-    """A name that file systems take, and different ones for different names.
+    """Return a name that file systems accept, different for different names.
 
     >>> file_name("St. Anna"), file_name("../a/b"), file_name("50%")
     ('St. Anna', '%2E.%2Fa%2Fb', '50%25')
@@ -62,6 +62,8 @@ def file_name(name: str) -> str:
 
 
 class RunFolder:
+    """Reader and writer of one run folder."""
+
     def __init__(self, path: Path):
         self.path = path
 
@@ -75,8 +77,16 @@ class RunFolder:
         after: "RunFolder | None" = None,
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> "RunFolder":
-        """A new folder, complete or not there at all; ``after`` another, it begins with all its rounds. ``more``: files
-        by name."""
+        """Create a new folder.
+
+        Args:
+            path: The folder; must not exist.
+            config: Text of config.toml.
+            seed: Seed of the study.
+            split: Text of split.csv.
+            after: A run whose rounds and checkpoints are taken over.
+            more: Further files, by name.
+        """
         if path.exists():
             raise RunError(
                 f"{path} exists already; a run never overwrites another: choose another folder or resume this one"
@@ -115,14 +125,14 @@ class RunFolder:
 
     @staticmethod
     def fresh(root: Path, name: str) -> Path:
-        """A path below ``root`` that does not exist yet: date, time and name."""
+        """Return a new path below ``root``: date, time and name."""
         stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
         candidates = (root / (stem if k == 1 else f"{stem}-{k}") for k in range(1, 10_000))
         return next(p for p in candidates if not p.exists())
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """One process at a time; a killed one lets go by itself."""
+        """Hold the folder's lock; a killed process releases it."""
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,14 +142,17 @@ class RunFolder:
 
     @property
     def config(self) -> str:
+        """Text of config.toml."""
         return (self.path / "config.toml").read_text()
 
     @property
     def split(self) -> str:
+        """Text of split.csv."""
         return (self.path / "split.csv").read_text()
 
     @property
     def finished(self) -> bool:
+        """Whether the run has a result."""
         return (self.path / "result.json").exists()
 
     @property
@@ -160,7 +173,7 @@ class RunFolder:
             raise RunError(f"round {record.round} could not be recorded in {self.path}: {problem}") from problem
 
     def rewind(self, round: int) -> None:
-        """Forget what came after a round, and what was being written: it will be run again, to the same result."""
+        """Delete the records and checkpoints after a round, and unfinished files; the rounds will be repeated."""
         kept = "".join(r.to_json() + "\n" for r in self.records() if r.round <= round)
         write_file(self.path / "rounds.jsonl", lambda p: p.write_text(kept))
         half = (p for inside in ("checkpoints", "sites", "models") for p in (self.path / inside).rglob(".*.partial"))
@@ -171,29 +184,36 @@ class RunFolder:
         self._prune()
 
     def checkpoints(self) -> list[Path]:
-        """Newest first."""
+        """Return the checkpoints, newest first."""
         return sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
 
     def round(self, round: int) -> Path:
+        """Return the path of the checkpoint of a round."""
         return self.path / "checkpoints" / f"round-{round:06d}.safetensors"
 
     def best(self, round: int) -> Path:
+        """Return the path of the checkpoint of a best round."""
         return self.path / "checkpoints" / f"best-{round:06d}.safetensors"
 
     def phase(self, phase: int) -> Path:
-        """What a phase began from; it is never let go."""
+        """Return the path of the checkpoint that a phase began from; it is never deleted."""
         return self.path / "checkpoints" / f"phase-{phase}.safetensors"
 
     def memory(self, at: Path, site: str) -> Path:
-        """Where a site's memory lies that belongs to a checkpoint."""
+        """Return the path of a site's memory at a checkpoint."""
         return self.path / "sites" / file_name(site) / at.name
 
     def keep(
         self, path: Path, value: Any, memories: Iterable[Memory], elsewhere: Mapping[str, int] | None = None
     ) -> None:
-        """Write a checkpoint, the memories first, and which versions it goes on from of those that lie ``elsewhere``;
-        then let go of what is not needed: of checkpoints all but the last two, of bests all but the newest of each of
-        these."""
+        """Write a checkpoint and delete those that are no longer needed.
+
+        Args:
+            path: Path of the checkpoint.
+            value: Its content.
+            memories: Memories of the sites, written first.
+            elsewhere: Version of each memory that is kept by its own site.
+        """
         for each in memories:
             site_memory.save(self.memory(path, each.site), each)
         if elsewhere:
@@ -202,7 +222,7 @@ class RunFolder:
         self._prune()
 
     def needed(self) -> dict[str, set[int]]:
-        """The versions of memories elsewhere that some checkpoint goes on from."""
+        """Return the versions of memories kept elsewhere that a checkpoint continues from."""
         found: dict[str, set[int]] = {}
         for path in (self.path / "checkpoints").glob("*.json"):
             for site, needed in json.loads(path.read_text()).items():
@@ -224,11 +244,12 @@ class RunFolder:
                 path.unlink()
 
     def set_aside(self, damaged: Iterable[Path]) -> None:
-        """Out of the way, but not gone: somebody may want to look."""
+        """Rename damaged files, so that they are out of the way but not lost."""
         for path in damaged:
             path.rename(path.with_name(f"{path.name}.damaged"))
 
     def save_model(self, name: str, model: Tree) -> None:
+        """Write a model as plain safetensors."""
         arrays = {k: plain(v) for k, v in model.items()}
         write_file(
             self.path / "models" / f"{file_name(name)}.safetensors", lambda p: safetensors.numpy.save_file(arrays, p)
@@ -240,12 +261,12 @@ class RunFolder:
 
 
 def _round(path: Path) -> int:
-    """The round in the name of a checkpoint."""
+    """Return the round in the name of a checkpoint."""
     return int(path.stem.rpartition("-")[2])
 
 
 def versions() -> dict[str, str | int]:
-    """What is running: the libraries that decide the numbers, and the machine."""
+    """Return the versions of the libraries that determine results, and the machine."""
     found: dict[str, str | int] = {"python": sys.version.split()[0], "platform": platform.platform()}
     for package in ("polysite", "torch", "monai", "numpy", "scipy", "safetensors"):
         try:

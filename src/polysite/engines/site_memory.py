@@ -1,7 +1,7 @@
-"""What a site remembers between rounds, on disk: never sent, and versioned, so that a crash does not mix rounds.
+"""The memory of a site between rounds, on disk. It never leaves, and it has a version so that a crash mixes no rounds.
 
-A version is the round after which the site remembered this. Whoever resumes says which version it goes on from; any
-other, or one that another algorithm made, is refused rather than mixed in.
+The version is the last round whose reply was merged. A resumed study names the version that it continues from; a memory
+of another version, site or algorithm is refused.
 """
 
 from dataclasses import dataclass
@@ -11,27 +11,28 @@ from polysite.engines import checkpoint
 from polysite.errors import RunError
 from polysite.payload import Payload, SiteId
 
-FORMAT = 1  # of what the file holds
+FORMAT = 1  # of the file
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one site remembers."""
+    """The memory of one site."""
 
     site: SiteId
-    algorithm: str  # that made it
-    version: int  # the last round in which the site was heard; -1: none yet
+    algorithm: str  # that wrote it
+    version: int  # last round whose reply was merged; -1: none yet
     content: Payload
     format: int = FORMAT
 
 
 def save(path: Path, memory: Memory) -> None:
+    """Write a memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.save(path, memory)
 
 
 def load(path: Path, site: SiteId, algorithm: str, version: int, lift: checkpoint.Lift = lambda t: t) -> Payload:
-    """What the site remembered then; refuse what is another's."""
+    """Return the content of a memory; refuse one of another site, algorithm or version."""
     found = checkpoint.load(path, lift)
     if not isinstance(found, Memory) or found.format != FORMAT:
         raise RunError(f"{path} holds no memory of a site that this version of polysite can read")

@@ -35,7 +35,7 @@ def measure(
     tolerance: float = 1.0,
     surfaces: Callable[[Any, Any, Sequence[float]], Surfaces] = numpy_surfaces,
 ) -> dict[str, float]:
-    """All measures of two boolean masks; ``surfaces`` is that of the kind of array (tensors: `polysite.train.surface`).
+    """All measures of two boolean masks; ``surfaces`` is that of the kind of array (tensors: `polysite.training.surface`).
 
     The tolerance is that of the NSD, in the unit of the spacing. ``truth`` and ``predicted`` count voxels, ``diagonal``
     is that of the image.

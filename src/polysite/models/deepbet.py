@@ -1,10 +1,10 @@
-"""The contracting half of deepbet's first network, which finds the brain in a whole head.
+"""The encoder of deepbet's first network, which locates the brain in a head.
 
 Paper: Fisch et al., deepbet: Fast brain extraction of T1-weighted MRI using Convolutional Neural Networks, 2024
 
-The authors publish it as a program (TorchScript). Here its layers are written out and take the weights alone, so that
-nothing of the file runs; they see a volume as the authors show it: 128 voxels a side, whatever it was, without the
-darkest and brightest 0.5 %, with mean 0.449 and standard deviation 0.226.
+The authors publish a TorchScript program. This module defines its layers and loads only the weights, so that no code
+of the file runs. Volumes are prepared as the authors do: resized to 128 voxels a side, clipped at the 0.5 % and 99.5 %
+quantiles, with mean 0.449 and standard deviation 0.226.
 """
 
 from collections import OrderedDict
@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 SIDE = 128
-BACKGROUND = 0.1  # a value that so many of the voxels share is no signal
+BACKGROUND = 0.1  # zeros that make up more than this share of the voxels are background
 
 
 class Block(nn.Module):
-    """Two convolutions and what goes around them."""
+    """A residual block of two convolutions."""
 
     def __init__(self, before: int, channels: int, stride: int):
         super().__init__()
@@ -29,17 +29,18 @@ class Block(nn.Module):
             nn.Conv3d(channels, channels, 3, padding=1, bias=False),
             nn.InstanceNorm3d(channels),
         )
-        self.downsample = nn.Sequential()
+        self.downsample = nn.Sequential()  # the shortcut; empty for the identity
         if before != channels:
             convolution = nn.Conv3d(before, channels, 1, stride, bias=False)
             self.downsample = nn.Sequential(convolution, nn.InstanceNorm3d(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the features of a batch."""
         return functional.relu(self.double_conv(x) + self.downsample(x))
 
 
 class HeadEncoder(nn.Module):
-    """(batch, 1, *space) to (batch, 128, 4, 4, 4)."""
+    """Encoder from (batch, 1, *space) to (batch, 128, 4, 4, 4)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,6 +52,7 @@ class HeadEncoder(nn.Module):
         self.down3 = _level(64, 128, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the deepest features of a batch."""
         x = functional.interpolate(x, (SIDE,) * 3, mode="nearest-exact")
         x = self.init(torch.stack([as_trained(volume) for volume in x]))
         for level in (self.down0, self.down1, self.down2, self.down3):
@@ -65,10 +67,10 @@ def _level(before: int, channels: int, stride: int) -> nn.Sequential:
 
 
 def as_trained(volume: torch.Tensor) -> torch.Tensor:
-    """The intensities that the network knows.
+    """Convert intensities to those that the network was trained on.
 
-    The z-score over voxels that are not zero leaves the background at zero, a middling grey. The network knows it
-    black, so it gets the darkest value; a zero that only a few voxels have is signal and stays.
+    The z-score over non-zero voxels leaves the background at zero, a medium grey, but the network was trained with a
+    black background. So the background gets the darkest value. Zeros of only a few voxels are signal and stay.
     """
     empty = volume == 0
     if empty.float().mean() > BACKGROUND:

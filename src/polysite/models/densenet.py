@@ -1,6 +1,6 @@
-"""Networks that name what an image shows, built from MONAI's DenseNet: any number of modalities and classes, 2D and 3D.
+"""Classification networks, built from MONAI's DenseNet, for any number of modalities and classes, in 2D and 3D.
 
-``densenet`` is DenseNet-121; ``densenet_small`` has two blocks of four layers and suits patches and laptops.
+``densenet`` is DenseNet-121; ``densenet_small`` has two blocks of four layers, for small patches and laptops.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,17 @@ from polysite.errors import ConfigError
 
 @dataclass(frozen=True)
 class DenseNet:
-    blocks: tuple[int, ...] = (6, 12, 24, 16)  # layers of every block
-    growth: int = 32  # channels that a layer adds
-    features: int = 64  # channels of the first convolution
+    """A DenseNet for classification.
+
+    Args:
+        blocks: Layers of every block.
+        growth: Channels that a layer adds.
+        features: Channels of the first convolution.
+    """
+
+    blocks: tuple[int, ...] = (6, 12, 24, 16)
+    growth: int = 32
+    features: int = 64
 
     task: ClassVar[str] = "classification"
 
@@ -23,14 +31,15 @@ class DenseNet:
 
     @property
     def divisor(self) -> int:
-        """The sides of a patch must be multiples of this: two halvings first, one after every block but the last.
+        """Factor that the sides of a patch must be multiples of.
 
-        Two voxels remain along each axis, since statistics of a batch cannot come from a single one.
+        The network halves a patch twice at first, and once after every block but the last. Two voxels remain along each
+        axis, since batch statistics need more than one value.
         """
         return int(2 ** (len(self.blocks) + 2))
 
     def build(self, *, dims: int, modalities: int, outputs: int, seed: int) -> Any:
-        """The network with its initial weights, the same for the same seed."""
+        """Return the network with initial weights drawn from the seed."""
         import torch
         from monai.networks.nets.densenet import DenseNet as Network
 

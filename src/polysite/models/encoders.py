@@ -1,10 +1,10 @@
-"""Frozen 3D encoders, the choices of ``[encoder] name``, and what they make of a volume: its embedding.
+"""Frozen 3D encoders, the choices of ``[encoder] name``, and the embeddings that they compute from volumes.
 
 Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, section 2 and appendix E
 
 An encoder maps one modality of one case to C channels at P positions. Centred over the positions, the matrix of
-channels × positions is M = U S Vᵀ; the embedding is U S / √P with its first two columns, C × 2 numbers. The root keeps
-them from growing with the volume. A column's sign is arbitrary in a decomposition; here its largest entry is positive.
+channels × positions is M = U S Vᵀ; the embedding is the first two columns of U S / √P, C × 2 numbers. The root makes
+them independent of the volume's size. The sign of a column is arbitrary; here its largest entry is positive.
 """
 
 import hashlib
@@ -22,45 +22,49 @@ import numpy as np
 
 from polysite.errors import ConfigError, DataError, RunError
 
-if TYPE_CHECKING:  # seconds, which reading a configuration need not wait
+if TYPE_CHECKING:  # torch takes seconds to import, and configurations import this module
     import torch
 
 COMPONENTS = 2
-LARGEST = 1 << 21  # voxels: 128 a side; a larger volume is shrunk
-SMALLEST = 16  # voxels a side: two positions of the encoders that ship; a smaller side is stretched
+MAX_VOXELS = 1 << 21  # 128 a side; a larger volume is shrunk
+MIN_SIDE = 16  # voxels: two positions of the bundled encoder; a smaller side is stretched
 SHIPPED = Path(__file__).with_name("encoder.safetensors")
 
 
 class Encoder(Protocol):
+    """A choice of ``[encoder] name``."""
+
     channels: ClassVar[int]
 
     @property
     def words(self) -> str:
-        """What it is, as a report says it."""
+        """Description for a report."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """A digest of its weights."""
+        """Digest of the weights."""
         ...
 
     def build(self) -> "torch.nn.Module":
-        """The network with its weights: (batch, 1, *space) to (batch, channels, *fewer), in float32."""
+        """Return the network with its weights: (batch, 1, *space) to (batch, channels, *smaller), in float32."""
         ...
 
 
 @dataclass(frozen=True)
 class Bundled:
-    """A small encoder that ships with polysite and needs no download; it has seen drawn phantoms only."""
+    """A small encoder that ships with polysite and needs no download; it was trained on phantoms."""
 
     channels: ClassVar[int] = 128
 
     @property
     def words(self) -> str:
+        """Description for a report."""
         return "the small encoder that ships with polysite, trained on drawn phantoms"
 
     @property
     def fingerprint(self) -> str:
+        """Digest of the weights."""
         return _digest(self._file)
 
     @property
@@ -70,6 +74,7 @@ class Bundled:
         return SHIPPED
 
     def build(self) -> "torch.nn.Module":
+        """Return the network with its weights."""
         import safetensors
         import safetensors.torch
 
@@ -84,18 +89,24 @@ class Bundled:
 
 @dataclass(frozen=True)
 class MedicalNet:
-    """MedicalNet's 3D-ResNet-18, trained on public datasets of CT and MR: the encoder of the distance-aware paper."""
+    """MedicalNet's 3D-ResNet-18, trained on public datasets of CT and MR: the encoder of the distance-aware paper.
 
-    path: str = ""  # resnet_18.pth or resnet_18_23dataset.pth as MedicalNet publishes it; nothing is downloaded
+    Args:
+        path: ``resnet_18.pth`` or ``resnet_18_23dataset.pth`` as MedicalNet publishes it; nothing is downloaded.
+    """
+
+    path: str = ""
 
     channels: ClassVar[int] = 512
 
     @property
     def words(self) -> str:
+        """Description for a report."""
         return f"MedicalNet 3D-ResNet-18 from {Path(self.path).name}"
 
     @property
     def fingerprint(self) -> str:
+        """Digest of the weights."""
         return _digest(self._file)
 
     @property
@@ -105,49 +116,56 @@ class MedicalNet:
         return _existing(self.path, "name MedicalNet's checkpoint, resnet_18.pth")
 
     def build(self) -> "torch.nn.Module":
+        """Return the network with its weights."""
         from polysite.models.resnet3d import ResNet18
 
-        weights = {k: v for k, v in self._state() if not k.startswith(("conv_seg.", "fc."))}  # what follows the encoder
+        weights = {k: v for k, v in self._state() if not k.startswith(("conv_seg.", "fc."))}  # layers after the encoder
         network = partial(ResNet18, "B" if any(".downsample." in k for k in weights) else "A")
         return _filled(network, weights, self._file, "a 3D-ResNet-18 of MedicalNet")
 
     def _state(self) -> Iterator[tuple[str, Any]]:
-        """Its entries by name, without the ``module.`` of a network that was trained on several GPUs."""
+        """Yield the tensors of the checkpoint by name, without the prefix ``module.`` of training on several GPUs."""
         import torch
 
         file = self._file
         try:
             with warnings.catch_warnings():  # a TorchScript file is warned about before it is refused
                 warnings.simplefilter("ignore")
-                found = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as problem:  # whatever a damaged file makes torch say
+                state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as problem:  # torch raises many types for a damaged file
             raise ConfigError(
                 f"{file} is not a checkpoint of plain tensors: it is damaged, or it holds Python objects, "
                 "which could run code and are not loaded; download it again"
             ) from problem
-        found = found.get("state_dict", found) if isinstance(found, Mapping) else None
-        if not isinstance(found, Mapping):
+        state = state.get("state_dict", state) if isinstance(state, Mapping) else None
+        if not isinstance(state, Mapping):
             raise ConfigError(f"{file} holds no parameters by name; name MedicalNet's checkpoint, resnet_18.pth")
-        for name, value in found.items():
+        for name, value in state.items():
             if not str(name).endswith("num_batches_tracked"):
                 yield str(name).removeprefix("module."), value
 
 
 @dataclass(frozen=True)
 class DeepBet:
-    """The brain finder of the package deepbet (MIT), trained on T1-weighted heads; small, and pip can install it."""
+    """The brain locator of the package deepbet (MIT), trained on T1-weighted heads; small, and installable with pip.
 
-    path: str = ""  # bbox_model.pt of deepbet 1.0.2, unzipped from its wheel; empty: that of the installed package
+    Args:
+        path: ``bbox_model.pt`` of deepbet 1.0.2, unzipped from its wheel; empty for that of the installed package.
+    """
+
+    path: str = ""
 
     channels: ClassVar[int] = 128
     digest: ClassVar[str] = "39a7b2b5f799faa1391ea97bfcdc0b9299f20d84f2316a4ff8918dc4685e40aa"
 
     @property
     def words(self) -> str:
+        """Description for a report."""
         return "the brain finder of deepbet 1.0.2"
 
     @property
     def fingerprint(self) -> str:
+        """Digest of the weights."""
         return _digest(self._file)
 
     @property
@@ -166,15 +184,16 @@ class DeepBet:
         return file
 
     def build(self) -> "torch.nn.Module":
+        """Return the encoder with the weights of the file, if the file is the known one."""
         import torch
 
         from polysite.models.deepbet import HeadEncoder
 
         file = self._file
-        if self.fingerprint != self.digest:  # TorchScript is a program: open the one that is known, and no other
+        if self.fingerprint != self.digest:  # TorchScript is a program, so only the known file is opened
             raise ConfigError(f"{file} is not the bbox_model.pt of deepbet 1.0.2, the only one that is known here")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch would rather see its successor
+            warnings.simplefilter("ignore")  # torch deprecates TorchScript
             scripted = torch.jit.load(file, map_location="cpu")  # type: ignore[no-untyped-call]
         half = {k: v.detach() for k, v in scripted.named_parameters() if k.startswith(("init.", "down"))}
         return _filled(HeadEncoder, half, file, "deepbet 1.0.2")
@@ -188,10 +207,10 @@ ENCODERS: Mapping[str, type[Bundled] | type[MedicalNet] | type[DeepBet]] = {
 
 
 class Embedder:
-    """Volumes, each one modality of one case and normalised, to an array of (volume, channel, component).
+    """Computes the embeddings of normalised volumes, one modality of one case each: (volume, channel, component).
 
-    They may have any size, in 3D or 2D. Those of equal shape go through the network together; the answer to one does
-    not depend on the others, nor on a GPU's short cuts.
+    Volumes may have any size, in 3D or 2D. Volumes of equal shape form batches. An embedding does not depend on the
+    other volumes of its batch, nor on reduced precision of a GPU.
     """
 
     def __init__(self, encoder: Encoder, device: "str | torch.device" = "cpu", batch: int = 8):
@@ -200,10 +219,10 @@ class Embedder:
         self.channels, self.fingerprint = encoder.channels, encoder.fingerprint
         self.device, self.batch = device, batch
         self.network = encoder.build().to(device).eval()
-        self._turn = threading.Lock()  # several threads may ask, and torch's settings below are those of all
+        self._turn = threading.Lock()  # torch's settings in ``_embed`` hold for all threads
 
     def __call__(self, volumes: Sequence[np.ndarray]) -> np.ndarray:
-        found = np.zeros((len(volumes), self.channels, COMPONENTS), np.float32)
+        embeddings = np.zeros((len(volumes), self.channels, COMPONENTS), np.float32)
         alike: dict[tuple[int, ...], list[int]] = {}
         for place, volume in enumerate(volumes):
             if volume.ndim not in (2, 3) or not volume.size:
@@ -211,16 +230,16 @@ class Embedder:
             alike.setdefault(volume.shape, []).append(place)
         for places in alike.values():
             for some, embedded in self._batches(volumes, places):
-                found[some] = embedded
-        return found
+                embeddings[some] = embedded
+        return embeddings
 
     def _batches(self, volumes: Sequence[np.ndarray], places: list[int]) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Volumes of one shape, as many at a time as fit."""
+        """Yield the embeddings of volumes of one shape, in batches that fit into memory."""
         import torch
 
         size = self.batch
-        if torch.device(self.device).type == "cpu":  # many large ones would need memory and gain nothing
-            size = max(1, min(size, LARGEST // prod(fitted(volumes[places[0]].shape))))
+        if torch.device(self.device).type == "cpu":  # large batches need memory and are not faster there
+            size = max(1, min(size, MAX_VOXELS // prod(fitted(volumes[places[0]].shape))))
         while places:
             some = places[:size]
             try:
@@ -237,7 +256,7 @@ class Embedder:
     def _embed(self, volumes: np.ndarray) -> np.ndarray:
         import torch
 
-        # exact float32 on a GPU too: what hospitals compute on different machines is compared
+        # exact float32 on a GPU too: embeddings of different machines are compared
         exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
         with self._turn, torch.inference_mode(), exact:
             x = torch.from_numpy(volumes.astype(np.float32)).to(self.device)
@@ -246,21 +265,21 @@ class Embedder:
 
 
 def fitted(shape: Sequence[int]) -> tuple[int, ...]:
-    """The size in 3D at which an encoder sees a volume.
+    """Return the size in 3D to which a volume is resized for an encoder.
 
     >>> fitted((100, 120, 90)), fitted((256, 256, 256)), fitted((3, 4, 50)), fitted((512, 512))
     ((100, 120, 90), (128, 128, 128), (16, 16, 50), (362, 362, 16))
     """
-    sides = [max(s, SMALLEST) for s in (*shape, 1)[:3]]
-    while prod(sides) > LARGEST:  # again where a side has met its minimum
-        large = sum(s > SMALLEST for s in sides)
-        factor = (LARGEST / prod(sides)) ** (1 / large)
-        sides = [max(SMALLEST, int(s * factor + 1e-9)) for s in sides]
+    sides = [max(s, MIN_SIDE) for s in (*shape, 1)[:3]]
+    while prod(sides) > MAX_VOXELS:  # repeated, since a side may reach its minimum
+        large = sum(s > MIN_SIDE for s in sides)
+        factor = (MAX_VOXELS / prod(sides)) ** (1 / large)
+        sides = [max(MIN_SIDE, int(s * factor + 1e-9)) for s in sides]
     return tuple(sides)
 
 
 def resize(volumes: "torch.Tensor") -> "torch.Tensor":
-    """(batch, 1, *space) in 2D or 3D to the fitted size in 3D: means where it shrinks, linear where it grows."""
+    """Resize (batch, 1, *space) in 2D or 3D to the fitted size in 3D: area means to shrink, linear to grow."""
     from torch.nn import functional
 
     shape = volumes.shape[2:]
@@ -274,9 +293,9 @@ def resize(volumes: "torch.Tensor") -> "torch.Tensor":
 
 
 def principal(features: "torch.Tensor", components: int = COMPONENTS) -> "torch.Tensor":
-    """(batch, channels, positions) to (batch, channels, components): the principal components over the positions.
+    """Return the principal components over positions: (batch, channels, positions) to (batch, channels, components).
 
-    Components that do not exist, or are smaller than what float32 can tell, are zero.
+    Components that do not exist, or are below the precision of float32, are zero.
     """
     import torch
 
@@ -284,29 +303,29 @@ def principal(features: "torch.Tensor", components: int = COMPONENTS) -> "torch.
     x = features.double()
     noise = 1e-6 * x.abs().amax((1, 2), keepdim=True)
     x = (x - x.mean(2, keepdim=True)) / positions**0.5
-    if positions < x.shape[1]:  # the smaller of the two matrices of products
+    if positions < x.shape[1]:  # decompose the smaller of the two Gram matrices
         _, vectors = torch.linalg.eigh(x.mT @ x)
-        found = x @ vectors
+        leading = x @ vectors
     else:
         values, vectors = torch.linalg.eigh(x @ x.mT)
-        found = vectors * values.clamp_min(0).sqrt()[:, None]
-    found = found.flip(2)[:, :, :components]  # eigh has the largest last
-    found = torch.where(torch.linalg.vector_norm(found, dim=1, keepdim=True) > noise, found, 0)
-    largest = found.gather(1, found.abs().argmax(1, keepdim=True))
-    found = torch.where(largest < 0, -found, found)
-    return torch.nn.functional.pad(found, (0, components - found.shape[2]))
+        leading = vectors * values.clamp_min(0).sqrt()[:, None]
+    leading = leading.flip(2)[:, :, :components]  # eigh has the largest last
+    leading = torch.where(torch.linalg.vector_norm(leading, dim=1, keepdim=True) > noise, leading, 0)
+    largest = leading.gather(1, leading.abs().argmax(1, keepdim=True))
+    leading = torch.where(largest < 0, -leading, leading)
+    return torch.nn.functional.pad(leading, (0, components - leading.shape[2]))
 
 
 def _filled(
     kind: "Callable[[], torch.nn.Module]", weights: Mapping[str, Any], file: Path, what: str
 ) -> "torch.nn.Module":
-    """A network with these weights, which must be all of its own and no others."""
+    """Build a network and load the weights, which must be exactly those of the network."""
     import torch
 
     with torch.device("meta"):  # draws no random weights
         network = kind()
     own = network.state_dict()
-    counts = {k: torch.tensor(0) for k in own if k.endswith("num_batches_tracked")}  # of no use after training
+    counts = {k: torch.tensor(0) for k in own if k.endswith("num_batches_tracked")}  # not used after training
     odd = sorted((own.keys() - counts.keys()) ^ weights.keys())
     if odd:
         raise ConfigError(f"{file} {'lacks' if odd[0] in own else 'also holds'} {odd[0]!r}: it is not {what}")

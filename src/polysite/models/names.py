@@ -1,8 +1,8 @@
-"""One naming for the parameters of every network, so that an algorithm can say "the head stays here".
+"""Canonical names of the parameters of all networks, for patterns such as ``head.*``.
 
-A network's own module names become ``stem``, ``encoder``, ``bottleneck``, ``decoder`` and ``head``; what is none of
-these keeps its name. Patterns such as ``head.*`` then mean the same thing in every algorithm and for every model.
-Where a network has an encoder for every class, the class comes next: ``encoder.class0.*`` is the one of the first.
+A network's own module names become ``stem``, ``encoder``, ``bottleneck``, ``decoder`` and ``head``; other modules keep
+their names. A pattern then means the same in every algorithm and for every model. In a network with an encoder for
+every class, the class comes next: ``encoder.class0.*`` is the encoder of the first class.
 
 >>> canonical("upsamples.3.conv_block.conv1.conv.weight")
 'decoder.3.conv_block.conv1.conv.weight'
@@ -26,11 +26,11 @@ PREFIXES = {
     "class_layers.": "head.",
 }
 GROUPS = {g: f"{g}.*" for g in ("stem", "encoder", "bottleneck", "decoder", "head")}
-SUB_ENCODER = re.compile(r"encoders\.(\d+)(?:\.(.+))?")  # a module, or something inside
+SUB_ENCODER = re.compile(r"encoders\.(\d+)(?:\.(.+))?")  # a class encoder, or a module inside it
 
 
 def canonical(name: str) -> str:
-    """polysite's name for a parameter or buffer of a network."""
+    """Return the canonical name of a parameter or buffer of a network."""
     if (inside := SUB_ENCODER.fullmatch(name)) and inside[2]:
         group, _, rest = canonical(inside[2]).partition(".")
         return f"{group}.class{inside[1]}.{rest}"
@@ -38,40 +38,40 @@ def canonical(name: str) -> str:
 
 
 def head_of(modules: Iterable[str]) -> str:
-    """The module that makes the answer of a network from its last features.
+    """Return the module that computes the output of a network from its last features.
 
     >>> head_of(["", "input_block", "bottleneck", "output_block", "output_block.conv"])
     'output_block'
     """
-    found = next((name for name in modules if name and canonical(f"{name}.") == "head."), None)
-    if found is None:
-        raise ConfigError("this network has no part called head, so none can be set beside it")
-    return found
+    head = next((name for name in modules if name and canonical(f"{name}.") == "head."), None)
+    if head is None:
+        raise ConfigError("this network has no module called head, so it cannot have a personal head")
+    return head
 
 
 def deepest_of(modules: Iterable[str]) -> str:
-    """The module whose output is the deepest features of a network: the bottleneck, or all before the classifier.
+    """Return the module that computes the deepest features: the bottleneck, or all layers before the classifier.
 
     >>> deepest_of(["", "input_block", "bottleneck", "bottleneck.conv1"])
     'bottleneck'
     """
     known = set(modules)
-    found = next((name for name in ("bottleneck", "features") if name in known), None)
-    if found is None:
-        raise ConfigError("this network has no part called bottleneck or features, whose output could be compared")
-    return found
+    deepest = next((name for name in ("bottleneck", "features") if name in known), None)
+    if deepest is None:
+        raise ConfigError("this network has no module called bottleneck or features, so features cannot be compared")
+    return deepest
 
 
 def sub_encoders_of(modules: Iterable[str]) -> list[str]:
-    """The modules that are the encoders of the classes, in their order.
+    """Return the encoders of the classes, in the order of the classes.
 
     >>> sub_encoders_of(["", "encoders", "encoders.0", "encoders.0.bottleneck", "encoders.1", "bottleneck"])
     ['encoders.0', 'encoders.1']
     """
-    found = [name for name in modules if (m := SUB_ENCODER.fullmatch(name)) and m[2] is None]
-    if not found:
+    encoders = [name for name in modules if (m := SUB_ENCODER.fullmatch(name)) and m[2] is None]
+    if not encoders:
         raise ConfigError(
             "the divergence loss needs a network with an encoder for every class: model.name = 'unet_sub' or "
             "'densenet_sub'"
         )
-    return found
+    return encoders

@@ -2,9 +2,9 @@
 
 Paper: Chen et al., Med3D: Transfer Learning for 3D Medical Image Analysis, 2019
 
-The last two of four stages widen their kernels (dilation 2 and 4) instead of halving the volume once more, so that one
-position of the 512 channels stands for 8 × 8 × 8 voxels. A block that changes the number of channels adds its input
-padded with zero channels (shortcut "A", the published ResNet-18), or sent through a 1 × 1 × 1 convolution ("B").
+The last two of four stages use dilation 2 and 4 instead of halving the volume, so that one position of the 512 channels
+covers 8 × 8 × 8 voxels. A block that changes the number of channels adds its input padded with zero channels (shortcut
+"A", the published ResNet-18), or after a 1 × 1 × 1 convolution ("B").
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ Shortcut = Literal["A", "B"]
 
 
 class Block(nn.Module):
-    """Two convolutions and what goes around them."""
+    """A residual block of two convolutions."""
 
     def __init__(self, before: int, channels: int, stride: int, dilation: int, shortcut: Shortcut):
         super().__init__()
@@ -32,10 +32,11 @@ class Block(nn.Module):
             self.downsample = nn.Sequential(convolution, nn.BatchNorm3d(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the features of a batch."""
         inner = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
-        return functional.relu(inner + self._around(x))
+        return functional.relu(inner + self._shortcut(x))
 
-    def _around(self, x: torch.Tensor) -> torch.Tensor:
+    def _shortcut(self, x: torch.Tensor) -> torch.Tensor:
         if self.downsample is not None:
             return self.downsample(x)  # type: ignore[no-any-return]
         x = x[..., :: self.stride, :: self.stride, :: self.stride]  # an average over windows of one voxel
@@ -43,7 +44,7 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """(batch, 1, *space) to (batch, 512, *space / 8); not ``dilated``, as in MONAI, to space / 32."""
+    """Encoder from (batch, 1, *space) to (batch, 512, *space / 8); to space / 32 if not ``dilated``, as in MONAI."""
 
     def __init__(self, shortcut: Shortcut = "A", dilated: bool = True):
         super().__init__()
@@ -59,6 +60,7 @@ class ResNet18(nn.Module):
             before = channels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the deepest features of a batch."""
         x = self.maxpool(functional.relu(self.bn1(self.conv1(x))))
         for stage in (1, 2, 3, 4):
             x = self.get_submodule(f"layer{stage}")(x)

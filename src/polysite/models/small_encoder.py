@@ -1,8 +1,8 @@
-"""The encoder that ships with polysite: the contracting half of a small 3D U-Net, 0.88 M weights.
+"""The bundled encoder: the contracting half of a small 3D U-Net, 0.88 M weights.
 
 Four levels of two 3 × 3 × 3 convolutions, each with batch normalisation and LeakyReLU 0.01; every level but the first
-begins by halving the volume. Normalisation is by what was seen in training, not by the volume at hand, which would
-take away much of what tells one scanner from another. ``scripts/train_encoder.py`` made its weights from phantoms.
+begins by halving the volume. Normalisation uses the statistics of training: instance statistics would remove much of
+the difference between scanners. ``scripts/train_encoder.py`` trained the weights on phantoms.
 """
 
 from itertools import pairwise
@@ -13,7 +13,7 @@ CHANNELS = (16, 32, 64, 128)
 
 
 class SmallEncoder(nn.Sequential):
-    """(batch, 1, *space) to (batch, 128, *space / 8)."""
+    """Encoder from (batch, 1, *space) to (batch, 128, *space / 8)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,5 +23,5 @@ class SmallEncoder(nn.Sequential):
 
 
 def _convolution(before: int, channels: int, stride: int = 1) -> list[nn.Module]:
-    convolution = nn.Conv3d(before, channels, 3, stride, padding=1, bias=False)  # a bias would be normalised away
+    convolution = nn.Conv3d(before, channels, 3, stride, padding=1, bias=False)  # normalisation would cancel a bias
     return [convolution, nn.BatchNorm3d(channels), nn.LeakyReLU(0.01, inplace=True)]

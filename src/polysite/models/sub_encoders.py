@@ -1,16 +1,16 @@
-"""The U-Net and the DenseNet with an encoder for every class, all of which feed one decoder or classifier.
+"""The U-Net and the DenseNet with an encoder for every class; all encoders feed one decoder or classifier.
 
 Paper: FedDiv, section IV
 
-A class is a channel of the network's answer: one for every label that is outlined (labels may overlap, and background
-is none of them), one for every label and one for the background where a voxel has one label at most
-(``train.exclusive``; the paper counts background too), one for every class of a classification.
+A class is an output channel of the network: one for every label of a segmentation with overlapping labels; one for
+every label and one for the background if labels exclude one another (``train.exclusive``; the paper counts background
+too); one for every class of a classification.
 
-All encoders see the whole image and are equally wide: as wide as makes the network as large as the plain one of the
+All encoders see the whole image and are equally wide. Their width makes the network as large as the plain one of the
 same configuration, as nearly as whole channels allow. The decoder of the U-Net is as wide as the plain one's and takes
-from every resolution the features of all encoders. That decoder is what follows the encoders; in a DenseNet it is the
-classifier alone. The parameters of class i are called ``stem.class{i}.*``, ``encoder.class{i}.*`` and
-``bottleneck.class{i}.*``, with i counted from 0 in the order of the channels.
+the features of all encoders at every resolution. In a DenseNet the decoder is the classifier alone. The parameters of
+class i are called ``stem.class{i}.*``, ``encoder.class{i}.*`` and ``bottleneck.class{i}.*``, with i counted from 0 in
+the order of the channels.
 """
 
 import math
@@ -23,26 +23,33 @@ from polysite.models.densenet import DenseNet
 from polysite.models.unet import UNet
 
 Widths = tuple[int, ...]
-INSIDE = 4  # channels inside a layer of a DenseNet, for one that it adds
+INSIDE = 4  # channels inside a layer of a DenseNet per channel that the layer adds
 
 
 @dataclass(frozen=True)
 class UNetSub:
-    filters: tuple[int, ...] = (32, 64, 128, 256, 512)  # channels at every resolution of the U-Net of the same size
-    bias: bool = True  # convolution biases, as in the published networks
+    """A U-Net with an encoder for every class.
+
+    Args:
+        filters: Channels at every resolution of the plain U-Net of the same size.
+        bias: Use convolution biases, as in the published networks.
+    """
+
+    filters: tuple[int, ...] = (32, 64, 128, 256, 512)
+    bias: bool = True
 
     task: ClassVar[str] = "segmentation"
 
     def __post_init__(self) -> None:
-        UNet(self.filters, self.bias)  # it refuses what is no U-Net
+        UNet(self.filters, self.bias)  # checks the values
 
     @property
     def divisor(self) -> int:
-        """The sides of a patch must be multiples of this."""
+        """Factor that the sides of a patch must be multiples of."""
         return UNet(self.filters).divisor
 
     def widths(self, dims: int, modalities: int, outputs: int) -> Widths:
-        """Channels of every encoder at every resolution."""
+        """Return the channels of every encoder at every resolution."""
 
         def size(encoders: int, widths: Widths) -> int:
             return _unet_size(self.filters, self.bias, dims, modalities, outputs, encoders, widths)
@@ -50,7 +57,7 @@ class UNetSub:
         return narrowed(self.filters, lambda widths: size(outputs, widths), size(1, self.filters))
 
     def build(self, *, dims: int, modalities: int, outputs: int, seed: int) -> Any:
-        """The network with its initial weights, the same for the same seed."""
+        """Return the network with initial weights drawn from the seed."""
         import torch
 
         from polysite.models.sub_networks import SubUNet
@@ -63,22 +70,30 @@ class UNetSub:
 
 @dataclass(frozen=True)
 class DenseNetSub:
-    blocks: tuple[int, ...] = (6, 12, 24, 16)  # layers of every block
-    growth: int = 32  # channels that a layer adds in the DenseNet of the same size
-    features: int = 64  # channels of its first convolution
+    """A DenseNet with an encoder for every class.
+
+    Args:
+        blocks: Layers of every block.
+        growth: Channels that a layer adds in the plain DenseNet of the same size.
+        features: Channels of its first convolution.
+    """
+
+    blocks: tuple[int, ...] = (6, 12, 24, 16)
+    growth: int = 32
+    features: int = 64
 
     task: ClassVar[str] = "classification"
 
     def __post_init__(self) -> None:
-        DenseNet(self.blocks, self.growth, self.features)  # it refuses what is no DenseNet
+        DenseNet(self.blocks, self.growth, self.features)  # checks the values
 
     @property
     def divisor(self) -> int:
-        """The sides of a patch must be multiples of this."""
+        """Factor that the sides of a patch must be multiples of."""
         return DenseNet(self.blocks).divisor
 
     def widths(self, dims: int, modalities: int, outputs: int) -> Widths:
-        """Of every encoder, the channels of the first convolution and those that a layer adds, block by block."""
+        """Return the channels of every encoder's first convolution, and those that a layer of each block adds."""
         whole = (self.features, *[self.growth] * len(self.blocks))
 
         def size(encoders: int, widths: Widths) -> int:
@@ -87,7 +102,7 @@ class DenseNetSub:
         return narrowed(whole, lambda widths: size(outputs, widths), size(1, whole))
 
     def build(self, *, dims: int, modalities: int, outputs: int, seed: int) -> Any:
-        """The network with its initial weights, the same for the same seed."""
+        """Return the network with initial weights drawn from the seed."""
         import torch
 
         from polysite.models.sub_networks import SubDenseNet
@@ -99,8 +114,9 @@ class DenseNetSub:
 
 
 def narrowed(whole: Widths, size: Callable[[Widths], int], target: int) -> Widths:
-    """All widths smaller by one factor, then each by one more or less (the first, which weighs least, by three), as
-    comes nearest to a size.
+    """Return widths that give a network the size nearest to a target.
+
+    All widths shrink by one factor. Then each may change by one, and the first, which changes the size least, by three.
 
     >>> narrowed((10, 20), lambda widths: 3 * sum(widths), 30)
     (3, 7)
@@ -117,13 +133,13 @@ def narrowed(whole: Widths, size: Callable[[Widths], int], target: int) -> Width
         low, high = (middle, high) if size(at(middle)) <= target else (low, middle)
     base, reach = at(low), (3, *[1] * (len(whole) - 1))
     near = product(*(range(max(b - r, 1), min(b + r, w) + 1) for b, r, w in zip(base, reach, whole, strict=True)))
-    return min(near, key=lambda found: (abs(size(found) - target), math.dist(found, base)))
+    return min(near, key=lambda widths: (abs(size(widths) - target), math.dist(widths, base)))
 
 
 def _unet_size(
     filters: Widths, bias: bool, dims: int, modalities: int, outputs: int, encoders: int, widths: Widths
 ) -> int:
-    """Parameters of a U-Net with so many encoders."""
+    """Return the number of parameters of a U-Net with several encoders."""
     kernel, up = int(3**dims), int(2**dims)
 
     def block(before: int, after: int) -> int:
@@ -131,7 +147,7 @@ def _unet_size(
 
     encoder = block(modalities, widths[0]) + sum(block(a, b) for a, b in pairwise(widths))
     below = (*filters[1:-1], encoders * widths[-1])
-    ups = zip(below, filters, widths, strict=False)  # one less than there are resolutions
+    ups = zip(below, filters, widths, strict=False)  # one fewer than the resolutions
     decoder = sum(up * b * f + bias * f + block(f + encoders * w, f) for b, f, w in ups)
     return encoders * encoder + decoder + (filters[0] + 1) * outputs
 
@@ -139,7 +155,7 @@ def _unet_size(
 def _densenet_size(
     blocks: Sequence[int], dims: int, modalities: int, outputs: int, encoders: int, widths: Widths
 ) -> int:
-    """Parameters of a DenseNet with so many encoders."""
+    """Return the number of parameters of a DenseNet with several encoders."""
     channels, *growth = widths
     size, kernel = int(7**dims) * modalities * channels + 2 * channels, int(3**dims)
     for number, (layers, rate) in enumerate(zip(blocks, growth, strict=True), start=1):

@@ -1,7 +1,7 @@
-"""Networks with an encoder for every class and one decoder, in torch. ``sub_encoders`` says how wide they are.
+"""Networks with an encoder for every class and one decoder, in torch. ``sub_encoders`` computes their widths.
 
-An encoder answers with all that the decoder takes from it: the features of a U-Net at every resolution, the pooled
-features of a DenseNet. The decoder takes those of all classes side by side.
+An encoder returns all features that the decoder uses: those of a U-Net at every resolution, or the pooled features of a
+DenseNet. The decoder concatenates the features of all classes.
 """
 
 from collections import OrderedDict
@@ -25,14 +25,15 @@ Features = tuple[torch.Tensor, ...]
 
 
 class Join(nn.Module):
-    """The features of all classes side by side; a module, so that one can look at what comes out."""
+    """Concatenates the features of all classes; a module, so that a hook can see its output."""
 
     def forward(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the features of all classes along the channel axis."""
         return torch.cat(list(features), 1)
 
 
 class UNetEncoder(nn.Module):
-    """The contracting half of a U-Net: (batch, modalities, *space) to its features at every resolution."""
+    """The contracting half of a U-Net: from (batch, modalities, *space) to features at every resolution."""
 
     def __init__(self, dims: int, modalities: int, widths: Sequence[int]):
         super().__init__()
@@ -42,14 +43,15 @@ class UNetEncoder(nn.Module):
         self.bottleneck = down[-1]
 
     def forward(self, x: torch.Tensor) -> Features:
-        found = [self.input_block(x)]
+        """Return the features of a batch at every resolution."""
+        features = [self.input_block(x)]
         for step in (*self.downsamples, self.bottleneck):
-            found.append(step(found[-1]))
-        return tuple(found)
+            features.append(step(features[-1]))
+        return tuple(features)
 
 
 class Up(nn.Module):
-    """One step of the expanding half. (MONAI's own wants as many channels from the encoder as it has itself.)"""
+    """One step of the expanding half. (MONAI's own block requires as many channels from the encoder as it has.)"""
 
     def __init__(self, dims: int, below: int, beside: int, width: int, bias: bool):
         super().__init__()
@@ -59,12 +61,13 @@ class Up(nn.Module):
         self.conv_block = _block(dims, width + beside, width, stride=1)
 
     def forward(self, x: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+        """Upsample the features and merge them with those of the encoders."""
         out: torch.Tensor = self.conv_block(torch.cat([self.transp_conv(x), beside], 1))
         return out
 
 
 class SubUNet(nn.Module):
-    """``widths`` are the channels of every encoder, ``filters`` those of the decoder."""
+    """A U-Net with an encoder for every class: ``widths`` are the channels of an encoder, ``filters`` the decoder's."""
 
     def __init__(
         self, dims: int, modalities: int, outputs: int, widths: Sequence[int], filters: Sequence[int], bias: bool
@@ -78,21 +81,22 @@ class SubUNet(nn.Module):
         )
         self.output_block = UnetOutBlock(dims, filters[0], outputs)
         self.apply(DynUNet.initialize_weights)
-        for module in self.modules() if bias else ():  # MONAI offers biases for transposed convolutions alone
+        for module in self.modules() if bias else ():  # MONAI adds biases to transposed convolutions only
             if isinstance(module, nn.Conv2d | nn.Conv3d) and module.bias is None:
                 module.bias = nn.Parameter(torch.zeros(module.out_channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch."""
         *beside, deepest = zip(*(encoder(x) for encoder in self.encoders), strict=True)
         out = self.bottleneck(deepest)
         for up, features in zip(self.upsamples, reversed(beside), strict=True):
             out = up(out, torch.cat(features, 1))
-        answer: torch.Tensor = self.output_block(out)
-        return answer
+        logits: torch.Tensor = self.output_block(out)
+        return logits
 
 
 class DenseEncoder(nn.Module):
-    """All of a DenseNet but its classifier; every block may add another number of channels."""
+    """A DenseNet without its classifier; the growth may differ from block to block."""
 
     def __init__(self, dims: int, modalities: int, first: int, growth: Sequence[int], blocks: Sequence[int]):
         super().__init__()
@@ -117,10 +121,13 @@ class DenseEncoder(nn.Module):
         self.channels = channels
 
     def forward(self, x: torch.Tensor) -> Features:
+        """Return the pooled features of a batch."""
         return (self.pool(self.features(x)),)
 
 
 class SubDenseNet(nn.Module):
+    """A DenseNet with an encoder for every class."""
+
     def __init__(
         self, dims: int, modalities: int, outputs: int, first: int, growth: Sequence[int], blocks: Sequence[int]
     ):
@@ -136,8 +143,9 @@ class SubDenseNet(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.class_layers(self.features([encoder(x)[0] for encoder in self.encoders]))
-        return answer
+        """Return the logits of a batch."""
+        logits: torch.Tensor = self.class_layers(self.features([encoder(x)[0] for encoder in self.encoders]))
+        return logits
 
 
 def _block(dims: int, before: int, after: int, stride: int) -> nn.Module:

@@ -13,8 +13,15 @@ from polysite.errors import ConfigError
 
 @dataclass(frozen=True)
 class UNet:
-    filters: tuple[int, ...] = (32, 64, 128, 256, 512)  # channels at every resolution
-    bias: bool = True  # convolution biases, as in the published networks
+    """A U-Net for segmentation.
+
+    Args:
+        filters: Channels at every resolution.
+        bias: Use convolution biases, as in the published networks.
+    """
+
+    filters: tuple[int, ...] = (32, 64, 128, 256, 512)
+    bias: bool = True
 
     task: ClassVar[str] = "segmentation"
 
@@ -24,11 +31,11 @@ class UNet:
 
     @property
     def divisor(self) -> int:
-        """The sides of a patch must be multiples of this."""
+        """Factor that the sides of a patch must be multiples of."""
         return int(2 ** (len(self.filters) - 1))
 
     def build(self, *, dims: int, modalities: int, outputs: int, seed: int) -> Any:
-        """The network with its initial weights, the same for the same seed."""
+        """Return the network with initial weights drawn from the seed."""
         import torch
         from monai.networks.nets import DynUNet
 
@@ -47,7 +54,7 @@ class UNet:
                 act_name=("leakyrelu", {"inplace": True, "negative_slope": 0.01}),
                 trans_bias=self.bias,
             )
-        if self.bias:  # DynUNet offers biases for its transposed convolutions alone
+        if self.bias:  # DynUNet adds biases to its transposed convolutions only
             for module in net.modules():
                 if hasattr(module, "out_channels") and getattr(module, "bias", 0) is None:
                     module.bias = torch.nn.Parameter(torch.zeros(module.out_channels))

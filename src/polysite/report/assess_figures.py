@@ -19,10 +19,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polysite.assess.assessment import LEVEL, Assessment, Distance, Quantity
-from polysite.assess.distances import Values
-from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.cluster import distance as cluster
+from polysite.heterogeneity.assessment import LEVEL, Assessment, Distance, Quantity
+from polysite.heterogeneity.distances import Values
+from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.payload import SiteId
 from polysite.report.figures import COLOURS
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from polysite.assess.assessment import LEVEL, TESTED, Assessment, Distance, Groups, Quantity
-from polysite.assess.distances import Values
-from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
-from polysite.assess.verdict import Finding, Verdict, tests
+from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance, Groups, Quantity
+from polysite.heterogeneity.distances import Values
+from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
+from polysite.heterogeneity.verdict import Finding, Verdict, tests
 from polysite.payload import SiteId
 from polysite.report import assess_figures as draw
 from polysite.report.page import Picture

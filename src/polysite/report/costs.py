@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from polysite.cost.model import Cost, Load, measured
-from polysite.cost.speeds import Speeds
+from polysite.costs.model import Cost, Load, measured
+from polysite.costs.speeds import Speeds
 from polysite.engines.record import RoundRecord
 from polysite.payload import SiteId
 from polysite.report.grid import Cell, Grid, Line, name, number

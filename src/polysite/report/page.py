@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from polysite.cost.speeds import Speeds
+from polysite.costs.speeds import Speeds
 from polysite.errors import RunError
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail

@@ -73,6 +73,8 @@ class Evaluation:
             raise RunError(f"{path} cannot be read: {problem}; 'polysite evaluate --again' makes it anew") from problem
 
     def _kept(self, file: str, name: str) -> np.ndarray | None:
+        if not (self.path / file).exists():  # nothing was kept, as in a deployed run
+            return None
         try:
             with np.load(self.path / file, allow_pickle=False) as kept:
                 return kept[name] if name in kept.files else None

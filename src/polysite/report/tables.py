@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from polysite.assess.assessment import LEVEL, TESTED, Assessment, Distance
-from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
-from polysite.assess.verdict import Verdict, tests
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
+from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance
+from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
+from polysite.heterogeneity.verdict import Verdict, tests
 from polysite.report import costs
 from polysite.report.compare import compare, summary, tables
 from polysite.report.grid import Grid

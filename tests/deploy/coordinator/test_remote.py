@@ -10,17 +10,28 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from deploy.test_study import FAST, Answer, Fragile, Inside, Stop
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from consortium import BASE, NAMES
+from consortium import BASE, FAST, NAMES, Envelope, Fragile, Inside, Stop
 from polysite.algorithms.pfednet import PFedNet
 from polysite.config import parse
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.remote import Ask, Roster, digest
-from polysite.engines.compress import restore
+from polysite.deploy.coordinator.roster import Roster
+from polysite.deploy.protocol import (
+    MEASURES,
+    Digests,
+    Failed,
+    Measured,
+    Refused,
+    Request,
+    Scored,
+    Subject,
+    Trained,
+    model_digest,
+)
+from polysite.engines.compress import Compress
 from polysite.engines.rounds import Watch
 from polysite.errors import PayloadError, RunError
 from polysite.payload import Payload, decode, encode
@@ -37,14 +48,25 @@ CLASSES = {
     "train.patch": "[16, 16]",
     "model.name": '"densenet_small"',
 }
-HELLO = {"train": 5, "validation": 2, "test": 2, "judges": True, "described": True, "torch": "2", "device": "cpu"}
+HELLO = {"train": 5, "validation": 2, "test": 2, "may_score": True, "may_assess": True, "torch": "2", "device": "cpu"}
 FITS = {"fit_loss": [0.5], "fit_steps": [2.0], "fit_lr_sum": [0.1], "fit_reach": [0.1], "seconds": 1.0}
 LABELS = ("WT", "TC", "ET")
 ZEROS = "0" * 64
 
 
 def scores(values=(0.5, 0.5), labels=LABELS, **more):
-    return json.dumps({f"case-{k}": {**dict.fromkeys(labels, v), "loss": 1.0, **more} for k, v in enumerate(values)})
+    return json.dumps(
+        {f"case-{k}": {"labels": dict.fromkeys(labels, v), "loss": 1.0, **more} for k, v in enumerate(values)}
+    )
+
+
+def measures(values=(0.5, 0.5), labels=LABELS, unit="mm", per_label=(), **more):
+    """The answer to an examination: all measures of every case, equal for all labels."""
+    cases = json.loads(scores(values, labels))
+    for case in cases.values():
+        each = {**dict.fromkeys(MEASURES, 1.0), "dice": case["labels"][labels[0]], "hd95": None, **dict(per_label)}
+        case |= {"measures": {k: {n: v for n, v in each.items() if v is not ...} for k in labels}, "unit": unit, **more}
+    return json.dumps(cases)
 
 
 class Site:
@@ -69,22 +91,24 @@ class Site:
                 return FITS, encode(Payload(**{"model": decode(body)["model"], "weight": 5, **self.payload}))
             case "score":
                 return {"scores": scores()}, b""
+            case "examine":
+                return {"measures": measures()}, b""
             case "serve":
-                return {"digests": [digest(decode(body)["model"])]}, b""
+                return {"digests": [model_digest(decode(body)["model"])]}, b""
         return {}, b""
 
 
 def study(tmp_path, liar, changes=(), text=BASE, wire=Fragile, watch=Watch(), **more):
     sites = {"a": Site(), "b": Site(), "c": liar}
     chosen = parse(text, SMALL | UNET | dict(changes))
-    settings = {"terms": DEADLINES, "assess": False, "wait": 0, **more}
+    settings = {"deadlines": DEADLINES, "assess": False, "wait": 0, **more}
     run = coordinator.run(chosen, wire(sites), NAMES, tmp_path / "run", watch, **settings)
     strictly(run.folder.path)
     return run
 
 
 def strictly(path):
-    """What other programs read is JSON: it has no word for what is no number."""
+    """What other programs read is JSON: it has no word for what is not a number."""
 
     def refuse(word):
         raise AssertionError(word)
@@ -94,30 +118,28 @@ def strictly(path):
 
 
 def incidents(run, site="c"):
-    return [
-        i["what"] for r in (*run.folder.records(), run.result) for i in r.get("incidents", ()) if i.get("site") == site
-    ]
+    return [i["what"] for r in (*run.folder.records(), run.result) for i in r.incidents if i.get("site") == site]
 
 
 @pytest.mark.parametrize(
     "lie, said",
     [
-        ({"train": ...}, "train: None is no number of cases"),
-        ({"train": "x"}, "train: 'x' is no"),
-        ({"train": True}, "train: True is no"),
-        ({"train": 3.0}, "train: 3.0 is no"),
-        ({"test": -1}, "test: -1 is no"),
-        ({"validation": 10**9}, "validation: 1000000000 is no"),
-        ({"validation": [2]}, r"validation: \[2\] is no"),
-        ({"judges": "yes"}, "judges: 'yes' is neither"),
-        ({"described": 1}, "described: 1 is neither"),
+        ({"train": ...}, "train: None is not a number of cases"),
+        ({"train": "x"}, "train: 'x' is not"),
+        ({"train": True}, "train: True is not"),
+        ({"train": 3.0}, "train: 3.0 is not"),
+        ({"test": -1}, "test: -1 is not"),
+        ({"validation": 10**9}, "validation: 1000000000 is not"),
+        ({"validation": [2]}, r"validation: \[2\] is not"),
+        ({"may_score": "yes"}, "may_score: 'yes' is neither"),
+        ({"may_assess": 1}, "may_assess: 1 is neither"),
         ({"error": "[/oops]\x1b[2J"}, r"could not be greeted: \[/oops\] \[2J"),
         ({"refused": ["no", "no"]}, r"does not take part: \['no', 'no'\]"),
     ],
 )
 def test_a_greeting_that_makes_no_sense_is_not_taken(lie, said, tmp_path):
     run = study(tmp_path, Site("hello", lie, times=10**6))
-    assert [sorted(r["sites"]) for r in run.folder.records()] == [["a", "b"]] * 2
+    assert [sorted(r.sites) for r in run.folder.records()] == [["a", "b"]] * 2
     (noted,) = [i for i in incidents(run) if "no answer" not in i]
     assert re.search(said, noted), noted
 
@@ -130,39 +152,59 @@ def test_what_a_site_says_it_runs_on_is_cut_and_printable(tmp_path):
 
 
 ODD = [
-    ("train", {"fit_loss": ["x"]}, "loss: 'x' is no number"),
+    ("train", {"fit_loss": ["x"]}, "loss: 'x' is not a number"),
     ("train", {"fit_loss": [0.5, 0.5]}, "not lists of one length"),
     ("train", {"fit_loss": 3.0}, "not lists of one length"),
-    ("train", {"fit_steps": [float("inf")]}, "steps: inf is no number"),
-    ("train", {"fit_steps": [float("nan")]}, "steps: nan is no number"),
-    ("train", {"fit_lr_sum": [-1.0]}, "learning rates: -1.0 is no number"),
-    ("train", {"fit_reach": [1e300]}, "reach: 1e.300 is no number"),
-    ("train", {"seconds": [1.0]}, r"seconds: \[1.0\] is no number"),
-    ("train", {"seconds": ""}, "seconds: '' is no number"),
-    ("score", {"scores": ...}, "no text"),
-    ("score", {"scores": 3}, "no text"),
+    ("train", {"fit_steps": [float("inf")]}, "steps: inf is not a number"),
+    ("train", {"fit_steps": [float("nan")]}, "steps: nan is not a number"),
+    ("train", {"fit_lr_sum": [-1.0]}, "learning rates: -1.0 is not a number"),
+    ("train", {"fit_reach": [1e300]}, "reach: 1e.300 is not a number"),
+    ("train", {"seconds": [1.0]}, r"seconds: \[1.0\] is not a number"),
+    ("train", {"seconds": ""}, "seconds: '' is not a number"),
+    ("score", {"scores": ...}, "not a text"),
+    ("score", {"scores": 3}, "not a text"),
     ("score", {"scores": "[" * 10**5}, "cannot be read"),
-    ("score", {"scores": "[1]"}, "not those of 2 cases"),
-    ("score", {"scores": scores([0.5] * 3)}, "not those of 2 cases"),
+    ("score", {"scores": "[1]"}, "not those of at most 2 cases"),
+    ("score", {"scores": scores([0.5] * 3)}, "not those of at most 2 cases"),
     ("score", {"scores": '{"c": 1}'}, "'c' is not scored by WT, TC, ET and the loss"),
     ("score", {"scores": '{"c": {}}'}, "'c' is not scored by"),
     ("score", {"scores": '{"c": {"loss": 1.0}}'}, "'c' is not scored by"),
+    ("score", {"scores": '{"c": {"labels": 3, "loss": 1.0}}'}, "'c' is not scored by"),
+    ("score", {"scores": scores(predicted=1, true=1)}, "'case-0' is not scored by"),
+    ("score", {"scores": scores([None])}, "WT of 'case-0': None is not a number from 0 to 1"),
     ("score", {"scores": scores(labels=("WT", "TC"))}, "'case-0' is not scored by"),
     ("score", {"scores": scores(more=1.0)}, "'case-0' is not scored by"),
-    ("score", {"scores": scores([0.5, float("nan")])}, "WT of 'case-1': nan is no number from 0 to 1"),
-    ("score", {"scores": scores([1e6, 1e6])}, "WT of 'case-0': 1000000.0 is no number from 0 to 1"),
-    ("score", {"scores": scores([1e308, 1e308])}, "is no number from 0 to 1"),
-    ("score", {"scores": scores([10**400])}, "is no number from 0 to 1"),
-    ("score", {"scores": scores([-0.1])}, "is no number from 0 to 1"),
-    ("score", {"scores": scores([True])}, "is no number from 0 to 1"),
-    ("score", {"scores": scores(loss="low")}, "loss of 'case-0': 'low' is no number"),
-    ("score", {"scores": scores().replace("case-1", "case\\u001b")}, "is no name of a case"),
+    ("score", {"scores": scores([0.5, float("nan")])}, "WT of 'case-1': nan is not a number from 0 to 1"),
+    ("score", {"scores": scores([1e6, 1e6])}, "WT of 'case-0': 1000000.0 is not a number from 0 to 1"),
+    ("score", {"scores": scores([1e308, 1e308])}, "is not a number from 0 to 1"),
+    ("score", {"scores": scores([10**400])}, "is not a number from 0 to 1"),
+    ("score", {"scores": scores([-0.1])}, "is not a number from 0 to 1"),
+    ("score", {"scores": scores([True])}, "is not a number from 0 to 1"),
+    ("score", {"scores": scores(loss="low")}, "loss of 'case-0': 'low' is not a number"),
+    ("score", {"scores": scores().replace("case-1", "case\\u001b")}, "is not the name of a case"),
+    ("examine", {"measures": ...}, "not a text"),
+    ("examine", {"measures": "[1]"}, "not those of at most 2 cases"),
+    ("examine", {"measures": '{"c": 1}'}, "'c' has no measures"),
+    ("examine", {"measures": measures([0.5] * 3)}, "not those of at most 2 cases"),
+    ("examine", {"measures": measures(labels=("WT", "TC"))}, "'case-0' is not scored by"),
+    ("examine", {"measures": measures(measures={})}, "the measures of 'case-0' are not those of WT, TC, ET"),
+    ("examine", {"measures": measures(per_label={"hd95": ...})}, "WT of 'case-0' is not measured by dice"),
+    ("examine", {"measures": measures(per_label={"volume": 3})}, "WT of 'case-0' is not measured by dice"),
+    ("examine", {"measures": measures(per_label={"dice": 2})}, "dice of WT of 'case-0': 2 is not a number from 0 to 1"),
+    ("examine", {"measures": measures(per_label={"dice": "inf"})}, "dice of WT of 'case-0': 'inf' is not"),
+    ("examine", {"measures": measures(per_label={"hd95": -1.0})}, "hd95 of WT of 'case-0': -1.0 is not"),
+    ("examine", {"measures": measures(per_label={"hd95": "-inf"})}, "hd95 of WT of 'case-0': '-inf' is not"),
+    ("examine", {"measures": measures(per_label={"hd95": float("nan")})}, "hd95 of WT of 'case-0': nan is not"),
+    ("examine", {"measures": measures(per_label={"truth": None})}, "truth of WT of 'case-0': None is not"),
+    ("examine", {"measures": measures(unit="mm\x1b")}, "'case-0' has no measures, or no unit"),
+    ("examine", {"measures": measures(unit=3)}, "'case-0' has no measures, or no unit"),
+    ("examine", {"measures": measures(more=1)}, "'case-0' is not scored by"),
     ("serve", {"digests": ...}, "digests: None are not"),
     ("serve", {"digests": 3}, "digests: 3 are not"),
     ("serve", {"digests": []}, r"digests: \[\] are not"),
     ("serve", {"digests": [ZEROS] * 65}, "are not those of 1 to 64 models"),
-    ("serve", {"digests": ["x"]}, "digests: 'x' is none"),
-    ("serve", {"digests": [3]}, "digests: 3 is none"),
+    ("serve", {"digests": ["x"]}, "digests: 'x' is not a digest"),
+    ("serve", {"digests": [3]}, "digests: 3 is not a digest"),
 ]
 
 
@@ -173,36 +215,47 @@ def test_an_answer_that_makes_no_sense_is_one_that_failed(kind, lie, said, tmp_p
     one, two = run.folder.records()
     where = {"train": "sites", "score": "validation"}.get(kind)
     if where:
-        assert (sorted(one[where]), sorted(two[where])) == (["a", "b"], ["a", "b", "c"])
-    assert run.result["best_round"] == 0 and one["mean_score"] == two["mean_score"] == 0.5
+        assert (sorted(getattr(one, where)), sorted(getattr(two, where))) == (["a", "b"], ["a", "b", "c"])
+    if kind == "examine":
+        assert sorted(i for i, cases in run.result.test.items() if cases) == ["a", "b"]
+    assert run.result.best_round == 0 and one.mean_score == two.mean_score == 0.5
     (noted,) = incidents(run)
-    assert noted.startswith("fails: its answer to ") and re.search(said, noted), noted
+    assert noted.startswith("fails: its response to ") and re.search(said, noted), noted
 
 
-@pytest.mark.parametrize("lie", [{"said": 3.0}, {"true": -1.0}, {"true": float("nan")}, {"accuracy": 2}])
+@pytest.mark.parametrize(
+    "lie", [{"predicted": 3}, {"true": -1}, {"true": 1.0}, {"true": None}, {"true": ...}, {"values": [2.0]}]
+)
 def test_classes_are_those_of_the_study(lie, tmp_path):
-    honest = {"accuracy": 1.0, "said": 1.0, "true": 1.0}
+    label = parse(BASE, CLASSES).data.label_names[1]
+    classes = {"predicted": 1, "true": 1}
+    each = {label: {"accuracy": 1.0, "predicted": 1.0, "true": 1.0}}
+
+    def said(values=(1.0, 1.0), **more):
+        return scores(values, ("accuracy",), **{k: v for k, v in (classes | more).items() if v is not ...})
 
     class Classifier(Site):
         def honest(self, header, body):
             got, out = super().honest(header, body)
-            return ({"scores": scores(labels=(), **honest)} if header["kind"] == "score" else got), out
+            extra = {"score": {"scores": said()}, "examine": {"measures": said(measures=each, unit="")}}
+            return extra.get(header["kind"], got), out
 
     sites = {
         "a": Classifier(),
         "b": Classifier(),
-        "c": Classifier("score", {"scores": scores(labels=(), **honest | lie)}),
+        "c": Classifier("score", {"scores": said(**lie)}),
     }
     chosen = parse(BASE, {**SMALL, **CLASSES})
     run = coordinator.run(chosen, Fragile(sites), NAMES, tmp_path / "run", deadlines=DEADLINES, assess=False, wait=0)
     one, two = run.folder.records()
-    assert (sorted(one["validation"]), sorted(two["validation"])) == (["a", "b"], ["a", "b", "c"])
-    assert two["measure"] == "accuracy" and "is no number from 0 to" in incidents(run)[0]
+    assert (sorted(one.validation), sorted(two.validation)) == (["a", "b"], ["a", "b", "c"])
+    assert two.measure == "accuracy" and re.search(r"not one of the \d classes|not scored by|0 to 1", incidents(run)[0])
+    assert (run.folder.path / "evaluation" / "test" / "cases.csv").is_file()
 
 
 def test_numbers_of_cases_that_a_policy_keeps_back_are_not_held_against_a_site(tmp_path):
     run = study(tmp_path, Site("hello", {"train": 1, "validation": 1, "test": 1}))
-    assert not incidents(run) and len(run.result["validation"]["c"]) == 2
+    assert not incidents(run) and len(run.result.validation["c"]) == 2
 
 
 def test_a_model_that_has_come_apart_has_no_loss_in_the_record(tmp_path):
@@ -211,12 +264,12 @@ def test_a_model_that_has_come_apart_has_no_loss_in_the_record(tmp_path):
     liar.payload = {"weight": float("nan")}
     run = study(tmp_path, liar)
     one = run.folder.records()[0]
-    assert one["sites"]["c"]["loss"] is None and one["sites"]["c"]["said"] == {"weight": None}
-    assert "'weight' is nan" in one["refused"]["c"]
+    assert one.sites["c"].loss is None and one.sites["c"].numbers == {"weight": None}
+    assert "'weight' is nan" in one.refused["c"]
     (tmp_path / "again").mkdir()
     run = study(tmp_path / "again", Site("score", {"scores": scores(loss=float("-inf"))}, times=9))
-    assert run.folder.records()[0]["validation"]["c"]["loss"] is None and not incidents(run)
-    assert run.result["test"]["c"]["case-0"]["loss"] is None
+    assert run.folder.records()[0].validation["c"].loss is None and not incidents(run)
+    assert np.isnan(run.result.validation["c"]["case-0"].loss)
 
 
 PHASES = f'{BASE}\n[[then]]\nalgorithm.name = "fedprox"\nrun.rounds = 1\n'
@@ -225,12 +278,12 @@ PHASES = f'{BASE}\n[[then]]\nalgorithm.name = "fedprox"\nrun.rounds = 1\n'
 @pytest.mark.parametrize("lie", [[ZEROS], [ZEROS, ZEROS]])
 def test_a_false_digest_of_a_model_that_all_share_ends_nothing(lie, tmp_path):
     run = study(tmp_path, Site("serve", {"digests": lie}), text=PHASES)
-    assert [r["phase"] for r in run.folder.records()] == [0, 0, 1]
-    assert incidents(run) == ["has another model by its own account; the study goes by what was sent"]
+    assert [r.phase for r in run.folder.records()] == [0, 0, 1]
+    assert incidents(run) == ["reports another model than was sent; the study continues with what was sent"]
     assert sorted(p.name for p in (run.folder.path / "models").iterdir()) == ["best.safetensors", "last.safetensors"]
 
 
-@pytest.mark.parametrize("kind", ["hello", "begin", "train", "score", "serve"])
+@pytest.mark.parametrize("kind", ["hello", "begin", "train", "score", "examine", "serve"])
 @pytest.mark.parametrize("word", ["refused", "error"])
 def test_what_a_site_writes_is_no_markup_and_is_cut_before_it_is_shown_or_kept(kind, word, tmp_path, monkeypatch):
     lie = {word: "[/oops] \x1b[2J\u202e" + "x" * 10**6, "incidents": ["[/bold]\x07" + "y" * 10**6]}
@@ -263,22 +316,23 @@ def test_without_an_assessment_a_study_goes_on(tmp_path):
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["{}", ZEROS])
-FIELDS = [*HELLO, *FITS, "scores", "digests", "refused", "error", "incidents"]
+FIELDS = [*HELLO, *FITS, "scores", "measures", "digests", "refused", "error", "incidents"]
 HEADERS = st.dictionaries(st.sampled_from(FIELDS), plain | st.lists(plain, max_size=2))
 
 
-@given(st.sampled_from(["hello", "begin", "assess", "train", "score", "serve"]), HEADERS, st.text(max_size=3))
+@given(
+    st.sampled_from(["hello", "begin", "assess", "train", "score", "examine", "serve"]), HEADERS, st.text(max_size=3)
+)
 def test_whatever_a_site_says_is_understood_or_refused(kind, header, error):
-    found = Roster(None, "", "", NAMES, DEADLINES, {}, scale=dict.fromkeys(LABELS, 1.0))
-    answer = Answer("1", header, b"", error)
+    found = Roster(None, "", "", NAMES, DEADLINES, {}, subject=Subject(LABELS))
+    answer = Envelope("1", header, b"", error)
     found._hear("c", answer)
-    said = found._take("c", Ask({"kind": kind, "phase": 0, "split": "test"}), answer)
+    said = found._take("c", Request(kind, "s", split="test"), answer)
     site = found.sites["c"]
-    assert (said is None and (kind in ("hello", "begin"))) or said.keys() in (
-        *({"refused"}, {"error"}),
-        *({"fits", "seconds"}, {"scores"}, {"digests"}),
+    assert (said is None and kind in ("hello", "begin")) or isinstance(
+        said, Refused | Failed | Trained | Scored | Measured | Digests
     )
-    assert kind != "hello" or site.refused or site.greeted or type(site.told["train"]) is int
+    assert kind != "hello" or site.refused or site.greeting_failed or type(site.cases["train"]) is int
 
 
 # Compressed replies
@@ -307,14 +361,14 @@ def packed(shape=(3, 1), step=(1,), kind="float32", size=1.0, dtype="int8"):
 def test_a_compressed_reply_is_no_larger_than_what_was_sent(kind, value, said):
     sent = Payload(model={"w": np.ones((3, 1), "float32")})
     with pytest.raises(PayloadError, match=said):
-        restore("int8", {"model": kind}, sent, Payload(model=value))
+        Compress("int8").restore({"model": kind}, sent, Payload(model=value))
 
 
 @pytest.mark.parametrize("size", [np.inf, np.nan, 3e38])
 def test_steps_beyond_all_numbers_are_left_to_the_screen(size):
     sent = Payload(model={"w": np.ones((3, 1), "float32")})
-    found = restore(
-        "int8", {"model": "model"}, sent, Payload(model=packed(size=size) | {"w": np.full((3, 1), 2, "int8")})
+    found = Compress("int8").restore(
+        {"model": "model"}, sent, Payload(model=packed(size=size) | {"w": np.full((3, 1), 2, "int8")})
     )
     assert not np.isfinite(found["model"]["w"]).any()
 
@@ -362,8 +416,9 @@ class Silenced(Inside):
             self.tokens[site] = "2"
         got, out = super().answer(site, header, body)
         if self.tokens[site] == "2" and header["kind"] == "hello":
-            return {**got, "judges": False}, out
-        return ({"refused": "case_scores = false"}, b"") if self.tokens[site] == "2" and "scores" in got else (got, out)
+            return {**got, "may_score": False}, out
+        silent = self.tokens[site] == "2" and got.keys() & {"scores", "measures"}
+        return ({"refused": "case_scores = false"}, b"") if silent else (got, out)
 
 
 @pytest.mark.parametrize(
@@ -372,27 +427,36 @@ class Silenced(Inside):
         (lambda h: h["kind"] == "train", [False] * 3, "no site judged any round of"),
         (lambda h: h["kind"] == "train" and h["round"] == 1, [True, False, False], "no site judged the best model of"),
         (lambda h: h["kind"] == "score" and h["round"] == 1, [True, False, False], "no site judged the best model of"),
-        (lambda h: h.get("split") == "test", [True] * 3, ""),
     ],
 )
 @pytest.mark.parametrize("text, changes", [(BASE, {"run.rounds": "3"}), (PHASES, {})])
 def test_a_round_that_nobody_judges_is_not_the_best_and_ends_nothing(first, judged, said, text, changes, tmp_path):
     chosen, path = parse(text, SMALL | UNET | changes), tmp_path / "run"
     sites = {i: Site() for i in NAMES}
-    if said:
-        with pytest.raises(RunError, match=f"{said}.*nothing is lost.*resume"):
-            coordinator.run(chosen, Silenced(sites, first), NAMES, path, deadlines=DEADLINES, assess=False)
-    else:
-        run = coordinator.run(chosen, Silenced(sites, first), NAMES, path, deadlines=DEADLINES, assess=False)
-        assert run.split == "validation"
-        assert "nobody judged the model of round 1 by test cases" in incidents(run, None)
-        return
+    with pytest.raises(RunError, match=f"{said}.*nothing is lost.*resume"):
+        coordinator.run(chosen, Silenced(sites, first), NAMES, path, deadlines=DEADLINES, assess=False)
     records = read(path).records
-    assert ["mean_score" in r for r in records] == judged[: len(records)] == ["validation" in r for r in records]
-    what = [i["what"] for r in records for i in r.get("incidents", ())]
-    assert sum("nobody judged" in w for w in what) == judged[: len(records)].count(False)
+    assert (
+        [r.mean_score is not None for r in records] == judged[: len(records)] == [bool(r.validation) for r in records]
+    )
+    what = [i["what"] for r in records for i in r.incidents]
+    assert sum("no site scored" in w for w in what) == judged[: len(records)].count(False)
     run = coordinator.resume(path, Inside(sites), deadlines=DEADLINES)  # they judge again
-    assert len(run.folder.records()) == 3 and run.result["test"].keys() == set(NAMES)
+    assert len(run.folder.records()) == 3 and run.result.test.keys() == set(NAMES)
+
+
+@pytest.mark.parametrize("text, changes", [(BASE, {"run.rounds": "3"}), (PHASES, {})])
+def test_without_scores_of_test_cases_a_run_reports_its_validation_cases(text, changes, tmp_path):
+    class Silent(Inside):
+        def answer(self, site, header, body):
+            silent = header.get("split") == "test"
+            return ({"refused": "case_scores = false"}, b"") if silent else super().answer(site, header, body)
+
+    chosen, path, sites = parse(text, SMALL | UNET | changes), tmp_path / "run", {i: Site() for i in NAMES}
+    run = coordinator.run(chosen, Silent(sites), NAMES, path, deadlines=replace(DEADLINES, quorum=0), assess=False)
+    assert run.split == "validation" and all(r.mean_score == 0.5 for r in run.folder.records())
+    assert "no site scored the model of round 1 on test cases" in incidents(run, None)
+    assert [p.name for p in (path / "evaluation").iterdir()] == ["validation"]
 
 
 def test_a_study_whose_sites_have_test_cases_alone_does_not_begin(tmp_path):

@@ -4,18 +4,34 @@ The wire here is a handful of lines, the workers are real; over Flower itself, s
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from consortium import BASE, NAMES, config_of, same, states, values, wanted
+from consortium import (
+    BASE,
+    FAST,
+    NAMES,
+    Envelope,
+    Fragile,
+    Inside,
+    Stop,
+    config_of,
+    go,
+    same,
+    site_of,
+    states,
+    values,
+    wanted,
+    worker,
+    workers,
+)
 from polysite import study, tree
 from polysite.config import parse
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.remote import Deadlines
 from polysite.deploy.identity import identity
-from polysite.deploy.project import SiteConfig
+from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.site import courier
 from polysite.deploy.site.ledger import check
 from polysite.deploy.site.policy import SitePolicy
@@ -23,89 +39,6 @@ from polysite.deploy.site.worker import Worker
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError, RunError
 from polysite.payload import Payload, decode, encode
-
-FAST = Deadlines(quorum=3, deadline=30, grace=0.2, again=0.1, poll=0.001)
-
-
-@dataclass(frozen=True)
-class Answer:
-    id: str
-    header: dict
-    body: bytes
-    error: str = ""
-
-    def take(self):
-        return self.body
-
-
-class Inside:
-    """A wire without a network: sites answer at once, unless a test has them do otherwise."""
-
-    def __init__(self, workers):
-        self.workers, self.tokens, self.waiting, self.count = workers, dict.fromkeys(workers, "1"), {}, 0
-        self.sent = []  # (site, header, bytes)
-
-    def online(self):
-        return dict(self.tokens)
-
-    def send_all(self, messages, ttl, group):
-        found = {}
-        for site, (header, body) in messages.items():
-            self.count += 1
-            found[site] = str(self.count)
-            self.sent.append((site, header, len(body)))
-            answer = self.answer(site, json.loads(json.dumps(dict(header))), body)
-            if answer is not None:
-                self.waiting[found[site]] = Answer(found[site], *answer)
-        return found
-
-    def answer(self, site, header, body):
-        got, out = self.workers[site].answer(header, body)
-        return json.loads(json.dumps(got)), out
-
-    def collect(self, ids):
-        return [self.waiting.pop(i) for i in list(ids) if i in self.waiting]
-
-    def forget(self, ids):
-        for i in ids:
-            self.waiting.pop(i, None)
-
-    def incidents(self):
-        return []
-
-
-def site_of(tmp_path, name):
-    folder = tmp_path / "sites" / name
-    files = dict.fromkeys(("key", "certificate", "ca", "policy"), folder)
-    return SiteConfig(folder / "site.toml", name, "localhost:1", **files, state=folder, device="cpu")
-
-
-def worker(tmp_path, name, **policy):
-    return Worker(site_of(tmp_path, name), SitePolicy(fewest=1, **policy))
-
-
-def workers(tmp_path, **policy):
-    return {name: worker(tmp_path, name, **policy) for name in NAMES}
-
-
-def go(tmp_path, chosen, wire, name="deployed", **more):
-    return coordinator.run(chosen, wire, NAMES, tmp_path / name, deadlines=FAST, assess=False, **more)
-
-
-class Stop(Exception): ...
-
-
-class Fragile(Inside):
-    """Ends at the question that ``at`` names."""
-
-    def __init__(self, workers, at=lambda header: False):
-        super().__init__(workers)
-        self.at = at
-
-    def send_all(self, messages, ttl, group):
-        if len(self.sent) > 500 or any(self.at(header) for header, _ in messages.values()):
-            raise Stop
-        return super().send_all(messages, ttl, group)
 
 
 def test_a_server_that_stops_anywhere_goes_on_to_the_same_end(tmp_path):
@@ -122,7 +55,7 @@ def test_a_server_that_stops_anywhere_goes_on_to_the_same_end(tmp_path):
         one, other = states(whole.folder.path), states(done.folder.path)
         assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
         assert values(done) == values(whole)
-        told = [i for r in (*done.folder.records(), done.result) for i in r.get("incidents", ())]
+        told = [i for r in (*done.folder.records(), done.result) for i in r.incidents]
         assert any("started again" in i["what"] for i in told)
 
 
@@ -159,9 +92,9 @@ def test_a_round_goes_on_without_a_site_and_takes_it_in_again(tmp_path):
     wire, deadlines = Away(workers(tmp_path)), replace(FAST, quorum=2, grace=0.0)
     done = coordinator.run(chosen, wire, NAMES, tmp_path / "run", deadlines=deadlines, assess=False, wait=0)
     records = done.folder.records()
-    heard = ["c" in r["sites"] for r in records]
-    assert heard == [True, True, False, False, False, True, True, True] and records[2]["absent"] == ["c"]
-    what = [i["what"] for r in records for i in r.get("incidents", ()) if i.get("site") == "c"]
+    heard = ["c" in r.sites for r in records]
+    assert heard == [True, True, False, False, False, True, True, True] and records[2].absent == ("c",)
+    what = [i["what"] for r in records for i in r.incidents if i.get("site") == "c"]
     assert any("away" in w for w in what) and "connected anew" in what
     (again,) = (h for site, h, _ in wire.sent if site == "c" and h["kind"] == "train" and h["round"] == 5)
     assert again["version"] == 1  # what it remembered when it was last heard
@@ -181,7 +114,7 @@ def test_what_a_policy_forbids_is_refused_there_with_the_reason(tmp_path):
     assert not (tmp_path / "deployed").exists()
     last = check(tmp_path / "sites" / "c" / "ledger.jsonl")[-1]
     assert last["bytes"] == 0 and "case_vectors" in last["refused"]
-    assert go(tmp_path, wanted("cfft"), Inside(hosts), "sums").result["rounds"] > 2
+    assert go(tmp_path, wanted("cfft"), Inside(hosts), "sums").result.rounds > 2
 
 
 @pytest.mark.parametrize(
@@ -231,7 +164,7 @@ def test_names_of_cases_and_what_is_wrong_with_them_stay_at_the_hospital(tmp_pat
     go(tmp_path, wanted("fedavg"), Listening(hosts))
     broken = replace(hosts["a"].site, data={"name": "files", "path": "/nowhere/Jane-Doe"})
     files = '[data]\nname = "hospitals"\nmodalities = ["t1"]\nlabels = ["WT"]\n'
-    header = {"kind": "hello", "protocol": 1, "study": "x", "config": files, **identity()}
+    header = {"kind": "hello", "protocol": PROTOCOL, "study": "x", "config": files, **identity()}
 
     class Resident:
         def ask(self, header, body):
@@ -252,8 +185,8 @@ def test_compressed_replies_are_what_the_simulator_makes_of_them(tmp_path):
         deployed = go(tmp_path, chosen, Inside(workers(tmp_path / how)), f"deployed {how}")
         one, other = states(simulated.folder.path), states(deployed.folder.path)
         assert all(same(one[k], other[k]) for k in one)
-        sites = deployed.folder.records()[0]["sites"].values()
-        assert all(s["bytes_up"] < share * s["bytes_down"] for s in sites)
+        sites = deployed.folder.records()[0].sites.values()
+        assert all(s.bytes_up < share * s.bytes_down for s in sites)
 
 
 def test_a_late_answer_is_dropped_and_listed_and_its_site_asked_again_later(tmp_path):
@@ -269,7 +202,7 @@ def test_a_late_answer_is_dropped_and_listed_and_its_site_asked_again_later(tmp_
                 return None
             if self.kept and header["kind"] == "train" and header["round"] == 3:
                 id, late = self.kept
-                self.waiting[id], self.kept = Answer(id, *late), ()
+                self.waiting[id], self.kept = Envelope(id, *late), ()
             return got
 
     chosen = replace(wanted("ditto"), run=Plan(rounds=6, checkpoint_every=1))
@@ -278,10 +211,10 @@ def test_a_late_answer_is_dropped_and_listed_and_its_site_asked_again_later(tmp_
         chosen, Slow(workers(tmp_path)), NAMES, tmp_path / "run", deadlines=deadlines, assess=False, wait=0
     )
     records = done.folder.records()
-    what = [i["what"] for r in records for i in r.get("incidents", ()) if i.get("site") == "b"]
+    what = [i["what"] for r in records for i in r.incidents if i.get("site") == "b"]
     assert "too late: no answer to train, round 2" in what
     assert "its answer to train, round 2 came late and was dropped" in what
-    assert "b" not in records[1]["sites"] and "b" in records[-1]["sites"]
+    assert "b" not in records[1].sites and "b" in records[-1].sites
 
 
 def test_a_site_whose_data_are_mended_joins_later(tmp_path):
@@ -297,18 +230,18 @@ def test_a_site_whose_data_are_mended_joins_later(tmp_path):
     wire = Broken(workers(tmp_path))
     deadlines = replace(FAST, quorum=2)
     done = coordinator.run(wanted("fedavg"), wire, NAMES, tmp_path / "run", deadlines=deadlines, assess=False, wait=5)
-    assert wire.tries == 2 and "c" in done.folder.records()[-1]["sites"]
-    noted = [i for r in done.folder.records() for i in r.get("incidents", ()) if "greeted" in i["what"]]
+    assert wire.tries == 2 and "c" in done.folder.records()[-1].sites
+    noted = [i for r in done.folder.records() for i in r.incidents if "greeted" in i["what"]]
     assert len(noted) == 1
 
 
 def test_a_model_of_too_few_cases_does_not_leave_though_its_hospital_has_more(tmp_path):
     """A cluster of patients may be smaller than the hospital."""
     hosts = {name: Worker(site_of(tmp_path, name), SitePolicy(fewest=5)) for name in NAMES}
-    header = {"kind": "hello", "protocol": 1, "study": "x", "config": config_of("fedavg"), **identity()}
+    header = {"kind": "hello", "protocol": PROTOCOL, "study": "x", "config": config_of("fedavg"), **identity()}
     assert "refused" not in hosts["a"].answer(header, b"")[0]
     agreed = hosts["a"].agreed
-    algorithm, site = agreed.stages[0]
+    algorithm, site = agreed.phases[0]
 
     class Part(type(algorithm)):
         def local(self, got, memory, site):
@@ -317,7 +250,7 @@ def test_a_model_of_too_few_cases_does_not_leave_though_its_hospital_has_more(tm
     sent = encode(Payload(model=site.start))
     asked = {**header, "kind": "train", "phase": 0, "round": 0, "version": -1, "keep": []}
     assert "refused" not in hosts["a"].answer(asked, sent)[0]
-    agreed.stages[0] = Part(), site
+    agreed.phases[0] = Part(), site
     answer, left = hosts["a"].answer({**asked, "round": 1}, sent)
     assert "too few cases are behind 'model'" in answer["refused"] and not left
 
@@ -334,7 +267,7 @@ def test_the_memory_of_the_best_round_outlives_a_restart_of_the_server(tmp_path)
     with pytest.raises(Stop):
         go(tmp_path, stalled("ditto", 5), Fragile(hosts, lambda h: h["kind"] == "train" and h["round"] == 3))
     done = coordinator.resume(tmp_path / "deployed", Fragile(hosts), deadlines=FAST)
-    assert done.result["best_round"] == 0 and done.result["rounds"] == 5
+    assert done.result.best_round == 0 and done.result.rounds == 5
 
 
 def test_what_a_phase_began_from_outlives_better_rounds_and_a_restart(tmp_path):
@@ -375,7 +308,7 @@ class Anew(Inside):
 def test_a_site_that_connects_anew_between_two_questions_is_asked_the_next(tmp_path):
     chosen = replace(wanted("ditto"), run=Plan(rounds=2, checkpoint_every=1))
     done = go(tmp_path, chosen, Anew(workers(tmp_path)))
-    assert all(sorted(r["sites"]) == sorted(r["validation"]) == list(NAMES) for r in done.folder.records())
+    assert all(sorted(r.sites) == sorted(r.validation) == list(NAMES) for r in done.folder.records())
 
 
 def test_incidents_outlive_the_server_that_noted_them(tmp_path):
@@ -390,7 +323,7 @@ def test_incidents_outlive_the_server_that_noted_them(tmp_path):
     with pytest.raises(Stop):
         coordinator.resume(tmp_path / "deployed", Odd(hosts, lambda h: h["kind"] == "train"), deadlines=FAST)
     done = coordinator.resume(tmp_path / "deployed", Inside(hosts), deadlines=FAST)
-    noted = [i["what"] for r in done.folder.records() for i in r.get("incidents", ())]
+    noted = [i["what"] for r in done.folder.records() for i in r.incidents]
     assert noted.count("the worker died") == 3 and noted.count("the server was started again") == 2
 
 

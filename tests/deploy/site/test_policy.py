@@ -9,12 +9,12 @@ import pytest
 
 from polysite.algorithms import ALGORITHMS, find
 from polysite.algorithms.cfft import Cfft
-from polysite.deploy.site.policy import KINDS, TEXT, Ask, SitePolicy
+from polysite.deploy.site.policy import KINDS, TEXT, Intent, SitePolicy
 from polysite.errors import ConfigError
 
 NOON = datetime(2026, 3, 2, 12, 0)
 MODEL = {"model": "model", "weight": "count"}
-TRAIN = Ask("train", "fedavg", round=7, cases=77, leaves=MODEL)
+TRAIN = Intent("train", "fedavg", round=7, cases=77, leaves=MODEL)
 
 
 def at(clock):
@@ -41,29 +41,29 @@ def test_by_default_every_algorithm_may_train(name):
     algorithm = find(name, ALGORITHMS, "algorithm")
     reply = getattr(algorithm, "reply", {})
     leaves = reply if hasattr(reply, "items") else {}  # a combinator has that of what is inside
-    assert SitePolicy().refuse(Ask("train", name, 99, 5, leaves), NOON) is None
+    assert SitePolicy().refuse(Intent("train", name, 99, 5, leaves), NOON) is None
 
 
 REFUSED = {  # what is asked, under which policy -> key of policy.toml
     "algorithms": (TRAIN, {"algorithms": ("fedprox", "scaf*")}),
     "algorithms, none": (TRAIN, {"algorithms": ()}),
-    "algorithms, begin": (Ask("begin", "cfft"), {"algorithms": ("fed*",)}),
-    "algorithms, hello": (Ask("hello", "cfft"), {"algorithms": ("fed*",)}),
+    "algorithms, begin": (Intent("begin", "cfft"), {"algorithms": ("fed*",)}),
+    "algorithms, hello": (Intent("hello", "cfft"), {"algorithms": ("fed*",)}),
     "kinds": (TRAIN, {"kinds": ("update", "count")}),
     "kinds, none": (TRAIN, {"kinds": ()}),
     "kinds, unknown": (replace(TRAIN, leaves={"diary": "text"}), {}),
     "fewest": (TRAIN, {"fewest": 78}),
-    "fewest, scores": (Ask("score", "fedavg", cases=3, leaves={"dice": "number"}), {}),
-    "fewest, model beside scores": (Ask("score", "fedavg", cases=3, leaves=MODEL, case_scores=True), {}),
+    "fewest, scores": (Intent("score", "fedavg", cases=3, leaves={"dice": "number"}), {}),
+    "fewest, model beside scores": (Intent("score", "fedavg", cases=3, leaves=MODEL, case_scores=True), {}),
     "rounds": (TRAIN, {"rounds": 7}),
     "rounds, negative": (replace(TRAIN, round=-1), {}),
     "hours": (TRAIN, {"hours": "20:00-06:00"}),
-    "hours, assess": (Ask("assess", cases=9), {"hours": "20:00-06:00"}),
+    "hours, assess": (Intent("assess", cases=9), {"hours": "20:00-06:00"}),
     "case_vectors": (replace(TRAIN, case_vectors=True), {}),
     "case_vectors, kind": (replace(TRAIN, leaves={"features": "cases"}), {}),
-    "case_scores": (Ask("score", "fedavg", cases=9, case_scores=True), {"case_scores": False}),
-    "assess": (Ask("assess", cases=9), {"assess": False}),
-    "studies": (Ask("hello", cases=9, studies=3), {"studies": 3}),
+    "case_scores": (Intent("score", "fedavg", cases=9, case_scores=True), {"case_scores": False}),
+    "assess": (Intent("assess", cases=9), {"assess": False}),
+    "studies": (Intent("hello", cases=9, studies=3), {"studies": 3}),
 }
 
 
@@ -89,12 +89,12 @@ def test_every_key_that_can_refuse_is_tested():
         (TRAIN, {"rounds": 8}),
         (replace(TRAIN, case_vectors=True), {"case_vectors": True}),
         (replace(TRAIN, leaves={"features": "cases"}), {"case_vectors": True, "kinds": ()}),
-        (Ask("train", "local", cases=2), {}),  # nothing leaves
+        (Intent("train", "local", cases=2), {}),  # nothing leaves
         (replace(TRAIN, leaves={"weight": "one", "time": "rate"}, cases=1), {}),  # nothing about cases
-        (Ask("score", "fedavg", cases=2, leaves={"dice": "number"}, case_scores=True), {}),
-        (Ask("hello"), {"hours": "20:00-06:00", "assess": False, "algorithms": ()}),
-        (Ask("serve", "ditto", cases=9), {"hours": "20:00-06:00"}),
-        (Ask("assess", "", cases=9, leaves={"quantiles": "statistics"}), {"algorithms": ()}),
+        (Intent("score", "fedavg", cases=2, leaves={"dice": "number"}, case_scores=True), {}),
+        (Intent("hello"), {"hours": "20:00-06:00", "assess": False, "algorithms": ()}),
+        (Intent("serve", "ditto", cases=9), {"hours": "20:00-06:00"}),
+        (Intent("assess", "", cases=9, leaves={"quantiles": "statistics"}), {"algorithms": ()}),
     ],
 )
 def test_what_is_allowed_is_not_refused(ask, policy):
@@ -102,7 +102,7 @@ def test_what_is_allowed_is_not_refused(ask, policy):
 
 
 def test_what_no_policy_knows_is_refused():
-    assert "'diary'" in SitePolicy().refuse(Ask("diary", "fedavg", cases=99), NOON)
+    assert "'diary'" in SitePolicy().refuse(Intent("diary", "fedavg", cases=99), NOON)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_hours_are_local(monkeypatch):
 
 
 def test_the_features_of_every_case_stay_and_their_sums_may_leave():
-    ask, policy = Ask("train", "cfft", cases=20, leaves=Cfft.reply), SitePolicy()
+    ask, policy = Intent("train", "cfft", cases=20, leaves=Cfft.reply), SitePolicy()
     assert policy.refuse(ask, NOON) is None
     assert "case_vectors" in policy.refuse(replace(ask, case_vectors=True), NOON)  # as with fit = "pooled"
     assert "case_vectors" in policy.refuse_reply({"features": "statistics"}, 20, case_vectors=True)

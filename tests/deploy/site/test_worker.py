@@ -18,7 +18,8 @@ from polysite.cluster.mixture import scaled
 from polysite.deploy.flower.client import Asked
 from polysite.deploy.identity import identity
 from polysite.deploy.project import SiteConfig
-from polysite.deploy.site import courier, ledger, worker
+from polysite.deploy.protocol import PROTOCOL
+from polysite.deploy.site import courier, ledger, process
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
 from polysite.errors import RunError
@@ -65,7 +66,7 @@ def hospital(tmp_path):
 
 
 def ask(host, kind, body=b"", study="s", **header):
-    return host.answer({"protocol": 1, "study": study, "kind": kind, **identity(), **header}, body)
+    return host.answer({"protocol": PROTOCOL, "study": study, "kind": kind, **identity(), **header}, body)
 
 
 def train(host, payload, **header):
@@ -75,7 +76,7 @@ def train(host, payload, **header):
 def agree(host, train="", more=""):
     answer, _ = ask(host, "hello", config=STUDY % (train, more))
     assert "refused" not in answer and "error" not in answer
-    return {k: v.numpy() for k, v in host.agreed.stages[0][1].start.items()}
+    return {k: v.numpy() for k, v in host.agreed.phases[0][1].start.items()}
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def line(hospital):
     here, there = socket.socketpair()
     host = hospital()
     host.words = "18 cases found in /data/brain"
-    thread = threading.Thread(target=worker._attend, args=(host, there))
+    thread = threading.Thread(target=process.attend, args=(host, there))
     thread.start()
     resident = courier.Resident(host.site, lambda what: None)
     resident._line = here
@@ -116,7 +117,7 @@ ODD = [
 def test_what_is_no_question_is_refused_and_in_the_log(line, header):
     resident, host = line
     shown = []
-    asked = {"protocol": 1, "study": "s", **identity(), **header}
+    asked = {"protocol": PROTOCOL, "study": "s", **identity(), **header}
     answer, body = courier._answer(resident, Asked(asked, b"", None), shown.append)
     assert answer["refused"] and not body and set(answer) == {"refused", "seconds", "left"}
     assert "brain" not in json.dumps(answer) and len(answer["refused"]) < 200
@@ -129,7 +130,7 @@ def test_no_text_of_a_coordinator_moves_a_cursor(line, tmp_path):
     resident, _ = line
     shown, tricks = [], "train\n2026-11-16  ok \x1b[1A\x1b[2K"
     for header in ({"kind": tricks, "study": "s"}, {"kind": "train", "study": tricks}):
-        courier._answer(resident, Asked({"protocol": 1, **header}, b"", None), shown.append)
+        courier._answer(resident, Asked({"protocol": PROTOCOL, **header}, b"", None), shown.append)
     (tmp_path / "site.toml").write_text('name = "north"\nserver = "localhost:9443"\n')
     printed = CliRunner().invoke(app, ["site", "log", str(tmp_path)]).output
     assert all(text.isprintable() for text in shown)
@@ -159,7 +160,7 @@ def test_a_step_on_one_patient_does_not_leave(hospital):
     """However many patients the hospital has: those count that were seen."""
     host = hospital(fewest=5)
     start = agree(host, "batch = 1\n")
-    host.agreed.stages[0][1].train = replace(host.agreed.stages[0][1].train, steps=1)
+    host.agreed.phases[0][1].train = replace(host.agreed.phases[0][1].train, steps=1)
     answer, body = train(host, Payload(model=start))
     assert "too few cases are behind 'model'" in answer["refused"] and not body and "fit_loss" not in answer
 
@@ -186,7 +187,7 @@ def test_steps_that_have_faded_do_not_count(hospital):
     host = hospital()
     start = agree(host, "batch = 1\nlr = 0.1\nweight_decay = 0.0\n", '[algorithm]\nname = "fedprox"\nmu = 10.0\n')
     assert "too few cases" in train(host, Payload(model=start))[0]["refused"]
-    site = host.agreed.stages[0][1]
+    site = host.agreed.phases[0][1]
     site._drawn = [(f"{k}",) for k in range(100)]
     found = [len(site._behind(pull)) for pull in (0.0, 0.1, 0.5, 1.0, 2.0, 3.0)]
     assert found == [100, 22, 4, 1, 100, 4]
@@ -196,7 +197,7 @@ def test_steps_that_have_faded_do_not_count(hospital):
 def test_running_statistics_are_those_of_the_last_steps(hospital):
     host = hospital()
     ask(host, "hello", config=CLASSES)
-    site = host.agreed.stages[0][1]
+    site = host.agreed.phases[0][1]
     site._drawn = [(name,) for name in "abcdefgh" for _ in range(60)]
     assert site._behind(0.0) == {"h"}
 
@@ -246,7 +247,7 @@ def test_sums_are_of_as_many_cases_as_the_policy_says_whatever_is_asked(hospital
     """A cell for every case, by axes stretched along one feature."""
     host = hospital(fewest=3)
     agree(host, "", '[algorithm]\nname = "cfft"\ncomponents = [2]\ndimensions = 3\nfewest = 1\n')
-    site = host.agreed.stages[0][1]
+    site = host.agreed.phases[0][1]
     features = site.radiomics(site.cases("train"), 0.09)
     low, high = features.min(0) - 1, features.max(0) + 1
     table, count = scaled(features, low, high), features.shape[1]
@@ -288,7 +289,7 @@ def test_an_algorithm_that_is_not_allowed_is_not_allowed_within_another(hospital
     agree(host, "", "[algorithm]\n" + outer % "fedavg")
 
 
-@pytest.mark.parametrize(("kind", "most"), [("score", 8), ("serve", 8), ("begin", 4)])
+@pytest.mark.parametrize(("kind", "most"), [("score", 8), ("examine", 8), ("serve", 16), ("begin", 4)])
 def test_nothing_is_answered_without_end(hospital, kind, most):
     host = hospital(rounds=100)
     start = encode(Payload(model=agree(host)))
@@ -297,6 +298,33 @@ def test_nothing_is_answered_without_end(hospital, kind, most):
     said = [ask(host, kind, start, **where, keep=[k]) for k in range(most + 2)]
     assert ["refused" in answer for answer, _ in said] == [False] * most + [True] * 2
     assert len(list((host.site.state / "runs").rglob("*.safetensors"))) <= 1
+
+
+def test_an_examination_counts_as_scoring(hospital):
+    host = hospital(rounds=100)
+    start = encode(Payload(model=agree(host)))
+    host.policy = SitePolicy(rounds=1)
+    where = {"phase": 0, "round": 0, "version": -1, "split": "test"}
+    kinds = ["score", "examine", "score", "examine", "score"]
+    said = [ask(host, kind, start, **where, keep=[k])[0] for k, kind in enumerate(kinds)]
+    assert ["refused" in answer for answer in said] == [False] * 4 + [True]
+
+
+def test_an_examination_reveals_measures_under_pseudonyms_and_no_prediction(hospital):
+    host = hospital()
+    start = encode(Payload(model=agree(host)))
+    answer, body = ask(host, "examine", start, phase=0, round=0, version=-1, split="test", tolerance=2.0)
+    cases = json.loads(answer["measures"])
+    assert (
+        not body
+        and set(answer) == {"measures", "seconds", "left"}
+        and cases.keys() == {host.pseudonyms.of(case) for case in host.agreed.phases[0][1].cases("test")}
+    )
+    assert all(case.keys() == {"labels", "loss", "measures", "unit"} for case in cases.values())
+    assert "all measures of 2 test cases" in json.dumps(ledger.check(host.ledger.path)[-1]["left"])
+    host.policy = SitePolicy(case_scores=False)
+    answer, _ = ask(host, "examine", start, phase=0, round=1, version=-1, split="test")
+    assert "case_scores = false" in answer["refused"]
 
 
 def test_new_studies_are_counted(hospital):
@@ -308,7 +336,7 @@ def test_new_studies_are_counted(hospital):
 def test_the_log_says_that_true_classes_left(hospital):
     host = hospital()
     assert "refused" not in ask(host, "hello", config=CLASSES)[0]
-    start = {k: v.numpy() for k, v in host.agreed.stages[0][1].start.items()}
+    start = {k: v.numpy() for k, v in host.agreed.phases[0][1].start.items()}
     answer, _ = ask(host, "score", encode(Payload(model=start)), phase=0, round=0, version=-1, split="test")
     assert "true" in next(iter(json.loads(answer["scores"]).values()))
     assert "with their true classes" in json.dumps(ledger.check(host.ledger.path)[-1]["left"])

@@ -1,14 +1,14 @@
-"""What ``polysite deploy run`` does: the rounds of a study over the hospitals that connect to this machine.
+"""The implementation of ``polysite deploy run``: the rounds of a study over the hospitals that connect to this machine.
 
-The run folder is that of a simulation, so reports and comparisons read both; ``deployment.json`` in it says which sites
-take part and by which name they know the study, so that a server that was stopped finds its sites again.
+The run folder is that of a simulation, so reports and comparisons read both. Its ``deployment.json`` lists the sites
+and the name by which they know the study, so that a server that was stopped finds its sites again.
 """
 
 import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -16,24 +16,28 @@ from typing import Any, cast
 import torch
 
 from polysite import assessment, config, study
-from polysite.algorithms.base import Algorithm
-from polysite.algorithms.cfft import Cfft
+from polysite.algorithms.base import Algorithm, check_sites
+from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.federation import Natural
-from polysite.deploy.coordinator.remote import Deadlines, Incident, RemoteSites, Roster, Scale, Wire
+from polysite.deploy.coordinator.remote import RemoteSites
+from polysite.deploy.coordinator.roster import Deadlines, Roster, Wire
 from polysite.deploy.flower.server import Link
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
-from polysite.engines.phases import Phase, find_progress
+from polysite.deploy.protocol import Subject
+from polysite.engines.phases import Evaluate, Phase, find_progress
+from polysite.engines.record import Incident
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, DataError, RunError
+from polysite.evaluation_folder import EvaluationFolder
 from polysite.study import Run
 from polysite.tree import Tree
 
 FILE = "deployment.json"
-JOURNAL = "incidents.jsonl"  # every incident at once; the record of a round has those of the round
+JOURNAL = "incidents.jsonl"  # every incident as it happens; rounds.jsonl has those of each round
 WAIT = 60.0  # seconds to wait for all sites, once there is a quorum
 
 log = logging.getLogger("polysite")
@@ -41,7 +45,7 @@ log = logging.getLogger("polysite")
 
 @contextmanager
 def listening(project: Project) -> Iterator[Link]:
-    """The address that sites connect to."""
+    """Open the port that sites connect to."""
     with Link(
         project.host,
         project.port,
@@ -65,35 +69,39 @@ def run(
     wait: float = WAIT,
     track: Sequence[str] = (),
 ) -> Run:
-    """Assess the sites that connect, if wanted, and train with them, into a new folder."""
+    """Train a study with the sites that connect, into a new folder.
+
+    Args:
+        chosen: The study.
+        wire: Carries the messages.
+        names: The sites of the project.
+        out: The new folder; by default one below ``runs/``.
+        watch: Observer of the progress.
+        deadlines: How long to wait for sites.
+        assess: Assess the sites before training.
+        wait: Seconds to wait for all sites, once there is a quorum.
+        track: Also write for ``tensorboard`` or ``mlflow``.
+    """
     check(chosen)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), study.title(chosen))
     if path.exists():
         raise RunError(
             f"{path} exists already; a run never overwrites another: choose another folder or resume this one"
         )
-    hospitals = Roster(
-        wire, secrets.token_hex(8), config.dump(chosen), names, deadlines, identity(), watch, _scale(chosen)
-    )
-    hospitals.gather(wait)
-    phases, start = _phases(chosen, hospitals), study.initial_params(chosen)
-    if not any(hospitals.sites[i].told["validation"] for i in phases[0].transport.audience):
-        raise RunError(
-            "no site that takes part judges models, so no best round could be chosen: their policies say "
-            "case_scores = false, or they have no validation cases"
-        )
-    for phase in phases:
-        phase.algorithm.init(start, phase.transport.names)  # it may refuse these sites, or this network
-        if isinstance(phase.algorithm, Cfft):
-            study.clusterable(phase.algorithm, _dealt(hospitals))
+    roster = _roster(wire, secrets.token_hex(8), chosen, config.dump(chosen), names, deadlines, watch)
+    roster.gather(wait)
+    phases, start = _phases(chosen, roster), study.initial_params(chosen)
+    _check_roster(roster, phases, start)
     watch = study.tracked(watch, track, path)
-    folder = RunFolder.create(path, config.dump(chosen), chosen.seed, more={FILE: _facts(hospitals, assess)})
-    hospitals.keep(_journal(folder))
+    folder = RunFolder.create(path, roster.config, chosen.seed, more={FILE: _facts(roster, assess)})
+    roster.keep(_journal(folder))
     with folder.alone():
         if assess:
             with study.logged(folder):
-                survey(chosen, hospitals, folder.path / "assessment")
-        return study.conduct(chosen, _words(hospitals), phases, start, folder, None, watch)
+                assess_sites(chosen, roster, folder.path / "assessment")
+        return study.conduct(
+            chosen, _words(roster), phases, start, folder, None, watch, _evaluation(chosen, roster, folder)
+        )
 
 
 def resume(
@@ -105,7 +113,7 @@ def resume(
     wait: float = WAIT,
     track: Sequence[str] = (),
 ) -> Run:
-    """Go on where a server was stopped; the sites go back to what they remembered then."""
+    """Continue a deployed run after its server was stopped; the sites return to their memories of that time."""
     folder = RunFolder.open(Path(path))
     if folder.finished:
         return Run(folder, folder.result)
@@ -116,44 +124,46 @@ def resume(
         raise RunError(f"{path} is no run over real sites: its {FILE} cannot be read") from problem
     with folder.alone():
         chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
-        hospitals = Roster(wire, id, folder.config, names, deadlines, identity(), watch, _scale(chosen))
-        hospitals.needed = folder.needed()
-        hospitals.keep(_journal(folder))
-        hospitals.gather(wait)
-        phases, start = _phases(chosen, hospitals), study.initial_params(chosen)
+        roster = _roster(wire, id, chosen, folder.config, names, deadlines, watch)
+        roster.needed = folder.needed()
+        roster.keep(_journal(folder))
+        roster.gather(wait)
+        phases, start = _phases(chosen, roster), study.initial_params(chosen)
         watch = study.tracked(watch, track, folder.path)
         with study.logged(folder):
-            hospitals.note("the server was started again")
-            assessment = folder.path / "assessment"
-            if known.get("assess") and not assessment.exists():
-                survey(chosen, hospitals, assessment)
+            roster.note("the server was started again")
+            target = folder.path / "assessment"
+            if known.get("assess") and not target.exists():
+                assess_sites(chosen, roster, target)
             at = find_progress(folder, phases)
-            hospitals.recall(_unrecorded(folder))
-        return study.conduct(chosen, _words(hospitals), phases, start, folder, at, watch)
+            roster.recall(_unrecorded(folder))
+        return study.conduct(
+            chosen, _words(roster), phases, start, folder, at, watch, _evaluation(chosen, roster, folder)
+        )
 
 
-def survey(chosen: Study, hospitals: Roster, path: Path) -> assessment.AssessmentRun | None:
-    """The assessment, asked of real sites; a site whose policy forbids it is left out of it. Where too few can be
-    compared there is none, and the study goes on."""
-    engine = RemoteSites(cast(Algorithm[Any], chosen.assess), hospitals, kind="assess")
+def assess_sites(chosen: Study, roster: Roster, path: Path) -> assessment.AssessmentRun | None:
+    """Assess the sites. A site whose policy forbids it is left out; where fewer than two remain, the study continues
+    without an assessment."""
+    engine = RemoteSites(cast(Algorithm[Any], chosen.assess), roster, kind="assess")
     if len(engine.names) < 2:
-        hospitals.note("no assessment: the policies of fewer than two sites allow it")
+        roster.note("no assessment: the policies of fewer than two sites allow it")
         return None
-    told = {i: hospitals.sites[i].told for i in engine.names}
-    asked = SPLITS if chosen.assess.cases == "all" else SPLITS[:1]
-    sizes = {i: sum(t[part] for part in asked) for i, t in told.items()}
-    unseen = any(not t["train"] for t in told.values())
+    cases = {i: roster.sites[i].cases for i in engine.names}
+    splits = SPLITS if chosen.assess.cases == "all" else SPLITS[:1]
+    sizes = {i: sum(counts[split] for split in splits) for i, counts in cases.items()}
+    unseen = any(not counts["train"] for counts in cases.values())
     try:
         return assessment.run_assessment(chosen, engine, sizes, unseen, path)
     except (ConfigError, DataError) as problem:
-        hospitals.note(f"no assessment: {problem}")
+        roster.note(f"no assessment: {problem}")
         return None
 
 
 def check(chosen: Study) -> None:
-    """Refuse what only a simulation can do."""
+    """Refuse a study that only a simulation can run."""
     chosen.check()
-    if any(stage.run.pooled for stage in config.phases(chosen)):
+    if any(phase.run.pooled for phase in config.phases(chosen)):
         raise ConfigError("run.pooled is centralised training: scans would have to leave the hospitals")
     if not isinstance(chosen.federation, Natural):
         raise ConfigError("a federation that deals cases out anew is for simulations; leave out [federation]")
@@ -162,48 +172,62 @@ def check(chosen: Study) -> None:
     study.refuse_bare(chosen)
 
 
-def _phases(chosen: Study, hospitals: Roster) -> list[Phase]:
-    stages = config.phases(chosen)
-    return [
-        Phase(s.algorithm, RemoteSites(s.algorithm, hospitals, k, _lift, compress=s.run.compress), s.run)
-        for k, s in enumerate(stages)
-    ]
+def _roster(
+    wire: Wire, id: str, chosen: Study, text: str, names: Sequence[str], deadlines: Deadlines, watch: Watch
+) -> Roster:
+    subject = Subject(tuple(chosen.data.label_names), chosen.data.task == "classification")
+    return Roster(wire, id, text, names, deadlines, identity(), watch, subject)
+
+
+def _check_roster(roster: Roster, phases: Sequence[Phase], start: Tree) -> None:
+    """Refuse sites with which the study cannot work, before anything is written."""
+    if not any(roster.sites[i].cases["validation"] for i in phases[0].transport.audience):
+        raise RunError(
+            "no site that takes part scores models, so no best round could be chosen: their policies say "
+            "case_scores = false, or they have no validation cases"
+        )
+    train, validation = ({i: roster.sites[i].cases[k] for i in roster.ready} for k in ("train", "validation"))
+    for phase in phases:
+        phase.algorithm.init(start, phase.transport.names)  # it may refuse these sites, or this network
+        check_sites(phase.algorithm, train, validation)
+
+
+def _phases(chosen: Study, roster: Roster) -> list[Phase]:
+    phases = config.phases(chosen)
+    return [Phase(p.algorithm, RemoteSites(p.algorithm, roster, k, _lift), p.run) for k, p in enumerate(phases)]
 
 
 def _lift(params: Tree) -> Tree:
     return {k: v if isinstance(v, torch.Tensor) else torch.as_tensor(v) for k, v in params.items()}
 
 
-def _scale(chosen: Study) -> Scale:
-    """What a case of the study is scored by."""
-    labels = chosen.data.label_names
-    if chosen.data.task == "classification":
-        return {"accuracy": 1.0, **dict.fromkeys(("said", "true"), len(labels) - 1.0)}
-    return dict.fromkeys(labels, 1.0)
+def _evaluation(chosen: Study, roster: Roster, folder: RunFolder) -> Evaluate:
+    """Return how a deployed run is evaluated: all measures, no images."""
+
+    def write(split: str, clusters: CaseClusters | None) -> EvaluationFolder:
+        trained = [i for i in roster.ready if roster.sites[i].cases["train"]]
+        return EvaluationFolder(folder.path / "evaluation" / split, chosen, split, trained, clusters)
+
+    return Evaluate(write)
 
 
-def _dealt(hospitals: Roster) -> Mapping[str, Any]:
-    """As many cases as every site said that it has."""
-    told = {i: hospitals.sites[i].told for i in hospitals.ready}
-    return {i: {part: range(t[part]) for part in SPLITS} for i, t in told.items()}
-
-
-def _words(hospitals: Roster) -> Iterator[str]:
-    for name, site in hospitals.sites.items():
-        absent = "could not be greeted yet" if site.greeted else "not connected yet"
-        counts = ", ".join(f"{site.told[part]} {part}" for part in SPLITS) if site.told else absent
+def _words(roster: Roster) -> Iterator[str]:
+    for name, site in roster.sites.items():
+        absent = "could not be greeted yet" if site.greeting_failed else "not connected yet"
+        counts = ", ".join(f"{site.cases[split]} {split}" for split in SPLITS) if site.greeting else absent
         yield f"{name}: {f'does not take part: {site.refused}' if site.refused else counts}"
 
 
-def _facts(hospitals: Roster, assess: bool) -> str:
-    told = {
-        i: {k: v for k, v in s.told.items() if k in (*SPLITS, "torch", "device")} for i, s in hospitals.sites.items()
+def _facts(roster: Roster, assess: bool) -> str:
+    sites = {
+        i: {**g.cases, "torch": g.torch, "device": g.device} if (g := s.greeting) else {}
+        for i, s in roster.sites.items()
     }
-    return json.dumps({"study": hospitals.study, "assess": assess, "sites": told}, indent=1) + "\n"
+    return json.dumps({"study": roster.study, "assess": assess, "sites": sites}, indent=1) + "\n"
 
 
 def _journal(folder: RunFolder) -> Callable[[Incident], None]:
-    """Writes an incident down, if it can: a full disk is no reason to stop."""
+    """Return a writer of incidents that goes on if the disk is full."""
     failed = False
 
     def write(incident: Incident) -> None:
@@ -222,17 +246,18 @@ def _journal(folder: RunFolder) -> Callable[[Incident], None]:
 
 
 def _unrecorded(folder: RunFolder) -> list[Incident]:
-    """What was noted and is in the record of no round: the server was killed before, or goes back behind that round."""
-    recorded = [i for record in folder.records() for i in record.get("incidents", ())]
+    """Return the incidents of the journal that no round has recorded: the server was killed before, or returns to an
+    earlier round."""
+    recorded = [i for record in folder.records() for i in record.incidents]
     return [i for i in _noted(folder.path / JOURNAL) if i not in recorded]
 
 
 def _noted(path: Path) -> Iterator[Incident]:
-    """The incidents of a journal; lines that were cut short are left out."""
+    """Yield the incidents of a journal without lines that were cut short."""
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         try:
-            found = json.loads(line)
+            incident = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict):
-            yield found
+        if isinstance(incident, dict):
+            yield incident

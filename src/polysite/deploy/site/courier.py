@@ -54,7 +54,7 @@ class Resident:
         for death in range(1, DEATHS + 1):
             try:
                 line = self.line()
-                ipc.send(line, {"asked": dict(header), "incidents": self.incidents}, body)
+                ipc.send(line, {"request": dict(header), "incidents": self.incidents}, body)
                 frame = ipc.receive(line)
             except (OSError, RunError) as problem:
                 log.warning("%s", problem)
@@ -95,7 +95,7 @@ class Resident:
         """A worker that an earlier courier left behind, unless the configuration has changed since."""
         try:
             line = ipc.connect(self.site.socket)
-            ipc.send(line, {"courier": "ping"})  # a key of our own: what the coordinator asks is below "asked"
+            ipc.send(line, {"courier": "ping"})  # a key of our own: what the coordinator asks is below "request"
             frame = ipc.receive(line)  # one that is busy finishes first what it was asked
         except FileNotFoundError:
             return None
@@ -115,7 +115,7 @@ class Resident:
         written = self.site.state / "worker.log"
         said = written.open("ab")
         before = said.tell()
-        command = [sys.executable, "-m", "polysite.deploy.site.worker", str(self.site.path)]
+        command = [sys.executable, "-m", "polysite.deploy.site.process", str(self.site.path)]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
         )
@@ -200,14 +200,14 @@ def _answer(worker: Resident, asked: Asked, say: Say) -> tuple[dict[str, Any], b
     where = f", round {number + 1}" if isinstance(number, int) else ""
     say(f"asked: {shown(header.get('kind'), 40)}{where}; {_size(len(asked.body))} came in")
     answer, body = worker.ask(header, asked.body)
-    mine = answer.pop("mine", "")  # words for this screen alone
+    mine = answer.pop("local", "")  # words for this screen alone
     if answer.get("refused"):
         say(f"refused: {answer['refused']}")
     elif answer.get("error"):
         say(f"failed here: {mine or answer['error']}; the coordinator was told no more than: {answer['error']}")
     else:
         left = ", ".join(f"{name} ({what})" for name, what in json.loads(str(answer.get("left", "{}"))).items())
-        size = len(body) + len(str(answer.get("scores", "")))
+        size = len(body) + len(str(answer.get("scores", ""))) + len(str(answer.get("measures", "")))
         say(f"left: {left or 'nothing'}; {_size(size)} in all, after {float(answer.get('seconds', 0)):.1f} s")
     return answer, body
 

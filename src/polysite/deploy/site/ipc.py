@@ -14,7 +14,7 @@ from typing import Any
 from polysite.errors import PayloadError, RunError
 
 LENGTHS = struct.Struct(">QQ")
-HEADER, BODY = 16 << 20, 8 << 30  # the most bytes of either
+HEADER, BODY = 64 << 20, 8 << 30  # the most bytes of either
 PIECE = 2 << 30  # what the system hands over at once
 
 

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 from polysite.algorithms.base import Kind
-from polysite.deploy.protocol import Request
+from polysite.deploy.protocol import RequestKind
 from polysite.errors import ConfigError, nearest
 
-WORK = ("assess", "train", "score")  # what takes the machine for a while
+WORK = ("assess", "train", "score", "examine")  # what takes the machine for a while
 BARE = ("one", "rate")  # kinds that say nothing about cases
 KINDS: tuple[Kind, ...] = tuple(k for k in get_args(Kind) if k != "cases")  # those have a key of their own
 CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|24:00)")
@@ -63,14 +63,14 @@ assess = true
 
 
 @dataclass(frozen=True)
-class Ask:
+class Intent:
     """What is asked of a hospital, and what would leave it.
 
     ``leaves`` is the ``reply`` of an algorithm: a field whose name ends in ``?`` may be left out, so it is judged only
     when it is in the reply. A field of the kind ``cases`` has a row for every case, as ``case_vectors`` says it.
     """
 
-    kind: Request
+    kind: RequestKind
     algorithm: str = ""
     round: int = 0  # the first is 0; as this hospital counts them, which need not be what the server says
     cases: int = 0  # the fewest behind anything that would leave
@@ -118,9 +118,9 @@ class SitePolicy:
         except ConfigError as problem:
             raise ConfigError(f"{path}: {problem}") from problem
 
-    def refuse(self, ask: Ask, now: datetime) -> str | None:
+    def refuse(self, intent: Intent, now: datetime) -> str | None:
         """Why this is not done here, or None if it may be; ``now`` decides about the hours."""
-        return next(self._objections(ask, now), None)
+        return next(self._objections(intent, now), None)
 
     def refuse_reply(
         self,
@@ -133,42 +133,43 @@ class SitePolicy:
     ) -> str | None:
         """Why a reply must not leave, or None if it may. ``fields`` are those that are really in it, ``cases`` the
         cases behind it, ``behind`` those behind a single field where they are fewer: the model of a cluster."""
-        ask = Ask("train", "", 0, cases, fields, case_vectors, case_scores)
-        return next(self._leaks(ask, behind), None)
+        intent = Intent("train", "", 0, cases, fields, case_vectors, case_scores)
+        return next(self._leaks(intent, behind), None)
 
-    def _objections(self, ask: Ask, now: datetime) -> Iterator[str]:
-        if ask.kind not in get_args(Request):
-            yield f"{ask.kind!r} is nothing that a hospital can be asked; {nearest(ask.kind, get_args(Request))}"
-        if ask.kind == "assess" and not self.assess:
+    def _objections(self, intent: Intent, now: datetime) -> Iterator[str]:
+        if intent.kind not in get_args(RequestKind):
+            known = get_args(RequestKind)
+            yield f"{intent.kind!r} is nothing that a hospital can be asked; {nearest(intent.kind, known)}"
+        if intent.kind == "assess" and not self.assess:
             yield "the cases here may not be described: policy.toml says assess = false"
-        trains = ask.kind not in ("hello", "assess") or (ask.kind == "hello" and ask.algorithm)
-        if trains and not any(fnmatchcase(ask.algorithm, pattern) for pattern in self.algorithms):
+        trains = intent.kind not in ("hello", "assess") or (intent.kind == "hello" and intent.algorithm)
+        if trains and not any(fnmatchcase(intent.algorithm, pattern) for pattern in self.algorithms):
             allowed = ", ".join(self.algorithms) or "none"
-            yield f"{ask.algorithm!r} may not train here: policy.toml allows these algorithms: {allowed}"
-        if not 0 <= ask.round < self.rounds:
-            yield f"round {ask.round + 1} is not one that is allowed: policy.toml says rounds = {self.rounds}"
-        if ask.studies >= self.studies:
+            yield f"{intent.algorithm!r} may not train here: policy.toml allows these algorithms: {allowed}"
+        if not 0 <= intent.round < self.rounds:
+            yield f"round {intent.round + 1} is not one that is allowed: policy.toml says rounds = {self.rounds}"
+        if intent.studies >= self.studies:
             yield f"no more new studies today: policy.toml says studies = {self.studies}"
-        if ask.kind in WORK and not self._open(now):
+        if intent.kind in WORK and not self._open(now):
             yield f'it is {now.astimezone():%H:%M} here: policy.toml says hours = "{self.hours}"'
-        sure = {name: kind for name, kind in ask.leaves.items() if not name.endswith("?")}
-        yield from self._leaks(replace(ask, leaves=sure), {})
+        sure = {name: kind for name, kind in intent.leaves.items() if not name.endswith("?")}
+        yield from self._leaks(replace(intent, leaves=sure), {})
 
-    def _leaks(self, ask: Ask, behind: Mapping[str, int]) -> Iterator[str]:
+    def _leaks(self, intent: Intent, behind: Mapping[str, int]) -> Iterator[str]:
         """What is wrong with what would leave."""
-        vectors = next((name for name, kind in ask.leaves.items() if kind == "cases"), "")
-        if (ask.case_vectors or vectors) and not self.case_vectors:
+        vectors = next((name for name, kind in intent.leaves.items() if kind == "cases"), "")
+        if (intent.case_vectors or vectors) and not self.case_vectors:
             what = f" ({vectors!r})" if vectors else ""
             yield f"numbers of single cases{what} may not leave: policy.toml says case_vectors = false"
-        if ask.case_scores and not self.case_scores:
+        if intent.case_scores and not self.case_scores:
             yield "the scores of single cases may not leave: policy.toml says case_scores = false"
         # behind the score of a case is one case, and where they may leave, so may what is made of them
-        free = (*BARE, "cost", "number") if ask.case_scores else BARE
-        for name, kind in ask.leaves.items():
+        free = (*BARE, "cost", "number") if intent.case_scores else BARE
+        for name, kind in intent.leaves.items():
             if kind not in self.kinds and kind != "cases":
                 allowed = ", ".join(self.kinds) or "none"
                 yield f"{name!r} is of the kind {kind!r} and may not leave: policy.toml allows these kinds: {allowed}"
-            if kind not in free and min(ask.cases, behind.get(name, ask.cases)) < self.fewest:
+            if kind not in free and min(intent.cases, behind.get(name, intent.cases)) < self.fewest:
                 yield f"too few cases are behind {name!r}: policy.toml says fewest = {self.fewest}"
 
     @property

@@ -1,29 +1,25 @@
-"""The hospital's own side: data, model and GPU stay warm in one process, which answers what the policy allows.
+"""The hospital's answers: cases, model and GPU stay warm in one process, which does what the policy allows.
 
-All that may leave passes here: the policy is asked before anything is computed and once more when the answer is known,
-and the ledger has a line about it before the answer is handed to the courier. What the site remembers lies in its state
-folder, a file a version, written before the answer leaves; so a worker that is killed goes on as if it had not been.
+All that may leave passes here. The policy is asked before anything is computed and again when the response is known,
+and the ledger has a line about it before the response is handed to the courier. The site's memory lies in its state
+folder, one file a version, written before the response leaves; so a worker that is killed continues as if it had not
+been.
 
 ::
 
     STATE/ledger.jsonl                 what was asked and what left
-    STATE/secret                       by which cases get numbers instead of names
-    STATE/runs/STUDY/study.toml        what this hospital agreed to
-    STATE/runs/STUDY/memory/           what the site remembers, by version
-    STATE/runs/STUDY/phase-K           what phase K began from
-    STATE/runs/STUDY/KIND.count        how often what was answered
+    STATE/secret                       key of the pseudonyms
+    STATE/runs/STUDY/study.toml        the study that this hospital agreed to
+    STATE/runs/STUDY/memory/           the site's memory, by version
+    STATE/runs/STUDY/phase-K           the model that phase K began from
+    STATE/runs/STUDY/KIND.count        how many requests of a kind were answered
     STATE/runs/STUDY/models/           the models that this hospital is served, best and last
 """
 
-import fcntl
 import hashlib
-import hmac
 import json
 import logging
 import math
-import os
-import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,48 +29,63 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import safetensors.numpy
 import torch
 
 from polysite import assessment, config, study
 from polysite.algorithms import names_of
-from polysite.algorithms.base import Algorithm, Kind
-from polysite.algorithms.cfft import Cfft
-from polysite.algorithms.cost_weighted import FedCostWAvg, FedPIDAvg, TopK
-from polysite.algorithms.l2gd import L2gd
+from polysite.algorithms.base import Algorithm, Kind, facts, tightened
 from polysite.config import Study
-from polysite.data.case import SPLITS
+from polysite.data.case import SPLITS, CaseRef
 from polysite.data.sources import Phantom, PhantomClasses, Source
 from polysite.data.split import SiteSplit
-from polysite.deploy.coordinator.remote import PROTOCOL, digest
 from polysite.deploy.identity import difference
 from polysite.deploy.project import SiteConfig
-from polysite.deploy.protocol import Question
-from polysite.deploy.site import ipc
+from polysite.deploy.protocol import (
+    Digests,
+    Greeting,
+    Measured,
+    Request,
+    RequestKind,
+    Scored,
+    Trained,
+    model_digest,
+)
 from polysite.deploy.site.ledger import Ledger
-from polysite.deploy.site.policy import Ask, SitePolicy
+from polysite.deploy.site.policy import Intent, SitePolicy
+from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.engines import checkpoint, site_memory
-from polysite.engines.compress import Compress, squeeze
-from polysite.engines.reply_checks import kinds_of
 from polysite.engines.run_folder import file_name
 from polysite.engines.site_memory import Memory
-from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, RunError, shown
+from polysite.engines.site_turn import Turn, take_turn
+from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, shown
 from polysite.models.encoders import Bundled
 from polysite.payload import Payload, decode, encode, plain
-from polysite.site import Fit
+from polysite.site import Cases, Fit
 from polysite.storage import write_file
-from polysite.train.torch_site import TorchSite
+from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
 log = logging.getLogger("polysite")
 
 Header = dict[str, Any]
-Costs = FedCostWAvg | FedPIDAvg | TopK  # whose cost is that of the validation cases
 DAY = 86400.0  # seconds
-IDLE = 600.0  # seconds without a courier after which an orphan goes
+# requests of a kind for every round that the policy allows: a server that was stopped repeats some, and scores the
+# validation and the test cases of a round
+REPEATED: Mapping[str, int] = {"score": 4, "serve": 8}
 
 
 class Refusal(PolysiteError):
-    """What this hospital does not do, and why: it leaves as a sentence."""
+    """A request that this hospital does not do; the sentence is sent to the coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A response as it leaves: header, body, and what it holds, for the ledger."""
+
+    header: Header = field(default_factory=dict)
+    body: bytes = b""
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -83,144 +94,156 @@ class Agreed:
 
     id: str
     study: Study  # with this hospital's data
-    parts: SiteSplit
-    stages: list[tuple[Algorithm[Any], TorchSite]]  # of every phase
+    splits: SiteSplit
+    phases: list[tuple[Algorithm[Any], TorchSite]]
     folder: Path
     begun: set[int] = field(default_factory=lambda: {0})
 
-    def done(self, kind: str) -> int:
-        """How often this has been answered here, as this hospital counts it."""
-        file = self.folder / f"{kind}.count"
+    def done(self, kind: RequestKind) -> int:
+        """Return how many requests of a kind were answered."""
+        file = self._count_file(kind)
         return file.stat().st_size if file.exists() else 0
 
-    def count(self, kind: str) -> None:
-        """Once more: a mark in a file."""
-        with (self.folder / f"{kind}.count").open("ab") as file:
+    def count(self, kind: RequestKind) -> None:
+        """Count one more answer: a byte in a file."""
+        with self._count_file(kind).open("ab") as file:
             file.write(b".")
+
+    def _count_file(self, kind: RequestKind) -> Path:
+        return self.folder / f"{_counted(kind)}.count"
 
 
 class Worker:
-    """Answers one question at a time."""
+    """Answers one request at a time.
+
+    Args:
+        site: The site's configuration.
+        policy: What the hospital allows.
+        now: The clock by which the policy's hours are kept.
+    """
 
     def __init__(self, site: SiteConfig, policy: SitePolicy, now: Callable[[], datetime] = datetime.now):
         self.site, self.policy, self.now = site, policy, now
         self.ledger = Ledger(site.state / "ledger.jsonl")
+        self.pseudonyms = Pseudonyms(site.state / "secret")
         self.agreed: Agreed | None = None
-        self._last: tuple[str, Header, bytes, dict[str, str]] = ("", {}, b"", {})  # the last answer, should it get lost
-        self._secret = _secret(site.state / "secret")
-        self.words = "[data] names no cases: only rehearsals with drawn patients are possible"
+        self._last: tuple[str, Leaving] = ("", Leaving())  # the last response, in case it gets lost
+        self.words = "[data] names no cases: only rehearsals with generated patients are possible"
         if torch.cuda.is_available() and policy.gpu_share < 1:
             torch.cuda.set_per_process_memory_fraction(policy.gpu_share)
 
+    def describe_data(self) -> None:
+        """Count the hospital's cases, for the courier's screen; refuse data that cannot be read."""
+        if self.site.data:
+            source = self.source()
+            count, where = sum(map(len, source.case_refs(0).values())), self.site.data.get("path", "drawings")
+            self.words = f"{count} cases ({', '.join(source.modality_names)}) found in {where}"
+
     def source(self, wanted: Source | None = None) -> Source:
-        """The hospital's own cases; for a rehearsal those that it draws, so that no patient is in it."""
+        """Return the hospital's own cases; for a rehearsal, generated ones, so that no patient is involved."""
         if isinstance(wanted, Phantom | PhantomClasses):
             return wanted
         if self.site.data:
             files = wanted is not None and self.site.data.get("name") == "files"
             wish = {"modalities": list(wanted.modality_names)} if wanted and files else {}
             return config.build({"data": {**wish, **self.site.data}}).data
-        raise ConfigError(f"{self.site.path} names no data: fill in [data]")  # those of a coordinator are not opened
+        raise ConfigError(f"{self.site.path} names no data: fill in [data]")  # the coordinator's are never opened
 
     def answer(self, header: Mapping[str, Any], body: bytes, incidents: Sequence[str] = ()) -> tuple[Header, bytes]:
-        """What leaves: an answer, or a sentence why there is none. It is in the ledger before it is returned. With it
-        goes what the courier has to say of itself."""
-        told: Header = {"incidents": list(incidents)} if incidents else {}
-        digested = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode())
-        digested.update(body)
-        key = digested.hexdigest()
+        """Return a response, or a sentence why there is none. It is in the ledger before it is returned.
+
+        Args:
+            header: Header of the request.
+            body: Body of the request.
+            incidents: What the courier has to report, sent along.
+        """
+        extra: Header = {"incidents": list(incidents)} if incidents else {}
+        digest = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode())
+        digest.update(body)
+        key = digest.hexdigest()
         began, kind = time.perf_counter(), shown(header.get("kind"), 40)
         if key == self._last[0]:
-            got, out, fields = self._last[1:]
-            self._record(header, body, got, out, {**told, "again": True}, fields)
-            return {**got, **told}, out
+            leaving = self._last[1]
+            self._record(header, body, leaving, {**extra, "again": True})
+            return {**leaving.header, **extra}, leaving.body
         try:
-            got, out, fields = self._answer(header, body)
+            leaving = self._answer(header, body)
         except (Refusal, ConfigError, PayloadError) as problem:
-            got, out, fields = {"refused": str(problem)}, b"", {}
-        except PolysiteError as problem:  # it may name files and cases, which is nobody's business
+            leaving = Leaving({"refused": str(problem)})
+        except PolysiteError as problem:  # it may name files and cases, which stay here
             log.error("%s: %s", kind, problem)
-            got, out, fields = {"error": "its data or its disk are not in order; its own log says why"}, b"", {}
-            told["mine"] = str(problem)  # for the screen here; the courier keeps it
+            leaving = Leaving({"error": "its data or its disk are not in order; its own log says why"})
+            extra["local"] = str(problem)  # for the screen here; the courier removes it
         except Exception as problem:
             log.exception("%s", kind)
-            got, out, fields = {"error": f"it failed ({type(problem).__name__}); its own log says why"}, b"", {}
-        got["seconds"] = time.perf_counter() - began
-        self._record(header, body, got, out, told, fields)
-        got["left"] = json.dumps(fields)
-        if kind != "hello" and "error" not in got and "refused" not in got:
-            self._last = key, got, out, fields
-        return {**got, **told}, out
+            leaving = Leaving({"error": f"it failed ({type(problem).__name__}); its own log says why"})
+        leaving.header["seconds"] = time.perf_counter() - began
+        self._record(header, body, leaving, extra)
+        leaving.header["left"] = json.dumps(dict(leaving.fields))
+        if kind != "hello" and "error" not in leaving.header and "refused" not in leaving.header:
+            self._last = key, leaving
+        return {**leaving.header, **extra}, leaving.body
 
-    def _record(
-        self,
-        header: Mapping[str, Any],
-        body: bytes,
-        got: Header,
-        out: bytes,
-        told: Mapping[str, Any],
-        fields: Mapping[str, str],
-    ) -> None:
+    def _record(self, header: Mapping[str, Any], body: bytes, leaving: Leaving, extra: Mapping[str, Any]) -> None:
+        texts = sum(len(leaving.header.get(name, "")) for name in ("scores", "measures"))
         self.ledger.write(
             {
                 **{name: shown(header.get(name, ""), 64) for name in ("study", "kind")},
                 "from": self.site.server,
-                **{name: found if type(found := header.get(name)) is int else -1 for name in ("round", "phase")},
+                **{name: given if type(given := header.get(name)) is int else -1 for name in ("round", "phase")},
                 "got": len(body),
-                "bytes": len(out) + len(got.get("scores", "")),
-                "left": fields,
-                **{k: got[k] for k in ("refused", "error") if k in got},
-                **told,
+                "bytes": len(leaving.body) + texts,
+                "left": dict(leaving.fields),
+                **{k: leaving.header[k] for k in ("refused", "error") if k in leaving.header},
+                **extra,
             }
         )
 
-    def _answer(self, header: Mapping[str, Any], body: bytes) -> tuple[Header, bytes, dict[str, str]]:
-        if header.get("protocol") != PROTOCOL:
-            theirs = shown(header.get("protocol"), 40)
-            raise Refusal(f"it is asked in protocol {theirs}, and speaks {PROTOCOL}; install the same")
-        asked = Question.parse(header)
-        if asked.kind == "hello":
+    def _answer(self, header: Mapping[str, Any], body: bytes) -> Leaving:
+        request = Request.parse(header, body)
+        if request.kind == "hello":
             odd = difference(header)
             if odd:
                 raise Refusal(odd)
-            return self._hello(asked)
-        agreed = self._find(asked.study)
-        self._allow(asked, agreed)
-        answers = {
+            return self._hello(request)
+        agreed = self._find(request.study)
+        self._allow(request, agreed)
+        answers: Mapping[str, Callable[[Agreed, Request], Leaving]] = {
             "assess": self._assess,
             "train": self._train,
             "score": self._score,
+            "examine": self._examine,
             "serve": self._serve,
             "begin": self._begin,
         }
-        found = answers[asked.kind](agreed, asked, body)
-        agreed.count(asked.kind)  # not before: a hospital whose disk is full for a night has not used up its rounds
-        return found
+        leaving = answers[request.kind](agreed, request)
+        agreed.count(request.kind)  # only now: a request that failed has not used up a round
+        return leaving
 
-    # what is asked before anything else
+    # agreement
 
-    def _hello(self, asked: Question) -> tuple[Header, bytes, dict[str, str]]:
-        known = self._folder(asked.study) / "study.toml"
-        if known.is_file() and known.read_text() != asked.config:
+    def _hello(self, request: Request) -> Leaving:
+        known = self._folder(request.study) / "study.toml"
+        if known.is_file() and known.read_text() != request.config:
             raise Refusal("this study was agreed to with other settings; another one needs another name")
-        if self.agreed is None or self.agreed.id != asked.study:
+        if self.agreed is None or self.agreed.id != request.study:
             if not known.exists():
-                self._obey(self.policy.refuse(Ask("hello", studies=self._new()), self.now()))
-            self.agreed = None  # lets go of the memory before more is taken
-            self.agreed = self._agree(asked.study, asked.config)
-        told = "count" in self.policy.kinds  # otherwise no more than whether there are any
-        counts = {part: len(p) if told else min(len(p), 1) for part in SPLITS for p in [self.agreed.parts[part]]}
-        says = {"judges": self.policy.case_scores, "described": self.policy.assess}
-        left = {**{part: f"count, {n}" for part, n in counts.items()}, "torch and device": "text", "policy": "text"}
-        return {**counts, **says, **_machine()}, b"", left
+                self._obey(self.policy.refuse(Intent("hello", studies=self._new_studies()), self.now()))
+            self.agreed = None  # releases the memory before more is taken
+            self.agreed = self._agree(request.study, request.config)
+        revealed = "count" in self.policy.kinds  # otherwise only whether there are any
+        counts = {k: len(self.agreed.splits[k]) if revealed else min(len(self.agreed.splits[k]), 1) for k in SPLITS}
+        greeting = Greeting(counts, self.policy.case_scores, self.policy.assess, *_machine())
+        fields = {**{k: f"count, {n}" for k, n in counts.items()}, "torch and device": "text", "policy": "text"}
+        return Leaving(greeting.header(), fields=fields)
 
-    def _new(self) -> int:
-        """How many studies were agreed to since yesterday."""
+    def _new_studies(self) -> int:
+        """Return how many studies were agreed to within a day."""
         files = (self.site.state / "runs").glob("*/study.toml")
         return sum(time.time() - f.stat().st_mtime < DAY for f in files)
 
     def _find(self, id: str) -> Agreed:
-        """The study that is asked for; after a restart, from disk."""
+        """Return the study that is asked for; after a restart, from disk."""
         if self.agreed is None or self.agreed.id != id:
             file = self._folder(id) / "study.toml"
             if not file.is_file():
@@ -233,229 +256,237 @@ class Worker:
         return self.site.state / "runs" / file_name(id)
 
     def _agree(self, id: str, text: str) -> Agreed:
-        """Take part, if everything that the study will ask is within the policy and the data are what it wants."""
+        """Take part, if the policy allows everything that the study will ask and the data fit."""
         wanted = config.parse(text, where="the study")
-        for stage in config.phases(wanted):
-            if stage.run.pooled:
-                raise Refusal("run.pooled would bring all scans to one place; no scan leaves this site")
+        if any(phase.run.pooled for phase in config.phases(wanted)):
+            raise Refusal("run.pooled would bring all scans to one place; no scan leaves this site")
         if wanted.split.file:
             raise Refusal("split.file names a file of the coordinator's; the study must split by itself")
         if not isinstance(wanted.encoder, Bundled):
             raise Refusal("encoder.name names a file of the coordinator's; leave it out, for the one that is built in")
         try:
-            mine = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
-            _fits(mine.data, wanted.data)
-            patients = _patients(mine, self.site.name)
-            parts = mine.split.apply({self.site.name: patients}, mine.split.seed_of(mine.seed))[self.site.name]
+            local = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
+            _check_data(local.data, wanted.data)
+            cases = _cases(local, self.site.name)
+            splits = local.split.apply({self.site.name: cases}, local.split.seed_of(local.seed))[self.site.name]
         except ConfigError as problem:  # of this hospital's own configuration: it may name files
             raise DataError(str(problem)) from problem
-        self._check(mine, len(parts["train"]))
+        self._check_study(local, len(splits["train"]))
         folder = self._folder(id)
         (folder / "memory").mkdir(parents=True, exist_ok=True)
-        if not (folder / "study.toml").exists():  # before there is work: it counts as a study, however it ends
+        if not (folder / "study.toml").exists():  # before any work: it counts as a study, however it ends
             write_file(folder / "study.toml", lambda p: p.write_text(text))
-        sites = study.build_sites(mine, {self.site.name: parts})
-        host = sites[self.site.name]
-        stages = [(self._strict(s.algorithm), host.under(s.train)) for s in config.phases(mine)]
-        return Agreed(id, mine, parts, stages, folder)
+        host = study.build_sites(local, {self.site.name: splits})[self.site.name]
+        fewest = self.policy.fewest
+        phases = [(tightened(p.algorithm, fewest), host.under(p.train)) for p in config.phases(local)]
+        return Agreed(id, local, splits, phases, folder)
 
-    def _strict(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
-        """The algorithm as it answers here: what it sums up is of as many cases as the policy wants, or of more."""
-        if not isinstance(algorithm, Cfft):
-            return algorithm
-        fewest, least = (max(n, self.policy.fewest) for n in (algorithm.fewest, algorithm.least))
-        return replace(algorithm, fewest=fewest, least=least)
-
-    def _check(self, wanted: Study, cases: int) -> None:
-        """Ask the policy about all that the study will want; rounds are counted through all phases."""
-        stages = config.phases(wanted)
-        rounds = sum(stage.run.rounds for stage in stages)
-        seen = min(map(_fewest, stages))
+    def _check_study(self, wanted: Study, cases: int) -> None:
+        """Ask the policy about everything that the study will want; rounds are counted through all phases."""
+        phases = config.phases(wanted)
+        rounds = sum(phase.run.rounds for phase in phases)
+        seen = min(map(_fewest_seen, phases))
         if seen < self.policy.fewest:
             raise Refusal(
                 f"one training of this study may see {seen} cases, too few behind 'model': policy.toml says fewest = "
                 f"{self.policy.fewest}; a larger train.batch, more steps or whole epochs would do"
             )
-        for stage, name in ((s, name) for s in stages for name in names_of(s.algorithm)):
-            ask = Ask(
+        for phase, name in ((p, name) for p in phases for name in names_of(p.algorithm)):
+            intent = Intent(
                 kind="hello",
                 algorithm=name,
                 round=rounds - 1,
                 cases=cases,
-                leaves=_leaves(stage.algorithm),
-                case_scores=isinstance(stage.algorithm, Cfft),  # sums of scores, perhaps of one case
+                leaves=_leaves(phase.algorithm),
+                case_scores=facts(phase.algorithm).sends_scores,
             )
-            self._obey(self.policy.refuse(ask, self.now()))
+            self._obey(self.policy.refuse(intent, self.now()))
 
-    def _allow(self, asked: Question, agreed: Agreed) -> None:
-        """Ask the policy; a server that was stopped repeats some, not all, and judges twice a round."""
-        phases = range(len(agreed.stages))
-        if asked.phase not in phases or asked.before not in phases:
-            raise Refusal(f"the study has no phase {max(asked.phase, asked.before) + 1}")
-        assess, algorithm = agreed.study.assess, agreed.stages[asked.phase][0]
-        parts = SPLITS if asked.kind == "assess" and assess.cases == "all" else SPLITS[:1]
-        repeated = 4 if asked.kind in ("score", "serve") else 2
-        leaves = {"assess": _leaves(assess), "train": _leaves(algorithm)}.get(asked.kind, {})
-        for name in ("assess",) if asked.kind == "assess" else names_of(algorithm):
-            ask = Ask(
-                kind=asked.kind,
+    def _allow(self, request: Request, agreed: Agreed) -> None:
+        """Ask the policy about a request, with the rounds as this hospital counts them."""
+        phases = range(len(agreed.phases))
+        if request.phase not in phases or request.before not in phases:
+            raise Refusal(f"the study has no phase {max(request.phase, request.before) + 1}")
+        assess, algorithm = agreed.study.assess, agreed.phases[request.phase][0]
+        splits = SPLITS if request.kind == "assess" and assess.cases == "all" else SPLITS[:1]
+        leaves = {"assess": _leaves(assess), "train": _leaves(algorithm)}.get(request.kind, {})
+        for name in ("assess",) if request.kind == "assess" else names_of(algorithm):
+            intent = Intent(
+                kind=request.kind,
                 algorithm=name,
-                round=max(asked.round, agreed.done(asked.kind) // repeated),
-                cases=sum(len(agreed.parts[part]) for part in parts),
+                round=max(request.round, agreed.done(request.kind) // REPEATED.get(_counted(request.kind), 2)),
+                cases=sum(len(agreed.splits[split]) for split in splits),
                 leaves=leaves,
-                case_scores=asked.kind == "score",
+                case_scores=request.kind in ("score", "examine"),
             )
-            self._obey(self.policy.refuse(ask, self.now()))
+            self._obey(self.policy.refuse(intent, self.now()))
 
     @staticmethod
     def _obey(reason: str | None) -> None:
         if reason:
             raise Refusal(reason)
 
-    # the five functions
+    # answers
 
-    def _assess(self, agreed: Agreed, asked: Question, body: bytes) -> tuple[Header, bytes, dict[str, str]]:
+    def _assess(self, agreed: Agreed, request: Request) -> Leaving:
         assess = agreed.study.assess
-        engine = assessment.assessed_sites(agreed.study, dealt={self.site.name: agreed.parts})
-        reply, _ = assess.local(decode(body), Payload(), engine.sites[self.site.name])  # type: ignore[arg-type]
-        return self._leave(assess, Payload(), reply, len(agreed.parts["train"]))
+        engine = assessment.assessed_sites(agreed.study, dealt={self.site.name: agreed.splits})
+        algorithm: Any = assess
+        turn = take_turn(algorithm, decode(request.body), Payload(), engine.sites[self.site.name])
+        return self._leaving(turn, len(agreed.splits["train"]))
 
-    def _train(self, agreed: Agreed, asked: Question, body: bytes) -> tuple[Header, bytes, dict[str, str]]:
-        algorithm, site = agreed.stages[asked.phase][0], self._at(agreed, asked.phase, asked.round)
+    def _train(self, agreed: Agreed, request: Request) -> Leaving:
+        algorithm, site = agreed.phases[request.phase][0], self._at(agreed, request.phase, request.round)
         if not site.size:
             raise Refusal("it has no training cases")
-        got = decode(body).each(site.lift)
-        reply, new = algorithm.local(got, self._remembered(agreed, asked, site), site)
-        behind, compress = _behind(site.fits, site.size), config.phases(agreed.study)[asked.phase].run.compress
-        few = isinstance(algorithm, Costs) and not self.policy.case_scores  # behind a cost is then no single case
-        judges = len(agreed.parts["validation"]) if few else behind
-        found, out, fields = self._leave(algorithm, got, reply, behind, compress, {"cost": judges})
-        self._remember(agreed, asked, new)
-        told = _together(site.fits)
-        fits = {f"fit_{n}": [float(getattr(f, n)) for f in told] for n in ("loss", "steps", "lr_sum", "reach")}
-        if not site.fits or behind < self.policy.fewest or not {"cost", "number"} <= set(self.policy.kinds):
-            return found, out, fields
-        return {**found, **fits}, out, {**fields, "loss, steps, learning rates": "cost and number"}
+        got, outgoing = decode(request.body).each(site.lift), config.phases(agreed.study)[request.phase].run.outgoing
+        turn = take_turn(algorithm, got, self._remembered(agreed, request, site), site, outgoing)
+        behind = _cases_behind(turn.fits, site.size)
+        hidden = facts(algorithm).cost_split == "validation" and not self.policy.case_scores
+        # where no score of a single case may leave, a cost of validation cases must not stand for one case either
+        leaving = self._leaving(turn, behind, {"cost": len(agreed.splits["validation"]) if hidden else behind})
+        self._remember(agreed, request, turn.memory)
+        if not turn.fits or behind < self.policy.fewest or not {"cost", "number"} <= set(self.policy.kinds):
+            return leaving
+        header = {**leaving.header, **Trained(_together(turn.fits)).header()}
+        fields = {**leaving.fields, "loss, steps, learning rates": "cost and number"}
+        return replace(leaving, header=header, fields=fields)
 
-    def _score(self, agreed: Agreed, asked: Question, body: bytes) -> tuple[Header, bytes, dict[str, str]]:
-        split = asked.split
-        if not split:
-            raise Refusal("models are judged by validation and test cases")
-        site, groups = self._served(agreed, asked, asked.phase, body, split)
+    def _score(self, agreed: Agreed, request: Request) -> Leaving:
+        site, groups = self._served(agreed, request, request.phase, self._split(request))
         scores = {case: s for params, cases in groups for case, s in site.score(params, cases).items()}
-        named = {self.pseudonym(case): {k: float(v) for k, v in s.items()} for case, s in scores.items()}
+        header = Scored({self.pseudonyms.of(case): s for case, s in scores.items()}).header()
+        return Leaving(header, fields=self._listed("scores", len(scores), agreed, request))
+
+    def _examine(self, agreed: Agreed, request: Request) -> Leaving:
+        site, groups = self._served(agreed, request, request.phase, self._split(request))
+        examined = tuple(
+            replace(e, case=self.pseudonyms.of(e.case), prediction=None)
+            for params, cases in groups
+            for e in site.examine(params, cases, request.tolerance)
+        )
+        fields = self._listed("all measures", len(examined), agreed, request)
+        return Leaving(Measured(examined).header(), fields=fields)
+
+    @staticmethod
+    def _split(request: Request) -> str:
+        if not request.split:
+            raise Refusal("models are scored on validation and test cases only")
+        return request.split
+
+    @staticmethod
+    def _listed(what: str, count: int, agreed: Agreed, request: Request) -> dict[str, str]:
         classes = ", with their true classes" if agreed.study.data.task == "classification" else ""
-        left = {f"scores of {len(scores)} {split} cases{classes}": "number, under pseudonyms"}
-        return {"scores": json.dumps(dict(sorted(named.items())))}, b"", left
+        return {f"{what} of {count} {request.split} cases{classes}": "number, under pseudonyms"}
 
-    def _serve(self, agreed: Agreed, asked: Question, body: bytes) -> tuple[Header, bytes, dict[str, str]]:
-        _, groups = self._served(agreed, asked, asked.phase, body, "validation")
-        models, name = [params for params, _ in groups], asked.name
-        for k, model in enumerate(models if name else ()):
+    def _serve(self, agreed: Agreed, request: Request) -> Leaving:
+        _, groups = self._served(agreed, request, request.phase, "validation")
+        models, folder = [params for params, _ in groups], agreed.folder / "models"
+        for k, model in enumerate(models if request.name else ()):
             arrays = {n: plain(v) for n, v in model.items()}
-            place = (
-                agreed.folder / "models" / f"{file_name(name)}{f'.group-{k}' if len(models) > 1 else ''}.safetensors"
+            group = f".group-{k}" if len(models) > 1 else ""
+            folder.mkdir(exist_ok=True)
+            write_file(
+                folder / f"{file_name(request.name)}{group}.safetensors",
+                lambda p, a=arrays: safetensors.numpy.save_file(a, p),  # type: ignore[misc]
             )
-            place.parent.mkdir(exist_ok=True)
-            write_file(place, lambda p, a=arrays: _save(p, a))  # type: ignore[misc]
-        return {"digests": [digest(model) for model in models]}, b"", {"digest of the model": "number"}
+        digests = Digests(tuple(map(model_digest, models)))
+        return Leaving(digests.header(), fields={"digest of the model": "number"})
 
-    def _begin(self, agreed: Agreed, asked: Question, body: bytes) -> tuple[Header, bytes, dict[str, str]]:
-        phase = asked.phase
-        _, groups = self._served(agreed, asked, asked.before, body, "validation")
+    def _begin(self, agreed: Agreed, request: Request) -> Leaving:
+        _, groups = self._served(agreed, request, request.before, "validation")
         models = [params for params, _ in groups]
         if len(models) != 1:
-            raise Refusal(f"phase {phase + 1} starts from one model, and this site has {len(models)}")
-        start = Memory(self.site.name, "start", asked.begins, Payload(model=models[0]))
-        site_memory.save(self._beginning(agreed, phase), start)
-        self._enter(agreed, phase, asked.begins, models[0])
-        return {}, b"", {}
+            raise Refusal(f"phase {request.phase + 1} starts from one model, and this site has {len(models)}")
+        start = Memory(self.site.name, "start", request.begins, Payload(model=models[0]))
+        site_memory.save(self._start_file(agreed, request.phase), start)
+        self._enter(agreed, request.phase, request.begins, models[0])
+        return Leaving()
 
-    # what they have in common
+    # what the answers share
 
     def _at(self, agreed: Agreed, phase: int, round: int) -> TorchSite:
         if phase not in agreed.begun:
-            site = agreed.stages[phase][1]
-            start: Memory = checkpoint.load(self._beginning(agreed, phase), site.lift)
+            site = agreed.phases[phase][1]
+            start: Memory = checkpoint.load(self._start_file(agreed, phase), site.lift)
             self._enter(agreed, phase, start.version, start.content["model"])
-        return agreed.stages[phase][1].at(round)
+        return agreed.phases[phase][1].at(round)
 
     @staticmethod
     def _enter(agreed: Agreed, phase: int, begins: int, start: Tree) -> None:
-        algorithm, site = agreed.stages[phase]
-        agreed.stages[phase] = algorithm, site.begin(begins, site.lift(start))
+        algorithm, site = agreed.phases[phase]
+        agreed.phases[phase] = algorithm, site.begin(begins, site.lift(start))
         agreed.begun.add(phase)
 
-    def _beginning(self, agreed: Agreed, phase: int) -> Path:
+    @staticmethod
+    def _start_file(agreed: Agreed, phase: int) -> Path:
         return agreed.folder / f"phase-{phase}.safetensors"
 
     def _served(
-        self, agreed: Agreed, asked: Question, phase: int, body: bytes, split: str
-    ) -> tuple[TorchSite, list[tuple[Tree, tuple[str, ...]]]]:
-        """Which parameters this site uses for which of its patients, given what it was sent."""
-        site, asked = self._at(agreed, phase, asked.round), replace(asked, phase=phase)
-        remembered = self._remembered(agreed, asked, site)
-        algorithm = agreed.stages[phase][0]
-        return site, list(algorithm.serve(decode(body).each(site.lift), remembered, site, site.cases(split)))
+        self, agreed: Agreed, request: Request, phase: int, split: str
+    ) -> tuple[TorchSite, list[tuple[Tree, Cases]]]:
+        """Return the parameters that this site uses, each with the cases it uses them for."""
+        site, request = self._at(agreed, phase, request.round), replace(request, phase=phase)
+        got, memory = decode(request.body).each(site.lift), self._remembered(agreed, request, site)
+        return site, list(agreed.phases[phase][0].serve(got, memory, site, site.cases(split)))
 
-    def _leave(
-        self,
-        algorithm: Any,
-        got: Payload,
-        reply: Payload,
-        cases: int,
-        how: Compress = "none",
-        behind: Mapping[str, int] = MappingProxyType({}),
-    ) -> tuple[Header, bytes, dict[str, str]]:
-        """The bytes of a reply, if all that is in it may leave."""
-        kinds = kinds_of(algorithm.reply, got, reply)
-        odd = sorted(reply.keys() - kinds.keys())
+    def _leaving(self, turn: Turn, cases: int, behind: Mapping[str, int] = MappingProxyType({})) -> Leaving:
+        """Return the encoded reply of a turn, if everything in it may leave.
+
+        Args:
+            turn: The turn, after all outgoing steps.
+            cases: Number of cases behind the reply.
+            behind: Number of cases behind single fields, where it is smaller.
+        """
+        odd = sorted(turn.reply.keys() - turn.kinds.keys())
         if odd:
             raise Refusal(f"the answer holds {odd[0]!r}, which the algorithm does not announce")
-        self._obey(self.policy.refuse_reply(kinds, cases, behind=behind))
-        left = squeeze(how, kinds, got, reply)
+        self._obey(self.policy.refuse_reply(turn.kinds, cases, behind=behind))
         sizes = {
-            name: 8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values()) for name, v in left.items()
+            name: 8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values())
+            for name, v in turn.reply.items()
         }
-        return {}, encode(left), {name: f"{kinds[name]}, {sizes[name]} bytes" for name in reply}
+        fields = {name: f"{turn.kinds[name]}, {size} bytes" for name, size in sizes.items()}
+        return Leaving({}, encode(turn.reply), fields)
 
-    def _memory(self, agreed: Agreed, version: int) -> Path:
+    def _memory_file(self, agreed: Agreed, version: int) -> Path:
         return agreed.folder / "memory" / f"round-{version:06d}.safetensors"
 
-    def _remembered(self, agreed: Agreed, asked: Question, site: TorchSite) -> Payload:
-        if asked.version < 0:
+    def _remembered(self, agreed: Agreed, request: Request, site: TorchSite) -> Payload:
+        if request.version < 0:
             return Payload()
-        path = self._memory(agreed, asked.version)
-        return site_memory.load(path, self.site.name, _owner(agreed, asked.phase), asked.version, site.lift)
+        path = self._memory_file(agreed, request.version)
+        return site_memory.load(path, self.site.name, _owner(agreed, request.phase), request.version, site.lift)
 
-    def _remember(self, agreed: Agreed, asked: Question, new: Payload) -> None:
-        """Written before the answer leaves; let go of what no checkpoint of the server needs."""
-        made = Memory(self.site.name, _owner(agreed, asked.phase), asked.round, new)
-        site_memory.save(self._memory(agreed, asked.round), made)
+    def _remember(self, agreed: Agreed, request: Request, content: Payload) -> None:
+        """Write the new memory before the response leaves; delete versions that no checkpoint of the server needs."""
+        memory = Memory(self.site.name, _owner(agreed, request.phase), request.round, content)
+        site_memory.save(self._memory_file(agreed, request.round), memory)
         for path in (agreed.folder / "memory").glob("round-*.safetensors"):
-            if int(path.stem.rpartition("-")[2]) not in {*asked.keep, asked.version, asked.round}:
+            if int(path.stem.rpartition("-")[2]) not in {*request.keep, request.version, request.round}:
                 path.unlink()
 
-    def pseudonym(self, case: str) -> str:
-        """The same number for the same case in every study; nobody else can find the case by it."""
-        return f"case-{hmac.new(self._secret, case.encode(), 'sha256').hexdigest()[:10]}"
+
+def _counted(kind: RequestKind) -> RequestKind:
+    """Return the kind that a request is counted as: an examination scores cases, too."""
+    return "score" if kind == "examine" else kind
 
 
-def _patients(mine: Study, name: str) -> list[Any]:
-    """This hospital's cases; a folder of one site is this one, whatever it is called there."""
-    sites = mine.data.case_refs(mine.seed)
+def _cases(local: Study, name: str) -> list[CaseRef]:
+    """Return this hospital's cases. A folder of one site is this hospital, whatever the folder calls it."""
+    sites = local.data.case_refs(local.seed)
     if name in sites:
         return list(sites[name])
     if len(sites) != 1:
         raise DataError(f"the data hold the sites {', '.join(sites)}; none is called {name!r}")
     (only,) = sites.values()
-    return [replace(p, site=name) for p in only]
+    return [replace(ref, site=name) for ref in only]
 
 
-def _fits(mine: Source, wanted: Source) -> None:
+def _check_data(local: Source, wanted: Source) -> None:
     """Refuse data that are not what the study is about."""
     for what in ("task", "dims", "modality_names", "label_names"):
-        here, there = getattr(mine, what), getattr(wanted, what)
+        here, there = getattr(local, what), getattr(wanted, what)
         if here != there:
             raise Refusal(
                 f"the study's {what.replace('_', ' ')}: {there}; those of this site: {here}; its [data] can name them"
@@ -463,128 +494,47 @@ def _fits(mine: Source, wanted: Source) -> None:
 
 
 def _owner(agreed: Agreed, phase: int) -> str:
-    """Whose memory it is: another phase, which may send it away, must not have it."""
-    return f"{'/'.join(names_of(agreed.stages[phase][0]))} in phase {phase + 1}"
+    """Return the owner of a memory. Another phase, which might send the memory away, must not read it."""
+    return f"{'/'.join(names_of(agreed.phases[phase][0]))} in phase {phase + 1}"
 
 
-def _behind(fits: Sequence[Fit], size: int) -> int:
-    """The fewest training cases behind anything that was trained: those that it saw. Mini-batches count together."""
-    parts = [f.cases for f in fits if f.minibatch]
-    seen = [f.cases for f in fits if not f.minibatch] + ([frozenset().union(*parts)] if parts else [])
+def _cases_behind(fits: Sequence[Fit], size: int) -> int:
+    """Return the fewest training cases behind any fit: those whose steps still weigh. Mini-batches count together."""
+    batches = [f.cases for f in fits if f.minibatch]
+    seen = [f.cases for f in fits if not f.minibatch] + ([frozenset().union(*batches)] if batches else [])
     return min(map(len, seen), default=size)
 
 
-def _fewest(stage: Study) -> int:
-    """How many cases may be behind a model that leaves, where the steps of a training are counted."""
-    algorithm, batch = stage.algorithm, -(-stage.train.batch // stage.train.patches)
+def _fewest_seen(phase: Study) -> int:
+    """Return how few cases may be behind a model that leaves, where the steps of a fit are counted."""
+    algorithm, batch = phase.algorithm, -(-phase.train.batch // phase.train.patches)
     if not {"model", "update"} & set(algorithm.reply.values()):
         return sys.maxsize  # nothing that was trained leaves
-    if isinstance(algorithm, L2gd):
-        return batch  # a toss may end a run of local steps after the first
+    if facts(algorithm).single_step:
+        return batch
     steps, epochs = (getattr(algorithm, name, None) for name in ("steps", "epochs"))
-    steps = stage.train.steps if steps is None and epochs is None else steps
+    steps = phase.train.steps if steps is None and epochs is None else steps
     return sys.maxsize if steps is None else int(steps) * batch
 
 
-def _together(fits: Sequence[Fit]) -> list[Fit]:
-    """As they may be told: the mini-batches of a round as one, since behind each may be a single case."""
-    parts = [f for f in fits if f.minibatch]
-    steps = sum(f.steps for f in parts)
+def _together(fits: Sequence[Fit]) -> tuple[Fit, ...]:
+    """Return the fits as they may be reported: the mini-batches of a round as one, since each may be a single case."""
+    batches = [f for f in fits if f.minibatch]
+    steps = sum(f.steps for f in batches)
     if not steps:
-        return list(fits)
-    loss = math.fsum(f.loss * f.steps for f in parts) / steps
-    lr_sum, reach = (math.fsum(getattr(f, name) for f in parts) for name in ("lr_sum", "reach"))
-    whole = replace(parts[-1], loss=loss, steps=steps, lr_sum=lr_sum, reach=reach)
-    return [*(f for f in fits if not f.minibatch), whole]
+        return tuple(fits)
+    loss = math.fsum(f.loss * f.steps for f in batches) / steps
+    lr_sum, reach = (math.fsum(getattr(f, name) for f in batches) for name in ("lr_sum", "reach"))
+    whole = replace(batches[-1], loss=loss, steps=steps, lr_sum=lr_sum, reach=reach)
+    return (*(f for f in fits if not f.minibatch), whole)
 
 
 def _leaves(algorithm: Any) -> dict[str, Kind]:
-    """What an algorithm may ask of a site, as far as its settings tell."""
+    """Return the fields that an algorithm may ask of a site, as far as its settings tell."""
     pooled = getattr(algorithm, "fit", "") == "pooled"
     return {name.rstrip("?") if pooled and kind == "cases" else name: kind for name, kind in algorithm.reply.items()}
 
 
-def _machine() -> dict[str, str]:
+def _machine() -> tuple[str, str]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return {"torch": torch.__version__, "device": gpu or "cpu"}
-
-
-def _secret(path: Path) -> bytes:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    if not path.exists():
-        write_file(path, lambda p: p.write_bytes(secrets.token_bytes(32)))
-        path.chmod(0o600)
-    return path.read_bytes()
-
-
-def _save(path: Path, arrays: Mapping[str, Any]) -> None:
-    import safetensors.numpy
-
-    safetensors.numpy.save_file(dict(arrays), path)
-
-
-def main(folder: str) -> None:
-    """Listen until the courier says stop, or none has come for a while."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    site = SiteConfig.load(Path(folder))
-    try:
-        worker = Worker(site, SitePolicy.load(site.policy))
-        if site.data:
-            source = worker.source()
-            count = sum(map(len, source.case_refs(0).values()))
-            worker.words = (
-                f"{count} cases ({', '.join(source.modality_names)}) found in {site.data.get('path', 'drawings')}"
-            )
-    except PolysiteError as problem:
-        print(f"polysite: {problem}", file=sys.stderr, flush=True)
-        sys.exit(2)
-    with (site.state / "worker.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one whose courier was killed meanwhile goes when it says that it is ready
-        _listen(worker)
-
-
-def _listen(worker: Worker) -> None:
-    door = ipc.listen(worker.site.socket)
-    door.settimeout(IDLE)
-    print(f"ready {worker.words}", flush=True)
-    while True:
-        try:
-            courier, _ = door.accept()
-        except TimeoutError:
-            log.info("no courier for %d s: going", IDLE)
-            break
-        with courier:
-            courier.settimeout(None)
-            if _attend(worker, courier):
-                break
-    worker.site.socket.unlink(missing_ok=True)  # one that is left behind tells of a worker that was killed
-
-
-def _attend(worker: Worker, courier: socket.socket) -> bool:
-    """Answer until the courier goes away; true if it says that this is the end."""
-    try:
-        while (frame := ipc.receive(courier)) is not None:
-            header, body = frame
-            if header.get("courier") == "stop":
-                return True
-            if header.get("courier") == "ping":
-                about = {"pid": os.getpid(), "config": worker.site.fingerprint, "cases": worker.words}
-                ipc.send(courier, about)
-                continue
-            try:
-                answer = worker.answer(header["asked"], body, header["incidents"])
-            except RunError as problem:
-                log.error("%s", problem)
-                words = "its audit log cannot be written, so nothing leaves"
-                answer = {"error": words, "mine": str(problem)}, b""
-            ipc.send(courier, *answer)
-    except OSError as problem:
-        log.warning("the courier was lost: %s", problem)
-    return False
-
-
-if __name__ == "__main__":
-    from polysite.deploy.site import worker  # by its own name, which is in what it writes down
-
-    worker.main(sys.argv[1])
+    return str(torch.__version__), gpu or "cpu"

@@ -9,7 +9,7 @@ import torch
 import polysite as ps
 from polysite.algorithms.feddiv import FedDiv
 from polysite.config import dump, parse
-from polysite.cost.rehearsal import rehearse, traffic
+from polysite.costs.rehearsal import rehearse, traffic
 from polysite.data.case import Case
 from polysite.data.federation import LabelRatio
 from polysite.data.phantom import Hospital
@@ -19,9 +19,9 @@ from polysite.models.densenet import DenseNet
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.payload import Payload
 from polysite.site import Divergence
-from polysite.train.losses import ExtraLosses, divergence
-from polysite.train.tasks import Classify, Exclusive, Outline
-from polysite.train.torch_site import Network, TorchSite
+from polysite.training.losses import ExtraLosses, divergence
+from polysite.training.tasks import Classify, Exclusive, Outline
+from polysite.training.torch_site import Network, TorchSite
 
 UNET, DENSE = UNetSub(filters=(2, 4, 4)), DenseNetSub(blocks=(2, 2), growth=4, features=8)
 TRAIN = ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light")
@@ -157,11 +157,11 @@ def _moves_half_of_fedavg(study, records):
     net = Network(study.model.build(dims=study.data.dims, modalities=4, outputs=outputs, seed=0), study.train)
     ((down, up),) = set(traffic(ps.FedAvg(), net.start, ["a"]).values())
     for record in records[1:]:
-        for site in record["sites"].values():
-            assert site["bytes_down"] + site["bytes_up"] - 8 * outputs == (down + up - 8) / 2
-    rehearsed = rehearse(study.algorithm, net.start, dict.fromkeys(records[0]["sites"], 3), rounds=len(records))
+        for site in record.sites.values():
+            assert site.bytes_down + site.bytes_up - 8 * outputs == (down + up - 8) / 2
+    rehearsed = rehearse(study.algorithm, net.start, dict.fromkeys(records[0].sites, 3), rounds=len(records))
     for loads, record in zip(rehearsed, records, strict=True):
-        found = {i: (s["bytes_down"], s["bytes_up"]) for i, s in record["sites"].items()}
+        found = {i: (s.bytes_down, s.bytes_up) for i, s in record.sites.items()}
         assert found == {i: (load.down, load.up) for i, load in loads.items()}
 
 
@@ -169,10 +169,10 @@ def _moves_half_of_fedavg(study, records):
 def test_a_study_trains_tells_and_resumes_to_the_same_end(study, tmp_path):
     run = ps.train(study, tmp_path / "run")
     records = run.folder.records()
-    assert parse(dump(study)) == study and not any(r["refused"] for r in records) and run.mean > 0
-    assert [bool(r.get("told")) for r in records] == [False, True, True, True, True]
-    assert all(0 <= r["told"]["personal share of the decoders"] <= 1 for r in records[1:])
-    assert [bool(r["shares"]) for r in records] == [True, False] * 2 + [True]
+    assert parse(dump(study)) == study and not any(r.refused for r in records) and run.mean > 0
+    assert [bool(r.diagnostics) for r in records] == [False, True, True, True, True]
+    assert all(0 <= r.diagnostics["personal share of the decoders"] <= 1 for r in records[1:])
+    assert [bool(r.shares) for r in records] == [True, False] * 2 + [True]
     before = {p.name: p.read_bytes() for p in (tmp_path / "run" / "models").iterdir()}
     assert sum(name.startswith("last.") for name in before) == len(run.dice()) == 2  # a decoder for every hospital
     _moves_half_of_fedavg(study, records)
@@ -191,4 +191,4 @@ def test_a_network_without_encoders_for_its_classes_is_refused_in_one_sentence(t
 def test_features_of_all_classes_are_what_moon_compares(tmp_path):
     for study in (SEGMENTING, CLASSIFYING):
         run = ps.train(replace(study, algorithm=ps.Moon(), run=ps.Plan(rounds=2)), tmp_path / study.data.task)
-        assert not any(r["refused"] for r in run.folder.records())
+        assert not any(r.refused for r in run.folder.records())

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from polysite.assess import significance
-from polysite.assess.distances import SQUARES, Values, angle, earth_movers, earth_movers_of, slices
-from polysite.assess.exchange import CLASS, INTENSITY, VOLUME, Assess, left, odd
 from polysite.cluster import distance as cluster
 from polysite.errors import DataError
+from polysite.heterogeneity import significance
+from polysite.heterogeneity.distances import SQUARES, Values, angle, earth_movers, earth_movers_of, slices
+from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME, Assess, left, odd
 from polysite.metrics.statistics import holm
 from polysite.payload import Payload, SiteId
 

@@ -8,16 +8,16 @@ import pytest
 from scipy import stats
 
 from hospitals import FAST, Host, ask, assess, host
-from polysite.assess import significance
-from polysite.assess.assessment import TESTED, TITLES, _set_apart, _together, analyse, combined, remoteness
-from polysite.assess.distances import energy, merged, slices
-from polysite.assess.exchange import Assess, directions, left
 from polysite.cluster import distance as cluster
 from polysite.engines import checkpoint
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError
+from polysite.heterogeneity import significance
+from polysite.heterogeneity.assessment import TESTED, TITLES, _set_apart, _together, analyse, combined, remoteness
+from polysite.heterogeneity.distances import energy, merged, slices
+from polysite.heterogeneity.exchange import Assess, directions, left
 from polysite.metrics.statistics import holm
 from polysite.payload import Payload, decode, encode
 

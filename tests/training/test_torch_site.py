@@ -23,11 +23,11 @@ from polysite.models.densenet import DenseNet
 from polysite.models.names import GROUPS
 from polysite.models.unet import UNet
 from polysite.payload import Payload
-from polysite.site import Budget, Contrast, Objective, Tilt
-from polysite.train.losses import ExtraLosses, contrast
-from polysite.train.settings import Train
-from polysite.train.tasks import Classify, Exclusive, Outline
-from polysite.train.torch_site import Network, TorchSite
+from polysite.site import Budget, CaseScore, Contrast, Objective, Tilt
+from polysite.training.losses import ExtraLosses, contrast
+from polysite.training.settings import Train
+from polysite.training.tasks import Classify, Exclusive, Outline
+from polysite.training.torch_site import Network, TorchSite
 from polysite.tree import matches
 
 PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment="none", batch=2, device="cpu")
@@ -358,8 +358,8 @@ def test_scores_are_those_of_monais_own_sliding_window_and_metric():
         with torch.inference_mode():
             logits = sliding_window_inference(torch.tensor(case.image)[None], (8, 8, 8), 1, net, 0.5, mode="gaussian")
         expected = compute_dice((logits > 0).float(), truth).item()
-        assert scores[case.name]["L"] == pytest.approx(expected, abs=1e-3)
-        assert scores[case.name]["loss"] == pytest.approx(Outline().loss("dice", logits, truth).item(), abs=1e-5)
+        assert scores[case.name].labels["L"] == pytest.approx(expected, abs=1e-3)
+        assert scores[case.name].loss == pytest.approx(Outline().loss("dice", logits, truth).item(), abs=1e-5)
 
 
 def test_flat_images_train_and_are_scored_like_volumes():
@@ -368,7 +368,7 @@ def test_flat_images_train_and_are_scored_like_volumes():
     net = Network(UNet(filters=(4, 8, 8)).build(dims=2, modalities=2, outputs=1, seed=1), train)
     s = TorchSite("s", net, {"train": flat[:3], "validation": flat[3:]}, ["L"], train, 0)
     assert s.fit(s.start, budget=Budget(epochs=20)).loss < s.fit(s.start).loss
-    assert 0 <= s.score(s.start, s.cases("validation"))["s3"]["L"] <= 1
+    assert 0 <= s.score(s.start, s.cases("validation"))["s3"].labels["L"] <= 1
 
 
 def test_a_lone_case_trains_as_it_would_without_its_copy():
@@ -462,9 +462,9 @@ def test_exclusive_labels_are_a_softmax_with_background():
     assert task.loss("dice", logits, truth).tolist() == pytest.approx([soft])
     assert task.loss("dice_ce", logits, truth).tolist() == pytest.approx([soft + np.log(3)])
     sure = torch.cat([1 - truth.sum(1, keepdim=True), truth], 1)[0] * 9
-    assert task.score(["a", "b"], sure, truth[0]) == {"a": 1.0, "b": 1.0}
+    assert task.score(["a", "b"], sure, truth[0], 0.5) == CaseScore({"a": 1.0, "b": 1.0}, 0.5)
     sure[1] -= 20  # never a
-    assert task.score(["a", "b"], sure, truth[0]) == {"a": 0.0, "b": 1.0}
+    assert task.score(["a", "b"], sure, truth[0], 0.5).labels == {"a": 0.0, "b": 1.0}
 
 
 def test_overlapping_labels_are_refused_where_they_exclude_one_another():
@@ -476,13 +476,8 @@ def test_overlapping_labels_are_refused_where_they_exclude_one_another():
         TorchSite("s", net, {"train": [both]}, ["a", "b"], train, 0, Exclusive())
     apart = Case("s", "c", image, np.stack([np.ones((8, 8, 8)), np.zeros((8, 8, 8))]).astype(np.uint8))
     s = TorchSite("s", net, {"train": [apart], "validation": [apart]}, ["a", "b"], train, 0, Exclusive())
-    assert s.fit(s.start, budget=Budget(steps=8)).loss < s.fit(s.start, budget=Budget(steps=1)).loss and set(
-        s.score(s.start, ["c"])["c"]
-    ) == {
-        "a",
-        "b",
-        "loss",
-    }
+    assert s.fit(s.start, budget=Budget(steps=8)).loss < s.fit(s.start, budget=Budget(steps=1)).loss
+    assert set(s.score(s.start, ["c"])["c"].labels) == {"a", "b"}
 
 
 @pytest.mark.parametrize("dims", [2, 3])
@@ -504,8 +499,8 @@ def test_images_are_classified(dims):
     )
     trained = s.fit(s.start, budget=Budget(epochs=25)).params
     scores = s.score(trained, s.cases("validation"))
-    assert np.mean([c["accuracy"] for c in scores.values()]) >= 0.9
-    assert all(c["accuracy"] == (c["said"] == c["true"]) and c["true"] == int(n) % 2 for n, c in scores.items())
+    assert np.mean([c.labels["accuracy"] for c in scores.values()]) >= 0.9
+    assert all(c.labels["accuracy"] == (c.predicted == c.true) and c.true == int(n) % 2 for n, c in scores.items())
     assert Classify().loss("ce", torch.zeros(1, 2), torch.tensor([[0.0, 1.0]])).item() == pytest.approx(np.log(2))
     with pytest.raises(ConfigError, match="choose ce"):
         TorchSite("s", net, {}, ["a", "b"], Train(**{**vars(train), "loss": "dice"}), 0, Classify())

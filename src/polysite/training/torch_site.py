@@ -23,14 +23,14 @@ from polysite.metrics.measures import measure
 from polysite.models.names import canonical, deepest_of, head_of
 from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.site import Budget, Cases, CaseScore, Examined, Fit, Objective, Scores, Sketch, Tilt
-from polysite.train import surface as device_surface
-from polysite.train import tasks
-from polysite.train.losses import ExtraLosses, replacement
-from polysite.train.mixing import Mixing
-from polysite.train.patches import Kind, Pair, Patches, shares
-from polysite.train.personal import Personal
-from polysite.train.predict import predict
-from polysite.train.settings import Train
+from polysite.training import surface as device_surface
+from polysite.training import tasks
+from polysite.training.losses import ExtraLosses, replacement
+from polysite.training.mixing import Mixing
+from polysite.training.patches import Kind, Pair, Patches, shares
+from polysite.training.personal import Personal
+from polysite.training.predict import predict
+from polysite.training.settings import Train
 from polysite.tree import Tree
 
 SMALL = 40**3  # voxels

@@ -28,11 +28,11 @@ from polysite.models.resnet3d import ResNet18
 from polysite.models.unet import UNet
 from polysite.payload import Payload
 from polysite.site import Balanced, Budget, Objective, OneVsAll
-from polysite.train.losses import one_vs_all, replacement
-from polysite.train.patches import shares
-from polysite.train.settings import Train
-from polysite.train.tasks import Classify, Exclusive, Outline
-from polysite.train.torch_site import Network, TorchSite
+from polysite.training.losses import one_vs_all, replacement
+from polysite.training.patches import shares
+from polysite.training.settings import Train
+from polysite.training.tasks import Classify, Exclusive, Outline
+from polysite.training.torch_site import Network, TorchSite
 
 PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.01, patch=(16, 16, 16), augment="none", batch=2, device="cpu")
 SMALL, CLASSES = UNet(filters=(2, 4, 4)), DenseNet((2, 2), 4, 4)

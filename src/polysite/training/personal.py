@@ -9,11 +9,11 @@ import torch
 
 from polysite.errors import ConfigError
 from polysite.models.names import canonical, head_of
-from polysite.train.losses import Judge
+from polysite.training.losses import Judge
 from polysite.tree import Tree
 
 if TYPE_CHECKING:
-    from polysite.train.torch_site import Network
+    from polysite.training.torch_site import Network
 
 
 class Personal:

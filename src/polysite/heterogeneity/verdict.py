@@ -36,8 +36,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polysite.assess.assessment import LEVEL, MANY, TESTED, Assessment, Distance, Groups, Quantity, remoteness
-from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
+from polysite.heterogeneity.assessment import LEVEL, MANY, TESTED, Assessment, Distance, Groups, Quantity, remoteness
+from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.metrics.statistics import holm
 from polysite.payload import SiteId
 

@@ -1,7 +1,7 @@
-"""A run without training: the algorithm as it is, with sites that answer at once. It tells what every round will move.
+"""Rehearsal: run an algorithm with stand-ins for the sites, to predict the work and traffic of every round.
 
-Every array of the model is stood in for by a single number of its type, so that a rehearsal of a large model on many
-sites takes no memory; what crosses is counted at the size of the arrays themselves.
+A single number of its type represents each array of the model, so that rehearsing a large model at many sites takes no
+memory. Bytes are counted at the real size of the arrays.
 """
 
 import math
@@ -11,27 +11,35 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from polysite.cost.model import Load
+from polysite.costs.model import Load
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, CaseScore, Fit, Objective, Scores, Sketch
 from polysite.tree import Tree
 
 
 class Exchange(Protocol):
-    """Of an algorithm, what decides who does what."""
+    """The methods of an algorithm that a rehearsal calls."""
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> Any: ...
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> Any:
+        """Return the server's first state."""
+        ...
 
-    def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]: ...
+    def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        """Return the payload for every site of the cohort."""
+        ...
 
-    def local(self, got: Payload, memory: Payload, site: Any) -> tuple[Payload, Payload]: ...
+    def local(self, got: Payload, memory: Payload, site: Any) -> tuple[Payload, Payload]:
+        """Return the reply of a site and its new memory."""
+        ...
 
-    def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any: ...
+    def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any:
+        """Return the state after the replies."""
+        ...
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long sites train in a round, where the algorithm does not say otherwise: the keys of [train]."""
+    """Settings of ``[train]`` that decide how long a site trains in a round."""
 
     batch: int = 4
     epochs: int = 1
@@ -39,7 +47,7 @@ class Effort:
     steps: int | None = None
 
     def of(self, cases: int, epochs: int | None, steps: int | None) -> tuple[int, int]:
-        """(Steps, patches) of one training; what is asked for comes before what is set."""
+        """Return (steps, patches) of one fit. The arguments take precedence over the settings."""
         if epochs is None and steps is None:
             epochs, steps = self.epochs, self.steps
         if steps is not None:
@@ -50,7 +58,7 @@ class Effort:
 
 @dataclass
 class Understudy:
-    """Stands in for a site: it says that it trained."""
+    """A stand-in for a site: it reports the effort of training without training."""
 
     size: int
     start: Tree
@@ -61,29 +69,36 @@ class Understudy:
 
     @property
     def fresh(self) -> Tree:
+        """Other initial parameters: the same ones here."""
         return self.start
 
     def cases(self, split: str) -> Cases:
+        """Return invented names of the training cases; the other splits are empty."""
         return tuple(str(i) for i in range(self.size)) if split == "train" else ()
 
     def amount(self, channel: int) -> float:
+        """Return the number of cases, as if all were of this class."""
         return float(self.size)
 
     def sketch(self, kind: Sketch, cases: Collection[str]) -> np.ndarray:
+        """Return a summary of one number."""
         return np.array([float(len(cases))])
 
     def radiomics(self, cases: Collection[str], bin_width: float) -> np.ndarray:
-        """Two kinds of cases, as good as any."""
+        """Return random features that form two clusters of cases."""
         rng = np.random.default_rng(self.size)
         return rng.normal(size=(len(cases), 93 * self.modalities)) + 5 * (np.arange(len(cases)) % 2)[:, None]
 
     def lift(self, params: Tree) -> Tree:
+        """Return the parameters unchanged."""
         return params
 
     def losses(self, params: Tree, *, augmented: bool = False) -> Mapping[str, float]:
+        """Return a loss of 1 for every training case."""
         return dict.fromkeys(self.cases("train"), 1.0)
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
+        """Return a score of 0.5 for every case."""
         return {case: CaseScore({"label": 0.5}, loss=1.0) for case in cases}
 
     def fit(
@@ -95,8 +110,9 @@ class Understudy:
         only: Collection[str] = ("*",),
         keep: Collection[str] | None = None,
     ) -> Fit:
+        """Return parameters that differ between sites, with the steps that real training would take."""
         count, patches = self.effort.of(self.size if keep is None else len(keep), budget.epochs, budget.steps)
-        own = 1 / (1 + self.size)  # so that sites differ, and nothing grows however long it goes on
+        own = 1 / (1 + self.size)  # sites differ, and values stay bounded in any number of rounds
         moved, twin, second = (
             {k: (v * 0.5 + own).astype(v.dtype) for k, v in model.items()}
             for model in (params, objective.mix.twin if objective.mix else {}, objective.personal or {})
@@ -118,12 +134,21 @@ def rehearse(
     validate_every: int = 1,
     modalities: int = 1,
 ) -> Iterator[dict[SiteId, Load]]:
-    """What every site will do, round by round, given the number of its training cases.
+    """Yield the load of every site, round by round.
 
-    Of the parameters only names, shapes and types count. ``cohort`` says who takes part in a round; without it all do
-    that have training cases. ``validation``: how many cases judge, every so many rounds. Nobody drops out,
-    and where an algorithm decides by what training finds, the rehearsal may decide otherwise: CFL splits, CFFT fits
-    other clusters, in as many exchanges as these need.
+    No site drops out. Algorithms that decide by the results of training may decide otherwise here: CFL may split
+    earlier or later, CFFT may fit other clusters in another number of exchanges.
+
+    Args:
+        algorithm: The algorithm to rehearse.
+        params: A model; only names, shapes and types matter.
+        train: Number of training cases of every site.
+        effort: Settings of local training.
+        rounds: Number of rounds.
+        cohort: Returns the sites that take part in a round; None for all sites with training cases.
+        validation: Number of validation cases of every site.
+        validate_every: Rounds between validations.
+        modalities: Modalities of an image.
     """
     elements = {k: math.prod(v.shape) for k, v in params.items()}
     start = {k: np.ones((1,) * len(v.shape), str(v.dtype).rpartition(".")[2]) for k, v in params.items()}
@@ -148,13 +173,13 @@ def rehearse(
 
 
 def traffic(algorithm: Exchange, params: Tree, sites: Sequence[SiteId]) -> dict[SiteId, tuple[int, int]]:
-    """Bytes that go to every site and come back from it, in a round in which all have been heard before."""
+    """Return (bytes down, bytes up) of every site in a round after the first."""
     *_, loads = rehearse(algorithm, params, dict.fromkeys(sites, 1), rounds=2)
     return {i: (load.down, load.up) for i, load in loads.items()}
 
 
 def _nbytes(payload: Payload, elements: Mapping[str, int]) -> int:
-    """As ``Payload.nbytes``, had the arrays their real size; one that is no part of the model has it already."""
+    """Return ``Payload.nbytes`` at the real size of the model's arrays; other arrays have their real size already."""
     return sum(
         Payload(number=value).nbytes
         if isinstance(value, float)

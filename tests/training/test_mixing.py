@@ -18,9 +18,9 @@ from polysite.models.densenet import DenseNet
 from polysite.models.unet import UNet
 from polysite.payload import Payload
 from polysite.site import Budget, Mix, Objective, Tilt
-from polysite.train.settings import Train
-from polysite.train.tasks import Classify
-from polysite.train.torch_site import _MIXING, Network, TorchSite
+from polysite.training.settings import Train
+from polysite.training.tasks import Classify
+from polysite.training.torch_site import _MIXING, Network, TorchSite
 
 PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment="none", batch=2, device="cpu")
 
@@ -71,13 +71,13 @@ def watched(s, **kw):
 
 def test_a_minibatch_is_the_same_in_all_steps_and_another_with_every_number():
     s = site(replace(PLAIN, augment="full"), n=6)
-    first, second = (watched(s, minibatch=k, steps=4) for k in (0, 1))
+    first, second = (watched(s, budget=Budget(steps=4, minibatch=k)) for k in (0, 1))
     assert len(first) == 4 and all(torch.equal(x, first[0]) for x in first) and not torch.equal(first[0], second[0])
-    assert torch.equal(watched(s, minibatch=1, steps=1)[0], second[0])  # found without the one before it
-    assert not torch.equal(watched(s.at(1), minibatch=0, steps=1)[0], first[0])
+    assert torch.equal(watched(s, budget=Budget(steps=1, minibatch=1))[0], second[0])  # found without the one before it
+    assert not torch.equal(watched(s.at(1), budget=Budget(steps=1, minibatch=0))[0], first[0])
     assert s.fit(s.start, budget=Budget(minibatch=0, epochs=3)).steps == 3
     lone = site(replace(PLAIN, augment="full"), n=1)
-    assert not torch.equal(*(watched(lone, minibatch=k, steps=1)[0] for k in (0, 1)))  # other patches of its one case
+    assert not torch.equal(*(watched(lone, budget=Budget(steps=1, minibatch=k))[0] for k in (0, 1)))  # other patches
 
 
 @pytest.mark.parametrize(("n", "patches"), [(6, 1), (5, 1), (3, 2)])

@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 from scipy import linalg, stats
 from sklearn.metrics.pairwise import laplacian_kernel
 
-from polysite.assess import significance
-from polysite.assess.distances import (
+from polysite.heterogeneity import significance
+from polysite.heterogeneity.distances import (
     SQUARES,
     discrepancy,
     earth_movers,

@@ -1,4 +1,4 @@
-"""What a federated run costs: steps, bytes, seconds on real hospitals, energy.
+"""Cost of a federated run: steps, bytes, seconds at real hospitals, energy.
 
 Paper: Manthe et al., Federated brain tumor segmentation: an extensive benchmark, 2024, equations 34 to 38
 
@@ -7,8 +7,8 @@ Paper: Manthe et al., Federated brain tumor segmentation: an extensive benchmark
     seconds        sum_r max_k (s_k t_batch + n_k t_case + down_k / v_down + up_k / v_up)
     energy         sum_r sum_k (s_k t_batch + n_k t_case) watts + bytes kwh_per_gb        an estimate, not in the paper
 
-A round lasts as long as its slowest site. Energy is that of sites while they compute and of the network; that of sites
-which wait, of the server and of cooling is left out. ``measured`` reads the records of a run, ``planned`` needs no run.
+A round lasts as long as its slowest site. Energy covers sites while they compute, and the network. It does not cover
+waiting sites, the server and cooling. ``measured`` uses the records of a run; ``planned`` needs no run.
 """
 
 import math
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from polysite.cost.speeds import Speeds
+from polysite.costs.speeds import Speeds
 from polysite.errors import ConfigError, nearest
 from polysite.payload import SiteId
 
@@ -25,59 +25,67 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one site does in one round."""
+    """Work and traffic of one site in one round."""
 
     steps: int = 0  # of training
-    cases: int = 0  # patients validated
-    down: int = 0  # bytes
-    up: int = 0  # bytes
-    patches: int | None = None  # trained on; None: not known
+    cases: int = 0  # validated
+    down: int = 0  # bytes received
+    up: int = 0  # bytes sent
+    patches: int | None = None  # trained on; None if not known
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run costs, or would."""
+    """Cost of a whole run."""
 
     rounds: int
     steps: int  # of all sites
-    parallel_steps: int  # of the site that takes most of them, round by round
-    pooled_steps: int | None  # if all patches of a round were one pool, as papers count; None: the records do not tell
+    parallel_steps: int  # sum over rounds of the largest number of steps of a site
+    pooled_steps: int | None  # if the patches of a round formed one pool, as papers count; None if not known
     down: Mapping[SiteId, int]  # bytes to every site
     up: Mapping[SiteId, int]  # bytes from every site
-    slowest: tuple[SiteId, ...]  # whom the others wait for, round by round
-    computing: tuple[float, ...]  # seconds that it computes
-    communicating: tuple[float, ...]  # seconds that it sends and receives
+    slowest: tuple[SiteId, ...]  # the site that the others wait for, by round
+    computing: tuple[float, ...]  # seconds of computation of that site, by round
+    communicating: tuple[float, ...]  # seconds of communication of that site, by round
     estimated_kwh: float  # of all sites and the network
 
     @property
     def bytes_down(self) -> int:
+        """Bytes to all sites."""
         return sum(self.down.values())
 
     @property
     def bytes_up(self) -> int:
+        """Bytes from all sites."""
         return sum(self.up.values())
 
     @property
     def bytes_of_busiest(self) -> int:
-        """Received and sent by the site that moves most."""
+        """Bytes received and sent by the site with the most traffic."""
         return max((n + self.up[i] for i, n in self.down.items()), default=0)
 
     @property
     def seconds_by_round(self) -> tuple[float, ...]:
-        """How long it has been going at the end of every round."""
+        """Elapsed seconds at the end of every round."""
         return tuple(accumulate(a + b for a, b in zip(self.computing, self.communicating, strict=True)))
 
     @property
     def seconds(self) -> float:
+        """Duration of the run."""
         return self.seconds_by_round[-1] if self.rounds else 0.0
 
 
 def measured(exchanges: Iterable[tuple[Mapping[SiteId, Load], bool]], speeds: Speeds, batch: int) -> Cost:
-    """Return the cost of a run, from the recorded loads of its rounds (each with whether it was pooled).
+    """Return the cost of a run from the loads that it recorded.
 
-    Only what is recorded counts: not what a site evaluates inside an algorithm's own exchange (FedCostWAvg, q-FedAvg),
-    not what an absent site received, nor the model that goes to the sites once more to be validated. A ``pooled`` run
-    is one machine that trains, validates everybody's patients, and sends nothing.
+    Not recorded, and so not counted: evaluations inside an algorithm's own exchange (FedCostWAvg, q-FedAvg), payloads
+    sent to absent sites, and the transfer of a model for validation.
+
+    Args:
+        exchanges: For every round, the load of each site and whether training was pooled. A pooled round runs on one
+            machine, which validates the cases of all sites and sends nothing.
+        speeds: Speeds of the sites.
+        batch: The run's ``train.batch``.
     """
     rounds = list(exchanges)
     _know(speeds, [load for load, _ in rounds])
@@ -85,8 +93,7 @@ def measured(exchanges: Iterable[tuple[Mapping[SiteId, Load], bool]], speeds: Sp
 
 
 def planned(exchanges: Iterable[Mapping[SiteId, Load]], speeds: Speeds, batch: int) -> Cost:
-    """The cost of a run that has not begun, from what its sites will do in every round (``rehearse`` tells), and the
-    run's train.batch.
+    """Return the cost of a run that has not begun, from the loads that ``rehearse`` predicts and ``train.batch``.
 
     >>> once = {"a": Load(steps=3, cases=2, down=8, up=16, patches=9), "b": Load(steps=1, down=8, up=16, patches=3)}
     >>> cost = planned([once] * 10, Speeds(), batch=4)
@@ -99,7 +106,7 @@ def planned(exchanges: Iterable[Mapping[SiteId, Load]], speeds: Speeds, batch: i
 
 
 def _one_machine(load: Mapping[SiteId, Load]) -> dict[SiteId, Load]:
-    """The same work in one place."""
+    """Return the load of the same work on one machine."""
     where = max(load, key=lambda i: load[i].steps, default="")
     return {where: Load(sum(x.steps for x in load.values()), sum(x.cases for x in load.values()))}
 
@@ -109,7 +116,7 @@ def _names(rounds: Iterable[Mapping[SiteId, Load]]) -> list[SiteId]:
 
 
 def _know(speeds: Speeds, rounds: Sequence[Mapping[SiteId, Load]]) -> None:
-    """Refuse speeds of a hospital that has no part in the run."""
+    """Refuse speeds of a site that is not in the run."""
     names = _names(rounds)
     for site in speeds.sites:
         if names and site not in names:
@@ -135,7 +142,7 @@ def _total(rounds: Sequence[Mapping[SiteId, Load]], speeds: Speeds, batch: int) 
     slowest, longest, joules = [], [], 0.0
     for load in rounds:
         times = {i: spent(i, x) for i, x in load.items()}
-        last = max(sorted(times), key=lambda i: sum(times[i]), default="")  # nobody, where nobody replied
+        last = max(sorted(times), key=lambda i: sum(times[i]), default="")  # empty if no site replied
         slowest.append(last)
         longest.append(times.get(last, (0.0, 0.0)))
         joules += sum(computing * at[i].watts for i, (computing, _) in times.items())

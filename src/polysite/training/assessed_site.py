@@ -17,11 +17,11 @@ from zlib import crc32
 
 import numpy as np
 
-from polysite.assess.exchange import CLASS, INTENSITY, VOLUME
 from polysite.data.cache import Arrays, Cache
 from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
 from polysite.errors import DataError
+from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.models.encoders import COMPONENTS, Embedder
 from polysite.site import Fit
 from polysite.tree import Tree

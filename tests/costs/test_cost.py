@@ -13,18 +13,19 @@ from polysite.algorithms.ditto import Ditto
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.local import Local
 from polysite.algorithms.scaffold import Scaffold
-from polysite.cost.model import Load, measured, planned
-from polysite.cost.rehearsal import Effort, rehearse, traffic
-from polysite.cost.speeds import SPEEDS, Own, Speeds
+from polysite.costs.model import Load, measured, planned
+from polysite.costs.rehearsal import Effort, rehearse, traffic
+from polysite.costs.speeds import SPEEDS, Own, Speeds
 from polysite.data.case import CaseRef
 from polysite.data.files import Files
 from polysite.data.split import Split
 from polysite.engines.plan import Plan, cohort
-from polysite.engines.record import _record
+from polysite.engines.record import RoundRecord, SiteRecord, SiteValidation
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.models import MODELS
+from polysite.report.costs import load_of
 from polysite.study import POOLED, deal_cases, simulator
 from table import START, every, sites
 
@@ -85,9 +86,9 @@ def test_table_2_of_paper_b_without_a_network():
     assert central.seconds / HOUR == pytest.approx(44.6, abs=0.1)  # 44.69 with 210 validation cases, 44.62 with 209
 
 
-def fold_sizes(patients, fold):
-    parts = Split(validation=0.2, folds=5, fold=fold).apply(patients, 0)
-    return tuple({i: len(p[k]) for i, p in parts.items()} for k in ("train", "validation"))
+def fold_sizes(refs, fold):
+    splits = Split(validation=0.2, folds=5, fold=fold).apply(refs, 0)
+    return tuple({i: len(s[k]) for i, s in splits.items()} for k in ("train", "validation"))
 
 
 def fets_2022():
@@ -115,8 +116,8 @@ def test_the_published_partition_costs_the_same(shared, tmp_path):
         (tmp_path / row["Subject_ID"]).mkdir()
         for kind in ("flair", "seg"):
             (tmp_path / row["Subject_ID"] / f"{row['Subject_ID']}_{kind}.nii.gz").touch()
-    patients = Files(path=str(tmp_path)).case_refs(0)
-    assert fold_sizes(patients, 0) == fold_sizes(fets_2022(), 0)
+    refs = Files(path=str(tmp_path)).case_refs(0)
+    assert fold_sizes(refs, 0) == fold_sizes(fets_2022(), 0)
 
 
 @every
@@ -124,11 +125,11 @@ def test_a_rehearsal_moves_what_a_real_run_moves(algorithm):
     if isinstance(algorithm, ps.Cfft):  # the clusters of a rehearsal are not those of the cases
         return
     engine = Simulator(algorithm, sites())
-    real = [_record(r) for r in run_rounds(algorithm, engine, START, Plan(rounds=4), 0)]
+    real = [r.record(0, {}, False) for r in run_rounds(algorithm, engine, START, Plan(rounds=4), 0)]
     sizes = {i: site.size for i, site in sites().items()}
-    told = list(rehearse(algorithm, START, sizes, rounds=4))
-    for record, loads in zip(real, told, strict=True):
-        moved = {i: (s["bytes_down"], s["bytes_up"]) for i, s in record["sites"].items()}
+    rehearsed = list(rehearse(algorithm, START, sizes, rounds=4))
+    for record, loads in zip(real, rehearsed, strict=True):
+        moved = {i: (s.bytes_down, s.bytes_up) for i, s in record.sites.items()}
         assert {i: (x.down, x.up) for i, x in loads.items()} == moved
     assert traffic(algorithm, START, sorted(sizes)) == moved
 
@@ -141,6 +142,10 @@ SMALL = ps.Study(
     train=ps.Train(patch=(16, 16, 16), batch=2, patches=3, device="cpu", augment="none"),
     run=ps.Plan(rounds=3, validate_every=2, share=0.7),
 )
+
+
+def recorded(records, speeds, batch, pooled=False):
+    return measured(((load_of(r), pooled or r.pooled) for r in records), speeds, batch)
 
 
 def type_name(value):
@@ -166,14 +171,14 @@ def test_a_plan_is_what_the_run_then_costs(algorithm, tmp_path):
         validate_every=study.run.validate_every,
     )
     plan = planned(loads, speeds, study.train.batch)
-    found = measured(run.folder.records(), speeds, study.train.batch)
-    assert replace(plan, pooled_steps=None) == found
-    assert plan.pooled_steps <= plan.steps and found.seconds > 0
+    cost = recorded(run.folder.records(), speeds, study.train.batch)
+    assert replace(plan, pooled_steps=None) == cost
+    assert plan.pooled_steps <= plan.steps and cost.seconds > 0
 
 
-def test_one_machine_for_all_validates_everybody_and_sends_nothing(tmp_path):
+def test_a_pooled_run_validates_the_cases_of_all_sites_and_sends_nothing(tmp_path):
     run = ps.train(replace(SMALL, run=ps.Plan(rounds=2, pooled=True)), tmp_path / "run")
-    apart, one = (measured(run.folder.records(), Speeds(), 2, pooled=pooled) for pooled in (False, True))
+    apart, one = (recorded(run.folder.records(), Speeds(), 2, pooled) for pooled in (False, True))
     cases = sum(len(p["validation"]) for p in deal_cases(SMALL).values())
     assert one.bytes_of_busiest == 0 and one == apart  # the records say that it was pooled
     assert one.slowest == (POOLED, POOLED)
@@ -181,23 +186,24 @@ def test_one_machine_for_all_validates_everybody_and_sends_nothing(tmp_path):
 
 
 def record(index, trained, validated=None):
-    """A line of rounds.jsonl: site -> (steps, bytes down, bytes up), site -> cases."""
+    """The record of a round: site -> (steps, bytes down, bytes up), site -> cases."""
     sites = {
-        i: {"steps": s, "bytes_down": d, "bytes_up": u, "loss": 0.1, "said": {}} for i, (s, d, u) in trained.items()
+        i: SiteRecord(loss=0.1, steps=s, lr_sum=0.1, seconds=0.0, bytes_down=d, bytes_up=u)
+        for i, (s, d, u) in trained.items()
     }
-    seen = {i: {"cases": n, "loss": None, "score": {}} for i, n in (validated or {}).items()}
-    return {"round": index, "sites": sites, "absent": [], "refused": {}, **({"validation": seen} if seen else {})}
+    validation = {i: SiteValidation(n, None, {}) for i, n in (validated or {}).items()}
+    return RoundRecord(index, 0, sites, validation=validation)
 
 
 def test_a_round_lasts_as_long_as_its_slowest_site():
-    """Written out by hand: 1 s a patch, 2 s a case, 10 and 5 MB/s; c judges and does not train; b's line is slow."""
+    """Written out by hand: 1 s a patch, 2 s a case, 10 and 5 MB/s; c validates and does not train; b's line is slow."""
     speeds = Speeds(1.0, 2.0, 10.0, 5.0, watts=3600.0, kwh_per_gb=100.0, sites={"b": Own(up=0.5)})
     records = [
         record(0, {"a": (3, 10_000_000, 5_000_000), "b": (1, 10_000_000, 5_000_000)}),  # a: 6 + 2 s, b: 2 + 11 s
         record(1, {"a": (3, 10_000_000, 5_000_000)}, {"a": 1, "b": 2, "c": 9}),  # a: 8 + 2 s, b: 4 s, c: 18 s
         record(2, {}),  # nobody replied
     ]
-    cost = measured(records, speeds, batch=2)
+    cost = recorded(records, speeds, 2)
     assert (cost.rounds, cost.steps, cost.parallel_steps, cost.pooled_steps) == (3, 7, 6, None)
     assert cost.slowest == ("b", "c", "")
     assert cost.computing == (2.0, 18.0, 0.0) and cost.communicating == pytest.approx((11.0, 0.0, 0.0))
@@ -214,7 +220,7 @@ def test_what_speeds_cannot_be():
     with pytest.raises(ConfigError, match="down"):
         Own(down=0.0)
     with pytest.raises(ConfigError, match="did you mean 'north'"):
-        measured([record(0, {"north": (1, 1, 1)})], Speeds(sites={"nort": Own(up=1.0)}), 4)
+        recorded([record(0, {"north": (1, 1, 1)})], Speeds(sites={"nort": Own(up=1.0)}), 4)
     assert Speeds(case=0.5).at("a") == Speeds(case=0.5)
 
 

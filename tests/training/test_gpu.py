@@ -21,10 +21,10 @@ from polysite.models.encoders import Bundled, Embedder, MedicalNet
 from polysite.models.resnet3d import ResNet18
 from polysite.payload import Payload
 from polysite.site import Budget
-from polysite.train.patches import Patches, blur, contrast
-from polysite.train.surface import surfaces as tensor_surfaces
-from polysite.train.tasks import Classify
-from polysite.train.torch_site import Network, TorchSite
+from polysite.training.patches import Patches, blur, contrast
+from polysite.training.surface import surfaces as tensor_surfaces
+from polysite.training.tasks import Classify
+from polysite.training.torch_site import Network, TorchSite
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can see")
 
@@ -133,7 +133,7 @@ def test_volumes_are_segmented_and_classified_on_the_gpu(exclusive, tmp_path):
     net = Network(MODELS["densenet_small"].build(dims=3, modalities=1, outputs=2, seed=0), chosen.train)
     site = TorchSite("s", net, {"train": cases, "validation": cases}, ["x", "y"], chosen.train, 0, Classify())
     scores = site.score(site.fit(site.start, budget=Budget(epochs=20)).params, site.cases("validation"))
-    assert np.mean([c["accuracy"] for c in scores.values()]) > 0.8
+    assert np.mean([c.labels["accuracy"] for c in scores.values()]) > 0.8
 
 
 @pytest.mark.parametrize("name", ["bundled", "medicalnet"])

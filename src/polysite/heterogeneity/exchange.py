@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from polysite.assess.distances import Values, angle, slices
 from polysite.errors import ConfigError
+from polysite.heterogeneity.distances import Values, angle, slices
 from polysite.payload import Payload, SiteId
 from polysite.site import AssessedSite, Cases
 from polysite.tree import Tree

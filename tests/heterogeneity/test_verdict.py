@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hospitals import FAST, Host, assess, host
-from polysite.assess.assessment import remoteness
-from polysite.assess.verdict import _median, _strength, differ, judge, sizes, weight
 from polysite.config import Study, vary
+from polysite.heterogeneity.assessment import remoteness
+from polysite.heterogeneity.verdict import _median, _strength, differ, judge, sizes, weight
 
 MANY = replace(FAST, permutations=4999)
 USUAL = {s: host(15, k) for k, s in enumerate("abcd")}

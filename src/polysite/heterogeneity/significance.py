@@ -22,7 +22,7 @@ from zlib import crc32
 
 import numpy as np
 
-from polysite.assess.distances import Statistic, Values, merged
+from polysite.heterogeneity.distances import Statistic, Values, merged
 
 FIRST = 1000  # deals; only where they leave it open whether p is very small are there more, if more are allowed
 OPEN = 0.01

@@ -12,10 +12,10 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_avg_pool3d, cosine
 
 from polysite.models.names import deepest_of, sub_encoders_of
 from polysite.site import Balanced, Contrast, Divergence, ExtraLoss, OneVsAll, ReplacementLoss
-from polysite.train.tasks import Outline, Task
+from polysite.training.tasks import Outline, Task
 
 if TYPE_CHECKING:
-    from polysite.train.torch_site import Network
+    from polysite.training.torch_site import Network
 
 Judge = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logits, truth) of a batch -> one number
 

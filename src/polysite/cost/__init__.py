@@ -1,1 +1,0 @@
-"""What a run costs, measured or planned: steps, bytes, seconds, energy."""
