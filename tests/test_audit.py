@@ -176,7 +176,7 @@ def finding(value=0.98, low=0.93, high=1.02, found=18, probes=20):
     [
         (
             finding(),
-            "no better, as far as 10 test cases can tell, than by guessing the average scan (error ratio 0.980, ",
+            "not significantly better, with 10 test cases, than by guessing the average scan (error ratio 0.980, ",
         ),
         (
             finding(0.77, 0.7, 0.84),
@@ -191,7 +191,7 @@ def test_verdicts_in_plain_words(made, words):
         made.verdict.startswith("From the 372 numbers of a case (<b>features), an attacker ") and words in made.verdict
     )
     assert "18 of 20" in made.recognition and "(90 %, 95 % interval 70–97 %)" in made.recognition
-    assert replace(made, found=0).recognition.startswith("They do not find a patient again: 0 of 20")
+    assert replace(made, found=0).recognition.startswith("The numbers do not identify patients: 0 of 20")
     assert audit_page.summary([made]).endswith("not a proof of privacy.")
 
 
@@ -217,7 +217,7 @@ def test_the_summary_names_the_worst():
     weak, strong = finding(0.9, 0.85, 0.95, found=0), replace(finding(0.5, 0.4, 0.6, found=20), words="embedding")
     assert "on the embedding, removes 50 %" in audit_page.summary([weak, strong])
     assert "From none of these" in audit_page.summary([finding()])
-    assert "By none of them" in audit_page.summary([weak])
+    assert "None of them matched second scans" in audit_page.summary([weak])
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ def test_json_and_quiet_and_without_scans(polysite, tmp_path):
     assert polysite(*few, "--quiet", "--no-scans", "--out", "b")[:2] == (0, "")
     assert (tmp_path / "a" / "figures" / "pictures.png").exists()
     assert not (tmp_path / "b" / "figures" / "pictures.png").exists()
-    assert "pictures of patients" not in (tmp_path / "b" / "index.html").read_text(encoding="utf-8")
+    assert "images of patients" not in (tmp_path / "b" / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def _sorted_directions(embedding):
         ({}, "This study sends none of them."),
         (
             {"then": ({"algorithm": "cfft", "run": {"rounds": 200}},)},
-            "This study sends sums and counts over the cases of a site, 5 at least, ",
+            "This study sends sums and counts over the cases of a site, at least 5, ",
         ),
         (
             {"then": ({"algorithm": {"name": "cfft", "fit": "pooled"}, "run": {"rounds": 200}},)},

@@ -1,9 +1,7 @@
 """Federated learning for medical image segmentation, for hospitals whose data differ."""
 
-import sys
 import warnings
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS
@@ -44,14 +42,6 @@ _HOME = {
 _RENAMED = {"Policy": "EmptyMaskPolicy", "forecast": "cost", "run": "train", "survey": "assess"}  # until 0.3
 
 
-class _Package(ModuleType):
-    """This package. Three of its functions have the name of a subpackage, and importing a subpackage would bind it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that ``polysite --help`` need not wait for torch."""
     if name in _RENAMED:
@@ -68,4 +58,3 @@ def __dir__() -> list[str]:
 
 
 __all__ = sorted(_HOME)
-sys.modules[__name__].__class__ = _Package

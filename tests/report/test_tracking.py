@@ -193,8 +193,8 @@ def test_mlflow_is_told_not_to_report_home_before_it_is_imported(tmp_path, monke
 
 
 def test_many_parameters_and_metrics_go_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "PARAMS", 2)
-    monkeypatch.setattr(tracking, "METRICS", 3)
+    monkeypatch.setattr(tracking, "MAX_PARAMS", 2)
+    monkeypatch.setattr(tracking, "MAX_METRICS", 3)
     folder = go(tmp_path / "run", tracker("mlflow", tmp_path / "run"))
     assert told_to_mlflow(folder.path) == expected(folder)
     assert len(runs_of(client_of(folder.path))[0].data.params) == 3

@@ -200,15 +200,15 @@ def algorithms(
         return
     known = list(describe())
     if as_json:
-        for name, paper, line in known:
-            print(json.dumps({"name": name, "paper": paper, "summary": line}))
+        for name, paper, line, needs in known:
+            print(json.dumps({"name": name, "paper": paper, "summary": line, "needs": needs}))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "what it does", "paper"):
+    for column in ("name", "what it does", "paper", "needs"):
         table.add_column(column, overflow="fold")
-    for name, paper, line in known:
-        table.add_row(name, line, paper)
+    for name, paper, line, needs in known:
+        table.add_row(name, line, paper, needs)
     Console().print(table)
