@@ -1,6 +1,6 @@
 """A round without training: 22.58 M parameters to five hospitals and back, over TLS on loopback.
 
-Ours: the real server side (Link, Roster, RemoteSites, FedAvg, rounds), real ``polysite site run`` processes, and workers
+Ours: the real server side (Link, Roster, RemoteSites, rounds), real ``polysite site run`` processes, and workers
 that answer at once, with numbers of their own. Against (a) the same bytes through one bare TLS socket per site and (b)
 stock Flower, its FedAvg and a ClientApp that imports torch and MONAI. Prints seconds, bytes, the two ratios, who used
 the processor and how much memory. Targets: at most 6 s, bytes within 1 % of the parameters' own, at least 5 times as

@@ -93,7 +93,7 @@ def deploy(algorithms: Sequence[str], folder: Path) -> None:
     """Studies over three hospitals, which are real processes; a run folder for each beside those of the hospitals."""
     from consortium import consortium, open_hospitals, wanted
     from polysite.deploy.coordinator import run as coordinator
-    from polysite.deploy.coordinator.remote import Deadlines
+    from polysite.deploy.coordinator.roster import Deadlines
 
     deadlines = Deadlines(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
     made = consortium(folder, NAMES)
@@ -179,7 +179,7 @@ def digests_of_run(folder: Path, *, named: bool = True) -> dict[str, str]:
     found["rounds"] = digest({str(k): traced(json.loads(line)) for k, line in enumerate(lines)})
     for path in sorted((folder / "models").glob("*.safetensors")):
         found[f"model {path.stem}"] = digest(load_file(path))
-    for path in sorted((folder / "evaluation").glob("*/*.csv")):
+    for path in sorted((folder / "evaluation").glob("*/*.csv")) if named else ():
         with path.open(newline="") as file:
             _, *rows = csv.reader(file)
         text = "\n".join(sorted(" ".join(sorted(row)) for row in rows))

@@ -37,8 +37,6 @@ _HOME = {
     "train": "polysite.study",
     "resume": "polysite.study",
 }
-
-
 _RENAMED = {"Policy": "EmptyMaskPolicy", "forecast": "cost", "run": "train", "survey": "assess"}  # until 0.3
 
 

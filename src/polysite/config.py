@@ -134,7 +134,7 @@ def phases(study: Study) -> tuple[Study, ...]:
     last = next((s.algorithm for s in studies[:-1] if facts(s.algorithm).ends_study), None)
     if last is not None:
         raise ConfigError(
-            f"nothing comes after {name_of(last)}: it ends with a model per cluster of patients, not with one to continue"
+            f"nothing comes after {name_of(last)}: it ends with a model per cluster of patients, not with a single one"
         )
     return studies
 

@@ -15,6 +15,7 @@ from polysite.algorithms.fedexp import FedExP
 from polysite.algorithms.fednova import FedNova
 from polysite.algorithms.fedper import FedPer, LGFedAvg
 from polysite.algorithms.fedprox import FedProx
+from polysite.algorithms.ifca import Ifca
 from polysite.algorithms.local import Local
 from polysite.algorithms.moon import Moon
 from polysite.algorithms.qfedavg import QFedAvg
@@ -1086,3 +1087,37 @@ def test_cfl_says_how_many_clusters_there_are_and_how_much_a_site_counts_in_its_
     assert rule.diagnostics(rule.init({"w": np.zeros(2)}, [])) == {"clusters": 1} and rule.diagnostics(state) == {
         "clusters": 2
     }
+
+
+@pytest.mark.parametrize(
+    ("server", "square"),
+    [
+        (Adagrad(0.1, 0.5, 1.0), lambda v, d: v + d * d),
+        (Adam(0.1, 0.5, 0.75, 1.0), lambda v, d: 0.75 * v + 0.25 * d * d),
+        (Yogi(0.1, 0.5, 0.75, 1.0), lambda v, d: v - 0.25 * d * d * np.sign(v - d * d)),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_adaptive_servers_where_updates_are_smaller_than_before_as_large_and_larger(server, square):
+    """v begins at 1, so Yogi's falls in the first place, stays in the second and grows in the third."""
+    model, state = {"w": np.zeros(3)}, server.init({"w": np.zeros(3)})
+    w, m, v = np.zeros(3), np.zeros(3), np.ones(3)
+    for d in np.array([[0.5, 1.0, 2.0], [2.0, -0.5, 0.25]]):
+        v, m = square(v, d), 0.5 * m + 0.5 * d
+        w = w + 0.1 * m / (np.sqrt(v) + 1)
+        model, state = server.step(model, {"w": d}, state)
+        assert model["w"] == pytest.approx(w, abs=1e-15)
+
+
+def test_groups_are_told_apart_in_the_record():
+    """Of every group its own numbers, by its name; of a site its share among those of its group that replied."""
+    algorithm = Clustered({"north": ("a", "b"), "south": ("c", "d")}, Ifca())
+    state = algorithm.init({"w": np.ones(2)}, list("abcd"))
+    told = {"a": (0, 1), "b": (0, 3), "c": (0, 2), "d": (1, 6)}  # the model that it chose, its cases
+    replies = {i: Payload(model={"w": np.ones(2)}, cluster=c, weight=n) for i, (c, n) in told.items()}
+    assert algorithm.diagnostics(state) == {"clusters (north)": 0, "clusters (south)": 0}
+    assert algorithm.diagnostics(algorithm.merge(state, replies)) == {"clusters (north)": 1, "clusters (south)": 2}
+    assert algorithm.shares(state, replies) == {"a": 0.25, "b": 0.75, "c": 1.0, "d": 1.0}
+    alone = {"b": replies["b"]}
+    assert algorithm.shares(state, alone) == {"b": 1.0}
+    assert algorithm.diagnostics(algorithm.merge(state, alone)) == {"clusters (north)": 1, "clusters (south)": 0}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polysite.algorithms.base import is_finished, serving_payloads
-from polysite.algorithms.cfft import Cfft
+from polysite.algorithms.cfft import Cfft, State
 from polysite.algorithms.fedavg import FedAvg
 from polysite.engines.phases import Phase, run_phases
 from polysite.engines.plan import Plan
@@ -254,3 +254,57 @@ def test_a_lie_is_refused_and_does_not_end_the_study(fit, field, lie, reason):
     assert is_finished(algorithm, rounds[-1].state)  # the others went on to the end
     honest = [x for model in rounds[-1].state.best.values() for x in model["w"]]
     assert np.isfinite(honest).all() and all(LOW - 0.1 <= x <= 3.1 for x in honest)
+
+
+def judged(before, told, tuned=None):
+    """One cluster whose model is 1 and whose best so far is 3, after some sites judge it: (cases, their scores)."""
+    state = State(
+        START, mixture={"weights": np.ones(1)}, models={"0": {"w": np.ones(1)}}, best={"0": START},
+        scores={} if before is None else {"0": before}, train={"a": {"0": 1.0}, "b": {"0": 3.0}},
+        judges={i: {"0": float(n)} for i, (n, _) in told.items()},
+    )  # fmt: skip
+    models = {} if tuned is None else {i: {"cluster_0": {"w": np.array([w])}} for i, w in tuned.items()}
+    replies = {
+        i: Payload(counts={"judge 0": np.array([float(n)]), "score 0": np.array([s])}, **models.get(i, {}))
+        for i, (n, s) in told.items()
+    }
+    return TWO.merge(state, replies)
+
+
+def test_a_model_is_judged_by_its_mean_over_all_cases_and_has_to_be_better_than_the_best():
+    """Scores that add up to 1 over one case and to 1/2 over three others: a mean of 3/8."""
+    told = {"a": (1, 1.0), "b": (3, 0.5)}
+    for before, taken in ((None, True), (0.25, True), (0.375, False), (0.5, False)):
+        state = judged(before, told)
+        assert state.best["0"]["w"].item() == (1.0 if taken else 3.0)
+        assert state.scores == {"0": 0.375 if taken else before}
+        assert state.models["0"]["w"].item() == 1.0 and state.judged == 1
+    assert judged(None, told, {"a": 4.0, "b": 0.0}).models["0"]["w"].item() == 1.0  # by training cases: (1*4 + 3*0)/4
+
+
+def test_a_site_tells_how_many_cases_judge_and_the_sum_of_their_scores():
+    """The model begins at 3: low cases miss by 4 and score 1/5, high ones miss by 1 and score 1/2."""
+    _, rounds = played(TWO)
+    first = next(r for r in rounds if r.state.judged == 1)
+    low, high = kinds(first.state)
+    counts = {k: x.item() for k, x in first.replies["b"].payload["counts"].items()}
+    assert counts == pytest.approx({f"judge {low}": 3, f"score {low}": 3 / 5, f"judge {high}": 9, f"score {high}": 4.5})
+    assert first.state.scores == pytest.approx({low: 1 / 5, high: 1 / 2})
+
+
+@pytest.mark.parametrize(
+    ("sums", "refused"),
+    [
+        ({"a": 1.0, "b": -1e12, "c": 2.0}, {"b"}),
+        ({"a": 1.0, "b": 1e12, "c": 2.0}, {"b"}),
+        ({"a": -1.0, "b": 100.0, "c": -2.0}, set()),
+        ({"a": 0.0, "b": 0.9e6, "c": 0.0}, set()),  # beside one, where the others have nothing
+        ({"a": 0.0, "b": 1.1e6, "c": 0.0}, {"b"}),
+        ({"a": 1.0, "b": 1e4, "c": 1e4, "d": 1e4, "e": 1e9}, set()),  # beside most of them it is not absurd
+    ],
+)
+def test_sums_are_refused_that_are_far_beyond_those_of_most_in_either_direction(sums, refused):
+    state = TWO.init(START, list(sums))
+    replies = {i: Payload(sums={"cases": np.full(1, 9.0), "sums": np.array([x])}) for i, x in sums.items()}
+    found = TWO.objections(state, replies)
+    assert set(found) == refused and all("far beyond all others" in why for why in found.values())

@@ -722,3 +722,33 @@ REFUSED = {
 def test_what_makes_no_sense_is_refused(make, sentence):
     with pytest.raises(ConfigError, match=sentence):
         make()
+
+
+def test_ifca_parts_as_soon_as_there_are_as_many_sites_as_models():
+    algorithm = Ifca(k=3, starts="sites", warmup=1)
+    state = algorithm.init({"w": np.zeros(1)}, list("abc"))
+    replies = {
+        i: Payload(model={"w": np.array([w])}, cluster=0, weight=1)
+        for i, w in zip("abc", (0.0, 5.0, 11.0), strict=True)
+    }
+    assert centres(algorithm.merge(state, replies)) == [5.0, 0.0, 11.0]
+
+
+@pytest.mark.parametrize("eta", [None, 0.3])
+def test_pfednet_draws_parameters_together_and_no_running_statistics(eta):
+    """So strong a pull makes the heads one; every site's variance is what its own training left: 16 moved to a^2."""
+    start = {"body.w": np.array([0.4]), "head.w": np.array([-0.1]), "head.running_var": np.array([16.0])}
+    sites = {f"s{i}": Quadratic(a, np.full(3, b), 1, ETA, start) for i, (a, b) in enumerate([(1.0, 1.0), (2.0, -0.4)])}
+    two, _ = play(PFedNet(lam=3.0, eta=eta), sites, 2)
+    one, other = two.state.personal.values()
+    assert one["head.w"].item() == pytest.approx(other["head.w"].item(), abs=1e-9)
+    assert one["head.running_var"].item() == pytest.approx(0.9 * 16 + 0.1 * 1, abs=1e-12)
+    assert other["head.running_var"].item() == pytest.approx(0.9 * 16 + 0.1 * 4, abs=1e-12)
+
+
+def test_the_network_lasso_knows_no_unit():
+    """Vectors a million times shorter, drawn together a million times less, mix just so."""
+    y = np.random.default_rng(2).normal(size=(4, 5))
+    edges = [(0, 1), (1, 2), (3, 4), (0, 4)]
+    usual = lasso_mixture(y.T @ y, edges, 0.3)
+    assert lasso_mixture(1e-12 * (y.T @ y), edges, 1e-6 * 0.3) == pytest.approx(usual, abs=1e-9)

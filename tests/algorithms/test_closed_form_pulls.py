@@ -530,3 +530,15 @@ def test_factors_go_around_those_that_average():
 def test_settings_that_make_no_sense_are_refused(make, says):
     with pytest.raises(ConfigError, match=says):
         make()
+
+
+def test_fedamp_a_model_of_zeros_points_nowhere():
+    """To the others it is as one at a right angle: cosine 0."""
+    rule = FedAMP(cosine=2.0, own=0.4)
+    points = {"s0": [1.0, 0.0], "s1": [2.0, 2.0], "s2": [0.0, 0.0]}
+    state = rule.merge(
+        rule.init({"w": np.zeros(2)}, NAMES[:3]), {i: Payload(model={"w": np.array(x)}) for i, x in points.items()}
+    )
+    force = np.exp(2.0 * np.array([np.sqrt(0.5), 0.0]))
+    assert list(state.attention["s0"].values()) == pytest.approx([0.4, *0.6 * force / force.sum()], abs=1e-12)
+    assert list(state.attention["s2"].values()) == pytest.approx([0.3, 0.3, 0.4], abs=1e-12)

@@ -470,3 +470,24 @@ def test_answers_that_do_not_go_together_are_refused():
     ]:
         with pytest.raises(DataError, match=sentence):
             fed.learn(state, {"site 0": good, "site 1": bad})
+
+
+@pytest.mark.parametrize(
+    ("found", "enough"), [((5.0, 5.0), 5e-7), ((-5.0, -5.0), 5e-7), ((-1.0, 1.0), 2e-4), ((1.0, 3.0), 2e-4)]
+)
+def test_a_bracket_is_short_enough_beside_the_range_of_its_feature_or_else_beside_its_size(found, enough):
+    """A ten-thousandth of the range; where there is none, a tenth of the millionth that is taken for constant."""
+    low = np.full((4, 1), found[0])
+    for width, short in ((0.9 * enough, True), (1.1 * enough, False)):
+        assert quantiles.resolved(low, low + width, np.array(found)[:, None], 1e-6) == [short]
+
+
+@pytest.mark.parametrize(("more", "split"), [(3, "ca"), (2, "ca"), (1, "c"), (0, "")])
+def test_cells_are_split_that_scatter_most_and_never_those_that_do_not(more, split):
+    """Cell a scatters by 2 (0.01 + 0.04), b not at all, c by 0.25: each along its widest axis, 0.8 deviations apart."""
+    counts, means = np.array([2.0, 2.0, 1.0]), np.array([[0.0, 0.0], [10.0, 0.0], [20.0, 0.0]])
+    variances = np.array([[0.01, 0.04], [0.0, 0.0], [0.25, 0.0]])
+    halves = {"a": [[0.0, -0.16], [0.0, 0.16]], "b": [[10.0, 0.0]], "c": [[19.6, 0.0], [20.4, 0.0]]}
+    whole = dict(zip("abc", means[:, None].tolist(), strict=True))
+    want = [cell for name in "abc" for cell in (halves if name in split else whole)[name]]
+    assert np.allclose(sorted(fed._split(counts, means, variances, more).tolist()), want)

@@ -1,13 +1,14 @@
 """The rules of the advice, one by one: what is said, in which order, and that every study can be run."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hospitals import FAST, Host, assess, host
 from polysite.config import Study, vary
-from polysite.heterogeneity.assessment import remoteness
+from polysite.heterogeneity.assessment import Assessment, remoteness
 from polysite.heterogeneity.verdict import _median, _strength, differ, judge, sizes, weight
 
 MANY = replace(FAST, permutations=4999)
@@ -257,3 +258,39 @@ def test_medians_count_cases_and_leave_out_what_is_absent():
 def test_equal_hospitals_are_said_to_be_equal():
     same = {s: host(12, 1) for s in "abc"}
     assert "the hospitals are the same in everything that was measured" in advised(same).cautions
+
+
+@pytest.mark.parametrize("count", [0, 1, 6, 7])
+def test_pairs_that_no_test_can_tell_are_named_while_they_are_few(count, monkeypatch):
+    monkeypatch.setattr(Assessment, "unable", lambda self: tuple((f"x{k}", "y") for k in range(count)))
+    said = [c for c in advised(USUAL).cautions if "however different they are" in c]
+    assert len(said) == (count > 0)
+    if count == 1:
+        assert said[0].startswith("no test could tell x0 from y, however")
+    elif count == 6:
+        assert said[0].startswith("no test could tell x0 from y, x1 from y, ") and "x5 from y, however" in said[0]
+    elif count == 7:
+        assert said[0].startswith("7 pairs have too few cases")
+
+
+def test_of_two_hospitals_neither_is_blamed():
+    apart = advised({"a": host(15, 1), "b": host(15, 2, volume=60, look=2)})
+    start = "2 hospitals with 30 cases were compared: "
+    assert apart.summary.startswith(f"{start}they differ by more than chance (p = 0.0")
+    alike = advised({"a": host(15, 1), "b": host(15, 2)})
+    assert alike.summary == f"{start}none was shown to differ from the others."
+
+
+@pytest.mark.parametrize(
+    ("values", "cases", "median"),
+    [
+        ({"a": [4.0, 1.0, 10.0, 2.0]}, {"a": 4}, 3.0),
+        ({"a": [4.0, 1.0, 10.0, 2.0, 0.0, 6.0]}, {"a": 6}, 4.0),
+        ({"a": [1.0, 2.0, 3.0], "b": [10.0]}, {"a": 3, "b": 4}, 10.0),
+        ({"a": [1.0, 2.0, 3.0], "b": [10.0]}, {"a": 3, "b": 2}, 3.0),
+    ],
+    ids=["even", "odd, one absent", "one that stands for four", "and for two"],
+)
+def test_the_median_is_that_of_the_cases_behind_the_values(values, cases, median):
+    found, quantity = SimpleNamespace(cases=cases), SimpleNamespace(values={s: np.array(v) for s, v in values.items()})
+    assert _median(found, quantity, list(cases)) == median

@@ -32,7 +32,7 @@ def test_nothing_to_judge():
     assert math.isnan(specificity([1, 1], [1, 1], 2))
 
 
-@pytest.mark.parametrize(("said", "true"), [([0, 2], [0, 1]), ([0, 1], [-1, 1])])
+@pytest.mark.parametrize(("said", "true"), [([0, 2], [0, 1]), ([0, 1], [-1, 1]), ([0, 1], [0, 2]), ([-1, 1], [0, 1])])
 def test_a_class_must_exist(said, true):
     with pytest.raises(DataError, match="not one of 0 to 1"):
         confusion(said, true, 2)

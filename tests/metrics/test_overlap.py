@@ -81,8 +81,9 @@ def test_dice_and_iou_are_those_of_monai(seed):
         ((0, 3, 0, 6), 0, 0, math.nan, 6 / 9),
         ((9, 0, 0, 0), 1, 1, 1, math.nan),
         ((4, 2, 1, 3), 8 / 11, 4 / 7, 4 / 5, 3 / 5),
+        ((3, 2, 3, 2), 6 / 11, 3 / 8, 1 / 2, 1 / 2),
     ],
-    ids=["both empty", "missed", "false alarm", "everything", "usual"],
+    ids=["both empty", "missed", "false alarm", "everything", "usual", "half right"],
 )
 def test_policies(counts, dice, iou, sensitivity, specificity):
     found = Overlap(*counts)

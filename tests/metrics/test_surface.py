@@ -243,3 +243,12 @@ def test_kernels_compile_where_nothing_can_be_kept():
     space = {}
     exec(compile("def double(x):\n    return 2 * x", "<nowhere>", "exec"), space)
     assert surface._compiled.__wrapped__(space["double"])(21) == 42
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.5, 0.5), (2.0, 0.5), (0.7, 3.0)])
+def test_places_are_looked_up_from_near_to_far_and_none_is_passed_over(spacing):
+    """As many as were asked for, or a few less; and whatever is nearer than the last of them is among them."""
+    j, _, square = surface._around(*spacing)
+    assert len(j) > 0.95 * surface.NEAR and (np.diff(square) >= 0).all()
+    wide = np.mgrid[-200:201, -200:201].reshape(2, -1) * np.array(spacing)[:, None]
+    assert np.count_nonzero((wide**2).sum(0) < square[-1] - 1e-9) - 1 == np.count_nonzero(square < square[-1] - 1e-9)

@@ -1,8 +1,8 @@
 """The contract that every algorithm keeps. No algorithm inherits from it.
 
-Five functions and four attributes are required (``Algorithm``). Further methods are optional; each has a function of the
-same name here, which says what happens without it: ``shares``, ``diagnostics``, ``serving_payloads``, ``objections``,
-``is_finished``, ``facts``, ``check_sites``, ``tightened``, ``case_clusters``.
+Five functions and four attributes are required (``Algorithm``). Further methods are optional; for each there is a
+function of the same name here, which says what happens without it: ``shares``, ``diagnostics``, ``serving_payloads``,
+``objections``, ``is_finished``, ``facts``, ``check_sites``, ``tightened``, ``case_clusters``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

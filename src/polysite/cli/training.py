@@ -207,8 +207,8 @@ def algorithms(
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "what it does", "paper", "needs"):
+    for column in ("name", "what it does", "paper"):
         table.add_column(column, overflow="fold")
-    for name, paper, line, needs in known:
-        table.add_row(name, line, paper, needs)
+    for name, paper, line, _ in known:
+        table.add_row(name, line, paper)
     Console().print(table)

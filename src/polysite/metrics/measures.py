@@ -6,7 +6,8 @@ of a published comparison does, rewards a model for finding nothing at all.
 
 >>> import numpy as np
 >>> row = measure(np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), (1.0, 1.0))
->>> row["hd95"], EmptyMaskPolicy().value(row, "hd95"), EmptyMaskPolicy("excluded").value(row, "hd95"), EmptyMaskPolicy().kind(row)
+>>> penalty, excluded = EmptyMaskPolicy(), EmptyMaskPolicy("excluded")
+>>> row["hd95"], penalty.value(row, "hd95"), excluded.value(row, "hd95"), penalty.kind(row)
 (nan, 5.0, nan, 'missed')
 """
 
@@ -35,7 +36,7 @@ def measure(
     tolerance: float = 1.0,
     surfaces: Callable[[Any, Any, Sequence[float]], Surfaces] = numpy_surfaces,
 ) -> dict[str, float]:
-    """All measures of two boolean masks; ``surfaces`` is that of the kind of array (tensors: `polysite.training.surface`).
+    """All measures of two boolean masks; ``surfaces`` suits the kind of array (tensors: `polysite.training.surface`).
 
     The tolerance is that of the NSD, in the unit of the spacing. ``truth`` and ``predicted`` count voxels, ``diagonal``
     is that of the image.
