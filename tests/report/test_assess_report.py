@@ -124,10 +124,10 @@ def test_the_page_says_everything_in_order(tmp_path):
     heads = re.findall(r"<h2[^>]*>(.*?)</h2>", text)
     assert heads[:5] == ["Strategies", "Findings", "Evidence", "Distances", "Data of the hospitals"]
     assert heads[5:] == ["Do the distances agree?", "Angles", "What left each hospital", "Settings and versions"]
-    told = [verdict.summary, *verdict.cautions, *(f.text for f in verdict.findings)]
-    told += [words for s in verdict.strategies for words in (s.title, s.goal, f"strategies/{s.file}", *s.reasons)]
-    told += [words for _, words in found.left.values()]
-    assert all(escape(words, quote=False).replace("'", "&#39;") in text for words in told)
+    expected = [verdict.summary, *verdict.cautions, *(f.text for f in verdict.findings)]
+    expected += [words for s in verdict.strategies for words in (s.title, s.goal, f"strategies/{s.file}", *s.reasons)]
+    expected += [words for _, words in found.left.values()]
+    assert all(escape(words, quote=False).replace("'", "&#39;") in text for words in expected)
     assert "Too few cases to be described:</b> hamlet" in text and "assessment.json" in text
     assert "distances.csv" not in text
     assert text.count("<td>hospital 0 – hospital 3</td>") == 3  # two distances, and the agreement

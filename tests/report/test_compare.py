@@ -146,8 +146,8 @@ def test_the_command_writes_a_folder_and_names_runs(tmp_path):
     words = ["compare", str(runs[0]), f"mine={runs[1]}", "--out", str(tmp_path / "out"), "--json", "--empty", "373.13"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
-    assert told["policy"]["penalty"] == 373.13 and {t["method"] for t in told["tests"]} == {"mine"}
+    printed = json.loads(done.output)
+    assert printed["policy"]["penalty"] == 373.13 and {t["method"] for t in printed["tests"]} == {"mine"}
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert {"index.html", "tables.md", "tables.tex", "overview.csv", "tests_dice.csv", "cost.csv"} <= names
     again = CliRunner().invoke(app, words)
