@@ -537,7 +537,7 @@ computer trains them on your cases and sends back what it learned. Scans and nam
 
 2. **Set `[data]` in `site.toml`**, so that it names your cases, and **read `policy.toml`**: it says what may be asked
    of this computer and what may leave it. It is yours to change, and it is enforced here. To see whether the cases are
-   in order: `polysite check-data /data/brain`, with your folder.
+   in order: `polysite data check /data/brain`, with your folder.
 
 3. **Run**, in this folder:
 
