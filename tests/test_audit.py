@@ -176,7 +176,7 @@ def finding(value=0.98, low=0.93, high=1.02, found=18, probes=20):
     [
         (
             finding(),
-            "no better, as far as 10 test cases can tell, than by guessing the average scan (error ratio 0.980, ",
+            "not significantly better, with 10 test cases, than by guessing the average scan (error ratio 0.980, ",
         ),
         (
             finding(0.77, 0.7, 0.84),
@@ -191,7 +191,7 @@ def test_verdicts_in_plain_words(made, words):
         made.verdict.startswith("From the 372 numbers of a case (<b>features), an attacker ") and words in made.verdict
     )
     assert "18 of 20" in made.recognition and "(90 %, 95 % interval 70–97 %)" in made.recognition
-    assert replace(made, found=0).recognition.startswith("They do not find a patient again: 0 of 20")
+    assert replace(made, found=0).recognition.startswith("The numbers do not identify patients: 0 of 20")
     assert audit_page.summary([made]).endswith("not a proof of privacy.")
 
 
@@ -217,7 +217,7 @@ def test_the_summary_names_the_worst():
     weak, strong = finding(0.9, 0.85, 0.95, found=0), replace(finding(0.5, 0.4, 0.6, found=20), words="embedding")
     assert "on the embedding, removes 50 %" in audit_page.summary([weak, strong])
     assert "From none of these" in audit_page.summary([finding()])
-    assert "By none of them" in audit_page.summary([weak])
+    assert "None of them matched second scans" in audit_page.summary([weak])
 
 
 @pytest.fixture
@@ -243,19 +243,19 @@ def test_an_audit_from_the_command_line(polysite, tmp_path):
     assert code == 0, err
     assert "372" in out and "not a proof of privacy" in out and "found/index.html" in out
     assert {p.name for p in (tmp_path / "found").iterdir()} == {"index.html", "audit.json", "figures"}
-    told = json.loads((tmp_path / "found" / "audit.json").read_text())
-    sizes = {f["kind"]: f["numbers"] for f in told["findings"]}
+    saved = json.loads((tmp_path / "found" / "audit.json").read_text())
+    sizes = {f["kind"]: f["numbers"] for f in saved["findings"]}
     assert sizes.pop("components") <= 30
     assert sizes == {"radiomics": 372, "embedding": 1024, "directions": 64, "quantities": 7}
-    for f in told["findings"]:
+    for f in saved["findings"]:
         mean = {
-            name: np.mean([c["errors"][f["kind"]][name] for c in told["test"]]) for name in (f["chosen"], "average")
+            name: np.mean([c["errors"][f["kind"]][name] for c in saved["test"]]) for name in (f["chosen"], "average")
         }
         assert f["ratios"][f["chosen"]]["value"] == pytest.approx(mean[f["chosen"]] / mean["average"])
         assert f["gallery"] == 16 and f["probes"] == 8
     page = tmp_path / "found" / "index.html"
     text = page.read_text(encoding="utf-8")
-    assert all(f["verdict"] in text and f["leaves"] in text for f in told["findings"]) and told["summary"] in text
+    assert all(f["verdict"] in text and f["leaves"] in text for f in saved["findings"]) and saved["summary"] in text
     assert set(re.findall(r'https?://[^"]*', text)) <= set(re.findall(r'xmlns(?::xlink)?="(https?://[^"]*)"', text))
     for width in (1280, 390):
         seen = browse(page, "return document.documentElement.scrollWidth <= innerWidth", width=width)
@@ -268,13 +268,13 @@ def test_an_audit_from_the_command_line(polysite, tmp_path):
 def test_json_and_quiet_and_without_scans(polysite, tmp_path):
     few = ("tiny.toml", "--what", "quantiles", "--set", "assess.projections=0", "--side", 16, "--epochs", 1)
     code, out, _ = polysite(*few, "--json", "--modality", "all", "--out", "a")
-    told = json.loads(out)
-    assert code == 0 and [f["kind"] for f in told["findings"]] == ["quantities"]
-    assert told["about"]["modalities"] == ["t1", "t1ce", "t2", "flair"]
+    saved = json.loads(out)
+    assert code == 0 and [f["kind"] for f in saved["findings"]] == ["quantities"]
+    assert saved["about"]["modalities"] == ["t1", "t1ce", "t2", "flair"]
     assert polysite(*few, "--quiet", "--no-scans", "--out", "b")[:2] == (0, "")
     assert (tmp_path / "a" / "figures" / "pictures.png").exists()
     assert not (tmp_path / "b" / "figures" / "pictures.png").exists()
-    assert "pictures of patients" not in (tmp_path / "b" / "index.html").read_text(encoding="utf-8")
+    assert "images of patients" not in (tmp_path / "b" / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def _sorted_directions(embedding):
         ({}, "This study sends none of them."),
         (
             {"then": ({"algorithm": "cfft", "run": {"rounds": 200}},)},
-            "This study sends sums and counts over the cases of a site, 5 at least, ",
+            "This study sends sums and counts over the cases of a site, at least 5, ",
         ),
         (
             {"then": ({"algorithm": {"name": "cfft", "fit": "pooled"}, "run": {"rounds": 200}},)},
@@ -355,8 +355,8 @@ def test_cases_without_the_modality_are_not_rebuilt_but_may_be_found(tmp_path):
     sites = {"a": Hospital(14), "b": Hospital(3, missing=("t1",))}
     study = replace(config.parse(TINY), data=Phantom((24, 24, 24), sites))
     done = audit(study, "quantiles", tmp_path / "found", settings=replace(QUICK, epochs=1))
-    told = json.loads((done.folder / "audit.json").read_text())
-    assert {c["site"] for c in told["test"]} == {"a"} and sum(told["about"]["cases"].values()) == 14
+    saved = json.loads((done.folder / "audit.json").read_text())
+    assert {c["site"] for c in saved["test"]} == {"a"} and sum(saved["about"]["cases"].values()) == 14
     assert done.findings[0].gallery == 17
 
 

@@ -73,8 +73,8 @@ def test_an_assessment_names_whom_to_count_less_and_whom_to_train_together(tiny,
     assert len(found) == 10
     for seed in (0, 1):
         weighted, grouped = found["omega", seed].algorithm, found["groups", seed].algorithm
-        told = json.loads((tmp_path / "out" / "assess" / f"fold0-seed{seed}" / "assessment.json").read_text())
-        assert isinstance(weighted, Weighted) and weighted.weights == {told["distances"]["emd"]["outlier"]: 0.3}
+        assessment = json.loads((tmp_path / "out" / "assess" / f"fold0-seed{seed}" / "assessment.json").read_text())
+        assert isinstance(weighted, Weighted) and weighted.weights == {assessment["distances"]["emd"]["outlier"]: 0.3}
         assert isinstance(grouped, Clustered)
         assert sorted(s for g in grouped.groups.values() for s in g) == ["east", "north", "west"]
         assert found["fedavg", seed].seed == seed and found["fedavg", seed].split.seed == 0

@@ -335,8 +335,8 @@ def test_the_command(scans, tmp_path, capsys, monkeypatch):
     said = call("--clusters", "2,3", "--dimensions", "3", "--out", "out").out
     assert "12 cases of 2 sites, 4 x 93 features each." in said and "BIC of 3 clusters" in said
     assert "out/features.csv" in said and (tmp_path / "out" / "index.html").exists()
-    told = json.loads(call("--json", "--bin-count", "32").out)
-    assert told["settings"]["bin_count"] == 32 and (Path(told["radiomics"]) / "features.csv").exists()
+    printed = json.loads(call("--json", "--bin-count", "32").out)
+    assert printed["settings"]["bin_count"] == 32 and (Path(printed["radiomics"]) / "features.csv").exists()
     assert call("--quiet").out == ""
     assert "--clusters two" in call("--clusters", "two").err
     assert "exists already" in call("--out", "out").err

@@ -95,7 +95,9 @@ class Bench:
 class Step(Protocol):
     """A callback for progress: a note, and how many runs have ended."""
 
-    def __call__(self, note: str, done: int = 1) -> None: ...
+    def __call__(self, note: str, done: int = 1) -> None:
+        """Report progress."""
+        ...
 
 
 def silent(note: str, done: int = 1) -> None:

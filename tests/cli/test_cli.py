@@ -326,7 +326,7 @@ def test_assess_tells_and_writes(polysite, tmp_path):
     (tmp_path / "study.toml").write_text(ASSESSED)
     code, out, _ = polysite("assess", "study.toml", "--out", "found")
     assert code == 0
-    for words in ("2 hospitals with 9 cases", "What to do", "1. Federated averaging", "What left each hospital"):
+    for words in ("2 hospitals with 9 cases", "Strategies", "1. Federated averaging", "What left each hospital"):
         assert words in out
     assert "found/index.html" in out and "polysite train found/strategies/1-fedavg.toml" in out
     code, out, _ = polysite("assess", "study.toml", "--out", "again", "--json")

@@ -1,4 +1,4 @@
-"""What check-data finds: each problem by itself, then on real data."""
+"""What data check finds: each problem by itself, then on real data."""
 
 import json
 
@@ -124,7 +124,7 @@ def test_what_is_allowed_is_a_warning(tree):
 
 def test_the_command_shows_a_table_a_line_a_problem_and_an_exit_code(tree):
     def run(*words):
-        return CliRunner().invoke(app, ["check-data", str(tree), "--set", "data.labels={L=[1]}", *words])
+        return CliRunner().invoke(app, ["data", "check", str(tree), "--set", "data.labels={L=[1]}", *words])
 
     sound = run()
     assert sound.exit_code == 0 and "6 cases, 0 errors, 0 warnings: fit to train on" in sound.output

@@ -122,12 +122,12 @@ def test_the_page_says_everything_in_order(tmp_path):
     (tmp_path / "assessment.json").write_text("{}")
     text, verdict = written(tmp_path, found), judge(found)
     heads = re.findall(r"<h2[^>]*>(.*?)</h2>", text)
-    assert heads == ["What to do", "What was found", "How sure", "Distances", "What the hospitals hold",
-                     "Do the distances agree?", "Angles", "What left each hospital", "How it was made"]  # fmt: skip
-    told = [verdict.summary, *verdict.cautions, *(f.text for f in verdict.findings)]
-    told += [words for s in verdict.strategies for words in (s.title, s.goal, f"strategies/{s.file}", *s.reasons)]
-    told += [words for _, words in found.left.values()]
-    assert all(escape(words, quote=False).replace("'", "&#39;") in text for words in told)
+    assert heads[:5] == ["Strategies", "Findings", "Evidence", "Distances", "Data of the hospitals"]
+    assert heads[5:] == ["Do the distances agree?", "Angles", "What left each hospital", "Settings and versions"]
+    expected = [verdict.summary, *verdict.cautions, *(f.text for f in verdict.findings)]
+    expected += [words for s in verdict.strategies for words in (s.title, s.goal, f"strategies/{s.file}", *s.reasons)]
+    expected += [words for _, words in found.left.values()]
+    assert all(escape(words, quote=False).replace("'", "&#39;") in text for words in expected)
     assert "Too few cases to be described:</b> hamlet" in text and "assessment.json" in text
     assert "distances.csv" not in text
     assert text.count("<td>hospital 0 – hospital 3</td>") == 3  # two distances, and the agreement
@@ -170,10 +170,10 @@ def test_the_terminal_shows_it_within_its_width(capsys, monkeypatch, count, proj
     shown = capsys.readouterr().out
     lines = [line.rstrip() for line in shown.splitlines()]
     assert max(map(len, lines)) <= 100 and (count != 4 or len(lines) <= 75)
-    assert all(name in shown for name in (*found.sites, "EMD_maxI", "EMD_maxL", "What to do", "What left"))
+    assert all(name in shown for name in (*found.sites, "EMD_maxI", "EMD_maxL", "Strategies", "What left"))
     flat = re.sub(r"\s+", " ", shown)
     assert all(strategy.title in flat and strategy.file in flat for strategy in verdict.strategies)
-    assert ("* differ by more than chance" in shown) == (count <= 8)
+    assert ("* differ significantly" in shown) == (count <= 8)
 
 
 def test_names_in_the_terminal_are_never_markup(capsys):

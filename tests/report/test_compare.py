@@ -28,7 +28,7 @@ def test_identical_runs_are_never_said_to_differ(tmp_path):
     for t in found.tests:
         assert (t.p, t.adjusted, t.effect, t.difference, t.low, t.high) == (1, 1, 0, 0, 0, 0)
         assert t.cases_won == (0, 13, 0) and t.hospitals_won == (0, 3, 0) and not t.significant
-    assert "no difference shown: 2 methods" in " ".join(summary(found))
+    assert "no significant difference: 2 methods" in " ".join(summary(found))
 
 
 def test_p_values_are_scipys_and_corrected_as_statsmodels_does(tmp_path):
@@ -98,7 +98,7 @@ def test_phantoms_of_another_seed_are_other_patients(tmp_path):
     ("change", "words"),
     [
         (lambda c: cases(labels=("WT", "TC")), "cannot be compared with"),
-        (lambda c: {"elsewhere": {"x": {"WT": 0.5, "ET": 0.5}}}, "no examined case in common"),
+        (lambda c: {"elsewhere": {"x": {"WT": 0.5, "ET": 0.5}}}, "no evaluated case in common"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(change, words, tmp_path):
@@ -111,7 +111,7 @@ def test_other_cases_are_remarked_on_and_an_unknown_reference_is_refused(tmp_pat
     less = {**cases(), "south": {"south-0": {"WT": 0.5, "ET": 0.5}}}
     loaded = load(write(tmp_path / "fedavg", cases()), write(tmp_path / "fedprox", less, algorithm="fedprox"))
     found = compare(loaded)
-    assert any("9 cases were examined by all methods" in r for r in found.remarks)
+    assert any("9 cases were evaluated by all methods" in r for r in found.remarks)
     assert any("island, south have fewer than five" in r for r in found.remarks)
     assert {t.cases for t in found.tests} == {9}
     with pytest.raises(ConfigError, match="no method 'fedavq'"):
@@ -146,8 +146,8 @@ def test_the_command_writes_a_folder_and_names_runs(tmp_path):
     words = ["compare", str(runs[0]), f"mine={runs[1]}", "--out", str(tmp_path / "out"), "--json", "--empty", "373.13"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
-    assert told["policy"]["penalty"] == 373.13 and {t["method"] for t in told["tests"]} == {"mine"}
+    printed = json.loads(done.output)
+    assert printed["policy"]["penalty"] == 373.13 and {t["method"] for t in printed["tests"]} == {"mine"}
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert {"index.html", "tables.md", "tables.tex", "overview.csv", "tests_dice.csv", "cost.csv"} <= names
     again = CliRunner().invoke(app, words)
@@ -185,7 +185,7 @@ def test_better_and_worse_go_by_the_effect_that_was_tested(tmp_path):
     said = summary(found)
     assert "better: x" in said[1] and "worse" not in said[1]
     assert said[0] == "fedavg has the highest mean Dice, 0.560; x the lowest, 0.532."
-    assert said[2] == "The worst-served hospital does best with fedavg: a at 0.560."
+    assert said[2] == "With fedavg even the lowest-scoring hospital (a) reaches Dice 0.560."
 
 
 def test_hospitals_of_one_case_still_have_an_interval(tmp_path):

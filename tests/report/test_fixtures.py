@@ -16,7 +16,7 @@ from polysite.report.runs import methods, read
 ROOT = Path(__file__).parents[1] / "fixtures" / "v0.1.0"
 EXPECTED = json.loads((ROOT / "expected.json").read_text())
 FINISHED = {"phases": ROOT / "phases", "classes": ROOT / "classes", "deployed": ROOT / "deployed" / "finished" / "run"}
-RAW = {name: [json.loads(line) for line in (path / "rounds.jsonl").open()] for name, path in FINISHED.items()}
+RAW = {name: list(map(json.loads, (path / "rounds.jsonl").read_text().splitlines())) for name, path in FINISHED.items()}
 
 
 @pytest.mark.parametrize("name", FINISHED)

@@ -127,16 +127,16 @@ def served(tmp_path):
     """A run under way, and where it can be watched."""
     run = write(tmp_path / "run", cases())
     result = (run / "result.json").rename(tmp_path / "result.json")
-    told: list[str] = []
+    addresses: list[str] = []
     ready = threading.Event()
 
     def say(address):
-        told.append(address)
+        addresses.append(address)
         ready.set()
 
     threading.Thread(target=watch.serve, args=(run, 0, say), daemon=True).start()
     assert ready.wait(10)
-    return run, result, told[0]
+    return run, result, addresses[0]
 
 
 def test_a_run_can_be_watched_while_it_goes_on(served):

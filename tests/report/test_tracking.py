@@ -1,4 +1,4 @@
-"""What TensorBoard and MLflow are told of a run: read back from their own files."""
+"""TensorBoard and MLflow hold every number of a run: read back from their own files."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def go(path, watch, rounds=6, resume=False, **plan):
     return folder
 
 
-def told_to_tensorboard(path):
+def tensorboard_scalars(path):
     events = EventAccumulator(str(path / "tensorboard")).Reload()
     return {k: [(e.step, e.value) for e in events.Scalars(k)] for k in events.Tags()["scalars"]}
 
@@ -72,14 +72,14 @@ def runs_of(client):
     return client.search_runs([e.experiment_id for e in client.search_experiments()])
 
 
-def told_to_mlflow(path):
+def mlflow_scalars(path):
     client = client_of(path)
     (run,) = runs_of(client)
     return {k: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, k)] for k in run.data.metrics}
 
 
-TOLD = {"tensorboard": told_to_tensorboard, "mlflow": told_to_mlflow}
-both = pytest.mark.parametrize("kind", TOLD)
+READERS = {"tensorboard": tensorboard_scalars, "mlflow": mlflow_scalars}
+both = pytest.mark.parametrize("kind", READERS)
 
 
 def expected(folder):
@@ -103,9 +103,9 @@ class Stop(Watch):
 
 def test_one_run_is_told_to_both(tmp_path):
     path = tmp_path / "run"
-    folder = go(path, Many(*(tracker(kind, path) for kind in TOLD)))
+    folder = go(path, Many(*(tracker(kind, path) for kind in READERS)))
     want = expected(folder)
-    assert told_to_tensorboard(path) == want and told_to_mlflow(path) == want
+    assert tensorboard_scalars(path) == want and mlflow_scalars(path) == want
     assert [step for step, _ in want["mean_Dice"]] == [2, 4, 6] and len(want["steps"]) == 6
     assert {"loss/a", "Dice/a/L", "validation_loss/a", "bytes_up"} < want.keys() and len(want) == 10
 
@@ -130,9 +130,9 @@ def test_a_run_that_goes_on_is_told_once(kind, after, tmp_path):
     path = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         go(path, Many(tracker(kind, path), Stop(after)))
-    assert len(TOLD[kind](path)["steps"]) == after + 1  # nothing is held back
+    assert len(READERS[kind](path)["steps"]) == after + 1  # nothing is held back
     folder = go(path, tracker(kind, path), resume=True)
-    assert TOLD[kind](path) == expected(folder)
+    assert READERS[kind](path) == expected(folder)
 
 
 @both
@@ -141,8 +141,8 @@ def test_what_happened_before_a_run_was_tracked_is_told_too(kind, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         go(path, Stop(4))
     folder = go(path, tracker(kind, path), resume=True)
-    assert [step for step, _ in TOLD[kind](path)["steps"]] == [1, 2, 3, 4, 5, 6]
-    assert TOLD[kind](path) == expected(folder)
+    assert [step for step, _ in READERS[kind](path)["steps"]] == [1, 2, 3, 4, 5, 6]
+    assert READERS[kind](path) == expected(folder)
 
 
 def test_the_users_own_store_is_used_and_its_address_kept_out_of_the_folder(tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_store_that_is_away_for_a_round_misses_nothing(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(watch, "_send", unsteady)
     folder = go(path, watch)
-    assert told_to_mlflow(path) == expected(folder) and calls == [0, 1, 2, 2, 2, 3, 4, 5]
+    assert mlflow_scalars(path) == expected(folder) and calls == [0, 1, 2, 2, 2, 3, 4, 5]
     assert caplog.text.count("gone") == 2
 
 
@@ -193,10 +193,10 @@ def test_mlflow_is_told_not_to_report_home_before_it_is_imported(tmp_path, monke
 
 
 def test_many_parameters_and_metrics_go_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "PARAMS", 2)
-    monkeypatch.setattr(tracking, "METRICS", 3)
+    monkeypatch.setattr(tracking, "MAX_PARAMS", 2)
+    monkeypatch.setattr(tracking, "MAX_METRICS", 3)
     folder = go(tmp_path / "run", tracker("mlflow", tmp_path / "run"))
-    assert told_to_mlflow(folder.path) == expected(folder)
+    assert mlflow_scalars(folder.path) == expected(folder)
     assert len(runs_of(client_of(folder.path))[0].data.params) == 3
 
 

@@ -1,1 +1,1 @@
-"""Measures of segmentation and classification, fairness between hospitals, and paired statistics."""
+"""Measures of overlap, surface and classification, fairness, and statistical tests."""

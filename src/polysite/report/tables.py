@@ -108,11 +108,11 @@ def show_assessment(assessment: Assessment, verdict: Verdict) -> None:
         )
     if verdict.findings:
         seen = _listed([("–", Text(finding.text)) for finding in verdict.findings])
-        console.print(Text("What was found", "bold"), seen, "", sep="\n")
-    console.print(Text("What to do", "bold"), _advice(verdict), "", sep="\n")
+        console.print(Text("Findings", "bold"), seen, "", sep="\n")
+    console.print(Text("Strategies", "bold"), _advice(verdict), "", sep="\n")
     if verdict.cautions:
         cautions = _listed([("–", Text(caution)) for caution in verdict.cautions])
-        console.print(Text("How sure", "bold"), cautions, "", sep="\n")
+        console.print(Text("Evidence", "bold"), cautions, "", sep="\n")
     console.print(Text("What left each hospital", "bold"), _listed([("–", Text(words)) for words in _sent(assessment)]))
 
 

@@ -180,6 +180,7 @@ TRACKERS: Mapping[str, type[TensorBoard] | type[MLflow]] = {"tensorboard": Tenso
 def scalars(record: RoundRecord) -> dict[str, float]:
     """Return the numbers of a round by name: validation of every site and label, losses, bytes and steps of all sites.
 
+    >>> from polysite.engines.record import SiteRecord, SiteValidation
     >>> trained = {"a": SiteRecord(loss=0.5, steps=3, lr_sum=0.1, seconds=1.0, bytes_down=8, bytes_up=16)}
     >>> seen = {"a": SiteValidation(cases=2, loss=None, score={"WT": 0.75})}
     >>> scalars(RoundRecord(0, 0, trained, validation=seen, measure="Dice", mean_score=0.75))

@@ -1,1 +1,1 @@
-"""The site in torch: local training, prediction, assessment and attacks."""
+"""Training in torch: the site, tasks, losses, patches and prediction."""
