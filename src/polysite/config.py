@@ -281,9 +281,7 @@ def field_docs(kind: type) -> dict[str, str]:
 def _notes(value: Any, at: str) -> Iterator[tuple[str, str]]:
     """Yield the path of every key with its documentation."""
     if is_dataclass(value):
-        kind = type(value)
-        comments = re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(kind), re.MULTILINE)  # without Args
-        yield from ((f"{at}{key}", note) for key, note in {**dict(comments), **field_docs(kind)}.items())
+        yield from ((f"{at}{key}", note) for key, note in field_docs(type(value)).items())
         for f in fields(value):
             yield from _notes(getattr(value, f.name), f"{at}{f.name}.")
     elif isinstance(value, Mapping):
