@@ -181,7 +181,7 @@ def test_flat_cases_dark_ones_and_what_is_not_acquired():
     assert found["intensity m0"] == -1 and found["intensity m1"] == 0
     assert [bool(absent[k]) for k in ("intensity m0", "intensity m1", "volume WT")] == [False, True, False]
     raw = TorchAssessedSite(
-        "a", host.patients, host.modalities, ("WT",), 2, False, Prepare(normalise="none"), None, NoCache()
+        "a", host.refs, host.modalities, ("WT",), 2, False, Prepare(normalise="none"), None, NoCache()
     )
     assert raw.prepare.normalise == "nonzero"  # the encoder knows nothing else
 

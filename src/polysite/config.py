@@ -162,7 +162,9 @@ def _phase(base: Study, changes: Mapping[str, Any], at: str) -> Study:
             f"takes up to {known.exchanges}"
         )
     if known.masks_head and phase.prepare.normalise != "nonzero":
-        raise ConfigError(f"{at}: {name} needs prepare.normalise = 'nonzero', which tells the head from the background")
+        raise ConfigError(
+            f"{at}: {name} needs prepare.normalise = 'nonzero', which separates the head from the background"
+        )
     return phase
 
 
@@ -231,11 +233,8 @@ def dump(study: Study, notes: bool = False) -> str:
 
 def _noted(line: str, note: str) -> list[str]:
     """Return the line with the note as a comment to its right, wrapped."""
-    return (
-        [f"{part:32}  # {words}" for part, words in zip_longest([line], textwrap.wrap(note, 84), fillvalue="")]
-        if note
-        else [line]
-    )
+    wrapped = textwrap.wrap(note, 84)
+    return [f"{part:32}  # {words}" for part, words in zip_longest([line], wrapped, fillvalue="")] if note else [line]
 
 
 def vary(study: Study, changes: Mapping[str, Any]) -> Study:

@@ -185,7 +185,7 @@ def test_the_least_p_is_reached():
 
 
 def test_deals_differ_from_part_to_part():
-    first, second = (significance._dealt(4, 5, part) for part in (0, 1))
+    first, second = (significance._permutations(4, 5, block) for block in (0, 1))
     assert (first != second).any()
     for deals in (first, second):
         assert ((deals > 0).sum(1) == 4).all() and np.allclose(deals.sum(1), 0)

@@ -16,15 +16,19 @@ pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, ma
 
 @given(pairs)
 def test_scikit_learn(found):
-    said, true = map(list, zip(*found, strict=True))
-    occur, in_truth = sorted({*said, *true}), sorted(set(true))
-    np.testing.assert_array_equal(confusion(said, true, 6), confusion_matrix(true, said, labels=range(6)))
-    assert accuracy(said, true) == accuracy_score(true, said)
-    recall = recall_score(true, said, labels=in_truth, average="macro", zero_division=0)
-    assert balanced_accuracy(said, true, 6) == pytest.approx(recall)
-    assert f1(said, true, 6) == pytest.approx(f1_score(true, said, labels=occur, average="macro", zero_division=0))
-    negatives = [recall_score(np.not_equal(true, c), np.not_equal(said, c)) for c in occur if any(t != c for t in true)]
-    np.testing.assert_allclose(specificity(said, true, 6), np.mean(negatives) if negatives else math.nan)
+    predicted, true = map(list, zip(*found, strict=True))
+    occur, in_truth = sorted({*predicted, *true}), sorted(set(true))
+    np.testing.assert_array_equal(confusion(predicted, true, 6), confusion_matrix(true, predicted, labels=range(6)))
+    assert accuracy(predicted, true) == accuracy_score(true, predicted)
+    recall = recall_score(true, predicted, labels=in_truth, average="macro", zero_division=0)
+    assert balanced_accuracy(predicted, true, 6) == pytest.approx(recall)
+    assert f1(predicted, true, 6) == pytest.approx(
+        f1_score(true, predicted, labels=occur, average="macro", zero_division=0)
+    )
+    negatives = [
+        recall_score(np.not_equal(true, c), np.not_equal(predicted, c)) for c in occur if any(t != c for t in true)
+    ]
+    np.testing.assert_allclose(specificity(predicted, true, 6), np.mean(negatives) if negatives else math.nan)
 
 
 def test_nothing_to_judge():
@@ -32,12 +36,15 @@ def test_nothing_to_judge():
     assert math.isnan(specificity([1, 1], [1, 1], 2))
 
 
-@pytest.mark.parametrize(("said", "true"), [([0, 2], [0, 1]), ([0, 1], [-1, 1]), ([0, 1], [0, 2]), ([-1, 1], [0, 1])])
-def test_a_class_must_exist(said, true):
+CASES = [([0, 2], [0, 1]), ([0, 1], [-1, 1]), ([0, 1], [0, 2]), ([-1, 1], [0, 1])]
+
+
+@pytest.mark.parametrize(("predicted", "true"), CASES)
+def test_a_class_must_exist(predicted, true):
     with pytest.raises(DataError, match="not one of 0 to 1"):
-        confusion(said, true, 2)
+        confusion(predicted, true, 2)
 
 
 def test_one_answer_per_case():
-    with pytest.raises(DataError, match="2 classes were said of 1 cases"):
+    with pytest.raises(DataError, match="2 classes were predicted for 1 cases"):
         accuracy([0, 1], [0])

@@ -183,7 +183,7 @@ def test_many_at_once():
 @pytest.mark.parametrize("room", [1, 1 << 17])
 def test_little_room(monkeypatch, room):
     """Directions one after another, or a few at a time, give the same."""
-    monkeypatch.setattr(extraction, "ROOM", room)
+    monkeypatch.setattr(extraction, "MAX_TABLE_BYTES", room)
     assert features(**TEXTURE, settings=BINS, threads=2) == EXPECTED
 
 

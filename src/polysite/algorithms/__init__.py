@@ -1,4 +1,4 @@
-"""One algorithm, one file: a frozen dataclass of hyper-parameters with five pure methods.
+"""Federated algorithms: one file each, a frozen dataclass of hyper-parameters with five pure methods.
 
 ``ALGORITHMS`` maps every name to its module and class. ``find`` and ``describe`` import a module on first use.
 """

@@ -1,9 +1,9 @@
-"""What averaging algorithms share: the mean of the sites' models, and a step towards it.
+"""Functions that averaging algorithms share: the mean of the sites' models, and a step towards it.
 
     target <- sum_k a_k w_k / sum_k a_k,    w <- w + length (target - w)
 
-Running statistics of batch normalisation are a plain mean by the sites' own weights: a variance that is extrapolated or
-given to an adaptive optimiser can become negative.
+Running statistics of batch normalisation are always a plain mean by the sites' own weights, because a variance that is
+extrapolated or passed to an adaptive optimiser can become negative.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from polysite.tree import Tree
 
 
 def average(replies: Mapping[SiteId, Payload], by: str | Mapping[SiteId, float] = "weight") -> Tree:
-    """The mean of the sites' models by these weights; that of their statistics by the sites' own."""
+    """Return the mean of the sites' models by these weights, and of running statistics by the field ``weight``."""
     if by == "weight":
         return mean(replies, "model", "weight")
     parts = {i: Payload(model=tree.trained(p["model"]), rest=tree.statistics(p["model"])) for i, p in replies.items()}
@@ -23,7 +23,7 @@ def average(replies: Mapping[SiteId, Payload], by: str | Mapping[SiteId, float] 
 
 
 def towards(model: Tree, target: Tree, length: float) -> Tree:
-    """A step of this length from a model to the mean of the sites' models; their statistics are taken as they are."""
+    """Move a model this many times the way to the target. Running statistics are those of the target."""
     if length == 1:
         return target
     start, end = tree.trained(model), tree.trained(target)

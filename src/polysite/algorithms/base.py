@@ -1,8 +1,8 @@
 """The contract that every algorithm keeps. No algorithm inherits from it.
 
-Five functions and four attributes are required (``Algorithm``). Further methods are optional; for each there is a
-function of the same name here, which says what happens without it: ``shares``, ``diagnostics``, ``serving_payloads``,
-``objections``, ``is_finished``, ``facts``, ``check_sites``, ``tightened``, ``case_clusters``.
+Five functions and four attributes are required (``Algorithm``). Further methods are optional; each has a function of
+the same name here, which documents the default: ``shares``, ``diagnostics``, ``serving_payloads``, ``objections``,
+``is_finished``, ``facts``, ``check_sites``, ``tightened``, ``case_clusters``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,13 +45,13 @@ class Facts:
     sends_scores: bool = False
     """Its replies hold sums of scores, perhaps of a single case."""
     cost_split: Literal["train", "validation"] = "train"
-    """The cases behind a reply of kind ``cost``."""
+    """Split on which a reply of kind ``cost`` is computed."""
     single_step: bool = False
     """A model that leaves may stand for a single local step."""
     exchanges: int = 0
-    """Rounds that it needs to come to its end; 0 if any number will do."""
+    """Rounds that it needs to finish; 0 if any number is enough."""
     masks_head: bool = False
-    """It tells the head from the background by zero voxels (``prepare.normalise = 'nonzero'``)."""
+    """It separates the head from the background by zero voxels (``prepare.normalise = 'nonzero'``)."""
 
 
 class Algorithm(Protocol[S]):
@@ -68,12 +68,13 @@ class Algorithm(Protocol[S]):
 
     @property
     def needs(self) -> Literal["sum", "each"]:
-        """Whether ``merge`` can work with a (secure) sum of the replies or must see each one."""
+        """``sum`` if ``merge`` needs only the sum of the replies by their ``weight`` and the sum of the weights (secure
+        aggregation); ``each`` if it needs every reply, or the names or number of the sites."""
         ...
 
     @property
     def plain_sgd(self) -> bool:
-        """Whether the mathematics holds for plain SGD alone, without momentum or Adam."""
+        """Whether the algorithm is only correct for plain SGD, without momentum or Adam."""
         ...
 
     @property
@@ -129,7 +130,7 @@ def objections(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Paylo
 
 
 def is_finished(algorithm: Algorithm[S], state: S) -> bool:
-    """Return whether the algorithm has come to its own end, before ``run.rounds``. Default: never."""
+    """Return whether the algorithm has finished by itself, before ``run.rounds``. Default: never."""
     own = getattr(algorithm, "is_finished", None)
     return own is not None and bool(own(state))
 
@@ -154,8 +155,7 @@ def check_sites(algorithm: Any, train: Mapping[SiteId, int], validation: Mapping
 
 
 def tightened(algorithm: Any, fewest: int) -> Any:
-    """Return the algorithm with every sum over at least ``fewest`` cases, as a hospital's policy asks. Default: as it
-    is."""
+    """Return the algorithm with every sum over at least ``fewest`` cases, for a hospital policy. Default: as given."""
     own = getattr(algorithm, "tightened", None)
     return algorithm if own is None else own(fewest)
 

@@ -1,4 +1,4 @@
-"""CFFT: clusters of patients, not of hospitals; a model is fine-tuned for every cluster, and each patient gets its own.
+"""CFFT: clustering of patients instead of hospitals, and one fine-tuned model per cluster.
 
 Paper: Manthe et al., Whole-brain radiomics for clustered federated personalization in brain tumor segmentation, 2023
 
@@ -6,18 +6,19 @@ Paper: Manthe et al., Whole-brain radiomics for clustered federated personalizat
     w_c <- sum_k n_ck / N_c fit_k(w_c; the cases of cluster c at site k)               from the model before, all c
     a patient of cluster c is served the best w_c so far, by the validation cases of cluster c
 
-A phase after another algorithm. First the clusters: 93 radiomic features of every modality, within the head, scaled
-between their 2nd and 98th percentile, principal components, a Gaussian mixture. ``fit = "federated"`` learns all three
-from sums (cluster/federated_mixture.py: some 10 to 40 exchanges), so that no case's features leave; with "pooled", as
-in the paper, they do, in one. Then sites learn the clusters and say how many cases of each they have. Then ``rounds``
-of fine-tuning, and one exchange more that judges the last models. The phase then is over, so run.rounds, which must
-leave room for all that, is seldom reached; run.patience does not count here.
+CFFT is a phase after another algorithm. It first fits the clusters: 93 radiomic features per modality, within the head,
+are scaled between their 2nd and 98th percentile, projected on principal components and clustered by a Gaussian mixture.
+``fit = "federated"`` computes all three from sums over cases (cluster/federated_mixture.py, about 10 to 40 exchanges),
+so the features of a case stay at its site. ``fit = "pooled"``, as in the paper, sends the features, in one exchange.
+Then the sites receive the clusters and report their numbers of cases in each. ``rounds`` of fine-tuning follow, and one
+more exchange that scores the last models. The phase then ends by itself. ``run.rounds`` must leave room for all
+exchanges; ``run.patience`` is ignored.
 
-A site is sent the models of those clusters only that it has cases of, and sends nothing for the others. A cluster
-without a validation case anywhere goes to all sites and is judged by all of theirs. One that nobody trains keeps the
-model that the phase began with, which is a candidate in every cluster. Sites that were not there when clusters were
-made known learn them when they are asked next. Where sites are absent, rounds are judged by those that are there. With
-run.pooled, the paper's "ideal": all cases in one place, an upper bound.
+A site receives the models of the clusters that it has cases of, and replies with these only. A cluster without
+validation cases at any site is sent to all sites and scored on all their validation cases. A cluster without training
+cases keeps the initial model of the phase, which is a candidate in every cluster. A site that was absent when the
+clusters were announced receives them when it is asked next. Scores of a round come from the sites that are present.
+With ``run.pooled`` all cases are in one place: the paper's "ideal", an upper bound.
 
 The paper takes ten clusters, 50 rounds, no augmentation (train.augment = "none") and bin_width 0.09 (0.15 for CC359).
 """
@@ -39,20 +40,24 @@ from polysite.tree import Tree
 
 Counts = Mapping[str, float]  # cluster -> cases
 FIT = 12  # exchanges of a federated fit before its iterations: moments, counts, products, cells
-ABSURD = 1e6  # times what is usual: squares of features have heavy tails
+ABSURD = 1e6  # times the median of the other sites: squares of features have heavy tails
 
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     start: Tree
-    fit: federated_mixture.State | None = None  # while the clusters are being fitted from sums
-    mixture: Mapping[str, Any] | None = None  # the arrays of the clusters, once they are known
-    models: Mapping[str, Tree] = field(default_factory=dict)  # of every cluster that somebody trains
+    fit: federated_mixture.State | None = None  # while clusters are fitted from sums
+    mixture: Mapping[str, Any] | None = None  # arrays of the clusters, once fitted
+    models: Mapping[str, Tree] = field(default_factory=dict)  # of every cluster with training cases
     best: Mapping[str, Tree] = field(default_factory=dict)
-    scores: Counts = field(default_factory=dict)  # of the best
-    train: Mapping[SiteId, Counts] = field(default_factory=dict)  # cases of every cluster, of sites that know them
-    judges: Mapping[SiteId, Counts] = field(default_factory=dict)
-    judged: int = 0  # exchanges in which models were judged
+    scores: Counts = field(default_factory=dict)  # mean scores of the best models
+    train: Mapping[SiteId, Counts] = field(
+        default_factory=dict
+    )  # training cases per cluster, of sites that have the clusters
+    judges: Mapping[SiteId, Counts] = field(default_factory=dict)  # validation cases per cluster
+    judged: int = 0  # exchanges in which models were scored
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,9 @@ class Cfft:
     steps: int | None = None
 
     reply: ClassVar[Mapping[str, Kind]] = {
-        "sums?": "statistics",  # of features
-        "features?": "cases",  # where the fit is pooled: those of every case
-        "counts?": "counts",  # of cases in clusters, and the sum of their scores
+        "sums?": "statistics",  # sums of features
+        "features?": "cases",  # with a pooled fit: one row per case
+        "counts?": "counts",  # cases per cluster, and the sums of their scores
         "cluster_*": "model",
     }
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -104,11 +109,11 @@ class Cfft:
     def __post_init__(self) -> None:
         within(self, rounds=(1, INF), least=(1, INF), epochs=(1, INF), steps=(1, INF))
         within(self, bin_width=(TINY, INF), lr=(TINY, INF))
-        _ = self.settings  # which refuses what makes no sense
+        _ = self.settings  # refuses invalid settings of the mixture
 
     @property
     def facts(self) -> Facts:
-        """It continues from a model, ends a study, clusters cases across all sites, and sums up scores."""
+        """Facts for configurations and policies: it continues from a model, ends a study and sends sums of scores."""
         fit = FIT + self.iterations if self.fit == "federated" else 1
         return Facts(
             needs_model=True,
@@ -145,7 +150,7 @@ class Cfft:
 
     @property
     def settings(self) -> Settings:
-        """Of the mixture."""
+        """Settings of the Gaussian mixture."""
         return Settings(
             dimensions=self.dimensions, components=self.components, restarts=self.restarts,
             iterations=self.iterations, fewest=self.fewest, seed=self.seed,
@@ -161,10 +166,10 @@ class Cfft:
         return {i: self._task(state, i) if i in state.train else Payload(mixture=state.mixture) for i in cohort}
 
     def serving_payloads(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        """What a site is served by: the best models of all clusters, and how to tell whose patient is whose."""
-        found = {f"cluster_{c}": model for c, model in state.best.items()}
+        """Return the best models of all clusters, and the clusters by which a site assigns its patients."""
+        models = {f"cluster_{c}": model for c, model in state.best.items()}
         clusters = {"mixture": state.mixture} if state.mixture is not None else {}
-        return {i: Payload(model=state.start, **clusters, **found) for i in sites}
+        return {i: Payload(model=state.start, **clusters, **models) for i in sites}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         if "features" in got:
@@ -183,42 +188,42 @@ class Cfft:
             return self._clustered(state, replies)
         new = [i for i in sorted(replies) if i not in state.train]
         if new:
-            told = {i: _told(replies[i]) for i in new}
-            train, judges = ({i: _named(told[i], word) for i in new} for word in ("train", "judge"))
+            counts = {i: _counts(replies[i]) for i in new}
+            train, judges = ({i: _named(counts[i], word) for i in new} for word in ("train", "judge"))
             state = replace(state, train={**state.train, **train}, judges={**state.judges, **judges})
-            own = {c for counts in state.train.values() for c in counts}
+            own = {c for sizes in state.train.values() for c in sizes}
             more = {c: state.start for c in sorted(own, key=int) if c not in state.models}
             state = replace(state, models={**state.models, **more}, best={**state.best, **more})
         heard = {i: p for i, p in replies.items() if i not in new}
         return self._merged(state, heard) if heard else state
 
     def objections(self, state: State, replies: Mapping[SiteId, Payload]) -> Mapping[SiteId, str]:
-        """Whose numbers cannot be: what was not asked for, or not what the others tell, or scores above one."""
+        """Return the sites with impossible numbers: not asked for, unlike those of other sites, or scores above one."""
         if state.mixture is None:
             return _unlike(replies, "sums" if state.fit else "features")
         clusters = {f"{c}" for c in range(len(state.mixture["weights"]))}
-        found = {}
+        problems = {}
         for i, p in replies.items():
             words = ("judge", "score") if i in state.train else ("train", "judge")
-            told = _told(p)
-            odd = next((k for k in told if k.split(" ")[0] not in words or k.split(" ")[-1] not in clusters), None)
-            high = next((c for c in clusters if told.get(f"score {c}", 0) > told.get(f"judge {c}", 0) + 1e-6), None)
+            counts = _counts(p)
+            odd = next((k for k in counts if k.split(" ")[0] not in words or k.split(" ")[-1] not in clusters), None)
+            high = next((c for c in clusters if counts.get(f"score {c}", 0) > counts.get(f"judge {c}", 0) + 1e-6), None)
             if i in state.train and any(
                 state.train[i].get(f.removeprefix("cluster_")) is None for f in p if f != "counts"
             ):
-                found[i] = "it sends the model of a cluster that it has no case of"
+                problems[i] = "it sends the model of a cluster that it has no case of"
             elif odd is not None or high is not None:
-                found[i] = f"it counts {odd!r}" if odd is not None else f"its scores in cluster {high} are above one"
-            elif any(n < 1 or n % 1 for k, n in told.items() if not k.startswith("score ")):
-                found[i] = "it counts cases that are none"
-            elif i in state.train and not self._judges(state, i, _named(told, "judge")):
-                found[i] = "it judges with other cases than it said it has"
-        return found
+                problems[i] = f"it counts {odd!r}" if odd is not None else f"its scores in cluster {high} are above one"
+            elif any(n < 1 or n % 1 for k, n in counts.items() if not k.startswith("score ")):
+                problems[i] = "it counts cases that are none"
+            elif i in state.train and not self._judges(state, i, _named(counts, "judge")):
+                problems[i] = "it judges with other cases than it said it has"
+        return problems
 
-    def _judges(self, state: State, site: SiteId, told: Counts) -> bool:
-        """Whether a site judges with the cases that it has: of a cluster, or all where nobody has one."""
+    def _judges(self, state: State, site: SiteId, counts: Counts) -> bool:
+        """Return whether a site scored as many cases as it has: those of the cluster, or all if no site has any."""
         own, unjudged = state.judges[site], _unjudged(state)
-        return all(n == (fsum(own.values()) if c in unjudged else own.get(c)) for c, n in told.items())
+        return all(n == (fsum(own.values()) if c in unjudged else own.get(c)) for c, n in counts.items())
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         if "mixture" not in got:
@@ -233,14 +238,14 @@ class Cfft:
 
     def diagnostics(self, state: State) -> Mapping[str, float]:
         sizes = [fsum(counts.get(c, 0.0) for counts in state.train.values()) for c in state.models]
-        told = {"clusters with cases": len(sizes), "cases of the smallest": min(sizes)} if sizes else {}
-        return {"exchanges of the fit": state.fit.exchanges, **told} if state.fit else told
+        clusters = {"clusters with cases": len(sizes), "cases of the smallest": min(sizes)} if sizes else {}
+        return {"exchanges of the fit": state.fit.exchanges, **clusters} if state.fit else clusters
 
-    def _vectors(self, site: Site, part: str) -> np.ndarray:
-        return np.asarray(site.radiomics(site.cases(part), self.bin_width))
+    def _vectors(self, site: Site, split: str) -> np.ndarray:
+        return np.asarray(site.radiomics(site.cases(split), self.bin_width))
 
     def _members(self, known: Payload, site: Site, cases: Cases) -> dict[str, Cases]:
-        """The cases of every cluster that has some."""
+        """Return the cases of every cluster that has some."""
         if not cases:
             return {}
         mixture = Mixture.of({k: plain(v) for k, v in known["mixture"].items()})
@@ -248,15 +253,15 @@ class Cfft:
         return {f"{c}": tuple(n for n, k in zip(cases, labels, strict=True) if k == c) for c in sorted(set(labels))}
 
     def _trained(self, known: Payload, site: Site) -> dict[str, Cases]:
-        """The training cases of every cluster that has enough here."""
-        found = self._members(known, site, site.cases("train"))
-        return {c: cases for c, cases in found.items() if len(cases) >= self.least}
+        """Return the training cases of every cluster with at least ``least`` of them at this site."""
+        members = self._members(known, site, site.cases("train"))
+        return {c: cases for c, cases in members.items() if len(cases) >= self.least}
 
     def _task(self, state: State, site: SiteId) -> Payload:
-        """The models that a site has to do with, and which of them all its validation cases judge."""
+        """Return the models that a site trains or scores, and the clusters that it scores on all validation cases."""
         unjudged = _unjudged(state)
-        mine = [c for c in state.models if c in state.train[site] or c in state.judges[site] or c in unjudged]
-        models = {f"cluster_{c}": state.models[c] for c in mine}
+        clusters = [c for c in state.models if c in state.train[site] or c in state.judges[site] or c in unjudged]
+        models = {f"cluster_{c}": state.models[c] for c in clusters}
         marks = {"all": {c: np.ones(1) for c in unjudged}} if unjudged else {}
         return Payload(**models, **marks, **({"last": 1.0} if state.judged == self.rounds else {}))
 
@@ -269,30 +274,30 @@ class Cfft:
             c = name.removeprefix("cluster_")
             asked = site.cases("validation") if c in got.get("all", {}) else judges.get(c, ())
             if asked:
-                found = [s.mean for s in site.score(got[name], asked).values()]
-                cases[c], scores[c] = float(len(found)), fsum(found)
+                means = [s.mean for s in site.score(got[name], asked).values()]
+                cases[c], scores[c] = float(len(means)), fsum(means)
             if c in train and "last" not in got:
                 fit = site.fit(got[name], budget=Budget(self.lr, self.epochs, self.steps), keep=train[c])
                 models[name] = fit.params
         return Payload(**_counted(judge=cases, score=scores), **models)
 
     def _clustered(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        """The server learns where clusters lie."""
+        """Fit the clusters, or advance their federated fit."""
         if state.fit is None:
             rows = [plain(replies[i]["features"]["cases"]) for i in sorted(replies)]
             return replace(state, mixture=pooled(np.concatenate(rows), self.settings).arrays())
         sums = {i: {k: plain(v) for k, v in p["sums"].items()} for i, p in replies.items()}
         fit = federated_mixture.learn(_plainly(state.fit), sums)
-        found = federated_mixture.done(fit)
-        return replace(state, fit=replace(fit, mixture=None), mixture=None if found is None else found.arrays())
+        mixture = federated_mixture.done(fit)
+        return replace(state, fit=replace(fit, mixture=None), mixture=None if mixture is None else mixture.arrays())
 
     def _merged(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        """Keep the models that were judged where they are better than those before; average what sites made of them."""
-        told = [_told(p) for p in replies.values()]
+        """Keep the scored models that beat the best so far, and average the fine-tuned ones."""
+        counts = [_counts(p) for p in replies.values()]
         best, scores, models = dict(state.best), dict(state.scores), dict(state.models)
         for c, model in state.models.items():
-            judges = fsum(t.get(f"judge {c}", 0.0) for t in told)
-            score = fsum(t.get(f"score {c}", 0.0) for t in told) / judges if judges else -1.0
+            judges = fsum(n.get(f"judge {c}", 0.0) for n in counts)
+            score = fsum(n.get(f"score {c}", 0.0) for n in counts) / judges if judges else -1.0
             if score > scores.get(c, -1.0):
                 best[c], scores[c] = model, score
             tuned = {i: p for i, p in replies.items() if f"cluster_{c}" in p}
@@ -302,7 +307,7 @@ class Cfft:
 
 
 def _plainly(x: Any) -> Any:
-    """The same with plain arrays, wherever they were: a checkpoint gives them back where the server computes."""
+    """Return the value with NumPy arrays: a checkpoint restores arrays on the device of the server."""
     if hasattr(x, "dtype"):
         return plain(x)
     if is_dataclass(x) and not isinstance(x, type):
@@ -313,31 +318,35 @@ def _plainly(x: Any) -> Any:
 
 
 def _unlike(replies: Mapping[SiteId, Payload], asked: str) -> dict[SiteId, str]:
-    """Whose arrays are missing, not of the shape that most have, or absurdly larger than others'."""
-    whole = asked == "sums"  # features have a row a case
+    """Return the sites with missing arrays, other shapes than most sites, or absurdly large values."""
+    whole = asked == "sums"  # features have one row per case
     shapes = {
         i: {k: tuple(x.shape)[None if whole else 1 :] for k, x in p.get(asked, {}).items()} for i, p in replies.items()
     }
-    said = [repr(sorted(s.items())) for s in shapes.values() if s]
-    usual = max(sorted(set(said)), key=said.count, default="")
-    found = {i: f"it does not answer what it was asked, {asked!r}" for i, p in replies.items() if set(p) != {asked}}
+    layouts = [repr(sorted(s.items())) for s in shapes.values() if s]
+    usual = max(sorted(set(layouts)), key=layouts.count, default="")
+    problems = {i: f"it does not answer what it was asked, {asked!r}" for i, p in replies.items() if set(p) != {asked}}
     odd = {i for i, s in shapes.items() if s and repr(sorted(s.items())) != usual}
-    found |= {i: f"its {asked} are of other names or shapes than those of most sites" for i in odd if i not in found}
+    problems |= {
+        i: f"its {asked} are of other names or shapes than those of most sites" for i in odd if i not in problems
+    }
     if not whole:
-        found |= {i: f"it has no {asked}" for i, p in replies.items() if i not in found and "cases" not in p[asked]}
-    rest = {i: p[asked] for i, p in replies.items() if i not in found and p[asked]}
+        problems |= {
+            i: f"it has no {asked}" for i, p in replies.items() if i not in problems and "cases" not in p[asked]
+        }
+    rest = {i: p[asked] for i, p in replies.items() if i not in problems and p[asked]}
     for i, arrays in rest.items():
         never = [k for k in ("cases", "counts", "squares") if whole and k in arrays and plain(arrays[k]).min() < 0]
         if never or ("products" in arrays and whole and np.diagonal(plain(arrays["products"])).min() < 0):
-            found[i] = f"its {asked} have {(never or ['products'])[0]!r} below zero, which cannot be"
-    rest = {i: arrays for i, arrays in rest.items() if i not in found}
+            problems[i] = f"its {asked} have {(never or ['products'])[0]!r} below zero, which cannot be"
+    rest = {i: arrays for i, arrays in rest.items() if i not in problems}
     for name in next(iter(rest.values()), {}):
         sizes = {i: float(abs(plain(arrays[name])).max()) for i, arrays in rest.items() if arrays[name].size}
         for i, size in sizes.items():
             others = sorted(v for j, v in sizes.items() if j != i)
             if others and size > ABSURD * max(others[(len(others) - 1) // 2], 1.0):
-                found[i] = f"its {asked} have {name!r} up to {size:.0e}, far beyond all others"
-    return found
+                problems[i] = f"its {asked} have {name!r} up to {size:.0e}, far beyond all others"
+    return problems
 
 
 def _sizes(members: Mapping[str, Cases]) -> Counts:
@@ -345,19 +354,19 @@ def _sizes(members: Mapping[str, Cases]) -> Counts:
 
 
 def _counted(**named: Counts) -> dict[str, Tree]:
-    """The field of a reply; a site that has nothing to count leaves it out."""
-    found = {f"{word} {c}": np.array([float(n)]) for word, counts in named.items() for c, n in counts.items()}
-    return {"counts": found} if found else {}
+    """Return the field ``counts`` of a reply, or nothing if there is nothing to count."""
+    counts = {f"{word} {c}": np.array([float(n)]) for word, sizes in named.items() for c, n in sizes.items()}
+    return {"counts": counts} if counts else {}
 
 
 def _unjudged(state: State) -> list[str]:
-    """The clusters of which nobody has a validation case."""
+    """Return the clusters without validation cases at any site."""
     return [c for c in state.models if not any(counts.get(c) for counts in state.judges.values())]
 
 
-def _told(reply: Payload) -> Counts:
+def _counts(reply: Payload) -> Counts:
     return {k: float(v[0]) for k, v in reply.get("counts", {}).items()}
 
 
-def _named(told: Counts, word: str) -> Counts:
-    return {k.removeprefix(f"{word} "): n for k, n in told.items() if k.startswith(f"{word} ")}
+def _named(counts: Counts, word: str) -> Counts:
+    return {k.removeprefix(f"{word} "): n for k, n in counts.items() if k.startswith(f"{word} ")}

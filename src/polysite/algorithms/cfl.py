@@ -1,4 +1,4 @@
-"""Clustered federated learning: where the sites of a cluster pull apart, it is split in two, and so on.
+"""Clustered federated learning: a cluster whose sites disagree is split in two, recursively.
 
 Paper: Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021
 
@@ -7,13 +7,13 @@ Paper: Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021
         c1, c2 = argmin of max a_ij over i in c1, j in c2,    a_ij = cos(D_i, D_j)
         if gamma_max < sqrt((1 - a) / 2),    a = max a_ij over i in c1, j in c2
 
-All sites begin in one cluster. Both halves go on from the model of the round. Running statistics are averaged and are
-part of no length and no cosine. With ``split_at`` every cluster is split after those rounds instead, whatever the
-lengths (the FeTS 2022 benchmark: after round 200 of 300, by complete linkage). eps1 = 0 is FedAvg.
+All sites begin in one cluster. Both halves continue from the model of the round. Running statistics are averaged; norms
+and cosines ignore them. With ``split_at`` every cluster is split after those rounds instead, regardless of the norms
+(the FeTS 2022 benchmark: after round 200 of 300, by complete linkage). eps1 = 0 is FedAvg.
 
-A cluster of which less than ``quorum`` has replied in the round is not split then. A site that was absent from a split,
-or is new, is next sent the model that was split, as it was; it goes to the side of the site whose update its own is
-most alike, a split a round. Whoever never trained is served the model of the first split, or that of all.
+A cluster is not split in a round in which a share of less than ``quorum`` of its sites replied. A site that was absent
+from a split, or is new, next receives the model before that split. It joins the half with the update most similar to
+its own, one split per round. A site that never trained is served the model before the first split, or the common model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,23 +30,27 @@ from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
 
-ALL = ""  # the cluster of all sites; the halves of any are its own name with a 0 or a 1 behind
+ALL = ""  # name of the cluster of all sites; the halves of a cluster append 0 and 1 to its name
 Updates = Mapping[SiteId, Tree]
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
+    """A cluster of sites."""
+
     model: Tree
-    born: int  # rounds that were over when it was formed
-    updates: Updates = field(default_factory=dict)  # that it was split by, of the model that stays here; empty: whole
+    born: int  # completed rounds when it was formed
+    updates: Updates = field(default_factory=dict)  # updates of its model by which it was split; empty if it was not
 
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     clusters: Mapping[str, Cluster]
-    places: Mapping[SiteId, str]  # the cluster that a site is in, or has come to: a split one, if it has yet to choose
+    places: Mapping[SiteId, str]  # cluster of every site; a split one if the site has yet to join a half
     rounds: int = 0
-    unit: float = 0.0  # the longest update of the first round
+    unit: float = 0.0  # longest update of the first round
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Cfl:
             only.
         after: Rounds before the first split.
         least: Fewest sites of a cluster that can be split, at least 2.
-        linkage: single: the exact bipartition of the paper; complete: complete linkage, as in the authors' program.
+        linkage: How a cluster is split: single is the exact bipartition of the paper, complete the authors' program.
         split_at: Rounds, counted from 1, after which every cluster is split, instead of by eps1, eps2 and gamma_max.
         quorum: Share of its sites that must reply for a cluster to be split, more than 0 and at most 1.
     """
@@ -108,7 +112,7 @@ class Cfl:
         return state
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        """Of every site in the model of its own cluster; nothing, of one that has yet to choose."""
+        """Return the share of every site in the model of its cluster; 0 for a site that has yet to join a half."""
         came = {i: state.places.get(i, ALL) for i in sorted(replies)}
         total = {c: sum(replies[i]["weight"] for i in came if came[i] == c) for c in came.values()}
         return {i: 0.0 if state.clusters[c].updates else replies[i]["weight"] / total[c] for i, c in came.items()}
@@ -120,7 +124,7 @@ class Cfl:
         yield got["model"], cases
 
     def _advance(self, state: State, name: str, replies: Mapping[SiteId, Payload]) -> State:
-        """The cluster with its new model, or split in two."""
+        """Give a cluster its new model, or split it in two."""
         cluster, members = state.clusters[name], sum(place == name for place in state.places.values())
         model = average(replies)
         whole = replace(state, clusters={**state.clusters, name: replace(cluster, model=model)})
@@ -131,16 +135,18 @@ class Cfl:
         halves, across = bipartition(_cosines(moved), self.linkage)
         if not self.split_at and self.gamma_max >= max((1 - across) / 2, 0.0) ** 0.5:
             return whole
-        order = sorted(moved)  # the rows of the halves
+        order = sorted(moved)  # the halves are row numbers
         sides = {order[i]: f"{name}{side}" for side, half in enumerate(halves) for i in half}
         fresh = {f"{name}{side}": Cluster(model, state.rounds) for side in range(len(halves))}
         clusters = {**state.clusters, name: replace(cluster, updates=moved), **fresh}
         return replace(state, clusters=clusters, places={**state.places, **sides})
 
     def _due(self, state: State, cluster: Cluster, model: Tree, replies: Mapping[SiteId, Payload]) -> bool:
-        """Whether the time, or the lengths of the updates, ask for a split."""
+        """Return whether the round, or the norms of the updates, call for a split."""
         if self.split_at:
-            return any(cluster.born < r <= state.rounds for r in self.split_at)  # it may be late, for want of replies
+            return any(
+                cluster.born < r <= state.rounds for r in self.split_at
+            )  # a split may come late if replies were missing
         unit = state.unit if self.relative else 1.0
         return (
             state.rounds > self.after
@@ -154,22 +160,22 @@ def _moved(start: Tree, reply: Payload) -> Tree:
 
 
 def _cosines(moved: Updates) -> list[list[float]]:
-    """A row for every site, by name; 0 where one of the two did not move."""
+    """Return the matrix of cosines between updates, sites by name; 0 where an update is zero."""
     order = sorted(moved)
     lengths = {i: tree.norm(moved[i]) for i in order}
-    found = dict.fromkeys(((i, j) for i in order for j in order), 1.0)
+    cos = dict.fromkeys(((i, j) for i in order for j in order), 1.0)
     for i, j in combinations(order, 2):
         product = lengths[i] * lengths[j]
-        found[i, j] = found[j, i] = tree.dot(moved[i], moved[j]) / product if product else 0.0
-    return [[found[i, j] for j in order] for i in order]
+        cos[i, j] = cos[j, i] = tree.dot(moved[i], moved[j]) / product if product else 0.0
+    return [[cos[i, j] for j in order] for i in order]
 
 
 def _choose(state: State, name: str, replies: Mapping[SiteId, Payload]) -> State:
-    """Each of these sites goes to that half of a split cluster where the update is that is most alike its own."""
+    """Move each of these sites to the half of a split cluster with the most similar update."""
     cluster, places = state.clusters[name], dict(state.places)
     for site, reply in replies.items():
-        mine = _moved(cluster.model, reply)
-        alike = {i: tree.dot(mine, theirs) / (tree.norm(theirs) or 1.0) for i, theirs in cluster.updates.items()}
+        update = _moved(cluster.model, reply)
+        alike = {i: tree.dot(update, other) / (tree.norm(other) or 1.0) for i, other in cluster.updates.items()}
         nearest = max(sorted(alike), key=alike.__getitem__)
         places[site] = state.places[nearest][: len(name) + 1]
     return replace(state, places=places)

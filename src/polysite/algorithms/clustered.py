@@ -1,15 +1,15 @@
-"""Any algorithm in groups of sites: every group trains a model of its own, and nothing passes between groups.
+"""Any algorithm in groups of sites: every group trains a model of its own, without exchange between groups.
 
 Paper: Manthe et al., Federated brain tumor segmentation: an extensive benchmark, 2024; Alekseenko et al., MIDL 2024
 
     w_c <- the inner algorithm over the sites k in c,    for every group c
 
-The first paper knows its groups beforehand (prior clusters), the second takes them from the distances between sites.
-A group of which nobody replies stays as it is. One group of all sites is the inner algorithm itself; with a group for
-every site, FedAvg is ``local``.
+The first paper has known groups (prior clusters), the second derives them from the distances between sites. A group
+without replies keeps its state. One group of all sites is the inner algorithm itself; with one group per site, FedAvg
+is ``local``.
 
-Every site that trains is in one group. A site that does not train is in none, so there is no model for it: a study in
-which such a site judges is refused.
+Every site that trains is in exactly one group. A site that does not train is in no group and has no model, so a study
+in which such a site is scored is refused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,9 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
-    groups: Mapping[str, Any]  # the inner algorithm's state, by the name of the group
+    """State of the server."""
+
+    groups: Mapping[str, Any]  # state of the inner algorithm, by group
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Clustered:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         self._cover(sites)
         inner = self.inner
-        while isinstance(inner, Weighted):  # its factors may name the sites of any group
+        while isinstance(inner, Weighted):  # its factors may name sites of other groups, so it checks all sites
             inner.init({}, sites)
             inner = inner.inner
         return State({name: _begin(inner, params, name, self._of(name, sites)) for name in self.groups})
@@ -98,24 +100,24 @@ class Clustered:
         return State({name: self.inner.merge(s, heard[name]) if heard[name] else s for name, s in state.groups.items()})
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        """Of every site in the model of its own group."""
+        """Return the share of every site in the model of its group."""
         heard = {name: {i: replies[i] for i in self._of(name, replies)} for name in self.groups}
-        within = [shares(self.inner, state.groups[name], found) for name, found in heard.items() if found]
-        return {i: share for found in within for i, share in found.items()}
+        within = [shares(self.inner, state.groups[name], group) for name, group in heard.items() if group]
+        return {i: share for group in within for i, share in group.items()}
 
     def diagnostics(self, state: State) -> Mapping[str, float]:
-        found = {name: diagnostics(self.inner, inner) for name, inner in state.groups.items()}
-        return {f"{what} ({name})": value for name, numbers in found.items() for what, value in numbers.items()}
+        groups = {name: diagnostics(self.inner, inner) for name, inner in state.groups.items()}
+        return {f"{what} ({name})": value for name, numbers in groups.items() for what, value in numbers.items()}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         return self.inner.serve(got, memory, site, cases)
 
     def _of(self, group: str, sites: Iterable[SiteId]) -> list[SiteId]:
-        """Those of the sites that are in a group, in their own order."""
+        """Return the sites that are in a group, in the given order."""
         return [i for i in sites if i in self.groups[group]]
 
     def _cover(self, sites: Sequence[SiteId]) -> None:
-        """Refuse groups that are not those of exactly these sites."""
+        """Refuse groups that do not contain exactly these sites."""
         if not self.groups:
             raise ConfigError(
                 'clustered takes groups of sites; set them in [algorithm.groups], as in north = ["a", "b"]'
@@ -136,7 +138,7 @@ class Clustered:
 def _begin(inner: Algorithm[Any], params: Tree, name: str, members: Sequence[SiteId]) -> Any:
     try:
         return inner.init(params, members)
-    except ConfigError as problem:  # it may want more sites than the group has
+    except ConfigError as problem:  # for example, the group may have too few sites
         raise ConfigError(f"in the group {name!r}, {problem}") from problem
 
 

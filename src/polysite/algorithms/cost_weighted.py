@@ -1,7 +1,7 @@
-"""Means whose weights follow how well each site's training went: FedCostWAvg, FedPIDAvg, top-k.
+"""Averages with weights by the validation cost of each site: FedCostWAvg, FedPIDAvg, top-k.
 
-c_k(t) is the cost of site k's model after its training in round t: one minus its mean Dice (or accuracy) on the site's
-validation cases, or on its training cases where it has none for validation. One more number goes up.
+c_k(t) is the cost of site k's model after local training in round t: one minus its mean Dice (or accuracy) on the
+site's validation cases, or on its training cases if it has no validation cases. The cost is sent with the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +15,14 @@ from polysite.payload import Payload, SiteId, mean
 from polysite.site import Cases, Site
 from polysite.tree import Tree
 
-FLOOR = 1e-10  # below a cost, so that it can be divided by
-Costs = Mapping[SiteId, tuple[float, ...]]  # of every site, oldest first
+FLOOR = 1e-10  # added to a cost that is divided by
+Costs = Mapping[SiteId, tuple[float, ...]]  # by site, oldest first
 
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
     costs: Costs = field(default_factory=dict)
 
@@ -33,9 +35,8 @@ class FedCostWAvg:
 
         p_k = alpha n_k/N + (1 - alpha) r_k/R,    r_k = c_k(t-1) / c_k(t),    N and R the sums over the sites
 
-    The cost c_k is one minus the Dice of site k's model, after its training, on the site's own validation cases.
-
-    A site in its first round, which has no cost before, is weighted by size.
+    The cost c_k is one minus the Dice of site k's model, after local training, on the site's own validation cases. A
+    site in its first round has no previous cost and is weighted by size.
 
     Args:
         alpha: Share of the weight that follows the number of cases, 0 to 1 (alpha in the paper).
@@ -69,7 +70,7 @@ class FedCostWAvg:
         total = sum(replies[i]["size"] for i in order)
         weights = {i: replies[i]["size"] / total for i in order}
         ratio = {i: (costs[i][0] + FLOOR) / (costs[i][1] + FLOOR) for i in order if len(costs[i]) > 1}
-        known = sum(weights[i] for i in ratio)  # what newcomers, who are weighted by size, leave to the others
+        known = sum(weights[i] for i in ratio)  # weight that is left after new sites, which are weighted by size
         for i, r in ratio.items():
             weights[i] = self.alpha * weights[i] + (1 - self.alpha) * known * r / sum(ratio.values())
         return weights
@@ -80,17 +81,17 @@ class FedCostWAvg:
 
 @dataclass(frozen=True)
 class FedPIDAvg:
-    """Weights by size, by how much a site's cost fell, and by the sum of its last six costs.
+    """Weights by size, by the fall of a site's cost, and by the sum of its last six costs.
 
     Paper: Mächler et al., FedPIDAvg: A PID controller inspired aggregation method for Federated Learning, BrainLes 2022
 
         p_k = alpha n_k/N + beta d_k/D + gamma m_k/M
         d_k = max(0, c_k(t-1) - c_k(t)),    m_k = c_k(t) + ... + c_k(t-5),    N, D and M the sums over the sites
 
-    The cost c_k is one minus the Dice of site k's model, after its training, on the site's own validation cases. The
-    shares are rescaled to a sum of one: a term that is zero at all sites (nobody improved) is left out and its share
-    goes to the others. The costs before a site's first round are taken to be one, as in the FeTS 2022 benchmark; with
-    start = "size" there are none, and a site's first round goes by size alone.
+    The cost c_k is one minus the Dice of site k's model, after local training, on the site's own validation cases. The
+    weights are rescaled to a sum of one: a term that is zero at all sites (no site improved) is left out, and its share
+    goes to the other terms. Costs before a site's first round are set to one, as in the FeTS 2022 benchmark; with
+    start = "size" there are none, and a site in its first round is weighted by size alone.
 
     Args:
         alpha: Share of the weight that follows the number of cases (alpha in the paper), more than 0.
@@ -143,13 +144,13 @@ class FedPIDAvg:
 
 @dataclass(frozen=True)
 class TopK:
-    """Federated averaging over the sites whose training went best in the round.
+    """Federated averaging over the sites with the lowest costs of the round.
 
     Paper: none; a rule of several entries to the FeTS challenges
 
         w <- sum_k p_k w_k over the ``keep`` sites of lowest cost,    p_k = n_k / sum of their n_j
 
-    The cost is one minus the Dice of a site's model, after its training, on the site's own validation cases.
+    The cost is one minus the Dice of a site's model, after local training, on the site's own validation cases.
 
     Args:
         keep: Number of sites whose models are averaged, at least 1.
@@ -191,7 +192,7 @@ class TopK:
 
 
 def _answer(got: Payload, site: Site, size: str = "size") -> Payload:
-    """Train, judge the result on the site's own cases, and say how that went."""
+    """Train, and reply the model with its cost and the number of cases."""
     fit = site.fit(got["model"])
     scores = site.score(fit.params, site.cases("validation") or site.cases("train"))
     cost = 1 - fmean(s.mean for s in scores.values())
@@ -199,7 +200,7 @@ def _answer(got: Payload, site: Site, size: str = "size") -> Payload:
 
 
 def _remember(costs: Costs, replies: Mapping[SiteId, Payload], window: int) -> Costs:
-    """The last costs of every site; that of an absent one stays as it was."""
+    """Return the last costs of every site; those of an absent site stay."""
     new = {**costs, **{i: (*costs.get(i, ()), p["cost"])[-window:] for i, p in replies.items()}}
     return {i: new[i] for i in sorted(new)}
 
@@ -209,7 +210,7 @@ def _size(replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
 
 
 def _blend(replies: Mapping[SiteId, Payload], *terms: tuple[float, Mapping[SiteId, float]]) -> dict[SiteId, float]:
-    """The sum over the terms of share * value_k / sum_j value_j; terms that are zero everywhere are left out."""
+    """Return the sum over the terms of share * value_k / sum_j value_j; terms that are zero everywhere are left out."""
     weights, order = dict.fromkeys(sorted(replies), 0.0), sorted(replies)
     sums = [(share, values, sum(values[i] for i in order)) for share, values in terms]
     total = sum(share for share, _, whole in sums if whole > 0)

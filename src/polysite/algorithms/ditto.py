@@ -1,14 +1,14 @@
-"""Ditto: beside the shared model, every site trains one of its own that is held near it.
+"""Ditto: FedAvg, and a personal model per site that is held near the shared one.
 
 Paper: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1
 
     w_k = fit_k(w),    w <- sum_k p_k w_k,    p_k = n_k / sum_j n_j                the shared model, as in FedAvg
-    v_k <- steps on F_k(v) + lam/2 |v - w|^2 from v_k                              the site's own
+    v_k <- steps on F_k(v) + lam/2 |v - w|^2 from v_k                              the personal model
 
-The anchor of v_k is the model that was received, not the one that the site made of it. v_k starts from the initial
-model, goes on where it was, and never leaves the site, which is served by it; a site that never trained is served w.
-lam = 0 is local training beside FedAvg. The paper tries lam from 0.05 to 2, the FeTS 2022 benchmark takes 0.1. A round
-trains twice.
+The anchor of v_k is the received model w, not the locally trained w_k. v_k starts from the initial model, is kept from
+round to round and never leaves the site. A site is served its v_k; a site that never trained is served w. lam = 0 is
+local training beside FedAvg. The paper tries lam from 0.05 to 2, the FeTS 2022 benchmark takes 0.1. A round trains
+twice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +25,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
 
 
@@ -84,7 +86,7 @@ class Ditto:
         yield memory.get("model", got["model"]), cases
 
     def _own(self) -> Budget:
-        """How the site's own model is trained."""
+        """Return the budget of the personal model."""
         given = self.own_epochs is not None or self.own_steps is not None
         epochs, steps = (self.own_epochs, self.own_steps) if given else (self.epochs, self.steps)
         return Budget(self.lr if self.own_lr is None else self.own_lr, epochs, steps)

@@ -1,4 +1,4 @@
-"""FedABC: every class asks yes or no for itself, so that classes a site lacks do not compete with those it has.
+"""FedABC: one binary problem per class, so that classes absent at a site do not compete with those present.
 
 Paper: Wang et al., FedABC: Targeting Fair Competition in Personalized Federated Learning, AAAI 2023
 
@@ -6,16 +6,16 @@ Paper: Wang et al., FedABC: Targeting Fair Competition in Personalized Federated
           + (1 - lam) mean p^gamma (-log(1 - p)) over y = 0, p > easy_no, the hardest only
     (w_k, v_k) <- steps on sum_c L_c from (w, v_k),    w <- sum_k p_k w_k,    p_k = n_k / sum_j n_j
 
-This is a reconstruction, not the paper's text: certain are one binary problem per class in place of the softmax,
-under-sampling of the many negatives, mining of hard samples, and plain averaging at the server. The formula of the
-loss, its constants, and that the personal part v_k is the bias of the head are ours. p is the sigmoid of the logit of
-class c; means are over all voxels (cases, where classes are named) of a batch; of the negatives at most ``ratio`` for
-every positive count, those with the largest p, and all of them where a batch has no positive; a mean of nothing is 0.
-What is left out is chosen without gradient.
+This is a reconstruction, not the paper's text. Certain are one binary problem per class instead of the softmax,
+under-sampling of negatives, mining of hard samples, and plain averaging at the server. The formula of the loss, its
+constants, and the choice of the head's bias as personal part v_k are ours. p is the sigmoid of the logit of class c.
+Means are over all voxels (in a classification, cases) of a batch. At most ``ratio`` negatives per positive count, those
+with the largest p; all negatives count in a batch without positives. An empty mean is 0. The selection of samples has
+no gradient.
 
-Segmentation by a sigmoid for every label is one-vs-all already: there only the loss changes, and Dice is kept beside
-it, as a second term, so that it compares with other algorithms. A site goes on from its own v_k and is served w with
-it; v_k is averaged along with the rest for sites that never trained, which are served the mean of everything.
+Segmentation with one sigmoid per label is one-vs-all already: there only the loss changes, and Dice is kept as a second
+term, for comparability with other algorithms. A site continues from its own v_k and is served w with v_k. v_k is also
+averaged with the rest, for sites that never trained, which are served the mean of all parameters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +33,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
 
 

@@ -1,24 +1,24 @@
-"""FedAMP: every site is drawn to a cloud of its own, in which the sites that are like it count most.
+"""FedAMP: every site is held near a personal mean of all models, in which similar sites have the largest weights.
 
 Paper: Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021, Algorithm 1
 
     u_k = sum_j x_kj w_j,    x_kj = alpha A'(|w_k - w_j|^2) for j != k,    x_kk = 1 - sum_{j != k} x_kj    at the server
     w_k ~ argmin_v F_k(v) + pull/2 |v - u_k|^2, from w_k,    pull = lam / alpha                            at the site
 
-A(y) = 1 - exp(-y/sigma), so that A'(y) = exp(-y/sigma) / sigma: the nearer two models, the stronger they attract.
-The server keeps the last model of every site, also while the site is absent, and a site is served its own. One that is
-new is sent the plain mean, starts from it, and joins with its first reply; one that never trained is served that mean.
+A(y) = 1 - exp(-y/sigma), so A'(y) = exp(-y/sigma) / sigma: the nearer two models, the stronger their attraction. The
+server keeps the last model of every site, also while the site is absent. A site is served its own model. A new site
+receives the plain mean, starts from it, and joins with its first reply; a site that never trained is served that mean.
 alpha = 0 holds every site near its own last model, pull = 0 is local training.
 
-No weight of a site on itself may be negative: alpha (m - 1) must not be above sigma. Both lie on the scale of squared
-distances between networks, which nobody knows beforehand. So if left out, sigma is the median squared distance between
-two sites after the first round in which there are two, and alpha is sigma over the number of sites; the paper's own
-values are not known to us. ``pull`` stands for the paper's lam, which is pull times alpha: otherwise a small alpha
-would ask for ever smaller learning rates. Every ``every`` rounds alpha is multiplied by ``decay``, and pull divided:
-then the learning rate must fall as fast (train.gamma), for their product has to stay well below 2.
+The weight of a site on itself must not be negative: alpha (m - 1) must not exceed sigma. Both are on the scale of
+squared distances between networks, which is unknown beforehand. By default sigma is the median squared distance between
+two sites after the first round with two sites, and alpha is sigma over the number of sites; we do not know the paper's
+values. ``pull`` replaces the paper's lambda = pull * alpha, because a small alpha would otherwise require ever smaller
+learning rates. Every ``every`` rounds alpha is multiplied and pull divided by ``decay``. The learning rate must then
+fall as fast (train.gamma), since its product with pull has to stay well below 2.
 
 With ``cosine`` it is HeurFedAMP: x_kj in proportion to exp(cosine cos(w_k, w_j)), and x_kk = ``own``. Distances and
-cosines are of the trained parameters that ``on`` names, the running statistics of a cloud those of its own site.
+cosines use the trained parameters that ``on`` names. u_k has the running statistics of site k.
 """
 
 import math
@@ -40,9 +40,13 @@ Pair = tuple[SiteId, SiteId]
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     start: Tree
-    models: Mapping[SiteId, Tree] = field(default_factory=dict)  # the last of every site that was heard
-    attention: Mapping[SiteId, Mapping[SiteId, float]] = field(default_factory=dict)  # of every site to all others
+    models: Mapping[SiteId, Tree] = field(default_factory=dict)  # last model of every site that has replied
+    attention: Mapping[SiteId, Mapping[SiteId, float]] = field(
+        default_factory=dict
+    )  # weights of every site on all sites
     sigma: float | None = None
     rounds: int = 0
 
@@ -120,21 +124,21 @@ class FedAMP:
         return State(state.start, models, attention, sigma, state.rounds + 1)
 
     def diagnostics(self, state: State) -> Mapping[str, float]:
-        """The mean weight of a site on itself: 1 where nobody is like another."""
+        """Return the mean weight of a site on itself (1 if no two sites are similar), and sigma."""
         own = [weights[i] for i, weights in state.attention.items()]
-        said = {"own": math.fsum(own) / len(own)} if own else {}
-        return {**said, **({} if state.sigma is None else {"sigma": state.sigma})}
+        mean = {"own": math.fsum(own) / len(own)} if own else {}
+        return {**mean, **({} if state.sigma is None else {"sigma": state.sigma})}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield memory.get("model", got["model"]), cases
 
     def _faded(self, rounds: int) -> float:
-        """What is left of alpha after these rounds."""
+        """Return the factor of alpha after these rounds."""
         return float(self.decay ** (rounds // self.every))
 
     def _attraction(self, apart: float, sigma: float | None, sites: int) -> float:
-        """alpha A'(apart); no step is so long that a site could lose all weight on itself."""
-        if sigma is None:  # all sites are still the same
+        """Return alpha A'(apart), with alpha capped so that the weight of a site on itself stays positive."""
+        if sigma is None:  # all models are still equal
             return 0.0
         alpha = sigma / sites if self.alpha is None else min(self.alpha, sigma / max(sites - 1, 1))
         return alpha / sigma * math.exp(-apart / sigma)
@@ -146,25 +150,25 @@ class FedAMP:
         for i, j in combinations(looked, 2):
             product = lengths[i] * lengths[j]
             cos[i, j] = cos[j, i] = tree.dot(looked[i], looked[j]) / product if product else 0.0
-        found = {}
+        weights = {}
         for i in looked:
             force = {j: math.exp((self.cosine or 0.0) * (cos[i, j] - 1)) for j in looked if j != i}
             rest = (1 - own) / math.fsum(force.values()) if force else 0.0
-            found[i] = {j: force[j] * rest if j != i else own if force else 1.0 for j in looked}
-        return found
+            weights[i] = {j: force[j] * rest if j != i else own if force else 1.0 for j in looked}
+        return weights
 
 
 def _complete(sites: Mapping[SiteId, Tree], between: Mapping[Pair, float]) -> Mapping[SiteId, Mapping[SiteId, float]]:
-    """The weights of every site on all, itself included; they sum to one."""
-    found = {}
+    """Return the weights of every site on all sites, itself included; they sum to one."""
+    weights = {}
     for i in sites:
         others = {j: between[min(i, j), max(i, j)] for j in sites if j != i}
-        found[i] = {j: others[j] if j != i else max(1 - math.fsum(others.values()), 0.0) for j in sites}
-    return found
+        weights[i] = {j: others[j] if j != i else max(1 - math.fsum(others.values()), 0.0) for j in sites}
+    return weights
 
 
 def _cloud(state: State, site: SiteId) -> Tree:
-    """What a site is drawn to; for one that was never heard, the plain mean of those that were."""
+    """Return u_k; for a site that never replied, the plain mean of all models."""
     if not state.models:
         return state.start
     if site not in state.models:

@@ -1,12 +1,12 @@
-"""Federated averaging: every site trains the shared model, the server takes the mean.
+"""Federated averaging: every site trains the shared model, and the server averages the results.
 
 Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017
 
     w <- sum_k p_k w_k,    p_k = n_k / sum_j n_j over the sites that replied
 
 Three variants: fixed local epochs (``epochs``, the default; a large site takes more steps), fixed local iterations
-(``steps``, the same number everywhere), and ``uniform`` weights p_k = 1/K. With a ``server`` optimiser the mean
-update is a step of that optimiser instead: ``server = Adam()`` is FedAdam.
+(``steps``, the same number at all sites), and ``uniform`` weights p_k = 1/K. With a ``server`` optimiser the mean
+update is passed to that optimiser as a gradient: ``server = Adam()`` is FedAdam.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +25,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
     optimiser: Any = None
 

@@ -1,15 +1,15 @@
-"""FedBN: federated averaging of everything but normalisation, which every site keeps for itself.
+"""FedBN: federated averaging of all parameters but those of normalisation layers, which stay at each site.
 
 Paper: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021, Algorithm 1
 
     (u_k, v_k) <- fit_k(u, v_k)    all layers together,    u <- sum_k p_k u_k,    p_k = n_k / sum_j n_j
 
-v_k, which stays at site k, is the scale, the shift and the running statistics of every layer that normalises: one that
-has running statistics, or a weight of the form of its bias, whatever it is called (batch, instance, group and layer
-normalisation; a scale without a shift is not told from an activation). A network that normalises without scale, shift
-and statistics, as unet and unet_small do, has no such layer: there FedBN is FedAvg, to the last bit. The paper
-counts all sites alike (uniform = true). A site that never trained is served u and the initial v: the paper
-averages the sites' v for it, which here do not leave them.
+v_k stays at site k: the scale, shift and running statistics of every normalisation layer. A layer counts as one if it
+has running statistics, or a weight with the shape of its bias (batch, instance, group and layer normalisation; a scale
+without a shift cannot be distinguished from the parameter of an activation). The networks unet and unet_small normalise
+without scale, shift and statistics, so there FedBN equals FedAvg bit for bit. The paper weighs all sites alike
+(uniform = true). A site that never trained is served u and the initial v; the paper averages the sites' v for it, which
+do not leave the sites here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,9 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
-    model: Tree  # all but normalisation
+    """State of the server."""
+
+    model: Tree  # without normalisation
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class FedBN:
 
 
 def _whole(got: Payload, memory: Payload, site: Site) -> Tree:
-    """The model of a site: what it received and, whatever that is, its own normalisation."""
+    """Return the model of a site: the received parameters with its own normalisation."""
     return {**got["model"], **memory.get("private", normalisation(site.start))}
 
 
@@ -77,16 +79,16 @@ def _rest(model: Tree) -> Tree:
 
 
 def normalisation(model: Tree) -> Tree:
-    """The part of a model that normalises: a kernel has more axes than its bias, a scale has as many.
+    """Return the normalisation parameters of a model: a kernel has more axes than its bias, a scale as many.
 
     >>> import numpy as np
     >>> shapes = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "shortcut.1.weight": (8,), "shortcut.1.bias": (8,)}
     >>> tuple(normalisation({k: np.zeros(v) for k, v in shapes.items()}))
     ('shortcut.1.weight', 'shortcut.1.bias')
     """
-    found = {layer(k) for k in tree.statistics(model)}
+    layers = {layer(k) for k in tree.statistics(model)}
     for name, weight in tree.select(model, ["*.weight", "weight"]).items():
         bias = model.get(name.removesuffix("weight") + "bias")
         if bias is not None and len(weight.shape) == len(bias.shape):
-            found.add(layer(name))
-    return {k: v for k, v in model.items() if layer(k) in found}
+            layers.add(layer(name))
+    return {k: v for k, v in model.items() if layer(k) in layers}

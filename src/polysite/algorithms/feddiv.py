@@ -1,30 +1,31 @@
-"""FedDiv: an encoder for every class, averaged by how much of it a site has; a decoder for every site.
+"""FedDiv: one encoder per class, averaged by the amount of that class at each site, and one decoder per site.
 
 Paper: FedDiv, section IV, Algorithms 1 to 3 and equations 1 to 7
 
     theta_k <- fit_k(theta, phi_k) of the encoders alone, on F_k + alpha L_e              one round, and in the next
     phi*_k  <- fit_k(theta, phi_k) of the decoder alone, on F_k
     theta^i <- sum_k N_k^i theta_k^i / N^i,    N^i = sum_j N_j^i                          the encoder of class i
-    phi_k   <- phi*_k - (phi*_k - m_k) g(s_k),    g(x) = e^-(lam x)^gamma                 number by number
+    phi_k   <- phi*_k - (phi*_k - m_k) g(s_k),    g(x) = e^-(lam x)^gamma                 element by element
     L_e = sum_i mean_j std_batch(beta_i(l) F_j^i)
 
-F_j^i is the j-th feature of the encoder of class i; ``Divergence`` in ``polysite.site`` says what beta is. (In a
-segmentation the paper raises the mask in beta to a power; a mask of 0 and 1 is every power of itself.) N_k^i counts
-cases in a classification and voxels in a segmentation. m_k and s_k are the mean and the standard deviation of the
-decoders of the ``nearest`` sites, site k among them: a number on which they agree (lam s < 1) becomes their mean, one
-on which they do not (lam s > 1) stays the site's own. lam = 0 averages the decoders, a large lam keeps all apart.
+F_j^i is the j-th feature of the encoder of class i; ``Divergence`` in ``polysite.site`` defines beta. (In a
+segmentation the paper raises the mask in beta to a power, which changes nothing for a binary mask.) N_k^i counts cases
+in a classification and voxels in a segmentation. m_k and s_k are the mean and the standard deviation of the decoders of
+the ``nearest`` sites, site k included: an element with lam s < 1 becomes their mean, one with lam s > 1 stays personal.
+lam = 0 averages the decoders, a large lam keeps all of them personal.
 
-A round sends one part of the model down and the other up, half of what FedAvg moves: what a site trains, it was sent in
-the round before. With the first exchange, and after a round in which it was not heard, it is sent the whole model. The
-server keeps every site's decoder. How much of every class a site has goes along with each reply.
+A round sends one part of the model down and the other part up, half the traffic of FedAvg: a site trains the part that
+it received in the round before. In its first exchange, and after a round that it missed, it receives the whole model.
+The server keeps the decoder of every site. Every reply contains the amounts of all classes at the site.
 
-An encoder of whose class nobody who replied has anything stays as it is. Who is absent from a round for decoders keeps
-its own and counts in no mean. A site that never sent one is served the mean of all decoders: that is our reading, the
-paper does not say. Nor does it give lam, the focus of beta, or how sites are near: here by the Euclidean distance
-between their decoders. Running statistics of an encoder are averaged as its parameters are, those of a decoder plainly.
+An encoder stays as it is if no replying site has its class. A site that is absent from a decoder round keeps its
+decoder and enters no mean. A site that never sent a decoder is served the mean of all decoders; this is our reading,
+since the paper does not say. The paper gives neither lam, nor the focus of beta, nor the distance between sites, which
+here is the Euclidean distance between decoders. Running statistics of an encoder are averaged like its parameters,
+those of a decoder by a plain mean.
 
-The network must have an encoder for every class (``unet_sub``, ``densenet_sub``). With alpha = 0 any other will do, as
-one that has a single encoder for all classes, weighted by cases.
+The network must have one encoder per class (``unet_sub``, ``densenet_sub``). With alpha = 0 any other network is
+treated as a single encoder for all classes, weighted by cases.
 """
 
 import math
@@ -42,18 +43,20 @@ from polysite.site import Cases, Divergence, Objective, Site
 from polysite.tree import Tree
 
 DECODER = ("decoder.*", "head.*")
-CASES = "cases"  # what an encoder of all classes is weighted by
+CASES = "cases"  # name of the weight of an encoder for all classes
 
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     encoder: Tree
-    decoder: Tree  # the mean of those below; at first the initial one
-    decoders: Mapping[SiteId, Tree] = field(default_factory=dict)  # of every site that has sent one
-    holders: tuple[SiteId, ...] = ()  # who was heard in the last round: it remembers the part that was not trained
+    decoder: Tree  # mean of all decoders; initially the start
+    decoders: Mapping[SiteId, Tree] = field(default_factory=dict)  # by site, of those that have sent one
+    holders: tuple[SiteId, ...] = ()  # sites that replied last: they hold the other part of the model
     rounds: int = 0
-    personal: float | None = None  # share of the decoders' numbers with lam s > 1; None: no decoder was sent yet
-    spread: float = 0.0  # mean of s
+    personal: float | None = None  # share of decoder elements with lam s > 1; None before the first decoders
+    spread: float = 0.0  # mean standard deviation s
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,9 @@ class FedDiv:
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         encoding = _encoding(state)
-        asked = tree.map(lambda x: x.reshape(-1)[:0], state.encoder if encoding else state.decoder)  # names alone
+        asked = tree.map(
+            lambda x: x.reshape(-1)[:0], state.encoder if encoding else state.decoder
+        )  # names without values
         sent: dict[SiteId, Payload] = {}
         for i in cohort:
             own = state.decoders.get(i, state.decoder)
@@ -128,13 +133,13 @@ class FedDiv:
         return replace(heard, encoder=encoder)
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        """Of every site in the encoders, on average over the classes; decoders are its own, so no share."""
-        found: dict[SiteId, list[float]] = {i: [] for i in sorted(replies)}
+        """Return the mean share of every site in the encoders, over the classes; empty in decoder rounds."""
+        by_class: dict[SiteId, list[float]] = {i: [] for i in sorted(replies)}
         for name in _classes(state.encoder) if _encoding(state) else ():
             total = sum(_count(p, name) for p in replies.values())
-            for i in found if total else ():
-                found[i].append(_count(replies[i], name) / total)
-        return {i: math.fsum(each) / len(each) for i, each in found.items() if each}
+            for i in by_class if total else ():
+                by_class[i].append(_count(replies[i], name) / total)
+        return {i: math.fsum(each) / len(each) for i, each in by_class.items() if each}
 
     def diagnostics(self, state: State) -> Mapping[str, float]:
         if state.personal is None:
@@ -145,7 +150,7 @@ class FedDiv:
         yield _whole(got, memory), cases
 
     def _decoders(self, state: State, came: Mapping[SiteId, Tree]) -> State:
-        """A decoder for every site that sent one, by equation 5, and how far apart they are."""
+        """Update the decoders that were sent, by equation 5, and the deviation between them."""
         near = {i: self._near(i, came) for i in came}
         known = {group: _spread([came[j] for j in group]) for group in dict.fromkeys(near.values())}
         own = {i: self._personal(came[i], *known[near[i]]) for i in came}
@@ -153,16 +158,16 @@ class FedDiv:
         numbers = sum(math.prod(x.shape) for each in deviations for x in each.values())
         beyond = sum(float((self.lam * x > 1).sum()) for each in deviations for x in each.values())
         total = sum(float(x.sum()) for each in deviations for x in each.values())
-        everyone = dict(sorted({**state.decoders, **own}.items()))
-        average = _average(list(everyone.values()))
-        return replace(state, decoders=everyone, decoder=average, personal=beyond / numbers, spread=total / numbers)
+        decoders = dict(sorted({**state.decoders, **own}.items()))
+        average = _average(list(decoders.values()))
+        return replace(state, decoders=decoders, decoder=average, personal=beyond / numbers, spread=total / numbers)
 
     def _near(self, site: SiteId, came: Mapping[SiteId, Tree]) -> tuple[SiteId, ...]:
-        """The sites whose decoders are nearest, by name; of those equally near, the first by name."""
+        """Return the sites with the nearest decoders, sorted by name; ties go to the first by name."""
         if self.nearest is None or self.nearest >= len(came):
             return tuple(came)
-        mine = tree.trained(came[site])
-        away = {j: tree.norm(tree.sub(mine, tree.trained(other))) for j, other in came.items()}
+        own = tree.trained(came[site])
+        away = {j: tree.norm(tree.sub(own, tree.trained(other))) for j, other in came.items()}
         return tuple(sorted(sorted(came, key=lambda j: (j != site, away[j], j))[: self.nearest]))
 
     def _personal(self, own: Tree, average: Tree, deviation: Tree) -> Tree:
@@ -176,26 +181,26 @@ class FedDiv:
 
 
 def _encoding(state: State) -> bool:
-    """Whether the encoders are to be trained next: in every other round, and first."""
+    """Return whether the next round trains the encoders: every other round, beginning with the first."""
     return state.rounds % 2 == 0
 
 
 def _whole(got: Payload, memory: Payload) -> Tree:
-    """The model of a site: what it was sent, and what it remembers of the rest."""
+    """Return the model of a site: the received part and the part that it remembers."""
     return {**memory.get("rest", {}), **got["model"]}
 
 
 def _classes(encoder: Tree) -> dict[str, list[str]]:
-    """The names of every class's encoder, by class; of what is no class's own, by all cases.
+    """Return the parameter names of the encoder of each class; parameters of no class are under ``cases``.
 
     >>> _classes({"stem.class0.w": 0, "encoder.class0.w": 0, "stem.class1.w": 0})
     {'class0': ['stem.class0.w', 'encoder.class0.w'], 'class1': ['stem.class1.w']}
     """
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name in encoder:
         second = (*name.split("."), "")[1]
-        found.setdefault(second if _number(second) is not None else CASES, []).append(name)
-    return found
+        names.setdefault(second if _number(second) is not None else CASES, []).append(name)
+    return names
 
 
 def _number(name: str) -> int | None:
@@ -213,12 +218,12 @@ def _count(reply: Payload, name: str) -> float:
 
 
 def _average(trees: Sequence[Tree]) -> Tree:
-    """The plain mean, as a step from the first: the mean of equals is the same to the last bit."""
+    """Return the plain mean, computed as a step from the first tree, so that the mean of equal trees is exact."""
     return tree.map(lambda *xs: xs[0] + sum(x - xs[0] for x in xs) / len(xs), *trees)
 
 
 def _spread(near: Sequence[Tree]) -> tuple[Tree, Tree]:
-    """(mean, standard deviation) number by number."""
+    """Return (mean, standard deviation), element by element."""
     average = _average(near)
 
     def deviation(m: Any, *xs: Any) -> Any:

@@ -1,12 +1,12 @@
-"""FedDyn: every site's objective is tilted until all sites agree on the optimum of their sum.
+"""FedDyn: a linear term in every local objective makes the local optima agree with the global one.
 
 Paper: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021
 
     w_k ~ argmin_v F_k(v) - <g_k, v> + alpha/2 |v - w|^2,    g_k <- g_k - alpha (w_k - w)       at the site
     h <- h - alpha/m sum_k (w_k - w),    w <- mean_k w_k - h / alpha                            m: all sites
 
-h stays the mean of all g_k, those of absent sites included; when a new site appears, h shrinks by its share. All sites
-count alike. alpha lies on the scale of the loss: too small a value lets h / alpha throw a U-Net far.
+h stays the mean of all g_k, absent sites included; when a new site appears, h shrinks accordingly. All sites have the
+same weight. alpha is on the scale of the loss: with too small a value, h / alpha becomes too long a step for a U-Net.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +22,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
     h: Tree
     sites: tuple[SiteId, ...]

@@ -1,13 +1,13 @@
-"""FedExP: federated averaging with a longer server step where the sites' updates disagree.
+"""FedExP: federated averaging with a longer server step when the sites' updates disagree.
 
 Paper: Jhunjhunwala et al., FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023
 
     D_k = w - w_k,    D = sum_k p_k D_k
     w <- w - max(1, sum_k p_k |D_k|^2 / (2 (|D|^2 + epsilon))) D
 
-What is served is the mean of the last two models, since these steps swing around the optimum; so both travel down,
-twice the traffic of FedAvg in that direction. epsilon is not multiplied by the number of sites, as in the paper. Near
-convergence the step grows like the heterogeneity over epsilon: a hundredth of the first |D|^2 is a sensible value.
+The served model is the mean of the last two, since the steps oscillate around the optimum; both are sent to the sites,
+twice the downward traffic of FedAvg. As in the paper, epsilon is not multiplied by the number of sites. Near
+convergence the step length grows like heterogeneity / epsilon: a hundredth of the first |D|^2 is a sensible value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +24,11 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
-    before: Tree  # the model of the round before
-    length: float = 1.0  # of the last step, in mean updates
+    before: Tree  # model of the previous round
+    length: float = 1.0  # of the last server step, in mean updates
 
 
 @dataclass(frozen=True)

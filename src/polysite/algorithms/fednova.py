@@ -1,14 +1,14 @@
-"""FedNova: federated averaging in which a site that takes more steps does not count for more.
+"""FedNova: federated averaging in which the number of local steps does not change a site's weight.
 
 Paper: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020
 
     d_k = (w - w_k) / t_k,    w <- w - (sum_k p_k t_k) sum_k p_k d_k
 
-t_k is what the local loop measured: how far a constant gradient of one would have carried, that is the sum of its
-learning rates (eta times the number of steps), with the geometric sums of momentum where there is momentum. Under Adam
-it is the sum of the learning rates too, a normalisation by steps that the theory does not cover. With the same number
-of steps everywhere it is FedAvg; with steps in proportion to n_k it is w + (sum_k p_k^2) sum_k (w_k - w), the form of
-the FeTS 2022 benchmark.
+t_k is measured by the local training loop: the distance that a constant gradient of one would have moved a weight. For
+plain SGD that is the sum of the learning rates (eta times the number of steps); with momentum it includes the geometric
+sums of momentum. For Adam it is the sum of the learning rates too, which the theory does not cover. With equal numbers
+of steps FedNova is FedAvg; with steps in proportion to n_k it is w + (sum_k p_k^2) sum_k (w_k - w), the form of the
+FeTS 2022 benchmark.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
 
 
@@ -47,7 +49,7 @@ class FedNova:
         return Payload(model=fit.params, weight=site.size, reach=fit.reach), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        """w - (sum p t) sum p (w - w_k)/t_k is a step towards the mean of the w_k by weights p_k/t_k."""
+        """Move towards the mean of the w_k by weights p_k/t_k, which equals w - (sum p t) sum p (w - w_k)/t_k."""
         order = sorted(replies)
         total = sum(replies[i]["weight"] for i in order)
         p, t = {i: replies[i]["weight"] / total for i in order}, {i: replies[i]["reach"] for i in order}

@@ -1,6 +1,6 @@
-"""Models of which a part stays at every site: FedPer keeps the last layers there, LG-FedAvg the first.
+"""Models with a private part per site: the last layers (FedPer) or the first (LG-FedAvg).
 
-How a model is parted by patterns of names is said in ``private.py``.
+``partial_models.py`` describes how patterns of names divide a model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +17,14 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
-    model: Tree  # the shared part
+    """State of the server."""
+
+    model: Tree  # shared part
 
 
 @dataclass(frozen=True)
 class FedPer:
-    """Federated averaging of all but the last layers, which every site keeps for itself.
+    """Federated averaging of all but the last layers, which stay at each site.
 
     Paper: Arivazhagan et al., Federated Learning with Personalization Layers, 2019
 
@@ -64,15 +66,15 @@ class FedPer:
 
 @dataclass(frozen=True)
 class LGFedAvg:
-    """Federated averaging of all but the first layers: every site sees with its own eyes, all judge alike.
+    """Federated averaging of all but the first layers, which stay at each site.
 
     Paper: Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020
 
         (u_k, v_k) <- fit_k(u, v_k)    all layers together,    u <- sum_k p_k u_k,    p_k = n_k / sum_j n_j
 
-    As FedPer, but here the first layers are v_k, which stays at site k. The FeTS 2022 benchmark keeps the first 8
-    parameters of the U-Net, its stem and the first down-block: private = ["stem.*", "encoder.0.*"]. The paper starts
-    from a model that FedAvg has trained, so that what is shared is not the mean of decoders of unlike encoders.
+    As FedPer, but v_k are the first layers. The FeTS 2022 benchmark keeps the first 8 parameters of the U-Net, its stem
+    and the first down-block: private = ["stem.*", "encoder.0.*"]. The paper starts from a model trained by FedAvg, so
+    that the shared part is not an average of decoders of unrelated encoders.
     A site that never trained is served u and the initial v.
 
     Args:

@@ -1,11 +1,11 @@
-"""FedProx: federated averaging whose sites are held near the model they received.
+"""FedProx: federated averaging with local training held near the received model.
 
 Paper: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020
 
     w_k ~ argmin_v F_k(v) + mu/2 |v - w|^2,    w <- sum_k p_k w_k,    p_k = n_k / sum_j n_j
 
-The distance is squared and its anchor is the received model, which does not move during local training. mu = 0 is
-FedAvg. Dice losses have small gradients: a mu of 0.1 already holds a U-Net back.
+The anchor w is the received model and does not move during local training. mu = 0 is FedAvg. Dice losses have small
+gradients: a mu of 0.1 already slows a U-Net down.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +21,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
 
 

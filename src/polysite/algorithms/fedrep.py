@@ -1,14 +1,13 @@
-"""FedRep: every site first fits a head of its own to the shared body, then teaches the body with it.
+"""FedRep: in every round a site trains its private head first, then the shared body.
 
 Paper: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, Algorithm 1
 
     v_k <- fit_k(u, v_k) of the head alone,    u_k = fit_k(u, v_k) of the body alone,    u <- mean_k u_k
 
-u, the body, is shared and v_k, the head, stays at site k. What is not trained stands still, its running statistics
-included. The mean counts all sites alike, as in the paper; uniform = false counts them by their cases. The paper trains
-the head for 10 epochs a round and the body for 1. As there, a site is served u and the v_k of its last round. A
-site that never trained would tune a head of its own to u; a site that is only served does not train, so it is given
-u and the initial v.
+The body u is shared, the head v_k stays at site k. The part that is not trained stays fixed, running statistics
+included. All sites have the same weight, as in the paper; uniform = false weighs them by cases. The paper trains the
+head for 10 epochs per round and the body for 1. As there, a site is served u and the v_k of its last round. In the
+paper a new site trains a head for u; here a site that never trained is served u and the initial v.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +22,14 @@ from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
-HEAD_EPOCHS = 10  # of the paper
+HEAD_EPOCHS = 10  # as in the paper
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    model: Tree  # the body
+    """State of the server."""
+
+    model: Tree  # body
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,6 @@ class FedRep:
         yield whole(self.private, got, memory, site), cases
 
     def _head(self) -> Budget:
-        """How the head is trained."""
+        """Return the budget of the head."""
         paper = HEAD_EPOCHS if self.head_epochs is None and self.head_steps is None else self.head_epochs
         return Budget(self.lr if self.head_lr is None else self.head_lr, paper, self.head_steps)

@@ -1,21 +1,21 @@
-"""FedRoD: a generic model that knows nothing of how often a label occurs at a site, and a personal head that does.
+"""FedRoD: a shared model independent of the sites' label frequencies, and a personal head that depends on them.
 
 Paper: Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022
 
     (f_k, G_k) <- steps on the balanced loss of G(f(x))               shared: (f, G) <- sum_k p_k (f_k, G_k)
     P_k        <- steps on the site's own loss of G(f(x)) + P(f(x))   of P alone; p_k = n_k / sum_j n_j
 
-f is the body, G the generic head and P_k, of the same form, the personal head, which starts from zero and never leaves
-site k. After every step of (f, G), P takes one on the same patches; no gradient of it reaches f or G. That takes a
-second forward pass. Both heads are linear, so a site is served one network whose head is the sum G + P_k; a site
-that never trained is served (f, G).
+f is the body, G the generic head, and P_k the personal head of the same shape, which starts from zero and never leaves
+site k. After every step of (f, G), P takes a step on the same patches, without gradient into f or G; this needs a
+second forward pass. Both heads are linear, so a site is served one network with the head G + P_k. A site that never
+trained is served (f, G).
 
-Balanced is the balanced softmax, -log(n_y e^(g_y) / sum_c n_c e^(g_c)) with n_c the site's count of class c. Where
-every label is a mask of its own, its counterpart is derived for this project, not the paper's: the site's own loss of
+The balanced loss is the balanced softmax, -log(n_y e^(g_y) / sum_c n_c e^(g_c)), with n_c the site's count of class c.
+For overlapping labels this project derives a counterpart that is not in the paper: the site's own loss of
 z_c + log(pi_c / (1 - pi_c)), with pi_c the share of label c among the voxels of a random patch of the site. For
-cross-entropy (train.loss = "dice_ce") that makes z the log of p(x | c) / p(x | not c), free of the site's frequencies;
-Dice has no such form and stays balanced only approximately. This is the linear variant; the paper has another, in which
-a second network makes P_k from the site's class counts.
+cross-entropy (train.loss = "dice_ce") z then estimates log p(x | c) / p(x | not c), independent of the site's
+frequencies; for Dice this holds only approximately. This is the linear variant of the paper; in the other variant a
+second network generates P_k from the site's class counts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,9 @@ HEAD = ("head.*",)
 
 @dataclass(frozen=True, slots=True)
 class State:
-    model: Tree  # the body and the generic head
+    """State of the server."""
+
+    model: Tree  # body and generic head
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
-"""Fine-tuning: every site goes on alone from the model it has, and keeps what its own validation cases like best.
+"""Fine-tuning: every site trains on alone and keeps the model with the best score on its validation cases.
 
 Paper: Manthe et al., Federated brain tumor segmentation: an extensive benchmark, 2024, section 3.3; Ditto after
 training: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, section 3
 
-    v_k <- steps on F_k(v) + lam/2 |v - w|^2 from v_k,    v_k = w at first,    w the model that the site began with
+    v_k <- steps on F_k(v) + lam/2 |v - w|^2 from v_k,    v_k = w at first,    w the initial model of the site
 
-A phase after another algorithm; a round is an epoch. lam = 0 is plain fine-tuning, lam > 0 is Ditto post hoc. Where
-lists are given, every pair of a learning rate and a lam is trained, and the site chooses: the pair and the round with
-the highest mean Dice (accuracy) on its validation cases, w itself among them, so nobody ends with less there than it
-had. A site without validation cases has nothing to choose by and stays with w, as does one that does not train.
+It is a phase after another algorithm; a round is an epoch. lam = 0 is plain fine-tuning, lam > 0 is Ditto post hoc. If
+lists are given, every pair of a learning rate and a lam is trained. The site keeps the pair and the round with the
+highest mean Dice (accuracy) on its validation cases. w is a candidate too, so the validation score of a site never
+falls. A site without validation cases keeps w, as does a site that does not train.
 
-No model is sent in either direction; a site tells only what it chose. The benchmark takes 30 epochs.
+No model is sent in either direction; a site reports only its choice. The benchmark takes 30 epochs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,19 +64,19 @@ class FineTune:
         return {i: Payload() for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        judges = site.cases("validation")
+        validation = site.cases("validation")
 
-        def judged(params: Tree) -> float:
-            return fmean(s.mean for s in site.score(params, judges).values()) if judges else 0.0
+        def score_of(params: Tree) -> float:
+            return fmean(s.mean for s in site.score(params, validation).values()) if validation else 0.0
 
         kept: dict[str, Any] = {
-            **(memory or {"best": site.start, "score": judged(site.start), "round": 0.0, **NOTHING})
+            **(memory or {"best": site.start, "score": score_of(site.start), "round": 0.0, **NOTHING})
         }
         kept["round"] += 1.0
         for k, (lr, lam) in enumerate(product(self.lr or (None,), self.lam)):
             tilt = Tilt(anchor=site.start, weight=lam) if lam else None
             fit = site.fit(kept.get(f"trial_{k}", site.start), Objective(tilt), Budget(lr, self.epochs, self.steps))
-            kept[f"trial_{k}"], score = fit.params, judged(fit.params)
+            kept[f"trial_{k}"], score = fit.params, score_of(fit.params)
             if score > kept["score"]:
                 kept.update(best=fit.params, score=score)
                 kept.update(chosen_round=kept["round"], chosen_lr=lr or 0.0, chosen_lam=lam)
@@ -89,4 +89,4 @@ class FineTune:
         yield memory.get("best", site.start), cases
 
 
-NOTHING = dict.fromkeys(FineTune.reply, 0.0)  # chosen so far
+NOTHING = dict.fromkeys(FineTune.reply, 0.0)  # the choice before the first round

@@ -1,24 +1,25 @@
-"""FPFC: a model per site, and a penalty on every pair of them that fuses those that are near each other.
+"""FPFC: one model per site, with a penalty on every pair of models that fuses similar ones.
 
 Paper: Yu, Liu, Wang and Sun, Clustered Federated Learning based on Nonconvex Pairwise Fusion, 2022
 
     min  sum_i F_i(w_i) + 1/(2m) sum_ij g(|w_i - w_j|),    g the smoothed SCAD penalty, constant beyond a lam
     w_i     <- steps on F_i(w) + rho/2 |w - zeta_i|^2 from w_i       zeta_i = 1/m sum_j (w_j + theta_ij - v_ij / rho)
     theta_ij <- argmin g(|t|) + rho/2 |t - delta_ij|^2               delta_ij = w_i - w_j + v_ij / rho
-    v_ij    <- rho (delta_ij - theta_ij)                             once for every pair of which one replied
+    v_ij    <- rho (delta_ij - theta_ij)                             once per pair with at least one reply
 
-theta is a multiple s of delta, so the server keeps delta and s of every pair. Sites i and j are of one cluster if
-|theta_ij| <= nu, directly or over others; a site is served the mean by cases of its cluster. The number of clusters
-need not be known. As in the authors' program, only ``fused`` layers are personal and the rest is averaged over all:
-the server holds m models and m(m-1)/2 vectors of what is fused. zeta goes down beside the model, w_i comes back.
+theta is a multiple s of delta, so the server keeps delta and s of every pair. Sites i and j are in one cluster if
+|theta_ij| <= nu, directly or through other sites. A site is served the mean of its cluster, weighted by cases. The
+number of clusters need not be known. As in the authors' program, only the ``fused`` layers are personal and the rest is
+averaged over all sites: the server holds m models and m(m-1)/2 vectors of the fused layers. zeta is sent together with
+the model; the site replies w_i.
 
-lam, xi and nu are distances between sites, which grow with the network and with training; with ``relative`` they are
-multiples of the largest that is seen in the first round after the warm-up. The paper has a warm-up to choose lam, which
-could not be read: here it is rounds without penalty (lam = 0), a reconstruction. In these, and with lam = 0, every site
-trains what is fused alone, held near its own last model.
+lam, xi and nu are distances between models, which grow with the network and with training; with ``relative`` they are
+multiples of the largest distance in the first round after the warm-up. The paper's warm-up, which chooses lam, could
+not be read: here the warm-up is a number of rounds without penalty (lam = 0), a reconstruction. In these rounds, and
+with lam = 0, every site trains the fused layers alone, held near its own last model.
 
-Pairs without a reply stay as they are. A new site starts at the mean of all models. Who never trained is served the
-largest cluster, or the mean of all sites where each is alone. lr (L + rho) must stay below 2.
+Pairs without a reply stay as they are. A new site starts at the mean of all models. A site that never trained is served
+the largest cluster, or the mean of all sites if every cluster is a single site. lr (L + rho) must stay below 2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Pair:
+    """Dual variables of a pair of sites."""
+
     delta: Tree  # w_i - w_j + v_ij / rho
     share: float  # s: theta_ij = s delta, v_ij = rho (1 - s) delta
     gap: float  # |theta_ij|
@@ -45,12 +48,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    shared: Tree  # what is averaged over all sites
-    models: Mapping[SiteId, Tree]  # the fused part of every site
-    pairs: Mapping[SiteId, Mapping[SiteId, Pair]]  # of sites in the order of their names; none before a reply
-    cases: Mapping[SiteId, float]  # of every site that was heard
+    """State of the server."""
+
+    shared: Tree  # part that is averaged over all sites
+    models: Mapping[SiteId, Tree]  # fused part of every site
+    pairs: Mapping[SiteId, Mapping[SiteId, Pair]]  # by both sites, in the order of their names; none before a reply
+    cases: Mapping[SiteId, float]  # of every site that has replied
     rounds: int = 0
-    unit: float = 0.0  # of lam, xi and nu, where they are relative
+    unit: float = 0.0  # unit of lam, xi and nu if they are relative
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,10 @@ class Fpfc:
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         groups = self._clusters(state)
         home = {i: group for group in groups for i in group}
-        largest = max(groups, key=len)  # the first of several
-        largest = largest if len(largest) > 1 else tuple(state.models)  # nobody is served what one site alone made
+        largest = max(groups, key=len)  # the first of several largest
+        largest = (
+            largest if len(largest) > 1 else tuple(state.models)
+        )  # a model of a single site is not served to others
         means = {g: {**state.shared, **_mean(state, g)} for g in {home.get(i, largest) for i in cohort}}
         return {i: Payload(model=means[home.get(i, largest)], anchor=_anchor(state, i)) for i in cohort}
 
@@ -130,7 +137,7 @@ class Fpfc:
         return replace(state, pairs={i: dict(sorted(fresh[i].items())) for i in sorted(fresh)})
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        """In what is averaged over all sites."""
+        """Return the share of every site in the part that is averaged over all sites."""
         total = sum(p["cases"] for p in replies.values())
         return {i: p["cases"] / total for i, p in sorted(replies.items())}
 
@@ -141,7 +148,7 @@ class Fpfc:
         yield got["model"], cases
 
     def _pair(self, state: State, i: SiteId, j: SiteId) -> Pair:
-        """theta and v of a pair after its sites have moved."""
+        """Return theta and v of a pair after an update of its sites."""
         delta, before = _apart(state.models, i, j), state.pairs.get(i, {}).get(j)
         if before is not None:
             delta = tree.map(lambda d, last: d + (1 - before.share) * last, delta, before.delta)
@@ -162,7 +169,7 @@ def _apart(models: Mapping[SiteId, Tree], i: SiteId, j: SiteId) -> Tree:
 
 
 def _mean(state: State, group: Sequence[SiteId]) -> Tree:
-    """By cases, of the sites of a group that were heard; the initial model, if none was."""
+    """Return the mean by cases over the sites of a group that have replied; the initial model if none has."""
     heard = [i for i in group if i in state.cases]
     if not heard:
         return state.models[group[0]]
@@ -170,7 +177,7 @@ def _mean(state: State, group: Sequence[SiteId]) -> Tree:
 
 
 def _anchor(state: State, i: SiteId) -> Tree:
-    """zeta_i; of a site that is new, the mean of all models."""
+    """Return zeta_i; for a new site, the mean of all models."""
     pulls = []
     for j, model in state.models.items():
         first, last = sorted((i, j))

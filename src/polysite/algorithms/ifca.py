@@ -1,26 +1,28 @@
-"""IFCA: several models, and every site trains the one that fits its patients best.
+"""IFCA: several models; every site trains the one with the lowest loss on its cases.
 
 Paper: Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020
 
     j_i = argmin_j F_i(theta_j)                               at site i, of all k models, on its training cases
-    theta_j <- sum of p_i fit_i(theta_j) over j_i = j         model averaging; p_i = n_i / n of those that chose j
-    theta_j <- theta_j - eta sum of p_i grad F_i(theta_j)     gradient averaging; p_i = n_i / n of all that replied
+    theta_j <- sum of p_i fit_i(theta_j) over j_i = j         model averaging; p_i = n_i / n of the sites that chose j
+    theta_j <- theta_j - eta sum of p_i grad F_i(theta_j)     gradient averaging; p_i = n_i / n of all replies
 
-A model that nobody chose stays as it is. The choice is made by the loss of training without augmentation, on the same
-patches for all k models, which costs k forward passes; all models go down, one and its number come back. ``uniform`` is
-the authors' program. With ``clustered`` only these layers exist k times and the others are averaged over all sites.
+A model that no site chose stays as it is. A site chooses by the training loss without augmentation, on the same patches
+for all k models, which costs k forward passes. All models are sent; one model and its number are returned. ``uniform``
+follows the authors' program. With ``clustered`` only these layers exist k times; the others are averaged over all
+sites.
 
-Of models that start alike every site would take the first. That one is the given model; of the others every array is
+The initial models must differ, or every site would choose the first. The first is the given model; in the others every
+array is
 
     mean + sqrt(1 - spread^2) (w - mean) + spread std u,    u of mean 0 and variance 1 from a hash of seed, model, name
 
-which has the mean and the spread of the given one, so that a bias of zeros or a scale of ones stays. (A lone number u
-moves by its own size.) With spread = 1 these are new random starts, as in the paper; of those, one is often the best
-for everybody, and the others are never chosen. A remedy is a ``warmup`` by FedAvg, whose last round lends k of its
-sites' models as starts, those that lie furthest apart (``starts`` = sites).
+which has the mean and standard deviation of the given array, so that a bias of zeros or a scale of ones stays. (An
+array with a single element changes by its own size.) With spread = 1 these are new random initialisations, as in the
+paper. One of these is often the best for all sites, and the others are never chosen. A remedy is a ``warmup`` by
+FedAvg: of the models of its last round, the k that are furthest apart become the initial models (``starts`` = sites).
 
-A site is served the model with the least loss on its training cases; one that does not train, on its validation cases;
-one without these, the model that most sites chose last. k = 1 is FedAvg.
+A site is served the model with the lowest loss on its training cases, or on its validation cases if it does not train.
+A site without either is served the model that most sites chose last. k = 1 is FedAvg.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,9 +45,11 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
-    shared: Tree  # what the clusters have in common, if anything
-    models: tuple[Tree, ...]  # the rest, of every cluster; a single one during the warm-up
-    places: Mapping[SiteId, int]  # the cluster that a site chose last
+    """State of the server."""
+
+    shared: Tree  # layers that all clusters share
+    models: tuple[Tree, ...]  # other layers, by cluster; a single entry during the warm-up
+    places: Mapping[SiteId, int]  # last choice of every site
     rounds: int = 0
 
 
@@ -60,7 +64,7 @@ class Ifca:
         warmup: Rounds of FedAvg before there are k models.
         seed: Seed of the noise.
         clustered: Patterns of the parameters that exist k times; the others are averaged over all sites.
-        averaged: models: model averaging; gradients: gradient averaging, a single plain SGD step per round.
+        averaged: What is averaged: models, or gradients, with a single step of plain SGD per round.
         uniform: Whether all sites have the same weight, as in the authors' program, instead of p_i = n_i / n.
     """
 
@@ -128,7 +132,7 @@ class Ifca:
         return State(shared, tuple(models), dict(sorted({**state.places, **chosen}.items())), rounds)
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        """Of every site in the model that it chose."""
+        """Return the share of every site in the model that it chose."""
         chosen = _chosen(state, replies)
         together = {i: [j for j in chosen if self.averaged == "gradients" or chosen[j] == chosen[i]] for i in chosen}
         return {i: replies[i]["weight"] / sum(replies[j]["weight"] for j in together[i]) for i in chosen}
@@ -149,7 +153,7 @@ class Ifca:
         yield models[best], cases
 
     def _parted(self, model: Tree, sites: Mapping[SiteId, Tree]) -> tuple[Tree, ...]:
-        """The k models after the warm-up, which lasts until there are enough sites to take them from."""
+        """Return the k models after the warm-up, which is extended until k sites reply."""
         if self.starts == "noise":
             return self._starts(model)
         return (model,) if len(sites) < self.k else _furthest(sites, self.k)
@@ -164,20 +168,20 @@ def _models(got: Payload) -> list[Tree]:
 
 
 def _least(losses: Sequence[float]) -> int:
-    """The first of the least."""
+    """Return the index of the lowest loss; ties go to the first."""
     return min(range(len(losses)), key=losses.__getitem__)
 
 
 def _chosen(state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, int]:
-    """Who chose which model; whoever names one that there is not is left out."""
+    """Return the choice of every site, without sites that name a model that does not exist."""
     numbers = range(len(state.models))
     return {i: int(p["cluster"]) for i, p in sorted(replies.items()) if p["cluster"] in numbers}
 
 
 def _furthest(sites: Mapping[SiteId, Tree], k: int) -> tuple[Tree, ...]:
-    """The site that is furthest from the mean, then always the one that is furthest from those that are taken.
+    """Return k models far apart: the furthest from the mean, then repeatedly the furthest from those taken.
 
-    The least odd of them comes first: it serves whoever cannot choose.
+    The one nearest to the mean comes first, since it serves sites that cannot choose.
     """
     models = {i: tree.trained(model) for i, model in sites.items()}
     mean = tree.mean(models.values())
@@ -190,7 +194,7 @@ def _furthest(sites: Mapping[SiteId, Tree], k: int) -> tuple[Tree, ...]:
 
 
 def _shaken(model: Tree, spread: float, key: str) -> Tree:
-    """The model with every trained array mixed with noise of its own mean and spread."""
+    """Return the model with every trained array mixed with noise of the same mean and standard deviation."""
     return {**model, **{k: _mixed(x, spread, f"{key}/{k}") for k, x in tree.trained(model).items()}}
 
 

@@ -1,4 +1,4 @@
-"""L2GD: every site has a model of its own; a coin says whether all train, or all draw nearer to their mean.
+"""L2GD: one model per site; a coin decides whether all sites train or all move towards their mean.
 
 Paper: Hanzely and Richtárik, Federated Learning of a Mixture of Global and Local Models, 2020, Algorithm 1
 
@@ -6,18 +6,19 @@ Paper: Hanzely and Richtárik, Federated Learning of a Mixture of Global and Loc
     a coin for all sites, 1 with probability p:    0:  x_k <- x_k - lr grad F_k(x_k)
                                                    1:  x_k <- (1 - theta) x_k + theta x,    theta = lr lam (1 - p)/p
 
-In the paper's letters lr = alpha / (m (1 - p)) and theta = alpha lam / (m p). A run of ones does not move x, so that
-nothing need be exchanged but where a 1 follows a 0. A round is therefore a run of J ones and a run of L zeros, each of
-one toss at least: a site moves to x + (1 - theta)^J (x_k - x), takes L local steps and replies x_k, whose mean is the
-next x. That gives the same models as toss after toss, and one exchange for J + L tosses, 1/p + 1/(1 - p) on average.
+In the paper's notation lr = alpha / (m (1 - p)) and theta = alpha lam / (m p). A run of ones does not move x, so an
+exchange is only needed when a 1 follows a 0. A round is therefore a run of J ones and a run of L zeros, each of at
+least one toss: a site moves to x + (1 - theta)^J (x_k - x), takes L local steps and replies x_k; the mean of the
+replies is the next x. This gives the same models as single tosses, with one exchange for J + L tosses, 1/p + 1/(1 - p)
+on average.
 
-The coin is a function of the state: the server draws J and L from a generator that it makes
-for (``seed``, the number of rounds that are over), and sends them to all sites. What was tossed is in the record.
+The coin is a function of the state: the server draws J and L from a generator seeded with (``seed``, number of
+completed rounds) and sends them to all sites. The record contains both numbers.
 
-All sites count alike. theta follows the rate of the local steps before it, and is at most 1; one from 0.05 to 0.5 is a
-good one. In theory p = lam / (curvature + lam) is best. A site that is absent does nothing; one that is new starts from
-x, and is served x until then. Running statistics stay those of a site's own model; their mean is for sites that are
-new. lam = 0 is local training.
+All sites have the same weight. theta follows the learning rate of the preceding local steps and is at most 1; values
+from 0.05 to 0.5 work well. In theory p = lam / (curvature + lam) is best. An absent site does nothing. A new site
+starts from x, and is served x until it replies. Running statistics are those of a site's own model; their mean is sent
+to new sites. lam = 0 is local training.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,9 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
-    model: Tree  # the mean of the sites' models
+    """State of the server."""
+
+    model: Tree  # mean of the sites' models
     rounds: int = 0
 
 
@@ -60,8 +63,8 @@ class L2gd:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(single_step=True)  # a toss may end the local steps after the first
-    plain_sgd: ClassVar[bool] = True  # theta and the local steps are in proportion by the learning rate
+    facts: ClassVar[Facts] = Facts(single_step=True)  # a run may be a single local step
+    plain_sgd: ClassVar[bool] = True  # theta is derived from the learning rate
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -99,10 +102,10 @@ class L2gd:
         yield memory.get("model", got["model"]), cases
 
     def tosses(self, round: int) -> tuple[int, int]:
-        """(Ones, then zeros) of a round, at least one of each."""
+        """Return the numbers of (ones, zeros) of a round, at least one of each."""
         toss = np.random.default_rng([self.seed, round])
         return int(toss.geometric(1 - self.p)), int(toss.geometric(self.p))
 
     def _pull(self, lr: float) -> float:
-        """theta, beside local steps of this size."""
+        """Return theta for local steps with this learning rate."""
         return lr * self.lam * (1 - self.p) / self.p

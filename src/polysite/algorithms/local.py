@@ -1,11 +1,10 @@
-"""Every site for itself: no exchange at all, the yardstick of what a hospital reaches alone.
+"""Local training: no exchange at all, the baseline of what a hospital reaches alone.
 
 Paper: none; the "local" baseline of every federated benchmark
 
     w_k <- fit_k(w_k)
 
-Nothing is sent in either direction. A site that never trained is served the
-initial model.
+Nothing is sent in either direction. A site that never trained is served the initial model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ class Local:
     reply: ClassVar[Mapping[str, Kind]] = {}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
     plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = False  # it has no model for them but the untrained one
+    strangers: ClassVar[bool] = False  # they get the untrained model
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> None:
         return None

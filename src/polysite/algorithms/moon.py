@@ -1,12 +1,12 @@
-"""MOON: the shared model's view of a scan attracts, the site's own last one repels.
+"""MOON: local features are drawn to those of the shared model and away from the site's previous model.
 
 Paper: Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021
 
     loss = F_k + mu * -log( e^(cos(z, z_g)/T) / (e^(cos(z, z_g)/T) + e^(cos(z, z_p)/T)) ),    w <- sum_k p_k w_k
 
-z, z_g and z_p are what the current, the received and the site's previous model make of the same patch: the deepest
-features of the network, pooled over space (the paper adds a projection head, which segmentation networks do not have).
-In a site's first round z_p = z_g: the term is constant and the round is FedAvg's.
+z, z_g and z_p are the features of the same patch in the current, the received and the site's previous model: the
+deepest features of the network, pooled over space (the paper adds a projection head, which segmentation networks do not
+have). In a site's first round z_p = z_g: the term is constant and the round equals FedAvg.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +22,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
 
 

@@ -1,9 +1,9 @@
-"""A model of which a part stays at every site: which part that is, and how the two go together.
+"""Division of a model into a shared and a private part, and how both are combined.
 
-What stays is said by patterns of names, never by positions: ``head.*`` is the output of every network, ``stem.*`` and
-``encoder.*`` are the contracting half of a U-Net and all but the classifier of a DenseNet. A layer's running statistics
-stay with any of its parameters. All sites begin with the same private part, that of the initial model. It crosses the
-wire in neither direction, and the server does not even hold it.
+The private part is given by patterns of names, never by positions: ``head.*`` is the output of every network,
+``stem.*`` and ``encoder.*`` are the contracting half of a U-Net and all but the classifier of a DenseNet. The running
+statistics of a layer are private if one of its parameters is. All sites start with the private part of the initial
+model. It is never sent, and the server does not hold it.
 """
 
 from polysite import tree
@@ -16,13 +16,13 @@ Patterns = tuple[str, ...]
 
 
 def whole(private: Patterns, got: Payload, memory: Payload, site: Site) -> Tree:
-    """The model of a site: what it received and, whatever that is, its own private part."""
+    """Return the model of a site: the received parameters with its own private part."""
     _, start = parted(private, site.start)
     return {**got["model"], **memory.get("private", start)}
 
 
 def parted(private: Patterns, model: Tree) -> tuple[Tree, Tree]:
-    """(What is shared, what stays at a site.)"""
+    """Return (shared part, private part)."""
     named = tree.select(model, private)
     layers = {layer(k) for k in named}
     own = {**named, **{k: v for k, v in tree.statistics(model).items() if layer(k) in layers}}
@@ -30,7 +30,7 @@ def parted(private: Patterns, model: Tree) -> tuple[Tree, Tree]:
 
 
 def layer(name: str) -> str:
-    """The layer that a parameter belongs to.
+    """Return the layer of a parameter.
 
     >>> layer("stem.norm0.weight")
     'stem.norm0'
@@ -39,7 +39,7 @@ def layer(name: str) -> str:
 
 
 def shared(private: Patterns, params: Tree) -> Tree:
-    """What the server holds; patterns that do not part this network in two are refused."""
+    """Return the shared part. Refuse patterns that match nothing or everything."""
     refuse_unknown("private", private, params)
     rest, _ = parted(private, params)
     if params and not tree.trained(rest):
@@ -51,7 +51,7 @@ def shared(private: Patterns, params: Tree) -> Tree:
 
 
 def refuse_unknown(setting: str, patterns: Patterns, params: Tree) -> None:
-    """Refuse a pattern that no parameter has; before a network is known there is none to refuse."""
+    """Refuse a pattern that matches no parameter. Without parameters (no network yet) nothing is refused."""
     parts = ", ".join(dict.fromkeys(k.partition(".")[0] for k in params))
     for pattern in patterns if params else ():
         if not tree.select(params, [pattern]):
@@ -62,5 +62,6 @@ def refuse_unknown(setting: str, patterns: Patterns, params: Tree) -> None:
 
 
 def refuse_nothing(private: Patterns) -> None:
+    """Refuse an empty list of patterns."""
     if not private:
         raise ConfigError("private names nothing that stays at a site; name it, as in ['head.*'], or choose fedavg")

@@ -1,4 +1,4 @@
-"""pFedMe: a shared model from which every site's own is a few steps away, held near it.
+"""pFedMe: a shared model that minimises Moreau envelopes, and a personal model per site held near it.
 
 Paper: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Algorithm 1
 
@@ -8,15 +8,14 @@ Paper: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelo
         w_k <- w_k - lr lam (w_k - v)                                         a step along the gradient of M_k
     w <- (1 - beta) w + beta mean_k w_k
 
-All inner steps are taken on the same mini-batch, and every outer one draws the next. v goes on where the last inner
-steps left it (``warm``), or starts from w_k each time. The site replies w_k and never v. The last v is its own model:
-it stays there, and the site is served by it. A site that has cases and never trained is served what the inner steps
-make of w, and one without cases w itself. (In the paper all sites work in every round, and the server listens to some;
-here only those of the cohort work.)
+All inner steps of an outer step use the same mini-batch; the next outer step draws the next one. v continues from the
+last inner steps (``warm``), or starts from w_k each time. The site replies w_k. The last v is the personal model: it
+never leaves the site, and the site is served by it. A site with cases that never trained is served the result of the
+inner steps from w; a site without cases is served w. (In the paper all sites train in every round and the server
+averages some of them; here only the sites of the cohort train.)
 
-Running statistics are those that the inner steps measured. The values of the paper are lam from 10 to 30, beta up to 4,
-5 inner and 20 outer steps. inner_lr times lam must stay well below 2, or the pull itself diverges; train.gamma lowers
-inner_lr from round to round and leaves lr as it is.
+Running statistics come from the inner steps. The paper takes lam from 10 to 30, beta up to 4, 5 inner and 20 outer
+steps. inner_lr * lam must stay well below 2, or the proximal term diverges. train.gamma decays inner_lr but not lr.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +32,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
 
 
@@ -99,6 +100,6 @@ class PFedMe:
             yield (self._inner_fit(got["model"], got["model"], site) if site.size else got["model"]), cases
 
     def _inner_fit(self, start: Tree, w: Tree, site: Site, minibatch: int | None = None) -> Tree:
-        """Train a site's own model, pulled towards the shared one."""
+        """Train the personal model, held near the shared one."""
         objective = Objective(Tilt(anchor=w, weight=self.lam))
         return site.fit(start, objective, Budget(self.inner_lr, steps=self.inner, minibatch=minibatch)).params

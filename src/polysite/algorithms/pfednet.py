@@ -1,4 +1,4 @@
-"""pFedNet: a shared part, and a personal one per site that is drawn to those of sites with data like its own.
+"""pFedNet: a shared part, and a personal part per site that is drawn to those of sites with similar data.
 
 Paper: Zhao, Liu, Liu and He, Medical Federated Model with Mixture of Personalized and Sharing Components, 2023
 
@@ -6,20 +6,19 @@ Paper: Zhao, Liu, Liu and He, Medical Federated Model with Mixture of Personaliz
     x <- x - eta 1/m sum_n grad_x f_n                                             one exchange, z fixed
     Z <- argmin 1/m <G, Z> + lam sum_ij |z_i - z_j| + 1/(2 eta) |Z - Z_t|^2       the next one, x fixed
 
-The two exchanges alternate: a round here is one of them, and two are a round of the paper. The whole network goes down,
-the part that was trained comes back. Sites take any number of steps, so G_n = (z_n - what it became) / (sum of
-learning rates) is a mean gradient, and x the mean of what the sites made of it (by cases unless ``uniform``). Without
-edges a site's part goes where its training took it, if eta is left out. The second problem is solved exactly, where the
-authors stop ADMM after 25 or 200 iterations. Not built: their option to make what is sent sparse.
+The two exchanges alternate: a round here is one exchange, and two are a round of the paper. The whole network is sent,
+the trained part is returned. Sites take any number of steps, so G_n = (z_n - trained z_n) / (sum of learning rates) is
+a mean gradient, and x the mean of the trained x (by cases unless ``uniform``). Without edges and with the default eta,
+a personal part is the result of its local training. The second problem is solved exactly; the authors stop ADMM after
+25 or 200 iterations. Their option of sparse updates is not implemented.
 
-The graph joins every site with its ``neighbours`` by a sketch of its training cases, which goes up with every reply:
+The graph joins every site with its ``neighbours`` by a sketch of its training cases, which every reply contains:
 ``labels``, the share of every label (class), or ``images``, means and covariances of the modalities. The paper's body
-could not be read; this follows the authors' program and what it says of itself.
+could not be read; this follows the authors' program and its documentation.
 
-An absent site has no gradient, but is moved by its neighbours. One that never trained is served x and the mean of the z
-of its neighbours, by the sketch of its validation cases, or of any images of its own; without such, that of all. For
-this it is sent the personal parts and sketches of all sites, without their names. lam = 0 is personal layers beside
-shared ones.
+An absent site has no gradient, but is moved by its neighbours. A site that never trained is served x and the mean z of
+its neighbours, by the sketch of its validation cases or of its images; without cases, the mean z of all sites. For this
+it receives the personal parts and sketches of all sites, without names. lam = 0 is personal layers beside shared ones.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,10 +41,12 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     shared: Tree
     personal: Mapping[SiteId, Tree]
-    sketches: Mapping[SiteId, tuple[float, ...]]  # of the sites that were heard
-    half: Literal["shared", "personal"] = "shared"  # what the next exchange trains
+    sketches: Mapping[SiteId, tuple[float, ...]]  # of the sites that have replied
+    half: Literal["shared", "personal"] = "shared"  # part that the next exchange trains
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class PFedNet:
         return {i: _sent(state, i) for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        """Whichever part is to be trained; the other one stays as it was sent."""
+        """Train the part in ``model``; the part in ``fixed`` stays as it was sent."""
         fit = site.fit({**got["fixed"], **got["model"]}, only=tuple(got["model"]))
         model = {k: fit.params[k] for k in got["model"]}
         sketch = {"sketch": site.sketch(self.sketch, site.cases("train"))}
@@ -103,11 +104,11 @@ class PFedNet:
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         newcomers = {i: _own(state, i) for i in replies if i not in state.personal}
-        said = {i: tuple(map(float, p["sketch"]["sketch"].reshape(-1).tolist())) for i, p in replies.items()}
+        sketches = {i: tuple(map(float, p["sketch"]["sketch"].reshape(-1).tolist())) for i, p in replies.items()}
         state = replace(
             state,
             personal=dict(sorted({**state.personal, **newcomers}.items())),
-            sketches=dict(sorted({**state.sketches, **said}.items())),
+            sketches=dict(sorted({**state.sketches, **sketches}.items())),
         )
         if state.half == "personal":
             return replace(state, personal=self._drawn(state, replies), half="shared")
@@ -116,16 +117,16 @@ class PFedNet:
         return replace(state, shared=shared, half="personal")
 
     def objections(self, state: State, replies: Mapping[SiteId, Payload]) -> Mapping[SiteId, str]:
-        """Whose sketch is missing, or of another length than those of most."""
+        """Return the sites with a missing sketch, or one of another length than those of most sites."""
         known = [len(sketch) for sketch in state.sketches.values()]
-        told = {i: p["sketch"] for i, p in replies.items()}
-        lengths = {i: prod(s["sketch"].shape) if set(s) == {"sketch"} else 0 for i, s in told.items()}
-        said = known or [n for n in lengths.values() if n]
-        usual = max(sorted(set(said)), key=said.count, default=0)
+        sketches = {i: p["sketch"] for i, p in replies.items()}
+        lengths = {i: prod(s["sketch"].shape) if set(s) == {"sketch"} else 0 for i, s in sketches.items()}
+        usable = known or [n for n in lengths.values() if n]
+        usual = max(sorted(set(usable)), key=usable.count, default=0)
         return {i: f"its sketch has {n} numbers instead of {usual}" for i, n in lengths.items() if n != usual or not n}
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        """In the shared part; the personal ones are no average."""
+        """Return the share of every site in the shared part; empty in rounds of the personal parts."""
         if state.half == "personal":
             return {}
         sizes = self._sizes(replies)
@@ -142,11 +143,11 @@ class PFedNet:
         return {i: 1.0 if self.uniform else replies[i]["cases"] for i in sorted(replies)}
 
     def _edges(self, state: State) -> tuple[tuple[int, int], ...]:
-        """Between positions among the sites that were heard."""
+        """Return the edges of the graph, as positions among the sites that have replied."""
         return nearest_edges(list(state.sketches.values()), self.neighbours)
 
     def _drawn(self, state: State, replies: Mapping[SiteId, Payload]) -> Mapping[SiteId, Tree]:
-        """The personal parts after a step along their gradients and towards their neighbours."""
+        """Return the personal parts after a step along their gradients and towards their neighbours."""
         times = {i: p["time"] for i, p in replies.items()}
         length = median(times.values()) if self.eta is None else self.eta / len(state.personal)  # eta / m
         moved = {
@@ -157,7 +158,7 @@ class PFedNet:
         if not edges or not self.lam:
             return moved
         now = {i: tree.trained(moved[i]) for i in heard}
-        centre = tree.mean(now.values())  # it stays; without it, rounding does not hide how little sites differ
+        centre = tree.mean(now.values())  # subtracted, so that rounding does not hide small differences between sites
         apart = [tree.sub(now[i], centre) for i in heard]
         gram = np.zeros((len(heard), len(heard)))
         for i in range(len(heard)):
@@ -167,14 +168,14 @@ class PFedNet:
         return {**moved, **{i: {**moved[i], **_mixed(centre, apart, mixture[:, n])} for n, i in enumerate(heard)}}
 
     def _near(self, got: Payload, site: Site) -> Tree:
-        """Of a site that never trained: the mean personal part of the sites whose sketches are nearest to its own."""
+        """Return the mean personal part of the sites with the nearest sketches, for a site that never trained."""
         known = site.cases("train") or site.cases("validation")
-        known = known or (site.cases("test") if self.sketch == "images" else ())  # no label of a test is looked at
+        known = known or (site.cases("test") if self.sketch == "images" else ())  # labels of test cases are not used
         if not known:
             return {}
-        mine = np.asarray(site.sketch(self.sketch, known), float).reshape(-1)
-        theirs = {n: np.array(x.tolist(), float) for n, x in got["sketches"].items()}
-        far = {n: float(np.linalg.norm(x - mine)) for n, x in theirs.items() if x.shape == mine.shape}
+        own = np.asarray(site.sketch(self.sketch, known), float).reshape(-1)
+        others = {n: np.array(x.tolist(), float) for n, x in got["sketches"].items()}
+        far = {n: float(np.linalg.norm(x - own)) for n, x in others.items() if x.shape == own.shape}
         nearest = sorted(far, key=lambda n: (far[n], int(n)))[: self.neighbours]
         return tree.mean([got[f"personal_{n}"] for n in nearest]) if nearest else {}
 
@@ -190,12 +191,12 @@ def _sent(state: State, i: SiteId) -> Payload:
 
 
 def _own(state: State, i: SiteId) -> Tree:
-    """The personal part of a site; of one that is new, the mean of all."""
+    """Return the personal part of a site; for a new site, the mean of all."""
     return state.personal[i] if i in state.personal else tree.mean(state.personal.values())
 
 
 def _along(z: Tree, end: Tree, length: float) -> Tree:
-    """This many times the way that training took; running statistics as it left them, for nobody shares them."""
+    """Return z moved this many times the way to ``end``. Running statistics are those of ``end``."""
     if length == 1:
         return end
     return {**end, **tree.map(lambda a, b: a + length * (b - a), tree.trained(z), tree.trained(end))}

@@ -1,13 +1,13 @@
-"""q-FedAvg: hospitals that the model serves badly pull harder, for an even quality across sites.
+"""q-FedAvg: sites with a high loss have a larger weight, for an even quality across sites.
 
 Paper: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2
 
     F_k = loss of the received model on the site's training cases,    L = 1 / eta,    D_k = L (w - w_k)
     h_k = q F_k^(q-1) |D_k|^2 + L F_k^q,    w <- w - sum_k F_k^q D_k / sum_k h_k
 
-The loss takes one more forward pass over the training cases, on fixed patches without augmentation unless ``augmented``
-asks for patches as in training. eta is the learning rate that the local loop really used. All sites count alike; q = 0
-is FedAvg with uniform weights. The norms are large for a U-Net, so a q above one takes small steps.
+The loss needs one more forward pass over the training cases, on fixed patches without augmentation, or with
+``augmented`` on patches as in training. eta is the mean learning rate that the local training used. All sites have the
+same weight; q = 0 is FedAvg with uniform weights. The norms are large for a U-Net, so a q above one takes small steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +22,13 @@ from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
 
-FLOOR = 1e-10  # below the loss, so that its powers can be divided by
+FLOOR = 1e-10  # added to the loss, whose powers are divided by
 
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
 
 
@@ -63,7 +65,7 @@ class QFedAvg:
         return Payload(model=fit.params, weight=1, loss=loss, lr=fit.lr_sum / fit.steps), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        """A step towards the mean of the w_k by F_k^q L; powers of F_k / max F, a common factor that cancels."""
+        """Move towards the mean of the w_k by weights F_k^q L. Powers are of F_k / max F, a factor that cancels."""
         start, order, above = tree.trained(state.model), sorted(replies), self._pull(replies)
         loss, steep = ({i: f(replies[i]) for i in order} for f in (_loss, _steepness))
         moved = {i: tree.norm(tree.sub(tree.trained(replies[i]["model"]), start)) for i in order}
@@ -87,5 +89,5 @@ def _loss(reply: Payload) -> float:
 
 
 def _steepness(reply: Payload) -> float:
-    """L = 1/eta."""
+    """Return L = 1/eta."""
     return float(1 / reply["lr"])

@@ -1,7 +1,7 @@
-"""Means that one broken or hostile site cannot move: median, trimmed mean, Krum, geometric median.
+"""Aggregates that a few broken or hostile sites cannot move: median, trimmed mean, Krum, geometric median.
 
-All of them train as FedAvg does and differ in how the replies become one model. They protect against a few bad sites
-at a price: honest hospitals that differ from most are treated as bad ones are. Distances are over trained parameters.
+All of them train like FedAvg and differ in how they aggregate the replies. They protect against a few bad sites at a
+price: honest hospitals that differ from most are treated like bad ones. Distances are over trained parameters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +19,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
 
 
@@ -30,7 +32,8 @@ class Median:
 
         w_j <- median_k w_kj
 
-    With an even number of replies, the mean of the middle two. All sites count alike.
+    With an even number of replies it is the mean of the middle two. All sites have the same weight. It has no
+    hyper-parameter.
     """
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
@@ -62,8 +65,8 @@ class TrimmedMean:
 
         w_j <- mean of the w_kj without the floor(beta K) smallest and the floor(beta K) largest
 
-    ``beta`` is cut from each end; it should be at least the share of bad sites. K counts the replies of a round: where
-    few arrive, nothing may be left to cut. All sites count alike.
+    ``beta`` should be at least the share of bad sites. K is the number of replies of a round; with few replies nothing
+    may be cut. All sites have the same weight.
 
     Args:
         beta: Share of the replies cut from each end (beta in the paper), at least 0 and less than 0.5.
@@ -106,14 +109,14 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Krum:
-    """The model in the densest part of the replies, or the mean of the ``keep`` densest (multi-Krum).
+    """The reply closest to its neighbours, or the mean of the ``keep`` closest (multi-Krum).
 
     Paper: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017
 
         score_k = sum of |w_k - w_j|^2 over the K - f - 2 nearest others j;    w <- the w_k of lowest score
 
-    ``f`` bad sites need K >= 2f + 3 sites; in a round with fewer replies the median is taken. All sites count alike;
-    the guarantee of multi-Krum holds for ``keep`` up to K - f - 2.
+    ``f`` bad sites need K >= 2f + 3 sites; in a round with fewer replies the median is taken. All sites have the same
+    weight. The guarantee of multi-Krum holds for ``keep`` up to K - f - 2.
 
     Args:
         f: Number of bad sites to tolerate (f in the paper), at least 0; it needs 2f + 3 sites.
@@ -164,13 +167,13 @@ class Krum:
 
 @dataclass(frozen=True)
 class GeometricMedian:
-    """The point with the least sum of distances to the sites' models, by Weiszfeld's iteration.
+    """The point with the smallest sum of distances to the sites' models, by Weiszfeld's iteration.
 
     Paper: Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE TSP 2022
 
         z <- sum_k b_k w_k / sum_k b_k,    b_k = p_k / max(smoothing, |z - w_k|),    from z = sum_k p_k w_k
 
-    z is always a mean of the replies, so the iteration runs on their mutual distances and reads the models only once.
+    z is always a mean of the replies, so the iteration needs only their mutual distances and reads the models once.
 
     Args:
         iterations: Weiszfeld iterations at most, at least 1.
@@ -200,14 +203,14 @@ class GeometricMedian:
         return Payload(model=site.fit(got["model"]).params, weight=site.size), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        shares = self.shares(state, replies)  # of the running statistics too: one site may lie there
+        shares = self.shares(state, replies)  # for running statistics too, which may be broken as well
         return State(mean(replies, "model", shares))
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield got["model"], cases
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        """The weights s_k of the replies in z = sum_k s_k w_k.
+        """Return the weights s_k of the replies in z = sum_k s_k w_k.
 
         |z - w_k|^2 = sum_j s_j d_kj^2 - sum_ij s_i s_j d_ij^2 / 2, with d the distances between replies.
         """
@@ -228,12 +231,12 @@ class GeometricMedian:
 
 
 def _median(replies: Mapping[SiteId, Payload]) -> Tree:
-    """The trimmed mean that leaves the middle one or two."""
+    """Return the trimmed mean of the middle one or two values."""
     return tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], (len(replies) - 1) // 2)
 
 
 def _distances(replies: Mapping[SiteId, Payload]) -> dict[tuple[SiteId, SiteId], float]:
-    """Euclidean distances between the sites' models."""
+    """Return the Euclidean distances between the sites' models."""
     models = {i: tree.trained(replies[i]["model"]) for i in sorted(replies)}
     apart = {(i, j): tree.norm(tree.sub(models[i], models[j])) for i in models for j in models if i < j}
     return {(i, j): apart.get((i, j), apart.get((j, i), 0.0)) for i in models for j in models}

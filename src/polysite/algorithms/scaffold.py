@@ -1,15 +1,15 @@
-"""SCAFFOLD: control variates cancel the drift of sites whose data differ.
+"""SCAFFOLD: control variates cancel the client drift that heterogeneous data cause.
 
 Paper: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II
 
     y <- y - eta (g(y) - c_k + c)                      at the site, from y = w
-    c_k' = c_k - c + (w - y) / sum of eta              the learning rates really used, not K times a nominal one
+    c_k' = c_k - c + (w - y) / sum of eta              the learning rates used, not K times a nominal one
     w <- w + server_lr sum_k p_k (y_k - w)
     c <- c + sum_k p_k (c_k' - c_k)                    so that c stays the mean of all c_k, absent sites included
 
-``uniform`` takes p_k = 1/K as in the original; otherwise p_k = n_k/N, for the control as it was when a site was first
-heard: the server does not know c_k, so it could not make good a weight that changes. The control variate equals the
-mean gradient along the local path only for plain SGD, so momentum and Adam are refused.
+``uniform`` takes p_k = 1/K as in the paper, otherwise p_k = n_k/N. For the control, n_k is that of a site's first
+reply: the server does not know c_k, so it could not correct a weight that changes. The control variate equals the mean
+gradient along the local path only for plain SGD, so momentum and Adam are refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +26,12 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
     control: Tree
-    weights: Mapping[SiteId, float]  # of every site heard so far, as it was when it was first heard
-    awaited: tuple[SiteId, ...]  # sites that count in the mean control, with one each, and have not been heard yet
+    weights: Mapping[SiteId, float]  # of every site, from its first reply
+    awaited: tuple[SiteId, ...]  # sites with weight 1 in the mean control that have not replied yet
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Scaffold:
     server_lr: float = 1.0
     uniform: bool = True
 
-    needs: ClassVar[Literal["sum", "each"]] = "each"  # the weights of the sites that have replied are remembered
+    needs: ClassVar[Literal["sum", "each"]] = "each"  # it remembers the weight of every site
     plain_sgd: ClassVar[bool] = True
     strangers: ClassVar[bool] = True
 

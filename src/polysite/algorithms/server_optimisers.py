@@ -1,9 +1,9 @@
-"""Server optimisers: how the mean update becomes the next model.
+"""Server optimisers: they turn the mean update into the next model.
 
 Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
 
-D is the mean of the updates w_k - w, a descent direction already. v starts at tau^2 and there is no bias correction, as
-in the paper. Each optimiser is two functions of explicit values.
+D is the mean of the updates w_k - w, a descent direction. As in the paper, v starts at tau^2 and there is no bias
+correction. Each optimiser consists of two pure functions.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,21 @@ from polysite.tree import Tree
 
 
 class ServerOptimiser(Protocol):
+    """Interface of a server optimiser."""
+
     def init(self, model: Tree) -> Any:
-        """The optimiser's own state."""
+        """Return the initial state of the optimiser."""
         ...
 
     def step(self, model: Tree, update: Tree, state: Any) -> tuple[Tree, Any]:
-        """The next model and the next state."""
+        """Return (next model, next state)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
+    """First and second moment of the mean update."""
+
     m: Tree
     v: Tree
 
@@ -58,7 +62,7 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Adagrad:
-    """Federated averaging whose server takes steps of Adagrad along the mean update.
+    """Federated averaging with Adagrad at the server.
 
     Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
 
@@ -89,7 +93,7 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class Adam:
-    """Federated averaging whose server takes steps of Adam along the mean update.
+    """Federated averaging with Adam at the server.
 
     Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
 
@@ -122,7 +126,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class Yogi:
-    """Federated averaging whose server takes steps of Yogi along the mean update.
+    """Federated averaging with Yogi at the server.
 
     Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
 
@@ -149,7 +153,7 @@ class Yogi:
         return _start(model, self.tau)
 
     def step(self, model: Tree, update: Tree, state: Moments) -> tuple[Tree, Moments]:
-        # v - (1 - b2) d^2 sign(v - d^2), with the sign spelt by comparisons that arrays and tensors share
+        # v - (1 - b2) d^2 sign(v - d^2), with the sign written as comparisons that arrays and tensors share
         v = tree.map(lambda v, d: v + (1 - self.b2) * d * d * (1.0 * (v < d * d) - 1.0 * (v > d * d)), state.v, update)
         return _move(model, update, state.m, v, self.lr, self.b1, self.tau)
 

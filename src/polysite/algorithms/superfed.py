@@ -1,4 +1,4 @@
-"""SuPerFed: beside the shared model every site trains a twin, and all models between the two are good.
+"""SuPerFed: every site trains a twin of the shared model such that all mixtures of the two perform well.
 
 Paper: Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022
 
@@ -6,17 +6,17 @@ Paper: Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federa
     F_k(w(lam)) + mu |w_k - w|^2 + nu cos^2(w_k, v_k)    over w_k, from w, and v_k, where it was
     w <- sum_k p_k w_k,    p_k = n_k / sum_j n_j
 
-v_k is the twin: every site draws initial values of its own for it (equal ones would never part, for the gradient of
-cos^2 vanishes where w_k and v_k are parallel), and it never leaves the site. Model mixing draws one lam for all
-parameters, layer mixing one for every layer. During the first ``after`` rounds there is no twin: lam = 0, and the round
-is FedProx's, with 2 mu for its mu. The paper mixes from 0.4 to 0.6 of all rounds on.
+v_k is the twin. Every site draws its own initial values for it (with equal values they would never separate, since the
+gradient of cos^2 vanishes where w_k and v_k are parallel), and it never leaves the site. Model mixing draws one lam for
+all parameters, layer mixing one per layer. During the first ``after`` rounds there is no twin: lam = 0, and the round
+equals FedProx with 2 mu for its mu. The paper starts mixing after 0.4 to 0.6 of all rounds.
 
-A site is served w(lam), of the model that it receives and its twin, with the lam from ``choices`` that does best on its
-validation cases (on its training cases, if it has none); running statistics are measured anew for each. A site without
-a twin is served w. The authors' program chooses on the test cases; adds 1e-6 to every product inside the cosine; takes
-the plain length of w_k - w, array by array, where the paper, as recalled, has its square; and has no twin of biases of
-convolutions, which is ``shared = ["*.bias"]`` here in networks without affine normalisation. The paper's text could
-not be compared: the square and ``after`` are our reading of it.
+A site is served w(lam) of the received model and its twin, with the lam from ``choices`` that scores best on its
+validation cases (on its training cases if it has none); running statistics are re-estimated for each. A site without a
+twin is served w. The authors' program differs: it chooses on the test cases, adds 1e-6 to every product inside the
+cosine, takes the norm of w_k - w array by array where the paper, as recalled, squares it, and has no twins of the
+biases of convolutions (``shared = ["*.bias"]`` here, in networks without affine normalisation). The paper's text could
+not be compared: the square and ``after`` are our reading.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +34,8 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """State of the server."""
+
     model: Tree
     rounds: int = 0
 
@@ -90,18 +92,18 @@ class SuPerFed:
         yield self._best(got["model"], memory["twin"], site) if "twin" in memory else got["model"], cases
 
     def _mixed(self, params: Tree) -> Tree:
-        """The parameters that have a twin."""
+        """Return the parameters that have a twin."""
         return tree.drop(tree.trained(params), self.shared)
 
     def _best(self, w: Tree, twin: Tree, site: Site) -> Tree:
-        """Of the models between these two, the one that does best at this site; of equals, that nearest to w."""
-        judged = site.cases("validation") or site.cases("train")
-        if not judged:
+        """Return the mixture that scores best at this site; ties go to the one nearest to w."""
+        scored = site.cases("validation") or site.cases("train")
+        if not scored:
             return _between(w, twin, 0.5)
         best, model = -INF, w
         for lam in sorted(self.choices):
             between = site.calibrate(_between(w, twin, lam))
-            scores = [s.mean for s in site.score(between, judged).values()]
+            scores = [s.mean for s in site.score(between, scored).values()]
             if sum(scores) > best:
                 best, model = sum(scores), between
         return model

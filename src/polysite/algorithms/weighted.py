@@ -1,12 +1,12 @@
-"""Any averaging algorithm with a factor per site: an outlier counts for less.
+"""Any averaging algorithm with a factor per site, for example a smaller weight of an outlier.
 
 Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, equation 2
 
     p_k = omega_k n_k / sum_j omega_j n_j,    omega_k = 1 for a site that is not named
 
-The factors multiply the weights with which the inner algorithm averages (n_k, or 1 where it is uniform, as SCAFFOLD is
-unless told otherwise), and are renormalised with them: around FedAvg this is FedAvg_omega, and likewise FedProx_omega,
-SCAFFOLD_omega. The paper gives the outlier 0.1, 0.3 or 0.5.
+The factors multiply the weights of the inner algorithm (n_k, or 1 if it is uniform, the default of SCAFFOLD), and the
+products are normalised: around FedAvg this is FedAvg_omega, and likewise FedProx_omega, SCAFFOLD_omega. The paper gives
+the outlier a factor of 0.1, 0.3 or 0.5.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

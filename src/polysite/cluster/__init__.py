@@ -1,1 +1,1 @@
-"""Which sites belong together, from how far apart they are."""
+"""Clusters of sites from distances or models, and clusters of cases from features."""

@@ -4,7 +4,7 @@ Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, 
 
     i_max = argmax_i sum_j D_ij,    C2 = i_max and the sites nearest to it,    C1 = all others
 
-A site is a row of a symmetric matrix D. A cluster is a tuple of rows in rising order; the cluster of the first row
+A site is a row of a symmetric matrix D. A cluster is a tuple of rows in ascending order; the cluster of the first row
 comes first.
 
 >>> near, far = 1.0, 9.0
@@ -25,13 +25,13 @@ from polysite.errors import ConfigError, DataError
 Distances = NDArray[np.float64]
 Clusters = tuple[tuple[int, ...], ...]
 
-ROUNDING = 1e-9  # what two ways to compute the same number may differ by
+ROUNDING = 1e-9  # relative difference between two ways to compute the same number
 
 
 def check(matrix: ArrayLike) -> Distances:
-    """The matrix as an array, if it holds distances between sites; anything else is refused.
+    """Return the matrix as an array; refuse it if it does not hold distances between sites.
 
-    The way back may differ by a rounding error; the mean of both ways is taken.
+    Rounding errors of the symmetry are removed: the result is the mean of the matrix and its transpose.
     """
     try:
         apart = np.asarray(matrix, float)
@@ -49,25 +49,27 @@ def check(matrix: ArrayLike) -> Distances:
 
 
 def outlier(matrix: ArrayLike) -> int:
-    """The site with the largest sum of distances to the others; the first of several.
+    """Return the site with the largest sum of distances to the others; the first of several.
 
     >>> outlier([[0, 1, 5], [1, 0, 4], [5, 4, 0]])
     2
     """
-    sums = [fsum(row) for row in check(matrix)]  # exact, so that the order of the sites plays no part
+    sums = [fsum(row) for row in check(matrix)]  # exact, so that the order of the sites has no effect
     return sums.index(max(sums))
 
 
 def around_outlier(matrix: ArrayLike, take: int | Literal["least", "literal"] = "least") -> Clusters:
-    """Two clusters: the outlier with the ``take`` sites nearest to it, and the others.
+    """Return two clusters: the outlier with the ``take`` sites nearest to it, and the others.
 
-    ``least`` takes as many, from one to all but one of the others, as give the smallest sum of the distances between
-    members of a cluster; of equals, the fewest. ``literal`` takes until two others are left, as the printed algorithm
-    does, so that five sites always become three and two. The text of the paper, and the clusters that it reports, are
-    those of ``least``.
+    With three sites or fewer the outlier is alone: the other two of three are never further apart than the outlier is
+    from either. Two sites are two clusters, one site is one.
 
-    Up to three sites, the outlier is alone in both: the other two of three are never further apart than it is from
-    either. Two sites are two clusters, one site is one.
+    Args:
+        matrix: Distances between the sites.
+        take: A number of sites. ``least`` takes the number, from one to all but one of the others, with the smallest
+            sum of distances within the clusters (of equals, the smallest number), as the text of the paper and its
+            reported clusters do. ``literal`` takes sites until two others are left, as the printed algorithm does, so
+            that five sites always become three and two.
     """
     apart = check(matrix)
     sites, centre = len(apart), outlier(apart)
@@ -90,11 +92,12 @@ def around_outlier(matrix: ArrayLike, take: int | Literal["least", "literal"] = 
 
 
 def linked(matrix: ArrayLike, most: int | None = None) -> tuple[Clusters, float]:
-    """The clusters of average linkage, and their silhouette, the mean of (b - a) / max(a, b) over the sites.
+    """Return the clusters of average linkage, and their silhouette, the mean of (b - a) / max(a, b) over the sites.
 
-    a is the mean distance of a site to the others of its cluster, b to those of the nearest other cluster. There are
-    as many clusters, from two to one less than sites and ``most`` at most, as give the highest silhouette; of equals,
-    the fewest. Where none gives one above zero, and with fewer than three sites, all are one cluster of silhouette 0.
+    a is the mean distance of a site to the others of its cluster, b to those of the nearest other cluster. The number
+    of clusters, from two to one less than the sites and at most ``most``, is the one with the highest silhouette (of
+    equals, the smallest). If no silhouette is above zero, or with fewer than three sites, all sites are one cluster
+    with silhouette 0.
     """
     from scipy.cluster.hierarchy import cut_tree
     from sklearn.metrics import silhouette_score
@@ -113,7 +116,7 @@ def linked(matrix: ArrayLike, most: int | None = None) -> tuple[Clusters, float]
 
 
 def tree(matrix: ArrayLike) -> Distances:
-    """Average linkage as SciPy has it, for a dendrogram: a row per merger, none for a single site."""
+    """Return the average linkage in SciPy's format, for a dendrogram: one row per merger, none for a single site."""
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 
@@ -123,18 +126,18 @@ def tree(matrix: ArrayLike) -> Distances:
 
 
 def _hold(apart: Distances, good: NDArray[Any], rule: str) -> None:
-    """Refuse the first entry that is not good."""
+    """Refuse the first entry that violates a rule."""
     if not good.all():
         i, j = np.argwhere(~good)[0]
         raise DataError(f"the distance in row {i + 1}, column {j + 1} of the table is {apart[i, j]:g}; {rule}")
 
 
 def _within(apart: Distances, clusters: Clusters) -> float:
-    """The sum of the distances between members of a cluster, every pair once."""
+    """Return the sum of the distances between members of the same cluster, every pair once."""
     return fsum(apart[i, j] for members in clusters for i in members for j in members if i < j)
 
 
 def _ordered(clusters: Iterable[Iterable[int]]) -> Clusters:
-    """Without the empty ones, in the order of their first members."""
-    found = (tuple(sorted(int(i) for i in members)) for members in clusters)
-    return tuple(sorted(members for members in found if members))
+    """Return the clusters that are not empty, in the order of their first members."""
+    ascending = (tuple(sorted(int(i) for i in members)) for members in clusters)
+    return tuple(sorted(members for members in ascending if members))

@@ -1,7 +1,7 @@
-"""The clusters of cases that are at many sites, fitted without any case leaving its site.
+"""Federated fit of the clusters of cases: no case leaves its site.
 
-It is the mixture of ``polysite.cluster.mixture``, beyond Manthe et al., who pool the features. All goes by sums: the
-server asks, every site answers with sums over its cases, and the server uses nothing but the sums over the sites.
+The model is the mixture of ``polysite.cluster.mixture``; Manthe et al. pool the features instead. The server sends a
+request, every site answers with sums over its cases, and the server uses only the sums over all sites.
 
     stage     exchanges   a site answers                                         the server learns
     moments   1           n, sum f, sum f^2 of every feature                     where the percentiles can be
@@ -11,30 +11,31 @@ server asks, every site answers with sums over its cases, and the server uses no
     mixtures  until done  n, sum x x'; of every component of every fit           an iteration of EM, with
                           N_k = sum r_k, sum r_k x; the log-likelihood           S = sum x x'/n - sum_k N_k mu_k mu_k'/n
 
-The codebook is that of Linde, Buzo and Gray (1980): cells are split along the axis in which they are longest until
-there are four for each component. k-means of the cells, by the server alone, is where the fits start: one fit for every
-restart and number of components, all in the same exchanges. A fit has ended if its mean log-likelihood changes less
-than ``tolerance``, or if it would not catch up with the best in ten more exchanges at its pace. The least BIC is taken.
+The codebook is that of Linde, Buzo and Gray (1980): cells are split along their longest axis until there are four for
+each component. The server runs k-means on the cells to start the fits: one fit for every restart and number of
+components, all in the same exchanges. A fit ends if its mean log-likelihood changes less than ``tolerance``, or if at
+its pace it could not catch up with the best in ten more exchanges. The fit with the least BIC is chosen.
 
-A site may be absent from any exchange. The exchange is then one with the cases of the others, and exactly that, as
-nothing is remembered of a site: percentiles may move to those of the others, an iteration of EM climbs the likelihood
-of their cases, and fits are compared on the same cases. Where sites come and go the likelihood may never settle; EM
-then ends after ``iterations``.
+A site may be absent from any exchange. The exchange then covers exactly the cases of the other sites, since the server
+stores nothing about a site: percentiles may move to those of the others, an iteration of EM increases the likelihood of
+their cases, and fits are compared on the same cases. If sites come and go, the likelihood may never converge; EM then
+ends after ``iterations``.
 
-What leaves. A site with fewer than ``fewest`` cases answers nothing; its cases can be assigned to clusters all the
-same. A site gives up cells and components of fewer than ``fewest`` of its cases, the smallest first, and counts these
-cases to the next nearest: no sum is of fewer. (Withheld sums would not fit the products, and S could collapse.) So a
-component learns its place from the sites that have enough of it, and one that no site has enough of stays where it
-began. ``fewest = 0`` turns both off: it is then the EM of scikit-learn, number for number, but the sum of a component
-with a single case is that case.
+What leaves a site. A site with fewer than ``fewest`` cases sends nothing; its cases can still be assigned to clusters.
+A site drops cells and components with fewer than ``fewest`` of its cases, the smallest first, and counts these cases to
+the next nearest, so that no sum is over fewer cases. (Sums that are merely withheld would contradict the products, and
+S could collapse.) A component therefore moves by the sites that have enough cases of it; without any such site it stays
+at its start. ``fewest = 0`` turns both rules off. The fit is then the EM of scikit-learn, number for number, but the
+sum of a component with a single case is that case.
 
-What a curious server could still learn if it sees the answers of each site. Counts tell values of single features in
-single cases, not whose: anywhere to 1/256 of the first bracket, and finely next to both percentiles (which, with fewer
-than 51 cases at all sites, are next to the least and the largest of all). The products of a site with fewer cases than
-features fix its cases up to a rotation, which is little protection for very few. Sums of a site in two exchanges, or
-in two fits, differ by the cases that went to another component, and many such differences may give a case away; so
-does the difference between two runs, if the site has one case more in the second. All this ends where the server sees
-no answer but their sum. It needs no more: every answer may go through secure aggregation.
+What a curious server could still learn from the answers of each site. Counts reveal values of single features in single
+cases, without their owner: to 1/256 of the first bracket everywhere, and finely next to both percentiles (which, with
+fewer than 51 cases at all sites, are next to the smallest and the largest value). The products of a site with fewer
+cases than features determine its cases up to a rotation, which is little protection for very few cases. The sums of a
+site in two exchanges, or in two fits, differ by the cases that moved to another component, and many such differences
+may reveal a case; so may the difference between two runs if the site has one more case in the second. None of this is
+possible if the server sees only the sum of the answers. It needs no more: every answer may go through secure
+aggregation.
 """
 
 import warnings
@@ -66,7 +67,7 @@ from polysite.payload import SiteId
 
 Arrays = dict[str, Values]
 
-STAGES = {  # what a site answers in each
+STAGES = {  # names of a site's answers in each stage
     "moments": {"cases", "sums", "squares"},
     "counts": {"cases", "counts"},
     "products": {"cases", "sums", "products"},
@@ -74,50 +75,50 @@ STAGES = {  # what a site answers in each
     "mixtures": {"cases", "products", "counts", "sums", "likelihoods"},
 }
 COUNTINGS = 4  # exchanges at most; the last brackets are then 2e-10 of the first
-CELLS = 4  # for each component
-ROUNDS = 2  # exchanges with all cells, so that the cells of the last split have moved to their cases
-HALF = 0.8  # deviations from the mean of a normal law to that of either half, sqrt(2 / pi)
+CELLS = 4  # per component
+ROUNDS = 2  # exchanges with all cells, so that the cells of the last split move to their cases
+HALF = 0.8  # deviations between the mean of a normal distribution and that of either half, sqrt(2 / pi)
 PACE = 10  # exchanges in which a fit that is behind must be able to catch up
-DEAD = 1e-9  # cases: a component with fewer stays where it is, as it has no mean
+DEAD = 1e-9  # cases: a component with fewer has no mean and stays in place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """The server's."""
+    """The server's state."""
 
     settings: Settings
     stage: str = "moments"
-    known: Mapping[str, Values] = field(default_factory=dict)  # what the sites are told in this stage
+    known: Mapping[str, Values] = field(default_factory=dict)  # arrays that the sites get in this stage
     exchanges: int = 0  # so far
     steps: int = 0  # exchanges of this stage
-    likelihoods: Values = field(default_factory=lambda: np.empty(0))  # of every fit in the last exchange, mean of cases
-    converged: Values = field(default_factory=lambda: np.empty(0))  # 1 for a fit whose likelihood has settled
+    likelihoods: Values = field(default_factory=lambda: np.empty(0))  # mean over cases, by fit
+    converged: Values = field(default_factory=lambda: np.empty(0))  # 1 for a converged fit
     bic: tuple[tuple[int, float], ...] = ()  # of every number of components, when done
     mixture: Mixture | None = None
 
 
 def begin(settings: Settings = Settings()) -> State:
-    """Before the first exchange."""
+    """Return the state before the first exchange."""
     return State(settings)
 
 
 def ask(state: State) -> Arrays:
-    """What the server sends to every site, the same to all."""
+    """Return the request of the next exchange, the same for all sites."""
     stage, fewest = list(STAGES).index(state.stage), state.settings.fewest
     return {"stage": np.array([float(stage)]), "fewest": np.array([float(fewest)]), **state.known}
 
 
 def done(state: State) -> Mixture | None:
-    """The mixture, once there is one."""
+    """Return the mixture once it is fitted, else None."""
     return state.mixture
 
 
 def federated(vectors: Mapping[SiteId, ArrayLike], settings: Settings = Settings()) -> State:
-    """All exchanges, from the first to the last, with sites that are all here: a rehearsal."""
+    """Run all exchanges with sites that are all in this process."""
     state = begin(settings)
     while done(state) is None:
         asked = ask(state)
-        state = learn(state, {site: answer(asked, found) for site, found in vectors.items()})
+        state = learn(state, {site: answer(asked, cases) for site, cases in vectors.items()})
     return state
 
 
@@ -125,24 +126,29 @@ def federated(vectors: Mapping[SiteId, ArrayLike], settings: Settings = Settings
 
 
 def answer(asked: Mapping[str, Values], vectors: ArrayLike, fewest: float = 0) -> Arrays:
-    """What a site says: sums over its cases. Nothing, if it has too few; ``fewest`` is what it insists on, whatever it
-    is asked."""
+    """Return a site's answer: sums over its cases, or nothing if it has too few.
+
+    Args:
+        asked: Request of the server.
+        vectors: Features of the site's cases, one row per case.
+        fewest: Smallest number of cases that the site itself insists on.
+    """
     stage, fewest = list(STAGES)[int(asked["stage"][0])], max(fewest, float(asked["fewest"][0]))
-    found = checked(vectors, asked["low"].shape[-1] if "low" in asked else None)
-    if len(found) < max(fewest, 1):
+    rows = checked(vectors, asked["low"].shape[-1] if "low" in asked else None)
+    if len(rows) < max(fewest, 1):
         return {}
-    cases = np.array([float(len(found))])
+    cases = np.array([float(len(rows))])
     if stage == "moments":
-        with np.errstate(over="ignore"):  # the server refuses what is infinite
-            return {"cases": cases, "sums": found.sum(0), "squares": np.square(found).sum(0)}
+        with np.errstate(over="ignore"):  # the server refuses infinite sums
+            return {"cases": cases, "sums": rows.sum(0), "squares": np.square(rows).sum(0)}
     if stage == "counts":
-        return {"cases": cases, "counts": quantiles.counts(found, asked["low"], asked["high"])}
-    table = scaled(found, asked["low"], asked["high"])
+        return {"cases": cases, "counts": quantiles.counts(rows, asked["low"], asked["high"])}
+    table = scaled(rows, asked["low"], asked["high"])
     if stage == "products":
         return {"cases": cases, "sums": table.sum(0), "products": table.T @ table}
     points = (table - asked["centre"]) @ asked["axes"].T
-    said = _of_cells(points, asked["cells"], fewest) if stage == "cells" else _of_fits(points, asked, fewest)
-    return {"cases": cases, "products": points.T @ points, **said}
+    sums = _of_cells(points, asked["cells"], fewest) if stage == "cells" else _of_fits(points, asked, fewest)
+    return {"cases": cases, "products": points.T @ points, **sums}
 
 
 def _of_cells(points: Values, cells: Values, fewest: float) -> Arrays:
@@ -162,15 +168,17 @@ def _of_fits(points: Values, asked: Mapping[str, Values], fewest: float) -> Arra
 
 
 def _shared(near: Values, fewest: float, share: Callable[[Values], Values]) -> Values:
-    """Cases x groups: how much of every case belongs to each. Groups of too few cases are given up, the smallest first,
-    and their cases go to the next nearest, so that no sum is of fewer."""
+    """Return the share of every case in each group, cases x groups.
+
+    Groups of too few cases are dropped, the smallest first, and their cases go to the next nearest group.
+    """
     near = near.copy()
     while True:
-        found = share(near)
-        counts = found.sum(0)
+        shares = share(near)
+        counts = shares.sum(0)
         small = np.flatnonzero((counts < fewest) & np.isfinite(near[0]))
         if not len(small) or np.isfinite(near[0]).sum() == 1:
-            return found
+            return shares
         near[:, small[counts[small].argmin()]] = -np.inf
 
 
@@ -178,8 +186,7 @@ def _shared(near: Values, fewest: float, share: Callable[[Values], Values]) -> V
 
 
 def learn(state: State, answers: Mapping[SiteId, Mapping[str, Values]]) -> State:
-    """The state after an exchange. Who is absent, or says nothing, does not count; if nobody answers, all are asked
-    again."""
+    """Return the state after an exchange with the sites that answered. Without any answer, the request is repeated."""
     if state.mixture is not None:
         return state
     if not answers:
@@ -196,25 +203,25 @@ def learn(state: State, answers: Mapping[SiteId, Mapping[str, Values]]) -> State
 
 
 def _summed(state: State, answers: Mapping[SiteId, Mapping[str, Values]]) -> Arrays:
-    """The sum of the answers, in the order of the sites' names, so that it does not depend on who came first."""
-    said = {site: answers[site] for site in sorted(answers) if answers[site]}
-    if not said:
+    """Return the sum of the answers in the order of the sites' names, so that arrival order has no effect."""
+    described = {site: answers[site] for site in sorted(answers) if answers[site]}
+    if not described:
         raise DataError(
             f"none of {len(answers)} sites has {state.settings.fewest} cases (fewest), so none may describe its cases"
         )
-    shapes = {name: array.shape for name, array in next(iter(said.values())).items()}
-    for site, arrays in said.items():
+    shapes = {name: array.shape for name, array in next(iter(described.values())).items()}
+    for site, arrays in described.items():
         if set(arrays) != STAGES[state.stage]:
             raise DataError(f"site {site!r} answers {sorted(arrays)}; it was asked for {sorted(STAGES[state.stage])}")
         for name, array in arrays.items():
             if array.shape != shapes[name]:
                 raise DataError(
-                    f"site {site!r} answers with {name} of shape {array.shape}, and {next(iter(said))!r} with "
+                    f"site {site!r} answers with {name} of shape {array.shape}, and {next(iter(described))!r} with "
                     f"{shapes[name]}; extract the same features of the same modalities at all sites"
                 )
             if not np.isfinite(array).all():
                 raise DataError(f"site {site!r} answers with {name} that are not finite; its features are too large")
-    return {name: np.sum([arrays[name] for arrays in said.values()], axis=0) for name in shapes}
+    return {name: np.sum([arrays[name] for arrays in described.values()], axis=0) for name in shapes}
 
 
 def _moments(state: State, total: Arrays) -> State:
@@ -227,14 +234,14 @@ def _moments(state: State, total: Arrays) -> State:
 def _counts(state: State, total: Arrays) -> State:
     low, high = state.known["low"], state.known["high"]
     cases = float(total["cases"][0])
-    left, right, found = quantiles.narrowed(low, high, total["counts"], cases, state.settings.percentiles)
-    fine = quantiles.resolved(left, right, found, CONSTANT)
-    if not fine.all() and state.steps + 1 < COUNTINGS:  # what is fine enough is not asked for more finely
+    left, right, percentiles = quantiles.narrowed(low, high, total["counts"], cases, state.settings.percentiles)
+    fine = quantiles.resolved(left, right, percentiles, CONSTANT)
+    if not fine.all() and state.steps + 1 < COUNTINGS:  # brackets that are fine enough are not narrowed
         return replace(state, known={"low": np.where(fine, low, left), "high": np.where(fine, high, right)})
-    least, most = found
+    least, largest = percentiles
     bins = (high - low).max(0) / quantiles.BINS
-    most = np.where(most - least > 4 * bins, most, least)  # what is closer than that cannot be told from the same
-    return replace(state, stage="products", known={"low": least, "high": flattened(least, most)})
+    largest = np.where(largest - least > 4 * bins, largest, least)  # closer ones may be equal
+    return replace(state, stage="products", known={"low": least, "high": flattened(least, largest)})
 
 
 def _products(state: State, total: Arrays) -> State:
@@ -246,7 +253,7 @@ def _products(state: State, total: Arrays) -> State:
     variances, axes = variances[::-1], vectors.T[::-1]
     keep = min(rank(variances), state.settings.dimensions, int(cases))
     largest = axes[np.arange(keep), abs(axes[:keep]).argmax(1)]
-    axes = axes[:keep] * np.sign(largest)[:, None]  # the sign that scikit-learn gives it
+    axes = axes[:keep] * np.sign(largest)[:, None]  # scikit-learn's choice of sign
     cells = np.zeros((1, keep))
     for axis in range(min(keep, 3)):  # the first splits need no exchange: these variances are known
         step = HALF * np.sqrt(variances[axis]) * np.eye(keep)[axis]
@@ -272,7 +279,7 @@ def _cells(state: State, total: Arrays) -> State:
 
 
 def _split(counts: Values, means: Values, variances: Values, more: int) -> Values:
-    """The cells with the largest scatter become two each, so that there are at most so many more."""
+    """Split the cells with the largest scatter in two, at most ``more`` of them."""
     scatter = counts * variances.sum(1)
     wide = np.argsort(-scatter, kind="stable")[: max(more, 0)]
     wide = wide[scatter[wide] > 0]
@@ -282,19 +289,18 @@ def _split(counts: Values, means: Values, variances: Values, more: int) -> Value
 
 
 def _started(settings: Settings, counts: Values, means: Values, products: Values) -> Arrays:
-    """A fit for every number of components and restart, from k-means of the cells; the first restart from the best of
-    several."""
+    """Start a fit for every number of components and restart by k-means of the cells; the first by the best of ten."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     fits = []
     for count in settings.candidates:
         for restart in range(settings.restarts):
-            labels = np.arange(len(means))  # fewer cells than components: what is left over has no case
+            labels = np.arange(len(means))  # fewer cells than components: the others have no case
             if len(means) > count:
                 means_of = KMeans(count, n_init=1 if restart else 10, random_state=settings.seed + restart)
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ConvergenceWarning)  # cells in the same place
+                    warnings.simplefilter("ignore", ConvergenceWarning)  # for identical cells
                     labels = means_of.fit(means, sample_weight=counts).labels_
             share = np.eye(count)[labels] * counts[:, None]
             fits.append(
@@ -307,19 +313,19 @@ Fit = tuple[Values, Values, Values]  # weights, means, covariance
 
 
 def _maximised(counts: Values, sums: Values, products: Values, before: Values, settings: Settings) -> Fit:
-    """The M-step, as scikit-learn has it; but a component without a case stays where it was before."""
+    """Compute the M-step as scikit-learn does; but a component without a case stays in place."""
     counts = counts + 10 * np.finfo(float).eps
     means = np.where((counts > DEAD)[:, None], sums / counts[:, None], before)
     covariance = (products - (counts * means.T) @ means) / counts.sum() + settings.reg * np.eye(len(products))
     values, vectors = np.linalg.eigh(covariance)
-    if values[0] < settings.reg / 2:  # where sums were withheld, means are not quite those of the products
+    if values[0] < settings.reg / 2:  # withheld sums make means that differ from those of the products
         covariance = (vectors * np.maximum(values, settings.reg)) @ vectors.T
     return counts / counts.sum(), means, covariance
 
 
 def _joined(fits: list[Fit]) -> Arrays:
-    """All fits as four arrays: the numbers of components, then weights, means and covariances one below the other."""
-    weights, means, covariances = (np.concatenate(part) for part in zip(*fits, strict=True))
+    """Stack all fits: the numbers of components, weights, means and covariances."""
+    weights, means, covariances = (np.concatenate(arrays) for arrays in zip(*fits, strict=True))
     sizes = np.array([float(len(fit[0])) for fit in fits])
     return {"sizes": sizes, "weights": weights, "means": means, "covariances": covariances}
 
@@ -330,7 +336,7 @@ def _fits(known: Mapping[str, Values]) -> Iterator[Fit]:
 
 
 def _apart(known: Mapping[str, Values], stacked: Values) -> list[Values]:
-    """What is one below the other for all fits, fit by fit."""
+    """Split a stacked array by fit."""
     return np.split(stacked, np.cumsum(known["sizes"])[:-1].astype(int))
 
 
@@ -355,7 +361,7 @@ def _mixtures(state: State, total: Arrays) -> State:
 
 
 def _chosen(state: State, scores: Values) -> State:
-    """The fit with the least BIC; among equal numbers of components, that is the likeliest."""
+    """Choose the fit with the least BIC; among equal numbers of components, that is the likeliest."""
     sizes, best = state.known["sizes"], int(scores.argmin())
     least = tuple((count, float(scores[sizes == count].min())) for count in state.settings.candidates)
     weights, means, covariance = list(_fits(state.known))[best]

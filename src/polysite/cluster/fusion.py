@@ -1,4 +1,4 @@
-"""Models drawn together in pairs until some of them are one: by how much, and which.
+"""Fusion of models by pairwise penalties: shrinkage coefficients, graphs and their components.
 
 Papers: Yu, Liu, Wang and Sun, Clustered FL based on Nonconvex Pairwise Fusion, 2022 (smoothed SCAD); Zhao, Liu, Liu and
 He, Medical Federated Model with Mixture of Personalized and Sharing Components, 2023 (network lasso)
@@ -6,8 +6,8 @@ He, Medical Federated Model with Mixture of Personalized and Sharing Components,
     scad:  argmin over t of g(|t|) + rho/2 |t - d|^2  is  scad_share(|d|) d
     lasso: argmin over Z of 1/2 |Z - Y|^2 + weight sum over edges of |z_i - z_j|  is  Y lasso_mixture(...)
 
-Both answers are combinations of the vectors that are given. What is computed here are the coefficients, from lengths
-and inner products alone, so the vectors may be as long as a network and stay where they are.
+Both results are linear combinations of the given vectors. The functions here compute the coefficients from lengths and
+inner products alone, so that the vectors may be as long as a network and stay on their device.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from polysite.errors import DataError
 
-ENOUGH = 1e-12  # of the largest vector: the mixture is found if nothing moves more than that
-MOST = 20_000  # iterations; the usual few hundred take milliseconds
+TOLERANCE = 1e-12  # relative to the largest vector: the iteration ends if nothing moves more
+MAX_ITERATIONS = 20_000  # a few hundred are usual and take milliseconds
 
 
 def scad_share(length: float, lam: float, a: float, xi: float, rho: float) -> float:
-    """What is left of a difference of this length, between 0 and 1: a short one vanishes, a long one stays.
+    """Return the share of a difference of this length that remains: a short one vanishes, a long one stays.
 
     The penalty is quadratic below xi, then lam t, bends between lam and a lam, and is constant beyond; rho > 1/(a - 1).
 
@@ -41,10 +41,10 @@ def scad_share(length: float, lam: float, a: float, xi: float, rho: float) -> fl
 
 
 def lasso_mixture(gram: ArrayLike, edges: Sequence[tuple[int, int]], weight: float) -> NDArray[np.float64]:
-    """The m x m coefficients of the network lasso, given the inner products of its m vectors: z_i is column i.
+    """Return the m x m coefficients of the network lasso from the inner products of its m vectors: z_i is column i.
 
-    ADMM with the penalty that suits vectors of any size, until nothing moves. Vectors that have much in common are
-    better given without it: their differences are then not lost to rounding.
+    ADMM iterates until nothing moves; its penalty does not depend on the size of the vectors. Subtract a common part of
+    the vectors first, so that their differences are not lost to rounding.
 
     >>> lasso_mixture([[1.0, -1.0], [-1.0, 1.0]], [(0, 1)], 0.25).round(6).tolist()
     [[0.875, 0.125], [0.125, 0.875]]
@@ -61,37 +61,37 @@ def lasso_mixture(gram: ArrayLike, edges: Sequence[tuple[int, int]], weight: flo
     solve = np.linalg.inv(vectors + ends @ ends.T)
     apart, dual = np.zeros_like(ends), np.zeros_like(ends)
     mixture: NDArray[np.float64] = vectors
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         before, mixture = mixture, (vectors + (apart - dual) @ ends.T) @ solve
         wanted = mixture @ ends + dual
         lengths = _lengths(inner, wanted)
         apart = wanted * np.maximum(1 - weight / np.maximum(lengths, 1e-300), 0)
         dual = wanted - apart
         moved, open_ = _lengths(inner, mixture - before), _lengths(inner, mixture @ ends - apart)
-        if max(moved.max(), open_.max()) <= ENOUGH * size:
+        if max(moved.max(), open_.max()) <= TOLERANCE * size:
             break
     return mixture
 
 
 def _lengths(inner: NDArray[np.float64], columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of the vectors with these coefficients."""
+    """Return the lengths of the vectors with these coefficients."""
     squares: NDArray[np.float64] = np.einsum("ie,ie->e", columns, inner @ columns)
     return np.sqrt(np.maximum(squares, 0.0))
 
 
 def nearest_edges(points: Sequence[Sequence[float]], neighbours: int) -> tuple[tuple[int, int], ...]:
-    """The graph that joins every point with its nearest; an edge is there if either lists the other.
+    """Return the graph that joins every point with its nearest; an edge exists if either point lists the other.
 
     Points of different dimensions are never neighbours.
 
     >>> nearest_edges([(0.0,), (1.0,), (9.0,)], 1)
     ((0, 1), (1, 2))
     """
-    found = set()
+    edges = set()
     for i, here in enumerate(points):
         others = sorted((_apart(here, there), j) for j, there in enumerate(points) if j != i)
-        found |= {(min(i, j), max(i, j)) for apart, j in others[:neighbours] if apart < inf}
-    return tuple(sorted(found))
+        edges |= {(min(i, j), max(i, j)) for apart, j in others[:neighbours] if apart < inf}
+    return tuple(sorted(edges))
 
 
 def _apart(here: Sequence[float], there: Sequence[float]) -> float:
@@ -99,7 +99,7 @@ def _apart(here: Sequence[float], there: Sequence[float]) -> float:
 
 
 def components(names: Iterable[str], links: Iterable[tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
-    """Who is linked with whom, over any number of links; the group of the first name comes first.
+    """Return the connected components of a graph; the component of the first name comes first.
 
     >>> components("abcd", [("a", "c"), ("d", "c")])
     (('a', 'c', 'd'), ('b',))

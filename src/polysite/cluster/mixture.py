@@ -6,10 +6,10 @@ Paper: Manthe, Duffner and Lartizien, Whole-brain radiomics for clustered federa
     x   = A (s - m),                                     principal components
     cluster(f) = argmax_k  log w_k + log N(x; mu_k, S)   one covariance S for all components
 
-A feature that is the same in (nearly) all cases is scaled to zero. The mixture is a handful of plain arrays: it goes to
-every site in a payload and gives every case the same cluster everywhere, the one that scikit-learn would give it.
+A feature that is the same in (nearly) all cases is scaled to zero. The mixture consists of a few plain arrays: a
+payload brings it to every site, and every site assigns a case to the same cluster, the one that scikit-learn assigns.
 
-``pooled`` fits it where all cases are in one place. ``polysite.cluster.federated_mixture`` fits it where they are not.
+``pooled`` fits the mixture if all cases are in one place, ``polysite.cluster.federated_mixture`` if they are not.
 """
 
 import warnings
@@ -24,27 +24,39 @@ from polysite.errors import ConfigError, DataError
 Values = NDArray[np.float64]
 Labels = NDArray[np.intp]
 
-CONSTANT = 1e-7  # of its size: a feature that varies less than this, from percentile to percentile, only rounds
-FLAT = 1e-10  # of the variance of the first principal component: one with less variance only rounds
+CONSTANT = 1e-7  # relative spread between the percentiles below which a feature counts as constant
+FLAT = 1e-10  # share of the first principal component's variance below which a component is rounding error
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the mixture is fitted; the defaults are the paper's, where it says."""
+    """Settings of the fit. The defaults are the paper's, as far as it states them.
+
+    Args:
+        percentiles: Percentiles of a feature that are scaled to 0 and 1.
+        dimensions: Principal components; fewer if the cases differ in fewer.
+        components: Number of clusters; of several numbers, the one with the least BIC.
+        restarts: Fits for every number of components; the likeliest is kept.
+        reg: Value added to the variances.
+        tolerance: A fit has converged if its mean log-likelihood changes less than this.
+        iterations: Largest number of iterations of a fit.
+        fewest: Federated fit: a site with fewer cases sends nothing, and no sum of a site is over fewer cases.
+        seed: Seed of the initialisation.
+    """
 
     percentiles: tuple[float, float] = (2.0, 98.0)
-    dimensions: int = 30  # principal components; fewer if the cases differ in fewer
-    components: int | tuple[int, ...] = 10  # clusters; of several numbers, the one with the least BIC
-    restarts: int = 5  # of every number of components; the likeliest is kept
-    reg: float = 1e-6  # added to the variances
-    tolerance: float = 1e-3  # a fit has converged if its mean log-likelihood changes less than this
-    iterations: int = 100  # of a fit, at most
-    fewest: int = 5  # federated: a site with fewer cases tells nothing, and of fewer in a component only how many
+    dimensions: int = 30
+    components: int | tuple[int, ...] = 10
+    restarts: int = 5
+    reg: float = 1e-6
+    tolerance: float = 1e-3
+    iterations: int = 100
+    fewest: int = 5
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.components, int):
-            object.__setattr__(self, "components", tuple(self.components))  # of a range, say: a checkpoint takes tuples
+            object.__setattr__(self, "components", tuple(self.components))  # a checkpoint stores tuples, not ranges
         low, high = self.percentiles
         if not 0 <= low < high <= 100:
             raise ConfigError(f"percentiles = {self.percentiles} are two rising numbers from 0 to 100")
@@ -58,7 +70,7 @@ class Settings:
 
     @property
     def candidates(self) -> tuple[int, ...]:
-        """The numbers of components to choose from, rising.
+        """Numbers of components to choose from, in ascending order.
 
         >>> Settings(components=(4, 2, 4)).candidates, Settings().candidates
         ((2, 4), (10,))
@@ -68,10 +80,10 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """From the features of a case to its cluster. F features, D dimensions, K components; all arrays are float64."""
+    """A mixture that assigns cases to clusters. F features, D dimensions, K components; all arrays are float64."""
 
-    low: Values  # F: what is scaled to 0
-    high: Values  # F: what is scaled to 1; equal to low where a feature is constant
+    low: Values  # F: value that is scaled to 0
+    high: Values  # F: value that is scaled to 1; equal to low if a feature is constant
     centre: Values  # F: mean of the scaled features
     axes: Values  # D x F: principal components
     weights: Values  # K
@@ -87,40 +99,40 @@ class Mixture:
             raise DataError(f"arrays of shapes {shapes} are no mixture; they do not fit together")
 
     def arrays(self) -> dict[str, Values]:
-        """By name, as they travel."""
+        """Return the arrays by name, for a payload."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def of(cls, arrays: Mapping[str, ArrayLike]) -> "Mixture":
-        """The way back from ``arrays``; what is no mixture is refused."""
+        """Return the mixture of these arrays; refuse arrays that are not a mixture."""
         names = {f.name for f in fields(cls)}
         if set(arrays) != names:
             raise DataError(f"a mixture is made of {', '.join(sorted(names))}; these are {', '.join(sorted(arrays))}")
-        found = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
-        if not all(np.isfinite(array).all() for array in found.values()):
+        values = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+        if not all(np.isfinite(array).all() for array in values.values()):
             raise DataError("a mixture is made of finite numbers; some of these are not")
-        return cls(**found)
+        return cls(**values)
 
     def transform(self, vectors: ArrayLike) -> Values:
-        """Cases x dimensions: scaled and projected."""
+        """Scale and project the features: cases x dimensions."""
         projected: Values = (scaled(checked(vectors, self.low.size), self.low, self.high) - self.centre) @ self.axes.T
         return projected
 
     def assign(self, vectors: ArrayLike) -> Labels:
-        """The component that every case belongs to."""
+        """Return the component of every case."""
         labels: Labels = np.argmax(self._joint(vectors), axis=1)
         return labels
 
     def probabilities(self, vectors: ArrayLike) -> Values:
-        """Cases x components: how probable it is that a case belongs to each."""
+        """Return the probability of every component for every case: cases x components."""
         return responsibilities(self._joint(vectors))[0]
 
     def likelihood(self, vectors: ArrayLike) -> float:
-        """The sum of the cases' log-likelihoods."""
+        """Return the sum of the cases' log-likelihoods."""
         return float(responsibilities(self._joint(vectors))[1].sum())
 
     def bic(self, vectors: ArrayLike) -> float:
-        """Bayes' information criterion on these cases: less is better."""
+        """Return the Bayesian information criterion on these cases; less is better."""
         return bic(self.likelihood(vectors), len(np.asarray(vectors)), *self.means.shape)
 
     def _joint(self, vectors: ArrayLike) -> Values:
@@ -128,37 +140,37 @@ class Mixture:
 
 
 def checked(vectors: ArrayLike, features: int | None = None) -> Values:
-    """Vectors of features, a row for each case, if they can be used; a message names neither case nor value."""
+    """Return feature vectors as an array, one row per case; refuse others. Messages name neither case nor value."""
     try:
-        found = np.asarray(vectors, np.float64)
+        rows = np.asarray(vectors, np.float64)
     except (TypeError, ValueError) as problem:
         raise DataError("the features of the cases are a table of numbers, a row for each case") from problem
-    if found.ndim != 2 or not found.shape[1]:
-        raise DataError(f"the features of the cases are a table, a row for each case; this is of shape {found.shape}")
-    if features is not None and found.shape[1] != features:
+    if rows.ndim != 2 or not rows.shape[1]:
+        raise DataError(f"the features of the cases are a table, a row for each case; this is of shape {rows.shape}")
+    if features is not None and rows.shape[1] != features:
         raise DataError(
-            f"the cases have {found.shape[1]} features, and the clusters are made of {features}; extract the same "
+            f"the cases have {rows.shape[1]} features, and the clusters are made of {features}; extract the same "
             "features of the same modalities at all sites"
         )
-    if bad := int((~np.isfinite(found)).any(1).sum()):
-        raise DataError(f"{bad} of {len(found)} cases have a feature that is not a finite number; mend or omit them")
-    return found
+    if bad := int((~np.isfinite(rows)).any(1).sum()):
+        raise DataError(f"{bad} of {len(rows)} cases have a feature that is not a finite number; mend or omit them")
+    return rows
 
 
 def scaled(vectors: Values, low: Values, high: Values) -> Values:
-    """To [0, 1], feature by feature; a constant one to 0."""
+    """Scale every feature to [0, 1]; a constant one becomes 0."""
     spread = np.where(high > low, high - low, np.inf)
     clipped: Values = np.clip((vectors - low) / spread, 0.0, 1.0)
     return clipped
 
 
 def flattened(low: Values, high: Values) -> Values:
-    """``high``, but equal to ``low`` where what is between them is rounding."""
+    """Return ``high``, but ``low`` for features that are constant up to rounding."""
     return np.where(high - low > CONSTANT * np.maximum(abs(low), abs(high)), high, low)
 
 
 def joint(points: Values, weights: Values, means: Values, covariance: Values) -> Values:
-    """Cases x components: the logarithm of weight times density."""
+    """Return the logarithm of weight times density: cases x components."""
     from scipy.linalg import cholesky, solve_triangular
 
     factor = cholesky(covariance, lower=True)
@@ -169,12 +181,12 @@ def joint(points: Values, weights: Values, means: Values, covariance: Values) ->
 
 
 def squared_distances(points: Values, centres: Values) -> Values:
-    """Points x centres; a centre at a time, as all at once may not fit into memory."""
+    """Return squared distances, points x centres, one centre at a time to save memory."""
     return np.stack([np.square(points - centre).sum(1) for centre in centres], 1)
 
 
 def responsibilities(logs: Values) -> tuple[Values, Values]:
-    """Cases x components, every row of sum 1; and the log-likelihood of every case."""
+    """Return the probabilities, cases x components, and the log-likelihood of every case."""
     from scipy.special import logsumexp
 
     likelihoods = logsumexp(logs, axis=1)
@@ -182,16 +194,16 @@ def responsibilities(logs: Values) -> tuple[Values, Values]:
 
 
 def bic(likelihood: float, cases: float, components: int, dimensions: int) -> float:
-    """Of a mixture with one covariance: -2 log-likelihood + free numbers x log(cases)."""
+    """Return the BIC of a mixture with one covariance: -2 log-likelihood + free parameters x log(cases)."""
     free = components - 1 + components * dimensions + dimensions * (dimensions + 1) / 2
     return float(-2 * likelihood + free * np.log(cases))
 
 
 def enough(cases: int, settings: Settings) -> None:
     """Refuse more clusters than cases."""
-    most = max(settings.candidates)
-    if cases < max(most, 2):
-        raise DataError(f"{cases} cases cannot be {most} clusters; have more cases, or fewer components")
+    largest = max(settings.candidates)
+    if cases < max(largest, 2):
+        raise DataError(f"{cases} cases cannot be {largest} clusters; have more cases, or fewer components")
 
 
 @dataclass(frozen=True)
@@ -205,23 +217,23 @@ class CaseClusters:
 
 
 def pooled(vectors: ArrayLike, settings: Settings = Settings()) -> Mixture:
-    """The mixture of cases that are all here, by scikit-learn."""
+    """Fit the mixture of pooled cases with scikit-learn."""
     from sklearn.decomposition import PCA
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
-    found = checked(vectors)
-    enough(len(found), settings)
-    low, high = np.percentile(found, settings.percentiles, axis=0)
+    rows = checked(vectors)
+    enough(len(rows), settings)
+    low, high = np.percentile(rows, settings.percentiles, axis=0)
     high = flattened(low, high)
-    table = scaled(found, low, high)
-    with np.errstate(invalid="ignore"):  # shares of no variance at all, which is refused next
+    table = scaled(rows, low, high)
+    with np.errstate(invalid="ignore"):  # without any variance, which ``rank`` refuses
         pca = PCA(min(settings.dimensions, *table.shape), svd_solver="full").fit(table)
     keep = rank(pca.explained_variance_)
     points = (table - pca.mean_) @ pca.components_[:keep].T
     fits = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the best of some restarts, as far as it got
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the best restart counts, converged or not
         for count in settings.candidates:
             fit = GaussianMixture(
                 count,
@@ -238,19 +250,18 @@ def pooled(vectors: ArrayLike, settings: Settings = Settings()) -> Mixture:
 
 
 def rank(variances: Values) -> int:
-    """How many principal components, given their falling variances, are more than rounding."""
+    """Return how many principal components, given their descending variances, exceed rounding error."""
     if not variances[0] > FLAT:
         raise DataError("no feature differs between the cases, so there is nothing to cluster")
     return int((variances > FLAT * variances[0]).sum())
 
 
 def agreement(one: Mixture, other: Mixture, vectors: ArrayLike) -> dict[str, float]:
-    """How alike two mixtures are on some cases: what a report prints as federated versus pooled.
+    """Return the agreement of two mixtures on some cases, for a report (federated versus pooled).
 
-    ``rand``: adjusted Rand index of the clusters, 1 if they are the same. ``explained``, ``other_explained``: the
-    share of the scaled features' variance that is left after the projection. ``percentiles``: the largest difference
-    of a percentile, as a share of the feature's spread in the other mixture; a feature that is constant in one of them
-    alone counts as 1.
+    ``rand``: adjusted Rand index of the clusters, 1 if they are the same. ``explained``, ``other_explained``: share of
+    the scaled features' variance that the projection keeps. ``percentiles``: largest difference of a percentile,
+    relative to the feature's spread in the other mixture; 1 for a feature that is constant in only one mixture.
     """
     from sklearn.metrics import adjusted_rand_score
 

@@ -1,13 +1,13 @@
-"""Percentiles of numbers that are never in one place, by counting.
+"""Percentiles of numbers at several sites, by counting.
 
-Of n numbers, NumPy's percentile p lies between those of ranks floor(h) and floor(h) + 1, with h = (n - 1) p / 100. For
-both the server has a bracket. It sends the bracket, every site counts its numbers at or below each of 257 edges in it,
-and the sum of the counts says between which two edges the number of that rank lies: the next bracket. The first one
-follows from mean and standard deviation, as r + 1 numbers do not lie further than sqrt(n / (r + 1)) deviations below
-the mean. A bracket that has lost its number, because another site answers than before, grows again.
+Of n numbers, NumPy's percentile p lies between those of ranks floor(h) and floor(h) + 1, with h = (n - 1) p / 100. The
+server has a bracket for each of the two. It sends the brackets, and every site counts its numbers at or below each of
+257 edges in a bracket. The sum of the counts shows between which two edges the number of that rank lies: the next
+bracket. The first bracket follows from mean and standard deviation: r + 1 numbers cannot all lie further than
+sqrt(n / (r + 1)) deviations below the mean. A bracket that no longer contains its number, because other sites answer
+than before, grows again.
 
-Of p percentiles of F features there are 2p x F brackets: they go as two arrays of that shape, and the counts come as
-2pF x 257.
+p percentiles of F features have 2p x F brackets, sent as two arrays of that shape; the counts are 2pF x 257.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 
 BINS = 256
-FINE = 1e-4  # of the distance between the outer percentiles: a bracket that is shorter is short enough
-ROUNDING = 1e-14  # of the mean square: what a variance out of sums may be wrong by
+FINE = 1e-4  # share of the distance between the outer percentiles at which a bracket is short enough
+ROUNDING = 1e-14  # rounding error of a variance from sums, relative to the mean square
 
 
 def brackets(cases: float, sums: Values, squares: Values, percentiles: Sequence[float]) -> tuple[Values, Values]:
-    """The lower and the upper ends of the first brackets."""
+    """Return the lower and upper ends of the first brackets."""
     mean, square = sums / cases, squares / cases
     deviation = np.sqrt(np.maximum(square - mean**2, ROUNDING * square))
     ranks, _ = _ranks(cases, percentiles)
@@ -32,7 +32,7 @@ def brackets(cases: float, sums: Values, squares: Values, percentiles: Sequence[
 
 
 def counts(numbers: Values, low: Values, high: Values) -> Values:
-    """How many of a site's numbers (cases x features) are at or below every edge."""
+    """Count a site's numbers (cases x features) at or below every edge."""
     rows, ordered = low.shape[0], np.sort(numbers, axis=0)
     edges = _edges(low, high).reshape(rows, -1, BINS + 1)
     found = [np.searchsorted(ordered[:, f], edges[:, f], side="right") for f in range(numbers.shape[1])]
@@ -42,7 +42,7 @@ def counts(numbers: Values, low: Values, high: Values) -> Values:
 def narrowed(
     low: Values, high: Values, counted: Values, cases: float, percentiles: Sequence[float]
 ) -> tuple[Values, Values, Values]:
-    """The next brackets, lower and upper ends; and the percentiles as far as they are known, percentiles x features."""
+    """Return the next brackets (lower and upper ends) and the estimated percentiles, percentiles x features."""
     ranks, share = _ranks(cases, percentiles)
     edges, wanted = _edges(low, high), np.repeat(ranks + 1, low.shape[1])
     right = (counted < wanted[:, None]).sum(1)  # the first edge with enough numbers at or below it
@@ -60,20 +60,22 @@ def narrowed(
 
 
 def resolved(low: Values, high: Values, found: Values, constant: float) -> NDArray[np.bool_]:
-    """Whether all brackets of a feature are short enough: beside the distance of its outer percentiles or, where that
-    is less than ``constant`` times its size, beside that."""
+    """Return for each feature whether all its brackets are short enough.
+
+    The measure is the distance of its outer percentiles or, if larger, ``constant`` times its size.
+    """
     enough = np.maximum(FINE * (found[-1] - found[0]), constant * abs(found).max(0) / 10)
     short: NDArray[np.bool_] = (high - low).max(0) <= enough
     return short
 
 
 def _ranks(cases: float, percentiles: Sequence[float]) -> tuple[Values, Values]:
-    """Of every percentile the two ranks that it lies between, in a row; and how far it is from one to the next."""
+    """Return the two ranks around every percentile, flattened, and its relative position between them."""
     at = (cases - 1) * np.asarray(percentiles, float) / 100
     lower = np.floor(at)
     return np.stack([lower, np.minimum(lower + 1, cases - 1)], 1).ravel(), at - lower
 
 
 def _edges(low: Values, high: Values) -> Values:
-    """Of every bracket; the same numbers at the server and at every site."""
+    """Return the edges of every bracket, bit by bit the same at the server and at every site."""
     return low.reshape(-1, 1) + (high - low).reshape(-1, 1) * (np.arange(BINS + 1) / BINS)

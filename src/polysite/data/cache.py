@@ -143,7 +143,7 @@ def _write(file: Path, content: bytes) -> None:
     """Write an entry that only its owner can read."""
 
     def fill(draft: Path) -> None:
-        with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(content)
 
     try:

@@ -1,13 +1,13 @@
-"""The coordinator's project and a hospital's membership: what ``polysite deploy init`` writes, and reads again.
+"""The coordinator's project folder and a hospital's site folder, as ``polysite deploy init`` writes them.
 
 A small certificate authority signs one certificate for the server and one for every hospital, so that each side knows
 the other before a byte of a study is exchanged. A hospital has one P-384 key, for its certificate and for Flower's
-authentication of nodes; the server knows its public half.
+node authentication; the server knows its public key.
 
 ::
 
-    server.toml     where the server listens, and the hospitals with their public keys
-    ca.crt ca.key   the authority; the key signs hospitals and nothing else
+    server.toml     address of the server, and the hospitals with their public keys
+    ca.crt ca.key   the authority; its key signs hospitals and the server
     server.crt server.key
     sites/NAME.zip  for one hospital: site.toml, site.key, site.crt, ca.crt, policy.toml, README.md
 """
@@ -20,15 +20,13 @@ import re
 import stat
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
-from secrets import token_hex
-from shutil import rmtree
 from tomllib import TOMLDecodeError, loads
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polysite.deploy.certificates import (
     DAYS,
@@ -41,56 +39,70 @@ from polysite.deploy.certificates import (
     serves,
     verified,
 )
+from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.site.policy import TEXT, SitePolicy, settings
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.storage import write_file
+from polysite.storage import draft_folder, write_file
 
-if TYPE_CHECKING:
-    pass
-
-SITE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9_-])?")  # a file and a common name, too
+SITE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9_-])?")  # also a file name and a common name
 HOST_NAME = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", re.I
 )
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
-SOCKET = 107  # bytes of the path of a socket, by Linux
+MAX_SOCKET_PATH = 107  # bytes, on Linux
 
 
 @dataclass(frozen=True)
 class Project:
-    """What the coordinator's folder says."""
+    """The coordinator's project folder.
+
+    Args:
+        folder: The folder.
+        address: host:port at which hospitals reach the server.
+        host: Address to listen on.
+        port: Port to listen on.
+        sites: Public key of every hospital, in Flower's format.
+        min_sites: Number of sites that a round needs.
+        deadline: Seconds after which a round continues without missing sites.
+        remarks: Sentences for a person: files that others can read, certificates that end soon.
+    """
 
     folder: Path
-    address: str  # host:port, as hospitals reach it
-    host: str  # to listen on
+    address: str
+    host: str
     port: int
-    sites: Mapping[str, bytes]  # name -> public key, as Flower has it
+    sites: Mapping[str, bytes]
     min_sites: int
-    deadline: float  # of a round, in seconds
-    remarks: tuple[str, ...] = ()  # for a person, one sentence each
+    deadline: float
+    remarks: tuple[str, ...] = ()
 
     @property
     def ca(self) -> Path:
+        """Certificate of the authority."""
         return self.folder / "ca.crt"
 
     @property
     def ca_key(self) -> Path:
+        """Key of the authority."""
         return self.folder / "ca.key"
 
     @property
     def certificate(self) -> Path:
+        """Certificate of the server."""
         return self.folder / "server.crt"
 
     @property
     def key(self) -> Path:
+        """Key of the server."""
         return self.folder / "server.key"
 
     def archive(self, site: str) -> Path:
+        """Return the archive for a hospital."""
         return self.folder / "sites" / f"{site}.zip"
 
     @classmethod
     def load(cls, folder: Path, now: datetime | None = None, check: bool = True) -> "Project":
-        """Read and check it; whatever would stop a hospital from connecting is refused. ``check``: files, too."""
+        """Read ``server.toml``; with ``check``, also refuse certificates with which no hospital could connect."""
         require()
         file = folder / "server.toml"
         if not file.is_file():
@@ -136,29 +148,44 @@ class Project:
 
 @dataclass(frozen=True)
 class SiteConfig:
-    """What a hospital's site.toml says; files are where they lie."""
+    """A hospital's ``site.toml``, with absolute paths.
 
-    path: Path  # the file itself
+    Args:
+        path: The file itself.
+        name: Name of the hospital in the federation.
+        server: host:port of the coordinator.
+        key: The hospital's private key.
+        certificate: The hospital's certificate.
+        ca: Certificate of the authority.
+        policy: The file policy.toml.
+        state: Folder of the ledger, the memories and the models.
+        device: Device that trains.
+        data: Section ``[data]`` of a study; empty if the hospital has named no cases yet.
+        fingerprint: Changes with site.toml, policy.toml and the installed version.
+        remarks: Sentences for a person.
+    """
+
+    path: Path
     name: str
-    server: str  # host:port
+    server: str
     key: Path
     certificate: Path
     ca: Path
     policy: Path
-    state: Path  # a folder
+    state: Path
     device: str = "auto"
-    data: Mapping[str, Any] = field(default_factory=dict)  # the section of a study; empty: none is named yet
-    fingerprint: str = ""  # changes with site.toml and policy.toml
+    data: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
     remarks: tuple[str, ...] = ()
 
     @property
     def socket(self) -> Path:
-        """Between the courier and the worker."""
+        """Socket between the courier and the worker."""
         return self.state / "worker.sock"
 
     @classmethod
     def load(cls, where: Path, check: bool = True, now: datetime | None = None) -> "SiteConfig":
-        """Read a site.toml, or that of a folder. ``check`` looks at the files that it names: certificates, data."""
+        """Read a site.toml, or that of a folder; with ``check``, also check the files that it names."""
         file = (where / "site.toml" if where.is_dir() else where).resolve()
         if not file.is_file():
             raise ConfigError(f"there is no {file}; unpack the archive that the coordinator sent, and go there")
@@ -198,17 +225,17 @@ class SiteConfig:
 
     def _check_files(self, now: datetime) -> tuple[str, ...]:
         require()
-        SitePolicy.load(self.policy)  # which says what is wrong with it
+        policy = SitePolicy.load(self.policy)  # refuses a faulty one
         certificate, remarks = verified(self.certificate, self.key, self.ca, now)
         owner = common_name(certificate)
         if owner != self.name:
             raise ConfigError(f"{self.path}: name = {self.name!r}, but {self.certificate} is that of {owner!r}")
-        if len(os.fsencode(self.socket)) > SOCKET:
+        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
             raise ConfigError(f"{self.path}: state = {str(self.state)!r} is too long for a socket; name a shorter one")
         data = self.data.get("path")
         if data is not None and not Path(data).exists():
             raise ConfigError(f"{self.path}: [data] path = {data!r} does not exist; name this hospital's cases")
-        return (*remarks, *_exposed([self.key]))
+        return (*remarks, *policy.remarks, *_exposed([self.key]))
 
 
 def init(
@@ -222,18 +249,29 @@ def init(
     key: Path | None = None,
     days: int = DAYS,
 ) -> Project:
-    """A new project, whole or not at all. An authority that is given signs, but its key is not kept here; a server
-    certificate that is given must come from that authority."""
+    """Write a new project folder.
+
+    Args:
+        folder: The new folder.
+        sites: Names of the hospitals.
+        address: host:port at which hospitals reach the server.
+        ca: Certificate of an existing authority; by default a new one is made.
+        ca_key: Key of that authority; it is not copied into the project.
+        certificate: An existing server certificate, signed by ``ca``.
+        key: Key of that certificate.
+        days: Days for which new certificates are valid.
+    """
     require()
     names, (host, port) = _distinct(sites), endpoint(address)
     if not names:
         raise ConfigError("a project needs at least one hospital: name its sites")
     if folder.exists():
-        raise RunError(f"{folder} exists already; a project never overwrites anything: choose another folder")
+        raise RunError(f"{folder} exists already; no project overwrites anything: choose another folder")
     authority = find_authority(ca, ca_key)
     server = server_certificate(authority, host, certificate, key, ca, days)
     keys: dict[str, str] = {}
-    with _drafted(folder) as draft:
+    with draft_folder(folder, "project") as draft:
+        draft.chmod(0o700)
         _put(draft / "ca.crt", authority.pem)
         if ca_key is None:
             _put(draft / "ca.key", authority.key_pem, 0o600)
@@ -251,7 +289,7 @@ def init(
 
 
 def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS) -> Path:
-    """One more hospital: its archive, which is returned, and its line in server.toml. The authority's key signs it."""
+    """Add a hospital to a project: its archive, whose path is returned, and its line in server.toml."""
     project, file = Project.load(folder), folder / "server.toml"
     _distinct([*project.sites, name])
     archive, signs = project.archive(name), ca_key or project.ca_key
@@ -264,22 +302,19 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS
     after = before.rstrip() + "\n" + _line(name, public)
     if _sites(after) != {**_sites(before), name: public}:
         raise ConfigError(f"{file} does not end with its [sites]; move that section to the end of the file")
-    try:
-        archive.parent.mkdir(mode=0o700, exist_ok=True)
-        _put(archive, content, 0o600)
-    except OSError as problem:
-        raise RunError(f"the archive {archive} could not be written: {problem}") from problem
+    archive.parent.mkdir(mode=0o700, exist_ok=True)
+    write_file(archive, lambda p: _put(p, content, 0o600))
     try:
         write_file(file, lambda p: p.write_text(after, encoding="utf-8"))
     except RunError:
-        archive.unlink()  # of a hospital that the server would not know
+        archive.unlink()  # the server would not know this hospital
         raise
     return archive
 
 
 def renew(folder: Path, *, ca_key: Path | None = None, days: int = DAYS) -> None:
-    """A new certificate for the server, by the authority that signed the old one: hospitals notice nothing. If it is
-    killed between the two files, it can be done again."""
+    """Replace the server's certificate by a new one of the same authority; hospitals need not do anything. If this is
+    killed between the two files, it can be repeated."""
     require()
     project = Project.load(folder, check=False)
     signs = ca_key or project.ca_key
@@ -288,17 +323,11 @@ def renew(folder: Path, *, ca_key: Path | None = None, days: int = DAYS) -> None
     host, _ = endpoint(project.address)
     server = server_certificate(find_authority(project.ca, signs), host, None, None, None, days)
     for path, content, mode in ((project.key, server.key_pem, 0o600), (project.certificate, server.pem, 0o644)):
-        draft = path.with_name(f".{path.name}.{token_hex(4)}.partial")
-        try:
-            _put(draft, content, mode)
-            draft.replace(path)
-        except OSError as problem:
-            draft.unlink(missing_ok=True)
-            raise RunError(f"{path} could not be written: {problem}") from problem
+        write_file(path, lambda p, c=content, m=mode: _put(p, c, m))  # type: ignore[misc]
 
 
 def endpoint(address: str) -> tuple[str, int]:
-    """Host and port; an IPv6 address stands in brackets.
+    """Return host and port of an address; an IPv6 address stands in brackets.
 
     >>> endpoint("fl.example.org:9443"), endpoint("[2001:db8::7]:9443")
     (('fl.example.org', 9443), ('2001:db8::7', 9443))
@@ -317,7 +346,7 @@ def endpoint(address: str) -> tuple[str, int]:
 
 
 def _distinct(names: Sequence[str] | Mapping[str, Any]) -> list[str]:
-    """Names of sites that can be told apart, as files and in any spelling."""
+    """Return the names of sites; refuse names that would be the same file on some systems."""
     seen: dict[str, str] = {}
     for name in names:
         if not SITE_NAME.fullmatch(name):
@@ -332,7 +361,7 @@ def _distinct(names: Sequence[str] | Mapping[str, Any]) -> list[str]:
 
 
 def _quorum(sites: int) -> int:
-    """All but one, and two where there are two.
+    """Return the default quorum: all sites but one, and two of two.
 
     >>> [_quorum(n) for n in (1, 2, 3, 5)]
     [1, 2, 2, 4]
@@ -343,36 +372,16 @@ def _quorum(sites: int) -> int:
 # files
 
 
-@contextmanager
-def _drafted(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which then is ``folder``, whole or not at all; never in the place of another."""
-    draft = folder.with_name(f".{folder.name}.{token_hex(4)}.partial")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft.mkdir(mode=0o700)
-        yield draft
-        draft.rename(folder)
-    except OSError as problem:
-        raise RunError(f"the project {folder} could not be written: {problem}") from problem
-    finally:
-        rmtree(draft, ignore_errors=True)
-
-
 def _put(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """A new file, on disk or not at all, that was never readable by more people than ``mode`` says."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(handle)
-    except OSError:
-        path.unlink()
-        raise
+    """Write a new file that is never readable by more people than ``mode`` says."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def _onboard(name: str, address: str, authority: "Signed", days: int) -> tuple[str, bytes]:
-    """The public key of a new hospital, and the archive for it."""
+def _onboard(name: str, address: str, authority: Signed, days: int) -> tuple[str, bytes]:
+    """Return the public key of a new hospital, and the archive for it."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     member = issue(name, authority, days)
@@ -407,7 +416,7 @@ def _sites(text: str) -> dict[str, Any]:
 
 
 def _public(name: str, line: Any) -> bytes:
-    """A public key of server.toml as Flower has it: flwr.supercore.primitives.asymmetric.public_key_to_bytes."""
+    """Return a public key of server.toml in Flower's format, that of its ``public_key_to_bytes``."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
@@ -424,7 +433,7 @@ def _public(name: str, line: Any) -> bytes:
 
 
 def _placed(data: Mapping[str, Any], home: Path) -> dict[str, Any]:
-    """The section with its files in full, since they are relative to site.toml."""
+    """Return the section with absolute paths; those in site.toml are relative to it."""
     placed = dict(data)
     if isinstance(data.get("path"), str):
         if not data["path"]:
@@ -442,10 +451,12 @@ def _exposed(secret: Sequence[Path]) -> Iterator[str]:
 
 
 def _digest(*files: Path) -> str:
-    return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).hexdigest()[:16]
+    """Return a digest of the files and of the installed version, with which a running worker must agree."""
+    parts = [hashlib.sha256(f.read_bytes()).digest() for f in files]
+    return hashlib.sha256(b"".join((*parts, f"{version('polysite')} {PROTOCOL}".encode()))).hexdigest()[:16]
 
 
-# certificates
+# files that people read
 
 
 SERVER = """\

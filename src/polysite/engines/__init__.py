@@ -1,0 +1,1 @@
+"""Engines: rounds, phases, transports, records and the run folder."""

@@ -27,7 +27,7 @@ from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.models.unet import UNet
 from polysite.payload import SiteId
 from polysite.training import tasks
-from polysite.training.predict import TOGETHER
+from polysite.training.predict import BATCH
 from polysite.training.torch_site import Network
 from polysite.tree import Tree
 
@@ -302,7 +302,7 @@ def _inferer(bundle: Bundle) -> Config:
     return {
         "_target_": "SlidingWindowInferer",
         "roi_size": list(train.window or train.patch),
-        "sw_batch_size": TOGETHER,
+        "sw_batch_size": BATCH,
         "overlap": train.overlap,
         "mode": "gaussian",
     }

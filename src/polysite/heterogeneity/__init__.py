@@ -1,1 +1,1 @@
-"""How hospitals differ, measured before anything is trained; and which strategy that speaks for."""
+"""Assessment before training: how hospitals differ, and which strategy to try first."""

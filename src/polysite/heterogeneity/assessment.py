@@ -1,4 +1,4 @@
-"""From the replies of the hospitals to distances, outliers, clusters, and what of it is more than chance.
+"""Analysis of the replies of an assessment: distances between hospitals, outliers, clusters and their significance.
 
 Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024; distances beyond the paper's two are
 computed on the same embeddings.
@@ -29,11 +29,11 @@ from polysite.metrics.statistics import holm
 from polysite.payload import Payload, SiteId
 
 Groups = tuple[tuple[SiteId, ...], ...]
-LEVEL = 0.05  # of error, over all tests together
-TESTED = ("emd", "energy")  # by which a site is said to differ: metadata, and the embeddings in every respect
-MOST = 50_000  # deals of a test
-MANY = 10  # sites, beyond which only the distances that are TESTED are tested finely
-LONGEST = 256  # of the list that stands for several sites
+LEVEL = 0.05  # familywise error rate of all tests
+TESTED = ("emd", "energy")  # distances of the test that a site differs: metadata and embeddings
+MAX_PERMUTATIONS = 50_000  # of a test
+MANY = 10  # sites; with more, only the distances in TESTED get tests with many permutations
+MAX_VALUES = 256  # of the list that represents several sites
 OTHERS = {name: statistic for name, statistic in SQUARES.items() if name not in TESTED}
 UNITS = {3: "mL", 2: "cm²"}
 TITLES = {
@@ -47,92 +47,93 @@ TITLES = {
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """One number of every case: what the hospitals hold of it, and how far apart that is."""
+    """A number of every case: its distribution at every hospital, and the distances between these."""
 
     name: str
     kind: str  # intensity, volume or class
-    of: str  # which modality, label or class
+    of: str  # the modality, label or class
     unit: str
-    scale: float  # what distances are divided by
-    values: Mapping[SiteId, Values]  # quantiles, as they came
-    absent: Mapping[SiteId, int]  # cases in which the modality was not acquired, or nothing is labelled
+    scale: float  # divisor of the distances
+    values: Mapping[SiteId, Values]  # quantiles, as received
+    absent: Mapping[SiteId, int]  # cases without the modality, or without the label
     matrix: Values  # Earth Mover's distances
-    p: Values  # of the permutation tests, pair by pair
-    alone: Mapping[SiteId, float]  # p that a site differs from the others together, as under the distance ``emd``
+    p: Values  # of the permutation tests, by pair
+    alone: Mapping[SiteId, float]  # p that a site differs from the others together
 
     @property
     def mean(self) -> float:
-        """EMD_f: over all pairs."""
+        """EMD_f: mean distance over all pairs."""
         return _over_pairs(self.matrix)
 
 
 @dataclass(frozen=True, eq=False)
 class Distance:
-    """One way to compare all hospitals."""
+    """One distance between all hospitals, with its significance, outlier and clusters."""
 
     name: str
     matrix: Values
     low: Values  # 95 % bootstrap interval
     high: Values
-    p: Values  # of the permutation tests, pair by pair
-    adjusted: Values  # the same, by Holm over the pairs
-    chance: Values  # what the distance would be on average, if the cases of a pair were dealt out at random
-    alone: Mapping[SiteId, float]  # p that a site differs from the others together, of the distances that are TESTED
+    p: Values  # of the permutation tests, by pair
+    adjusted: Values  # p adjusted by Holm over the pairs
+    chance: Values  # mean distance if the cases of a pair were assigned at random
+    alone: Mapping[SiteId, float]  # p that a site differs from the others together; for distances in TESTED
     outlier: SiteId
     named: Mapping[SiteId, float]  # share of the resamples in which each site is the outlier
-    clusters: Groups  # around the outlier, as the paper has it
+    clusters: Groups  # around the outlier, as in the paper
     linked: Groups  # by average linkage
     silhouette: float  # of the latter
 
     @property
     def title(self) -> str:
+        """Name of the distance for a report."""
         return TITLES[self.name]
 
 
 @dataclass(frozen=True, eq=False)
 class Assessment:
-    """All that one exchange tells of a federation."""
+    """Result of an assessment."""
 
-    sites: tuple[SiteId, ...]  # those that are compared
+    sites: tuple[SiteId, ...]  # the sites that are compared
     cases: Mapping[SiteId, int]  # of all sites that replied
     quantities: Mapping[str, Quantity]
     distances: Mapping[str, Distance]
     angles: Mapping[str, Values]  # component -> degrees between the mean components of two sites
     alignment: Mapping[SiteId, Mapping[str, Values]]  # degrees between a case's components and the site's mean ones
-    left: Mapping[SiteId, tuple[int, str]]  # bytes and words
+    left: Mapping[SiteId, tuple[int, str]]  # bytes that left a site, and their description
     unlabelled: Mapping[SiteId, int]  # cases without any label
-    against: Mapping[SiteId, tuple[SiteId, ...]]  # with which others together the metadata of a site were compared
+    against: Mapping[SiteId, tuple[SiteId, ...]]  # the other sites of a site's metadata test
     silent: tuple[SiteId, ...]  # sites with too few cases to be described
-    refused: Mapping[SiteId, str]  # whose reply was not used, and why
+    refused: Mapping[SiteId, str]  # sites with a reply that was not used, and why
     settings: Assess
-    encoder: str  # in words; empty without embeddings
+    encoder: str  # description; empty without embeddings
 
     def largest(self, *kinds: str) -> Quantity | None:
-        """The quantity of these kinds in which the federation differs most: f_I or f_L."""
-        found = [q for q in self.quantities.values() if q.kind in kinds]
-        return max(found, key=lambda q: q.mean, default=None)
+        """Return the quantity of these kinds with the largest mean distance: f_I or f_L."""
+        return max((q for q in self.quantities.values() if q.kind in kinds), key=lambda q: q.mean, default=None)
 
     def index(self, site: SiteId) -> int:
+        """Return the row of a site in the matrices."""
         return self.sites.index(site)
 
     def differ(self, one: SiteId, other: SiteId, level: float = LEVEL) -> tuple[str, ...]:
-        """The distances under which two hospitals differ by more than chance."""
+        """Return the distances with a significant difference between two hospitals."""
         i, j = self.index(one), self.index(other)
         return tuple(name for name, d in self.distances.items() if d.adjusted[i, j] <= level)
 
     def stands_out(self, quantity: Quantity, site: SiteId) -> bool:
-        """Whether a site differs from the others in a quantity by more than chance, all that is tested considered."""
+        """Return whether a site differs significantly from the others in a quantity, corrected for all tests."""
         tests = len(self.sites) * len(self.quantities) * sum(name in self.distances for name in TESTED)
         return quantity.alone[site] * tests <= LEVEL
 
     def unable(self, level: float = LEVEL) -> tuple[tuple[SiteId, SiteId], ...]:
-        """Pairs with too few cases for any test to tell them apart, however different they are."""
-        pairs, most = list(combinations(self.sites, 2)), self.settings.levels
-        size = {s: min(self.cases[s], most) for s in self.sites}
+        """Return the pairs with too few cases for any test to be significant."""
+        pairs = list(combinations(self.sites, 2))
+        size = {s: min(self.cases[s], self.settings.levels) for s in self.sites}
         return tuple((a, b) for a, b in pairs if significance.least_p(size[a], size[b]) * len(pairs) > level)
 
     def table(self) -> str:
-        """A line for every distance and pair, as CSV."""
+        """Return a CSV with a line for every distance and pair."""
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
         lines.writerow(["distance", "site", "other", "value", "low", "high", "chance", "p", "p_holm"])
@@ -143,7 +144,7 @@ class Assessment:
         return text.getvalue()
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the assessment as values for JSON."""
         return _plain(self)  # type: ignore[no-any-return]
 
 
@@ -181,8 +182,8 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """A distance, before its outlier and clusters are looked for."""
+class Tested:
+    """A distance with its tests, before outlier and clusters are computed."""
 
     matrix: Values  # (site, site)
     samples: Values  # (resample, site, site)
@@ -191,7 +192,8 @@ class Found:
     alone: Values  # (site,)
 
     @classmethod
-    def empty(cls, *shape: int, sites: int, draws: int) -> "Found":
+    def empty(cls, *shape: int, sites: int, draws: int) -> "Tested":
+        """Return arrays to be filled by ``put``."""
         square = (*shape, sites, sites)
         return cls(
             np.zeros(square), np.zeros((*shape, draws, sites, sites)), np.ones(square), np.zeros(square),
@@ -199,13 +201,14 @@ class Found:
         )  # fmt: skip
 
     def put(self, i: int, j: int, matrix: Any, samples: Any, p: Any, chance: Any) -> None:
+        """Set the values of a pair of sites."""
         for at in ((..., i, j), (..., j, i)):
             self.matrix[at], self.samples[at], self.p[at], self.chance[at] = matrix, samples, p, chance
 
 
 def _metadata(
     heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]
-) -> tuple[dict[str, Quantity], Found, dict[SiteId, tuple[SiteId, ...]]]:
+) -> tuple[dict[str, Quantity], Tested, dict[SiteId, tuple[SiteId, ...]]]:
     names, sites = list(next(iter(heard.values()))["quantiles"]), list(heard)
     laws = [np.stack([r["quantiles"][n] for n in names]) for r in heard.values()]
     cases = [r["cases"] for r in heard.values()]
@@ -213,10 +216,10 @@ def _metadata(
     scale = np.where(spread > 1e-9 * size, spread, 1.0) if settings.scale == "pooled" else np.ones(len(names))
     laws = [law / scale[:, None] for law in laws]
     matrices = earth_movers(laws)
-    found = Found.empty(len(names), sites=len(sites), draws=settings.resamples)
+    found = Tested.empty(len(names), sites=len(sites), draws=settings.resamples)
     only, widths = {"emd": earth_movers_of}, np.ones(len(names))
-    # as many deals as it takes for the smallest p to remain one after all corrections
-    draws = max(settings.permutations, min(40 * len(names) * len(sites) ** 2 // 2, MOST))
+    # enough permutations for the smallest p to stay significant after all corrections
+    draws = max(settings.permutations, min(40 * len(names) * len(sites) ** 2 // 2, MAX_PERMUTATIONS))
     for (i, a), (j, b) in combinations(enumerate(sites), 2):
         p, chance = significance.permuted(laws[i], laws[j], only, widths, draws)["emd"]
         again = significance.resampled(laws[i], laws[j], (drawn[a], drawn[b]), only, widths)["emd"]
@@ -241,10 +244,10 @@ def _metadata(
         unit = {INTENSITY: "as stored", VOLUME: UNITS.get(int(metric), "1000 voxels"), CLASS: "share"}[kind]
         quantities[n] = Quantity(n, kind, of, unit, float(scale[k]), values, absent, matrices[k], found.p[k], each)
     against = {site: tuple(sites[j] for j in which) for site, which in zip(sites, others, strict=True)}
-    together = Found(
+    together = Tested(
         distance,
         found.samples[picked].mean(0),
-        significance.simes(found.p),  # that they differ in any quantity
+        significance.simes(found.p),  # that two sites differ in any quantity
         found.chance[picked].mean(0),
         alone,
     )
@@ -252,17 +255,17 @@ def _metadata(
 
 
 def combined(matrices: Mapping[str, Values]) -> tuple[list[str], Values]:
-    """f_I and f_L, or the one of them that there is, and the mean of their distances."""
+    """Return f_I and f_L (or the one that exists), and the mean of their distances."""
     kinds = [[n for n in matrices if n.startswith(INTENSITY)], [n for n in matrices if not n.startswith(INTENSITY)]]
     chosen = [max(group, key=lambda n: _over_pairs(matrices[n])) for group in kinds if group]
     return chosen, np.mean([matrices[n] for n in chosen], axis=0)
 
 
 def _set_apart(matrix: Values, test: Callable[[int, Sequence[int]], float]) -> tuple[Values, list[list[int]]]:
-    """p that a site differs from the others together, site by site, and who these others were.
+    """Return for every site p that it differs from the others together, and these others.
 
-    One that is far out makes every other differ from "the others": so the most distant of those that differ is set
-    apart, and the rest is tested again without it, until nobody is found to differ or two are left.
+    A distant site makes every other site differ from "the others". So the most distant of the differing sites is set
+    apart, and the rest is tested again without it, until no site differs or two are left.
     """
     left, p = list(range(len(matrix))), np.ones(len(matrix))
     others: list[list[int]] = [[] for _ in left]
@@ -270,14 +273,14 @@ def _set_apart(matrix: Values, test: Callable[[int, Sequence[int]], float]) -> t
         for i in left:
             others[i] = [j for j in left if j != i]
             p[i] = test(i, others[i])
-        found = [i for i in left if p[i] * 2 * len(matrix) <= LEVEL]  # as strict as what follows from it
-        if not found or len(left) <= 2:
+        differing = [i for i in left if p[i] * 2 * len(matrix) <= LEVEL]  # corrected for sites and both distances
+        if not differing or len(left) <= 2:
             return p, others
-        left.remove(max(found, key=lambda i: (remoteness(matrix[np.ix_(left, left)], left.index(i)), -i)))
+        left.remove(max(differing, key=lambda i: (remoteness(matrix[np.ix_(left, left)], left.index(i)), -i)))
 
 
 def remoteness(matrix: Values, i: int) -> float:
-    """How many times as far a site is from the others as these are from one another, on average.
+    """Return the mean distance of a site to the others, relative to the mean distance between the others.
 
     >>> remoteness(np.array([[0.0, 1.0, 3.0], [1.0, 0.0, 3.0], [3.0, 3.0, 0.0]]), 2)
     3.0
@@ -291,20 +294,20 @@ def remoteness(matrix: Values, i: int) -> float:
 
 
 def _together(laws: Sequence[Values], cases: Sequence[float], which: Sequence[int]) -> Values:
-    """Several hospitals as one, every case counting alike; no longer than it must be."""
+    """Pool several hospitals, with equal weight for every case, in a list of limited length."""
     heavy = np.concatenate([np.full(laws[k].shape[1], cases[k] / laws[k].shape[1]) for k in which])
     rows = np.concatenate([laws[k] for k in which], axis=1)
     weights = None if (heavy == 1).all() else heavy
-    return np.stack([slices(row, LONGEST, weights) for row in rows])
+    return np.stack([slices(row, MAX_VALUES, weights) for row in rows])
 
 
-def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]) -> dict[str, Found]:
+def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]) -> dict[str, Tested]:
     sites = list(heard)
     laws, cases = [r["directions"]["embedding"] for r in heard.values()], [r["cases"] for r in heard.values()]
     widths = _pooled(laws, cases)
-    draws = max(settings.permutations, min(20 * len(sites) ** 2, MOST))
-    fewer = settings.permutations if len(sites) <= MANY else significance.FIRST - 1  # of those that take longer
-    found = {n: Found.empty(sites=len(sites), draws=settings.resamples) for n in SQUARES}
+    draws = max(settings.permutations, min(20 * len(sites) ** 2, MAX_PERMUTATIONS))
+    fewer = settings.permutations if len(sites) <= MANY else significance.FIRST - 1  # for slower distances
+    found = {n: Tested.empty(sites=len(sites), draws=settings.resamples) for n in SQUARES}
     for (i, a), (j, b) in combinations(enumerate(sites), 2):
         tested = significance.permuted(laws[i], laws[j], {"energy": SQUARES["energy"]}, widths, draws)
         tested |= significance.permuted(laws[i], laws[j], OTHERS, widths, fewer)
@@ -313,7 +316,7 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
         seen = significance.resampled(laws[i], laws[j], once, SQUARES, widths)
         for name, each in found.items():
             here = exact = float(np.sqrt(seen[name].mean()))
-            if name == "euclidean":  # the means themselves are known; the directions say how far they may be off
+            if name == "euclidean":  # the means are known exactly; the directions give their variation
                 exact = float(np.linalg.norm(_mean(heard[a]) - _mean(heard[b])))
             stretch = exact / here if here else 1.0
             p, chance = tested[name]
@@ -329,7 +332,7 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
     return found
 
 
-def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Found) -> Distance:
+def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Tested) -> Distance:
     matrix, p = found.matrix, found.p
     low, high = significance.interval(matrix, found.samples, p)
     upper = np.triu_indices(len(sites), 1)
@@ -361,7 +364,7 @@ def _names(sites: Sequence[SiteId], groups: Sequence[Sequence[int]]) -> Groups:
 
 
 def _pooled(laws: Sequence[Values], cases: Sequence[float]) -> Values:
-    """The standard deviation of every quantity over all cases of the federation."""
+    """Return the standard deviation of every quantity over all cases of the federation."""
     share = np.asarray(cases) / sum(cases)
     mean = sum(s * law.mean(1) for s, law in zip(share, laws, strict=True))
     square = sum(s * np.square(law - mean[:, None]).mean(1) for s, law in zip(share, laws, strict=True))
@@ -377,7 +380,7 @@ def _length(reply: Payload) -> int:
 
 
 def _angles(heard: Mapping[SiteId, Payload]) -> dict[str, Values]:
-    """Between the mean components of every two sites; small where the same component means the same thing."""
+    """Return the angles between the mean components of every two sites; small if a component means the same at both."""
     names = list(next(iter(heard.values()))["mean"])
     return {n: np.array([[angle(a["mean"][n], b["mean"][n]) if a is not b else 0.0 for b in heard.values()]
                          for a in heard.values()]) for n in names}  # fmt: skip

@@ -1,16 +1,16 @@
-"""One exchange with every hospital: numbers that describe its cases leave, no image and no case does.
+"""The exchange of an assessment: statistics of a hospital's cases leave, images and single cases do not.
 
 Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, section 2 and appendices C to E
 
-    of every quantity (largest intensity of a modality, volume of a label)   at most ``levels`` quantiles
-    of the embedding, the two leading components of an encoder's features    its mean over the cases, and at most
-      in every modality (zero where one was not acquired)                    ``levels`` quantiles along each of
-                                                                             ``projections`` fixed random directions
-    of the angles between a case's components and the mean ones             at most ``levels`` quantiles
+    every quantity (largest intensity of a modality, volume of a label)    at most ``levels`` quantiles
+    the embedding, the two leading components of an encoder's features     its mean over the cases, and at most
+      in every modality (zero if one was not acquired)                     ``levels`` quantiles along each of
+                                                                           ``projections`` fixed random directions
+    the angles between a case's components and the mean ones               at most ``levels`` quantiles
 
-The paper sends the numbers of every case. Here the lists are sorted one by one, so that nobody sees which numbers are
-of one case, and a site with fewer than ``fewest`` cases tells their number and nothing else. The paper averages
-modalities (``modalities = "mean"``); side by side they tell scanners apart more often, as docs/assess.md shows.
+The paper sends the numbers of every case. Here each list is sorted by itself, so that the numbers of one case cannot be
+linked, and a site with fewer than ``fewest`` cases sends only their number. The paper averages modalities
+(``modalities = "mean"``); side by side they distinguish scanners more often, as docs/assess.md shows.
 """
 
 from collections import Counter
@@ -27,28 +27,42 @@ from polysite.payload import Payload, SiteId
 from polysite.site import AssessedSite, Cases
 from polysite.tree import Tree
 
-INTENSITY, VOLUME, CLASS = "intensity", "volume", "class"  # how the name of a quantity begins
-MOST = 128  # directions
+INTENSITY, VOLUME, CLASS = "intensity", "volume", "class"  # prefixes of the names of quantities
+MAX_PROJECTIONS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """The server's state: the replies of all sites."""
+
     replies: Mapping[SiteId, Payload]
 
 
 @dataclass(frozen=True)
 class Assess:
-    """What is asked of the sites, and how the answers are compared."""
+    """Settings of an assessment: what the sites send, and how it is compared.
 
-    cases: Literal["train", "all"] = "train"  # which cases are described; test cases should not choose a strategy
-    fewest: int = 3  # a site with fewer cases tells their number and nothing else
-    levels: int = 256  # most quantiles of a quantity; more cases than this are averaged in equal slices
-    modalities: Literal["apart", "mean"] = "apart"  # embeddings of the modalities side by side, or (paper) averaged
-    projections: int = 64  # directions along which embeddings are compared; 0: no embeddings
-    scale: Literal["pooled", "none"] = "pooled"  # divide a quantity by its standard deviation over all sites, or not
-    take: Literal["least", "literal"] | int = "least"  # sites that join the most distant one; literal: all but two
-    permutations: int = 9999  # of a test whose p is small; up to 50 000 where many pairs are compared, else 1000
-    resamples: int = 300  # of every bootstrap interval
+    Args:
+        cases: Describe the training cases or all; test cases should not decide about a strategy.
+        fewest: A site with fewer cases sends only their number.
+        levels: Largest number of quantiles of a quantity; more cases are averaged in equal slices.
+        modalities: Embeddings of the modalities side by side (``apart``), or averaged as in the paper (``mean``).
+        projections: Directions along which embeddings are compared; 0 for no embeddings.
+        scale: Divide a quantity by its standard deviation over all sites (``pooled``), or not (``none``).
+        take: Sites that join the group of the most distant one: a number, ``least`` or ``literal`` (all but two).
+        permutations: Permutations of a test with a small p; up to 50 000 for many pairs. Other tests have 1000.
+        resamples: Resamples of every bootstrap interval.
+    """
+
+    cases: Literal["train", "all"] = "train"
+    fewest: int = 3
+    levels: int = 256
+    modalities: Literal["apart", "mean"] = "apart"
+    projections: int = 64
+    scale: Literal["pooled", "none"] = "pooled"
+    take: Literal["least", "literal"] | int = "least"
+    permutations: int = 9999
+    resamples: int = 300
 
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
@@ -60,11 +74,17 @@ class Assess:
             value = getattr(self, name)
             if isinstance(value, int) and value < low:
                 raise ConfigError(f"assess.{name} = {value} must be at least {low}")
-        if self.projections > MOST:
-            raise ConfigError(f"assess.projections = {self.projections}: from more than {MOST}, cases could be rebuilt")
+        self._limit(MAX_PROJECTIONS)
+
+    def _limit(self, largest: int) -> None:
+        if self.projections > largest:
+            raise ConfigError(
+                f"assess.projections = {self.projections}: from more than {largest}, cases could be rebuilt"
+            )
 
     @property
     def reply(self) -> Mapping[str, Literal["statistics", "number"]]:
+        """Kind of every field of a reply."""
         plain: dict[str, Literal["statistics", "number"]]
         plain = {"cases": "number", "metric": "number", "unlabelled": "number"}
         plain |= {"quantiles": "statistics", "absent": "statistics"}
@@ -73,98 +93,105 @@ class Assess:
         return plain
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        """Return the state before the exchange."""
         return State({})
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        """Return an empty payload for every site."""
         return {i: Payload() for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: AssessedSite) -> tuple[Payload, Payload]:
+        """Return the statistics of a site's cases."""
         if site.size < self.fewest:
             nothing: dict[str, Tree | float] = {f: {} if k == "statistics" else 0.0 for f, k in self.reply.items()}
             return Payload(**{**nothing, "cases": site.size}), memory
-        found, absent = dict(site.features("metadata")), site.features("absent")
-        metric = float(found.pop("metric").min())
-        labels = [absent[name] for name in found if not name.startswith(INTENSITY)]
+        quantities, absent = dict(site.features("metadata")), site.features("absent")
+        metric = float(quantities.pop("metric").min())
+        labels = [absent[name] for name in quantities if not name.startswith(INTENSITY)]
         reply: dict[str, Tree | float] = {
             "cases": site.size,
             "metric": metric,
             "unlabelled": float(np.logical_and.reduce(labels).sum()) if labels else 0.0,
-            "quantiles": {name: slices(values, self.levels) for name, values in found.items()},
-            "absent": {name: np.array([float(absent[name].sum())]) for name in found},
+            "quantiles": {name: slices(values, self.levels) for name, values in quantities.items()},
+            "absent": {name: np.array([float(absent[name].sum())]) for name in quantities},
         }
         if self.projections:
             reply |= self._embedding(site)
         return Payload(**reply), memory
 
     def _embedding(self, site: AssessedSite) -> dict[str, Tree | float]:
-        found = site.features("embedding")
-        cases = found["embedding"].astype(np.float64)  # (case, modality, channel, component)
+        features = site.features("embedding")
+        cases = features["embedding"].astype(np.float64)  # (case, modality, channel, component)
         if self.modalities == "mean":
             acquired = cases.any((2, 3))
             cases = cases.sum(1) / np.maximum(acquired.sum(1), 1)[:, None, None]
         cases = cases.reshape(len(cases), -1, cases.shape[-1])
-        most = cases[0].size // 2
-        if self.projections > most:
-            raise ConfigError(f"assess.projections = {self.projections}: from more than {most}, cases could be rebuilt")
+        self._limit(cases[0].size // 2)
         mean, flat = cases.mean(0), cases.reshape(len(cases), -1)
         along = directions(flat.shape[1], self.projections) @ flat.T
         turned = {
             component(k): np.array([angle(case[:, k], mean[:, k]) for case in cases]) for k in range(mean.shape[1])
         }
         return {
-            "encoder": float(found["encoder"].item()),
+            "encoder": float(features["encoder"].item()),
             "mean": {component(k): mean[:, k].copy() for k in range(mean.shape[1])},
             "directions": {"embedding": np.stack([slices(row, self.levels) for row in along])},
             "angles": {name: slices(values, self.levels) for name, values in turned.items()},
         }
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        """Return the state with these replies."""
         return State({i: replies[i] for i in sorted(replies)})
 
     def serve(self, got: Payload, memory: Payload, site: AssessedSite, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        """Yield nothing: an assessment has no model."""
         return iter(())
 
 
 def component(k: int) -> str:
+    """Return the name of a component of the embedding."""
     return f"component {k + 1}"
 
 
 @lru_cache(maxsize=8)
 def directions(size: int, count: int) -> Values:
-    """Random directions of length sqrt(size), the same everywhere: the mean square along them is a squared length."""
+    """Return random directions of length sqrt(size), the same at all sites.
+
+    The mean square of a vector along them estimates its squared length.
+    """
     drawn = np.random.default_rng(0).standard_normal((count, size))
     return drawn * (np.sqrt(size) / np.linalg.norm(drawn, axis=1, keepdims=True))  # type: ignore[no-any-return]
 
 
 def odd(replies: Mapping[SiteId, Payload], settings: Assess) -> dict[SiteId, str]:
-    """Replies that cannot be compared with the others, and why."""
-    found = {i: problem for i, r in replies.items() if r["quantiles"] and (problem := _malformed(r, settings))}
-    described = {i: r for i, r in replies.items() if r["quantiles"] and i not in found}
+    """Return the sites with replies that cannot be compared with the others, and why."""
+    problems = {i: problem for i, r in replies.items() if r["quantiles"] and (problem := _malformed(r, settings))}
+    described = {i: r for i, r in replies.items() if r["quantiles"] and i not in problems}
     if not described:
-        return found
+        return problems
     usual = Counter(_form(r) for r in described.values()).most_common(1)[0][0]
     for i, r in described.items():
-        for what, mine, theirs in zip(FORM, _form(r), usual, strict=True):
-            if mine != theirs:
-                found.setdefault(i, f"it has other {what} than most sites: {mine} instead of {theirs}"[:200])
-    return found
+        for what, own, common in zip(FORM, _form(r), usual, strict=True):
+            if own != common:
+                problems.setdefault(i, f"it has other {what} than most sites: {own} instead of {common}"[:200])
+    return problems
 
 
 def _form(reply: Payload) -> tuple[Any, ...]:
-    """What must be the same at all hospitals."""
-    parts = tuple((name, v.shape) for name, v in reply.get("mean", {}).items())
-    return tuple(sorted(reply["quantiles"])), reply["metric"], reply.get("encoder", 0.0), parts
+    """Return the facts that must be the same at all hospitals, in the order of ``FORM``."""
+    components = tuple((name, v.shape) for name, v in reply.get("mean", {}).items())
+    return tuple(sorted(reply["quantiles"])), reply["metric"], reply.get("encoder", 0.0), components
 
 
 FORM = ("quantities", "units (3: millimetres, 0: voxels)", "encoder weights", "embedding")
 
 
 def _malformed(reply: Payload, settings: Assess) -> str | None:
-    """What no honest site can have sent."""
+    """Return what is wrong with a reply that no honest site can send, or None."""
     cases = reply["cases"]
     if cases < settings.fewest or cases != int(cases) or reply["unlabelled"] > cases:
-        told = f"{cases:g} cases, {reply['unlabelled']:g} of them unlabelled"
-        return f"it describes {told}; at least assess.fewest = {settings.fewest} are asked for"
+        described = f"{cases:g} cases, {reply['unlabelled']:g} of them unlabelled"
+        return f"it describes {described}; at least assess.fewest = {settings.fewest} are asked for"
     length = min(int(cases), settings.levels)
     for name, values in reply["quantiles"].items():
         if name.partition(" ")[0] not in (INTENSITY, VOLUME, CLASS):
@@ -190,24 +217,24 @@ def _malformed(reply: Payload, settings: Assess) -> str | None:
 
 
 def left(reply: Payload) -> str:
-    """What a reply holds, in words.
+    """Return a description of what a reply holds.
 
     >>> left(Payload(cases=900, metric=1, quantiles={"intensity t1": np.zeros(256), "volume WT": np.zeros(256)}))
     'the number of its cases; 256 quantiles of 2 quantities; counts of what is absent; if voxel sizes are known'
     """
-    said = ["the number of its cases"]
+    contents = ["the number of its cases"]
     if reply.get("quantiles"):
         lists = reply["quantiles"]
         count = len(next(iter(lists.values())))
         one = "sorted values, one for each case," if count == reply["cases"] else "quantiles"
-        said.append(f"{count} {one} of {_many(len(lists), 'quantity', 'quantities')}")
-        said += ["counts of what is absent", "if voxel sizes are known"]
+        contents.append(f"{count} {one} of {_many(len(lists), 'quantity', 'quantities')}")
+        contents += ["counts of what is absent", "if voxel sizes are known"]
     if reply.get("mean"):
         numbers, (along, _) = sum(v.size for v in reply["mean"].values()), reply["directions"]["embedding"].shape
-        said.append(f"the mean of an embedding ({numbers} numbers), and {count} {one} along {along} directions")
-        said.append(f"{count} {one} of {_many(len(reply['angles']), 'angle', 'angles')}")
-        said.append("a checksum of the encoder")
-    return "; ".join(said)
+        contents.append(f"the mean of an embedding ({numbers} numbers), and {count} {one} along {along} directions")
+        contents.append(f"{count} {one} of {_many(len(reply['angles']), 'angle', 'angles')}")
+        contents.append("a checksum of the encoder")
+    return "; ".join(contents)
 
 
 def _many(count: int, one: str, many: str) -> str:

@@ -1,32 +1,32 @@
-"""From what was measured to what to do: findings in plain words, and strategies in order, each ready to run.
+"""Recommendations from an assessment: findings in plain words, and strategies in order, each ready to run.
 
 The rules, one function each:
 
-    missing     a modality that a site never acquired, or often not
-    labels      a site whose labels are 1.5 times larger or smaller, or missing more often, than elsewhere
-    brightness  a site whose intensities are 1.5 times higher or lower than elsewhere
-    images      a site whose embeddings differ from those of all others together
+    missing     a modality that a site never acquired, or not in all cases
+    labels      labels of a site that are 1.5 times larger or smaller, or missing more often, than elsewhere
+    brightness  intensities of a site that are 1.5 times higher or lower than elsewhere
+    images      embeddings of a site that differ from those of all others together
     sizes       a site with four times as many cases as another
-    thin        sites and pairs with too few cases to tell
+    thin        sites and pairs with too few cases for a conclusion
 
-A site is said to differ if a permutation test against the other sites together finds p <= 0.05, by Holm over all sites
-and over both metadata and embeddings; of these, the farthest out is set apart before the others are tested again.
-Labels and brightness are told at the same level, by Bonferroni over all sites, quantities and kinds of evidence. Then:
+A site differs if a permutation test against the other sites together has p <= 0.05, after Holm over all sites and over
+both metadata and embeddings. The farthest of these sites is set apart before the others are tested again. Labels and
+brightness use the same level, with Bonferroni over all sites, quantities and kinds of evidence. Then:
 
-    nobody differs       federated averaging, then FedProx: nothing measured speaks against one model for all
+    no site differs      federated averaging, then FedProx: nothing measured speaks against one model for all
     one or more differ   one model with less weight for the farthest of them, if it is farther from the others than
-                         these are from one another; then a model for each group, those that do not differ together
-                         and the others by kind; the plain mean as the yardstick
-    brightness alone     the plain mean first: training normalises every scan, and the encoder sees no difference
-    groups go first      where average linkage finds groups of two or more with a silhouette of at least 0.5, and
-                         where the site that differs holds more than half of all cases
-    two sites            no site is the odd one of two: the plain mean, then each alone
-    uneven sizes         also the mean in which every site counts alike
-    modalities missing   also the mean on the modalities that all sites acquire
+                         these are from one another; then a model for each group, with the sites that do not differ in
+                         one group and the others by similarity; federated averaging as the baseline
+    brightness alone     federated averaging first: training normalises every scan, and the encoder sees no difference
+    groups first         if average linkage finds groups of two or more with a silhouette of at least 0.5, or if the
+                         site that differs holds more than half of all cases
+    two sites            neither is the outlier of two: federated averaging, then each alone
+    uneven sizes         in addition, federated averaging with equal weights of the sites
+    modalities missing   in addition, federated averaging on the modalities that all sites acquire
 
 The weight is one of the paper's: 0.5, 0.3 or 0.1 for a site that is less than 2, less than 4, or more than 4 times as
-far from the others as these are from one another. Which of two strategies is better on a federation, only training
-tells; the order says what to try first.
+far from the others as these are from one another. Only training can show which of two strategies is better; the order
+says what to try first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,12 +41,12 @@ from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.metrics.statistics import holm
 from polysite.payload import SiteId
 
-NOTABLE = 1.5  # times larger or smaller
-FEW = 10  # cases, below which a site's distances say little
-UNEVEN = 4  # times as many cases
-GROUPED = 0.5  # silhouette from which clusters count as such
-WEIGHTS, LEAST = ((2.0, 0.5), (4.0, 0.3)), 0.1  # below so many times as far -> weight; and beyond
-SURE = 0.8  # share of the resamples that name the same outlier
+NOTABLE = 1.5  # ratio of medians that is reported
+FEW = 10  # cases; with fewer, a site's distances are uncertain
+UNEVEN = 4  # ratio of numbers of cases that is reported
+GROUPED = 0.5  # smallest silhouette of groups that are recommended
+WEIGHTS, LEAST = ((2.0, 0.5), (4.0, 0.3)), 0.1  # (remoteness below, weight) pairs, and the weight beyond
+SURE = 0.8  # share of the resamples with the same outlier
 Strength = Literal["clear", "likely", "thin"]
 Goal = Literal["one model for all", "a model for each group"]
 ONE: Goal = "one model for all"
@@ -55,108 +55,125 @@ GROUP: Goal = "a model for each group"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was seen, for a clinician."""
+    """One observation, in words for a clinician."""
 
-    site: SiteId | None  # None: of the federation
-    about: str  # the rule that found it
+    site: SiteId | None  # None for the whole federation
+    about: str  # name of the rule
     text: str
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One thing to do."""
+    """A recommended way to train."""
 
     name: str
     title: str
     goal: Goal
     reasons: tuple[str, ...]
-    evidence: Strength | None  # that the hospitals differ as the reasons say; None: nothing was tested for this
+    evidence: Strength | None  # that the hospitals differ as the reasons say; None if nothing was tested
     changes: Mapping[str, Any]  # sections of the study that differ
-    rank: int = 0  # 1: to try first
+    rank: int = 0  # 1 is to be tried first
 
     @property
     def file(self) -> str:
-        """The study that is ready to run."""
+        """File name of the study that is ready to run."""
         return f"{self.rank}-{self.name}.toml"
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """Recommendations of an assessment."""
+
     summary: str
     findings: tuple[Finding, ...]
     strategies: tuple[Strategy, ...]
     cautions: tuple[str, ...]
 
 
-def judge(found: Assessment, modalities_can_change: bool = True, unseen: bool = False) -> Verdict:
-    """What the assessment speaks for. ``modalities_can_change``: a study may be told to use fewer of them; ``unseen``:
-    there are hospitals that do not train, for which groups have no model."""
-    differing = differ(found)
-    findings = [f for rule in RULES for f in rule(found)]
-    if len(found.sites) == 2:  # what is told of the one is told of the other
-        findings = [f for f in findings if f.about in ("missing", "sizes") or f.site == found.sites[0]]
-    strategies = [s for s in _strategies(found, differing, findings) if not (unseen and s.goal == GROUP)]
+def judge(assessment: Assessment, modalities_can_change: bool = True, unseen: bool = False) -> Verdict:
+    """Return the recommendations of an assessment.
+
+    Args:
+        assessment: The assessment.
+        modalities_can_change: Whether a study can use fewer modalities.
+        unseen: Whether some hospitals do not train; models of groups would not cover them.
+    """
+    differing = differ(assessment)
+    findings = [f for rule in RULES for f in rule(assessment)]
+    if len(assessment.sites) == 2:  # findings of one site hold for the other, reversed
+        findings = [f for f in findings if f.about in ("missing", "sizes") or f.site == assessment.sites[0]]
+    strategies = [s for s in _strategies(assessment, differing, findings) if not (unseen and s.goal == GROUP)]
     if modalities_can_change:
-        strategies += _common_modalities(found, findings)
+        strategies += _common_modalities(assessment, findings)
     ranked = tuple(replace(s, rank=k) for k, s in enumerate(strategies, start=1))
-    return Verdict(_summary(found, differing), tuple(findings), ranked, tuple(thin(found)))
+    return Verdict(_summary(assessment, differing), tuple(findings), ranked, tuple(thin(assessment)))
 
 
-def differ(found: Assessment) -> dict[SiteId, float]:
-    """The sites that differ from the others together, with their p, the smaller of metadata's and embeddings'."""
-    least = {site: min(p for (_, s), p in tests(found).items() if s == site) for site in found.sites}
+def differ(assessment: Assessment) -> dict[SiteId, float]:
+    """Return the sites that differ from the others together, with the smaller p of metadata and embeddings."""
+    least = {site: min(p for (_, s), p in tests(assessment).items() if s == site) for site in assessment.sites}
     return {site: p for site, p in least.items() if p <= LEVEL}
 
 
-def tests(found: Assessment) -> dict[tuple[str, SiteId], float]:
-    """p that a site differs from the others, by distance and site, adjusted for there being so many."""
-    p = {(name, s): found.distances[name].alone[s] for name in TESTED if name in found.distances for s in found.sites}
+def tests(assessment: Assessment) -> dict[tuple[str, SiteId], float]:
+    """Return p that a site differs from the others, by distance and site, adjusted by Holm."""
+    p = {
+        (name, s): assessment.distances[name].alone[s]
+        for name in TESTED
+        if name in assessment.distances
+        for s in assessment.sites
+    }
     return dict(zip(p, holm(np.array(list(p.values()))).tolist(), strict=True))
 
 
-def missing(found: Assessment) -> Iterator[Finding]:
-    for quantity in _of(found, INTENSITY):
+def missing(assessment: Assessment) -> Iterator[Finding]:
+    """Yield modalities that a site did not acquire in some or all cases."""
+    for quantity in _of(assessment, INTENSITY):
         for site, absent in quantity.absent.items():
-            if absent == found.cases[site]:
+            if absent == assessment.cases[site]:
                 yield Finding(site, "missing", f"{quantity.of} was never acquired at {site}")
             elif absent:
-                text = f"{quantity.of} is missing in {absent} of {found.cases[site]} cases of {site}"
+                text = f"{quantity.of} is missing in {absent} of {assessment.cases[site]} cases of {site}"
                 yield Finding(site, "missing", text)
 
 
-def labels(found: Assessment) -> Iterator[Finding]:
-    for quantity, site, here, there in _out_of_size(found, VOLUME):
+def labels(assessment: Assessment) -> Iterator[Finding]:
+    """Yield labels that are larger, smaller, or missing more often at a site than elsewhere, and classes alike."""
+    for quantity, site, here, there in _out_of_size(assessment, VOLUME):
         way = f"{_times(here, there):.1f} times {'larger' if here > there else 'smaller'}"
         sizes = f"median {here:.3g} {quantity.unit}, elsewhere {there:.3g} {quantity.unit}"
         yield Finding(site, "labels", f"{quantity.of} is {way} at {site}: {sizes}")
-    for quantity, site in _standing_out(found, VOLUME):
-        empty, usual = _absent(found, quantity, [site]), _absent(found, quantity, found.against[site])
+    for quantity, site in _standing_out(assessment, VOLUME):
+        empty, usual = _absent(assessment, quantity, [site]), _absent(assessment, quantity, assessment.against[site])
         if abs(empty - usual) > 0.2:
             text = f"{empty:.0%} of the cases of {site} have no {quantity.of}, elsewhere {usual:.0%}"
             yield Finding(site, "labels", text)
-    for quantity, site in _standing_out(found, CLASS):
-        here, there = (1 - _absent(found, quantity, which) for which in ([site], found.against[site]))
+    for quantity, site in _standing_out(assessment, CLASS):
+        here, there = (1 - _absent(assessment, quantity, which) for which in ([site], assessment.against[site]))
         text = f"{here:.0%} of the cases of {site} are {quantity.of}, elsewhere {there:.0%}"
         yield Finding(site, "labels", text)
 
 
-def images(found: Assessment) -> Iterator[Finding]:
-    for (name, site), p in tests(found).items():
+def images(assessment: Assessment) -> Iterator[Finding]:
+    """Yield sites with embeddings that differ from those of the others."""
+    for (name, site), p in tests(assessment).items():
         if name == "energy" and p <= LEVEL:
             text = f"to the encoder, scans of {site} look unlike those of the other hospitals (p = {p:.3f})"
             yield Finding(site, "images", text)
 
 
-def brightness(found: Assessment) -> Iterator[Finding]:
-    for quantity, site, here, there in _out_of_size(found, INTENSITY):
+def brightness(assessment: Assessment) -> Iterator[Finding]:
+    """Yield sites with higher or lower intensities than elsewhere."""
+    for quantity, site, here, there in _out_of_size(assessment, INTENSITY):
         way = f"{_times(here, there):.1f} times {'higher' if here > there else 'lower'}"
         text = f"the largest {quantity.of} intensity is {way} at {site}"
         yield Finding(site, "brightness", f"{text}; normalising each scan, as training does, may undo this")
 
 
-def sizes(found: Assessment) -> Iterator[Finding]:
-    most, least = (f(found.sites, key=found.cases.__getitem__) for f in (max, min))
-    times = found.cases[most] / found.cases[least]
+def sizes(assessment: Assessment) -> Iterator[Finding]:
+    """Yield a finding if a site has many times the cases of another."""
+    most, least = (f(assessment.sites, key=assessment.cases.__getitem__) for f in (max, min))
+    times = assessment.cases[most] / assessment.cases[least]
     if times >= UNEVEN:
         text = f"{most} has {times:.0f} times as many cases as {least}, and counts for as much more in a mean by cases"
         yield Finding(None, "sizes", text)
@@ -165,35 +182,36 @@ def sizes(found: Assessment) -> Iterator[Finding]:
 RULES = (missing, labels, images, brightness, sizes)
 
 
-def thin(found: Assessment) -> Iterator[str]:
-    for site in found.silent:
-        count = found.cases[site]
+def thin(assessment: Assessment) -> Iterator[str]:
+    """Yield cautions about sites and pairs with too few cases."""
+    for site in assessment.silent:
+        count = assessment.cases[site]
         yield f"{site} has {count} case{'s' * (count != 1)}: too few to be described without describing a patient"
-    few = [site for site in found.sites if found.cases[site] < FEW]
+    few = [site for site in assessment.sites if assessment.cases[site] < FEW]
     if few:
-        told = ", ".join(f"{site} ({found.cases[site]})" for site in few)
-        yield f"fewer than {FEW} cases at {told}: distances are uncertain, and a difference may go unnoticed"
-    unable = found.unable()
+        listed = ", ".join(f"{site} ({assessment.cases[site]})" for site in few)
+        yield f"fewer than {FEW} cases at {listed}: distances are uncertain, and a difference may go unnoticed"
+    unable = assessment.unable()
     if 0 < len(unable) <= 6:
-        told = ", ".join(f"{one} from {other}" for one, other in unable)
-        yield f"no test could tell {told}, however different they are: they have too few cases"
+        listed = ", ".join(f"{one} from {other}" for one, other in unable)
+        yield f"no test could tell {listed}, however different they are: they have too few cases"
     elif unable:
         yield f"{len(unable)} pairs have too few cases for any test to tell them apart, however different they are"
-    if len(found.sites) > MANY and len(found.distances) > 1:
+    if len(assessment.sites) > MANY and len(assessment.distances) > 1:
         yield "with so many pairs, only Earth Mover's and energy distances are tested finely enough to be starred"
-    if not any(d.matrix.any() for d in found.distances.values()):
+    if not any(d.matrix.any() for d in assessment.distances.values()):
         yield "the hospitals are the same in everything that was measured"
-    smallest = min(found.sites, key=found.cases.__getitem__)
-    if any(d.outlier == smallest for d in found.distances.values()) and smallest not in differ(found):
+    smallest = min(assessment.sites, key=assessment.cases.__getitem__)
+    if any(d.outlier == smallest for d in assessment.distances.values()) and smallest not in differ(assessment):
         yield f"of those compared, {smallest} has the fewest cases, and few cases look distant by chance alone"
-    unsure = [d for d in found.distances.values() if d.named[d.outlier] < SURE]
-    if unsure and len(found.sites) > 2:
-        told = "; ".join(f"{d.outlier} in {d.named[d.outlier]:.0%} by {d.title}" for d in unsure)
-        yield f"the most distant hospital is not always the same when cases are drawn again: {told}"
+    unsure = [d for d in assessment.distances.values() if d.named[d.outlier] < SURE]
+    if unsure and len(assessment.sites) > 2:
+        listed = "; ".join(f"{d.outlier} in {d.named[d.outlier]:.0%} by {d.title}" for d in unsure)
+        yield f"the most distant hospital is not always the same when cases are drawn again: {listed}"
 
 
 def weight(times: float) -> float:
-    """The weight of a site that is so many times as far.
+    """Return the recommended weight of a site with this remoteness.
 
     >>> weight(1.4), weight(3), weight(10)
     (0.5, 0.3, 0.1)
@@ -202,7 +220,7 @@ def weight(times: float) -> float:
 
 
 def _strategies(
-    found: Assessment, differing: Mapping[SiteId, float], findings: Sequence[Finding]
+    assessment: Assessment, differing: Mapping[SiteId, float], findings: Sequence[Finding]
 ) -> Iterator[Strategy]:
     if not differing:
         reason = "no hospital was shown to differ, so one model of all cases has the most to learn from"
@@ -211,20 +229,20 @@ def _strategies(
         changes = {"algorithm": {"name": "fedprox", "mu": 0.01}}
         yield Strategy("fedprox", "FedProx: hospitals held near the shared model", ONE, (reason,), None, changes)
     else:
-        by, site, times = _most_distant(found, differing)
+        by, site, times = _most_distant(assessment, differing)
         groups = _groups(by)
-        clusters = _clustered(found, by, groups, differing, findings)
+        clusters = _clustered(assessment, by, groups, differing, findings)
         reasons = _about(findings, site)
-        down = _weighted(found, by, site, times, reasons, _strength(found, differing[site], site))
+        down = _weighted(assessment, by, site, times, reasons, _strength(assessment, differing[site], site))
         mean = _mean("the yardstick: what the other strategies have to beat")
-        dull = {f.about for f in findings if f.site in differing} == {"brightness"}  # and the encoder sees nothing
+        dull = {f.about for f in findings if f.site in differing} == {"brightness"}  # not in the embeddings
         if dull:
             mean = _mean("only the brightness of scans was shown to differ, which normalising them may undo")
         if times <= 1:
             yield from [clusters, mean] if groups else [mean, clusters]
         elif dull:
             yield from [mean, replace(down, evidence="thin"), clusters]
-        elif groups or found.cases[site] > sum(found.cases.values()) / 2:
+        elif groups or assessment.cases[site] > sum(assessment.cases.values()) / 2:
             yield from [clusters, down, mean]
         else:
             yield from [down, clusters, mean]
@@ -241,12 +259,12 @@ def _mean(reason: str) -> Strategy:
 
 
 def _weighted(
-    found: Assessment, by: Distance, site: SiteId, times: float, seen: tuple[str, ...], evidence: Strength
+    assessment: Assessment, by: Distance, site: SiteId, times: float, seen: tuple[str, ...], evidence: Strength
 ) -> Strategy:
     factor = weight(times)
     far = f"{site} is {times:.1f} times as far from the others as these are from one another ({by.title})"
-    rest = sum(found.cases.values()) - found.cases[site]
-    before, after = (w * found.cases[site] / (w * found.cases[site] + rest) for w in (1.0, factor))
+    rest = sum(assessment.cases.values()) - assessment.cases[site]
+    before, after = (w * assessment.cases[site] / (w * assessment.cases[site] + rest) for w in (1.0, factor))
     effect = f"with weight {factor:g} its share of the mean falls from {before:.0%} to {after:.0%}"
     changes = {"algorithm": {"name": "weighted", "weights": {site: factor}, "inner": {"name": "fedavg"}}}
     title = f"Federated averaging with weight {factor:g} for {site}"
@@ -254,23 +272,22 @@ def _weighted(
 
 
 def _clustered(
-    found: Assessment, by: Distance, apart: Groups, differing: Mapping[SiteId, float], findings: Sequence[Finding]
+    assessment: Assessment, by: Distance, apart: Groups, differing: Mapping[SiteId, float], findings: Sequence[Finding]
 ) -> Strategy:
-    """A model for each group: those that stand apart, or else the sites that do not differ, and the others by kind."""
-    groups = apart or _alike(found, differing)
-    told = _told(groups)
+    """Recommend a model per group: clear clusters, or else the sites that do not differ, and the others."""
+    groups = apart or _alike(assessment, differing)
+    described = _in_words(groups)
     if apart:
         how = f"these groups stand apart (silhouette {by.silhouette:.2f}, {by.title})"
     else:
         how = "within a group, no hospital was shown to differ"
-    rest = [
-        site for site in {**found.cases, **found.refused} if site not in found.sites
-    ]  # they train, but could not be compared
+    # these sites train, but could not be compared
+    rest = [site for site in {**assessment.cases, **assessment.refused} if site not in assessment.sites]
     if rest:
-        largest = max(groups, key=lambda g: sum(found.cases[s] for s in g))
+        largest = max(groups, key=lambda g: sum(assessment.cases[s] for s in g))
         groups = tuple((*g, *rest) if g is largest else g for g in groups)
         how += f"; {', '.join(rest)} could not be compared and joins the largest group"
-    alone = [f"{g[0]} would train alone, on its {found.cases[g[0]]} cases" for g in groups if len(g) == 1]
+    alone = [f"{g[0]} would train alone, on its {assessment.cases[g[0]]} cases" for g in groups if len(g) == 1]
     seen = [text for site in differing for text in _about(findings, site)]
     reasons = (*seen, how, "each group trains a model of its own, on fewer cases", *alone)
     changes = {
@@ -281,15 +298,15 @@ def _clustered(
         }
     }
     worst = min(differing, key=differing.__getitem__)
-    evidence = _strength(found, differing[worst], worst)
-    return Strategy("clustered", f"A model for each of {told}", GROUP, reasons, evidence, changes)
+    evidence = _strength(assessment, differing[worst], worst)
+    return Strategy("clustered", f"A model for each of {described}", GROUP, reasons, evidence, changes)
 
 
-def _alike(found: Assessment, differing: Mapping[SiteId, float]) -> Groups:
-    """The sites that were not shown to differ, together; of the others, those that do not differ from one another."""
-    groups = [[site for site in found.sites if site not in differing]]
+def _alike(assessment: Assessment, differing: Mapping[SiteId, float]) -> Groups:
+    """Group the sites that do not differ, and of the others those that do not differ from one another."""
+    groups = [[site for site in assessment.sites if site not in differing]]
     for site in differing:
-        near = (g for g in groups[1:] if not any(set(found.differ(site, other)) & set(TESTED) for other in g))
+        near = (g for g in groups[1:] if not any(set(assessment.differ(site, other)) & set(TESTED) for other in g))
         place = next(near, None)
         if place is None:
             groups.append([site])
@@ -298,10 +315,10 @@ def _alike(found: Assessment, differing: Mapping[SiteId, float]) -> Groups:
     return tuple(tuple(g) for g in groups if g)
 
 
-def _told(groups: Groups) -> str:
-    """In words, not too many of them.
+def _in_words(groups: Groups) -> str:
+    """Return a short description of groups.
 
-    >>> _told((("a", "b"), ("c",))), _told((("a",), tuple("bcdefghi")))
+    >>> _in_words((("a", "b"), ("c",))), _in_words((("a",), tuple("bcdefghi")))
     ('{a, b} and {c}', '{a} and {8 others}')
     """
     largest = max(groups, key=len)
@@ -309,9 +326,14 @@ def _told(groups: Groups) -> str:
     return " and ".join("{" + text + "}" for text in short)
 
 
-def _common_modalities(found: Assessment, findings: Sequence[Finding]) -> Iterator[Strategy]:
-    gone = {q.of for q in _of(found, INTENSITY) for site, absent in q.absent.items() if absent == found.cases[site]}
-    common = [q.of for q in _of(found, INTENSITY) if q.of not in gone]
+def _common_modalities(assessment: Assessment, findings: Sequence[Finding]) -> Iterator[Strategy]:
+    gone = {
+        q.of
+        for q in _of(assessment, INTENSITY)
+        for site, absent in q.absent.items()
+        if absent == assessment.cases[site]
+    }
+    common = [q.of for q in _of(assessment, INTENSITY) if q.of not in gone]
     if gone and common:
         why = tuple(f.text for f in findings if f.about == "missing")
         price = "a model can rely everywhere on what every hospital acquires; the others lose what only they acquire"
@@ -321,52 +343,52 @@ def _common_modalities(found: Assessment, findings: Sequence[Finding]) -> Iterat
         yield Strategy("common-modalities", title, ONE, reasons, None, changes)
 
 
-def _most_distant(found: Assessment, differing: Mapping[SiteId, float]) -> tuple[Distance, SiteId, float]:
-    """The differing site that is farthest out, the distance by which it is, and how many times as far."""
+def _most_distant(assessment: Assessment, differing: Mapping[SiteId, float]) -> tuple[Distance, SiteId, float]:
+    """Return the differing site with the largest remoteness, with the distance and the remoteness."""
     seen = [
-        (remoteness(found.distances[name].matrix, found.index(site)), name, site)
-        for (name, site), p in tests(found).items()
+        (remoteness(assessment.distances[name].matrix, assessment.index(site)), name, site)
+        for (name, site), p in tests(assessment).items()
         if site in differing and p <= LEVEL
     ]
     times, name, site = max(seen)
-    return found.distances[name], site, times
+    return assessment.distances[name], site, times
 
 
 def _groups(by: Distance) -> Groups:
-    """Clusters that stand apart, none of them a single site; nothing if there are none."""
+    """Return well separated clusters of two or more sites each; nothing if there are none."""
     apart = by.silhouette >= GROUPED and len(by.linked) > 1 and min(map(len, by.linked)) > 1
     return by.linked if apart else ()
 
 
-def _strength(found: Assessment, p: float, site: SiteId) -> Strength:
-    """How sure: thin with few cases, clear where chance does this less than once in a hundred times."""
-    return "thin" if found.cases[site] < FEW else "clear" if p <= 0.01 else "likely"
+def _strength(assessment: Assessment, p: float, site: SiteId) -> Strength:
+    """Return the strength of evidence: thin with few cases, clear if p <= 0.01, else likely."""
+    return "thin" if assessment.cases[site] < FEW else "clear" if p <= 0.01 else "likely"
 
 
-def _summary(found: Assessment, differing: Mapping[SiteId, float]) -> str:
-    count = sum(found.cases[s] for s in found.sites)
-    start = f"{len(found.sites)} hospitals with {count} cases were compared"
-    if len(found.sites) == 2 and differing:
+def _summary(assessment: Assessment, differing: Mapping[SiteId, float]) -> str:
+    count = sum(assessment.cases[s] for s in assessment.sites)
+    start = f"{len(assessment.sites)} hospitals with {count} cases were compared"
+    if len(assessment.sites) == 2 and differing:
         return f"{start}: they differ by more than chance (p = {min(differing.values()):.3f})."
     if not differing:
-        apart = [p for p in combinations(found.sites, 2) if set(found.differ(*p)) & set(TESTED)]
-        told = ", ".join(f"{a} and {b}" for a, b in apart[:6])
-        pairs = f", although these do from one another: {told}{' and more' * (len(apart) > 6)}" if apart else ""
+        apart = [p for p in combinations(assessment.sites, 2) if set(assessment.differ(*p)) & set(TESTED)]
+        listed = ", ".join(f"{a} and {b}" for a, b in apart[:6])
+        pairs = f", although these do from one another: {listed}{' and more' * (len(apart) > 6)}" if apart else ""
         return f"{start}: none was shown to differ from the others{pairs}."
-    told = ", ".join(f"{site} (p = {p:.3f})" for site, p in sorted(differing.items(), key=lambda e: e[1]))
-    return f"{start}: {told} differ{'s' * (len(differing) == 1)} from the others by more than chance."
+    listed = ", ".join(f"{site} (p = {p:.3f})" for site, p in sorted(differing.items(), key=lambda e: e[1]))
+    return f"{start}: {listed} differ{'s' * (len(differing) == 1)} from the others by more than chance."
 
 
-def _standing_out(found: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId]]:
-    """Quantities in which a site differs from the others together."""
-    for quantity in _of(found, kind):
-        yield from ((quantity, site) for site in found.sites if found.stands_out(quantity, site))
+def _standing_out(assessment: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId]]:
+    """Yield the quantities in which a site differs from the others together."""
+    for quantity in _of(assessment, kind):
+        yield from ((quantity, site) for site in assessment.sites if assessment.stands_out(quantity, site))
 
 
-def _out_of_size(found: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId, float, float]]:
-    """Those of them whose medians are notably far apart: at the site, and elsewhere."""
-    for quantity, site in _standing_out(found, kind):
-        here, there = _median(found, quantity, [site]), _median(found, quantity, found.against[site])
+def _out_of_size(assessment: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId, float, float]]:
+    """Yield those quantities with a notable ratio of medians, and the medians at the site and elsewhere."""
+    for quantity, site in _standing_out(assessment, kind):
+        here, there = _median(assessment, quantity, [site]), _median(assessment, quantity, assessment.against[site])
         if here > 0 and there > 0 and _times(here, there) >= NOTABLE:
             yield quantity, site, here, there
 
@@ -375,13 +397,13 @@ def _about(findings: Sequence[Finding], site: SiteId) -> tuple[str, ...]:
     return tuple(f.text for f in findings if f.site == site)
 
 
-def _of(found: Assessment, kind: str) -> list[Quantity]:
-    return [q for q in found.quantities.values() if q.kind == kind]
+def _of(assessment: Assessment, kind: str) -> list[Quantity]:
+    return [q for q in assessment.quantities.values() if q.kind == kind]
 
 
-def _median(found: Assessment, quantity: Quantity, sites: Sequence[SiteId]) -> float:
-    """Over the cases of these sites in which it is not absent; 0 if there are none."""
-    kept = [(v[v != 0], found.cases[s] / len(v)) for s, v in quantity.values.items() if s in sites]
+def _median(assessment: Assessment, quantity: Quantity, sites: Sequence[SiteId]) -> float:
+    """Return the median over the cases of these sites that have the quantity; 0 if there are none."""
+    kept = [(v[v != 0], assessment.cases[s] / len(v)) for s, v in quantity.values.items() if s in sites]
     values = np.concatenate([v for v, _ in kept])
     if not len(values):
         return 0.0
@@ -391,9 +413,9 @@ def _median(found: Assessment, quantity: Quantity, sites: Sequence[SiteId]) -> f
     return float(values[order][np.minimum(at, len(values) - 1)].mean())
 
 
-def _absent(found: Assessment, quantity: Quantity, sites: Sequence[SiteId]) -> float:
-    """The share of the cases of these sites in which it is absent."""
-    return sum(quantity.absent[s] for s in sites) / sum(found.cases[s] for s in sites)
+def _absent(assessment: Assessment, quantity: Quantity, sites: Sequence[SiteId]) -> float:
+    """Return the share of the cases of these sites that lack the quantity."""
+    return sum(quantity.absent[s] for s in sites) / sum(assessment.cases[s] for s in sites)
 
 
 def _times(here: float, there: float) -> float:

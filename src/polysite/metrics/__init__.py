@@ -1,0 +1,1 @@
+"""Measures of overlap, surface and classification, fairness, and statistical tests."""

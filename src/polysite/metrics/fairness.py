@@ -1,10 +1,10 @@
-"""How evenly hospitals are served: from the mean score of each, every hospital counting once.
+"""Fairness between hospitals: how much their mean scores differ, with equal weight for every hospital.
 
-Jain's index, (Σx)² / (n Σx²), is 1 if all are served alike and 1/n if one gets everything (Jain, Chiu and Hawe 1984, A
+Jain's index, (Σx)² / (n Σx²), is 1 if all scores are equal and 1/n if all but one are zero (Jain, Chiu and Hawe 1984, A
 quantitative measure of fairness and discrimination for resource allocation in shared computer systems).
 
->>> found = fairness({"a": 0.9, "b": 0.6, "c": 0.9})
->>> found.worst, found.best, round(found.mean, 3), round(found.spread, 3), round(found.std, 3), round(found.jain, 3)
+>>> f = fairness({"a": 0.9, "b": 0.6, "c": 0.9})
+>>> f.worst, f.best, round(f.mean, 3), round(f.spread, 3), round(f.std, 3), round(f.jain, 3)
 (('b', 0.6), ('a', 0.9), 0.8, 0.3, 0.173, 0.97)
 """
 
@@ -18,7 +18,7 @@ from polysite.errors import DataError
 
 @dataclass(frozen=True)
 class Fairness:
-    """Over sites: the worst and the best by name, the mean, and how far the others are from it."""
+    """Summary of the mean scores of sites."""
 
     worst: tuple[str, float]
     best: tuple[str, float]
@@ -29,7 +29,12 @@ class Fairness:
 
 
 def fairness(means: Mapping[str, float], better: int = 1) -> Fairness:
-    """Of the mean score of every site; ``better`` is −1 where less is better. Of equals, the first is named."""
+    """Summarise the mean scores of sites.
+
+    Args:
+        means: Mean score of every site.
+        better: 1 if larger scores are better, −1 if smaller ones are. Of equal scores, the first site counts.
+    """
     for site, value in means.items():
         if not math.isfinite(value):
             raise DataError(f"{site} has the mean score {value}; leave a site without a score out")

@@ -1,8 +1,8 @@
-"""What one label of one case gets, and what an empty mask is worth.
+"""All measures of one label of one case, and the policy for empty masks.
 
-`measure` gives raw numbers: where a mask is empty there is no surface, so distances are NaN. A `Policy` turns them into
-what is averaged, and a report names it. BraTS gives a missed tumour 373.13 mm. Code that leaves such cases out, as that
-of a published comparison does, rewards a model for finding nothing at all.
+`measure` returns raw numbers: an empty mask has no surface, so its distances are NaN. An `EmptyMaskPolicy` turns them
+into the numbers that are averaged, and a report states it. BraTS gives a missed tumour 373.13 mm. Code that leaves such
+cases out, as that of a published comparison does, rewards a model that finds nothing at all.
 
 >>> import numpy as np
 >>> row = measure(np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), (1.0, 1.0))
@@ -36,10 +36,14 @@ def measure(
     tolerance: float = 1.0,
     surfaces: Callable[[Any, Any, Sequence[float]], Surfaces] = numpy_surfaces,
 ) -> dict[str, float]:
-    """All measures of two boolean masks; ``surfaces`` suits the kind of array (tensors: `polysite.training.surface`).
+    """Return all measures of two boolean masks, with the voxels of both and the diagonal of the image.
 
-    The tolerance is that of the NSD, in the unit of the spacing. ``truth`` and ``predicted`` count voxels, ``diagonal``
-    is that of the image.
+    Args:
+        predicted: Predicted mask.
+        truth: Ground truth.
+        spacing: Voxel size per axis.
+        tolerance: Tolerance of the NSD, in the unit of the spacing.
+        surfaces: Function for the type of array; `polysite.training.surface.surfaces` for tensors.
     """
     counts = overlap(predicted, truth)
     apart = surfaces(predicted, truth, spacing)
@@ -60,13 +64,18 @@ def measure(
 
 @dataclass(frozen=True)
 class EmptyMaskPolicy:
-    """What a distance means where exactly one mask is empty, and which HD95 is meant.
+    """Value of a distance if exactly one mask is empty, and the definition of HD95.
 
-    Where both are empty there is nothing to be far from: distances are left out, Dice, IoU and NSD are 1.
+    If both masks are empty, distances are left out, and Dice, IoU and NSD are 1.
+
+    Args:
+        empty: ``penalty`` counts a penalty if one mask is empty; ``excluded`` leaves the case out.
+        penalty: The diagonal of the image, or a distance; BraTS uses 373.13 mm.
+        hd95: ``max`` is the larger of the two directed percentiles, ``union`` the percentile of all distances.
     """
 
     empty: Empty = "penalty"
-    penalty: Literal["diagonal"] | float = "diagonal"  # of the image; or a distance: BraTS takes 373.13 mm
+    penalty: Literal["diagonal"] | float = "diagonal"
     hd95: Definition = "max"
 
     def __post_init__(self) -> None:
@@ -79,7 +88,7 @@ class EmptyMaskPolicy:
             raise ConfigError(f"penalty = {self.penalty!r} is no distance; give 'diagonal' or a positive number")
 
     def value(self, row: Mapping[str, float], measure: str) -> float:
-        """A measure of a row of `measure`, as this policy counts it; NaN is to be left out."""
+        """Return a measure of a row of `measure` under this policy; NaN means that the case is left out."""
         kind, union = self.kind(row), measure == "hd95" and self.hd95 == "union"
         raw = row["hd95_union" if union else measure]
         if kind == "both empty":
@@ -94,14 +103,14 @@ class EmptyMaskPolicy:
 
     @staticmethod
     def kind(row: Mapping[str, float]) -> Kind:
-        """Which masks of a row are empty."""
+        """Return which masks of a row are empty."""
         if row["truth"]:
             return "" if row["predicted"] else "missed"
         return "false alarm" if row["predicted"] else "both empty"
 
     @property
     def words(self) -> str:
-        """The policy in a sentence, for a report."""
+        """Description of the policy for a report."""
         how = {
             "max": "the larger of the 95th percentiles of the distances from prediction to truth and back",
             "union": "the 95th percentile of the distances from prediction to truth and back, taken together",

@@ -1,8 +1,8 @@
-"""How well two masks agree, voxel by voxel.
+"""Overlap of two masks: Dice, IoU, sensitivity and specificity.
 
-Empty masks follow one stated policy. Dice and IoU: both empty is a perfect answer (1), exactly one empty is a complete
-miss (0). Sensitivity without a voxel to find and specificity without a voxel to leave alone are undefined: NaN, to be
-left out of means. IoU is TP / (TP + FP + FN); the denominator 2TP + FP + FN that can be found in print is Dice's.
+Dice and IoU are 1 if both masks are empty and 0 if exactly one is. Sensitivity without a positive voxel and specificity
+without a negative voxel are undefined: NaN, to be left out of means. IoU is TP / (TP + FP + FN); the denominator
+2TP + FP + FN that can be found in print is that of Dice.
 
 >>> import numpy as np
 >>> dice(np.array([1, 1, 0, 0], bool), np.array([1, 0, 0, 0], bool))
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from polysite.errors import DataError
 
-BLOCK = 1 << 17  # bytes that are counted three times before they leave the cache
+BLOCK = 1 << 17  # bytes that stay in the CPU's cache while they are counted three times
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Voxels that are rightly and wrongly in (tp, fp), wrongly and rightly out (fn, tn)."""
+    """Numbers of true and false positive, false and true negative voxels."""
 
     tp: int
     fp: int
@@ -36,51 +36,55 @@ class Overlap:
 
     @property
     def dice(self) -> float:
+        """Dice coefficient: 2TP / (2TP + FP + FN)."""
         total = 2 * self.tp + self.fp + self.fn
         return 2 * self.tp / total if total else 1.0
 
     @property
     def iou(self) -> float:
+        """Intersection over union: TP / (TP + FP + FN)."""
         union = self.tp + self.fp + self.fn
         return self.tp / union if union else 1.0
 
     @property
     def sensitivity(self) -> float:
+        """TP / (TP + FN)."""
         return self.tp / (self.tp + self.fn) if self.tp + self.fn else math.nan
 
     @property
     def specificity(self) -> float:
+        """TN / (TN + FP)."""
         return self.tn / (self.tn + self.fp) if self.tn + self.fp else math.nan
 
 
 def overlap(predicted: Any, truth: Any) -> Overlap:
-    """Of two boolean arrays or tensors, on whichever device."""
+    """Count the overlap of two boolean arrays or tensors, on any device."""
     if predicted.shape != truth.shape:
         raise DataError(
             f"the prediction has shape {tuple(predicted.shape)}, the truth {tuple(truth.shape)}; bring both to one grid"
         )
     if str(predicted.device) == str(truth.device) == "cpu":
-        both, said, true = _count(np.asarray(predicted, bool), np.asarray(truth, bool))
-    else:  # all three are under way before the first is waited for
-        both, said, true = map(int, [(predicted & truth).sum(), predicted.sum(), truth.sum()])
-    return Overlap(both, said - both, true - both, math.prod(truth.shape) - said - true + both)
+        both, positive, true = _count(np.asarray(predicted, bool), np.asarray(truth, bool))
+    else:  # start all three sums before waiting for the first
+        both, positive, true = map(int, [(predicted & truth).sum(), predicted.sum(), truth.sum()])
+    return Overlap(both, positive - both, true - both, math.prod(truth.shape) - positive - true + both)
 
 
 def dice(predicted: Any, truth: Any) -> float:
-    """Dice coefficient of two boolean arrays or tensors: 2 |A and B| / (|A| + |B|)."""
+    """Return the Dice coefficient of two boolean arrays or tensors: 2 |A and B| / (|A| + |B|)."""
     return overlap(predicted, truth).dice
 
 
 def _count(predicted: NDArray[np.bool_], truth: NDArray[np.bool_]) -> tuple[int, int, int]:
-    """Voxels in both, in the first and in the second: every byte is fetched from memory once."""
-    if predicted.flags.f_contiguous and truth.flags.f_contiguous:  # as nibabel reads them: turned round, not copied
+    """Return the voxels in both, in the first and in the second mask; every byte is read from memory once."""
+    if predicted.flags.f_contiguous and truth.flags.f_contiguous:  # as nibabel reads them: transpose, do not copy
         predicted, truth = predicted.T, truth.T
     a, b = predicted.reshape(-1), truth.reshape(-1)
     buffer = np.empty(min(BLOCK, a.size), bool)
-    both = said = true = 0
+    both = positive = true = 0
     for start in range(0, a.size, BLOCK):
         x, y = a[start : start + BLOCK], b[start : start + BLOCK]
         both += int(np.count_nonzero(np.logical_and(x, y, out=buffer[: x.size])))
-        said += int(np.count_nonzero(x))
+        positive += int(np.count_nonzero(x))
         true += int(np.count_nonzero(y))
-    return both, said, true
+    return both, positive, true

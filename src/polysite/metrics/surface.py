@@ -1,17 +1,18 @@
-"""How far two surfaces lie apart: Hausdorff distances, mean surface distance, surface Dice. Exact, in mm.
+"""Distances between two surfaces: Hausdorff distances, mean surface distance, surface Dice. Exact, in mm.
 
-A surface voxel belongs to its mask and has a face-neighbour that does not; nothing outside of the image belongs to it.
+A surface voxel belongs to its mask and has a face-neighbour that does not; voxels outside the image belong to no mask.
 This is MONAI's convention too (its crop adds a rim of background), and the numbers are MONAI's, with three exceptions.
-Where a mask is empty, MONAI gives infinity, NaN or (NSD) 0; here everything is NaN, and a policy decides
+If a mask is empty, MONAI returns infinity, NaN or (NSD) 0; here everything is NaN, and a policy decides
 (`polysite.metrics.measures`). Percentile 0 is MONAI's maximum; here it is the smallest distance. MONAI rounds distances
 to single precision.
 
-The way: crop to what either mask holds; find surfaces eight voxels at a time; sweep along the first axis, so that every
-voxel knows how many steps its column goes to a surface voxel of the other mask. The nearest of those is the least of
-(distance to a column)² + (steps along it)² over the columns around, looked up from near to far until the columns alone
-are farther than what was found. Where surfaces lie far apart that would take long: then the lower envelope of parabolas
-settles the second axis (Felzenszwalb and Huttenlocher 2012, Distance transforms of sampled functions, Theory of
-Computing 8) and only the third is searched. A sample decides; the answers are the same.
+The steps are: crop to the union of the masks; find surfaces eight voxels at a time; sweep along the first axis to count
+the steps of every voxel to a surface voxel of the other mask in its column. The squared distance of a surface voxel is
+the minimum of (distance to a column)² + (steps along it)² over the surrounding columns, searched from near to far until
+the columns alone are farther than the minimum so far. This is slow if the surfaces are far apart. Then the lower
+envelope of parabolas minimises over the second axis (Felzenszwalb and Huttenlocher 2012, Distance transforms of sampled
+functions, Theory of Computing 8), and only the third is searched. A sample of voxels decides which way is used; the
+results are the same.
 
 >>> far = surfaces(np.array([1, 1, 0, 0, 0, 0], bool), np.array([1, 0, 0, 0, 1, 0], bool), (0.5,))
 >>> far.to_truth.tolist(), far.to_predicted.tolist(), far.hausdorff(100), far.assd(), far.nsd(0.5)
@@ -31,20 +32,20 @@ from polysite.errors import DataError
 
 Floats = NDArray[np.float64]
 ROUNDING = 1e-7  # a distance of 3 × 0.1 mm lies within a tolerance of 0.3 mm
-NEAR = 4096  # columns that are looked up from near to far; beyond, row by row
-SAMPLE = 64  # one in so many surface voxels says how long the search would be
-ENVELOPE = 8  # what a voxel of the envelope costs, in columns looked up
+NEAR = 4096  # columns that are searched from near to far; beyond, row by row
+SAMPLE = 64  # one in so many surface voxels is used to estimate the duration of the search
+ENVELOPE = 8  # cost of a voxel of the envelope, in columns searched
 
 
 @dataclass(frozen=True, eq=False)
 class Surfaces:
-    """The distance of every surface voxel of one mask to the surface of the other; none where a mask is empty."""
+    """Distances of the surface voxels of each mask to the surface of the other; empty if a mask is empty."""
 
     to_truth: Floats
     to_predicted: Floats
 
     def hausdorff(self, percentile: float = 95.0, how: Literal["max", "union"] = "max") -> float:
-        """The larger of the two directed percentiles (``max``) or the percentile of all distances (``union``)."""
+        """Return the larger of the two directed percentiles (``max``) or the percentile of all (``union``)."""
         if not self:
             return math.nan
         if how == "union":
@@ -52,11 +53,11 @@ class Surfaces:
         return float(max(np.percentile(self.to_truth, percentile), np.percentile(self.to_predicted, percentile)))
 
     def assd(self) -> float:
-        """Average symmetric surface distance: the mean of all distances."""
+        """Return the average symmetric surface distance: the mean of all distances."""
         return float(self._pooled.mean()) if self else math.nan
 
     def nsd(self, tolerance: float) -> float:
-        """Normalised surface Dice: the share of surface voxels of both that lie within the tolerance."""
+        """Return the normalised surface Dice: the share of both masks' surface voxels within the tolerance."""
         return float((self._pooled <= tolerance * (1 + ROUNDING)).mean()) if self else math.nan
 
     def __bool__(self) -> bool:
@@ -68,11 +69,11 @@ class Surfaces:
 
 
 def surfaces(predicted: NDArray[np.bool_], truth: NDArray[np.bool_], spacing: Sequence[float]) -> Surfaces:
-    """Of two masks with one to three axes; the spacing is the size of a voxel in mm, axis by axis."""
+    """Return the surface distances of two masks with one to three axes; the spacing is in mm per axis."""
     check(predicted.shape, truth.shape, spacing)
     masks = [np.asarray(m, bool) for m in (predicted, truth)]
     size = tuple(map(float, spacing))
-    if all(m.flags.f_contiguous for m in masks):  # as nibabel reads them: turned round, not copied
+    if all(m.flags.f_contiguous for m in masks):  # as nibabel reads them: transpose, do not copy
         masks, size = [m.T for m in masks], size[::-1]
     flat = 3 - truth.ndim
     masks = [np.ascontiguousarray(m).view(np.uint8).reshape((1,) * flat + m.shape) for m in masks]
@@ -85,7 +86,7 @@ def surfaces(predicted: NDArray[np.bool_], truth: NDArray[np.bool_], spacing: Se
 
 
 def check(predicted: Sequence[int], truth: Sequence[int], spacing: Sequence[float]) -> None:
-    """Refuse shapes that differ and a spacing that is none."""
+    """Refuse different shapes and an invalid spacing."""
     if tuple(predicted) != tuple(truth):
         raise DataError(
             f"the prediction has shape {tuple(predicted)}, the truth {tuple(truth)}; bring both to one grid"
@@ -97,15 +98,15 @@ def check(predicted: Sequence[int], truth: Sequence[int], spacing: Sequence[floa
 def _edges(
     masks: Sequence[NDArray[np.uint8]], box: Sequence[int], flat: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.unsignedinteger[Any]]]:
-    """The surface voxels of both masks, cropped, with a rim of zeros and rows of whole words; and room for columns."""
+    """Return the cropped surface voxels of both masks, with a rim of zeros and rows of whole words; and a buffer."""
     crop = tuple(slice(a, b) for a, b in zip(box[::2], box[1::2], strict=True))
     n = [s.stop - s.start for s in crop]
     shape = (n[0] + 2, n[1] + 2, -(-(n[2] + 2) // 8) * 8)
     whole = np.min_scalar_type(n[0] + 2)
-    # in one piece: what is large comes in large pages, and asking for small ones would take longer than all the rest
+    # one allocation, for huge pages: allocating small pages would take longer than all the rest
     room = np.zeros((3 + whole.itemsize, *shape), np.uint8)
     padded, edges = room[0], room[1:3]
-    for axis in range(flat):  # along an axis that the image does not have, every neighbour is inside
+    for axis in range(flat):  # every neighbour along an axis that the image lacks counts as inside
         padded[(slice(None),) * axis + ([0, -1],)] = 1
     for mask, found in zip(masks, edges, strict=True):
         padded[1:-1, 1:-1, 1 : n[2] + 1] = mask[crop]
@@ -118,7 +119,7 @@ def _edges(
 def _distances(
     edges: NDArray[np.uint8], others: NDArray[np.uint8], columns: NDArray[Any], spacing: tuple[float, ...]
 ) -> Floats:
-    """From every surface voxel to the nearest of the others; nothing where either mask is empty."""
+    """Return the distance of every surface voxel to the nearest of the others; empty if either mask is empty."""
     found = np.empty(np.count_nonzero(edges) if others.any() else 0)
     if not found.size:
         return found
@@ -136,12 +137,12 @@ def _distances(
 
 @lru_cache(8)
 def _around(row: float, column: float) -> tuple[NDArray[np.int32], NDArray[np.int32], Floats]:
-    """The nearest places of a plane from near to far, without the origin, and their squared distances."""
-    # as many rows and columns as a disc of NEAR places has, twice over
+    """Return the positions around the origin of a plane, from near to far, and their squared distances."""
+    # about twice the extent of a disc of NEAR positions
     reach = [max(1, math.ceil(math.sqrt(NEAR * row * column / math.pi) / s)) for s in (row, column)]
     j, k = np.mgrid[-reach[0] : reach[0] + 1, -reach[1] : reach[1] + 1].reshape(2, -1).astype(np.int32)
     square = (j * row) ** 2 + (k * column) ** 2
-    whole = min((r + 1) * s for r, s in zip(reach, (row, column), strict=True)) ** 2  # nearer than what is cut off
+    whole = min((r + 1) * s for r, s in zip(reach, (row, column), strict=True)) ** 2  # nearer than all left out
     order = np.argsort(square, kind="stable")[1:]
     order = order[square[order] < whole]
     return j[order], k[order], square[order]
@@ -149,20 +150,20 @@ def _around(row: float, column: float) -> tuple[NDArray[np.int32], NDArray[np.in
 
 @cache
 def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel as machine code; Numba is asked for it when it is first needed, because its import takes a while."""
+    """Compile a kernel with Numba, on first use, because importing Numba is slow."""
     import numba
 
     try:
         return numba.njit(kernel, cache=True, nogil=True)  # type: ignore[no-any-return]
-    except RuntimeError:  # nowhere to keep it
+    except RuntimeError:  # no writable folder for Numba's cache
         return numba.njit(kernel, nogil=True)  # type: ignore[no-any-return]
 
 
-# What follows is compiled: plain loops over arrays that are contiguous.
+# The functions below are compiled: plain loops over contiguous arrays.
 
 
 def _bounds(a, b):  # type: ignore[no-untyped-def]
-    """The box of what either mask holds: first and past the last, axis by axis."""
+    """Return the box around the union of the masks: first and past the last index of each axis."""
     top, left, front = a.shape
     bottom = right = back = 0
     for i in range(a.shape[0]):
@@ -185,7 +186,7 @@ def _bounds(a, b):  # type: ignore[no-untyped-def]
 
 
 def _shell(mask, found):  # type: ignore[no-untyped-def]
-    """What of the mask has a neighbour outside, eight voxels to a word, plane by plane."""
+    """Find the voxels of the mask with a neighbour outside, eight voxels per word, plane by plane."""
     m, out = mask.ravel(), found.ravel()
     row, n = mask.shape[2], mask.shape[1] * mask.shape[2]
     byte, rest = np.uint64(8), np.uint64(56)
@@ -200,12 +201,12 @@ def _shell(mask, found):  # type: ignore[no-untyped-def]
 
 
 def _columns(edges, steps):  # type: ignore[no-untyped-def]
-    """Steps along the first axis to the nearest surface voxel; the largest number where a column has none."""
+    """Count the steps along the first axis to the nearest surface voxel; the largest number if a column has none."""
     e, s = edges.reshape(edges.shape[0], -1), steps.reshape(steps.shape[0], -1)
     whole = steps.dtype.type
     none = whole(np.iinfo(steps.dtype).max)
     s[0] = none  # the rim
-    for i in range(1, len(s)):  # views of one plane each, so that many columns are stepped at once
+    for i in range(1, len(s)):  # views of one plane each, so that the loop is vectorised over columns
         last, here, edge = s[i - 1], s[i], e[i]
         for p in range(len(here)):
             here[p] = (last[p] + (last[p] != none)) * (1 - edge[p])
@@ -216,7 +217,7 @@ def _columns(edges, steps):  # type: ignore[no-untyped-def]
 
 
 def _search(words, columns, spacing, dj, dk, square, every, limit, found):  # type: ignore[no-untyped-def]
-    """Squared distances of one surface voxel in ``every``; False when it took more columns than the limit."""
+    """Compute squared distances of one surface voxel in ``every``; False if it took more columns than the limit."""
     rows, width = columns.shape[1:]
     a, b, c = spacing
     none = np.iinfo(columns.dtype).max
@@ -261,7 +262,7 @@ def _search(words, columns, spacing, dj, dk, square, every, limit, found):  # ty
 
 
 def _envelope(words, columns, spacing, found):  # type: ignore[no-untyped-def]
-    """Squared distances of the surface voxels: plane by plane, the lower envelope along rows, then along each row."""
+    """Compute squared distances plane by plane: the lower envelope over rows, then a search along each row."""
     rows, width = columns.shape[1:]
     a, b, c = spacing
     none = np.iinfo(columns.dtype).max

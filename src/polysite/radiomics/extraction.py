@@ -1,12 +1,12 @@
-"""The 93 features of an image inside a mask, on all cores.
+"""Extraction of the 93 features of an image inside a mask, on all cores.
 
-Crop to the mask; grey levels; one look at all neighbours of every voxel for dependences and differences, one at those
-ahead for pairs, runs and zones; then the formulas. Every thread has a stretch of the voxels and tables of its own,
-which hold whole numbers: their sum is the same however many threads there are.
+The steps are: crop to the mask; compute grey levels; one pass over all neighbours of every voxel for dependences and
+differences, and one over those ahead for pairs, runs and zones; then the formulas. Every thread has a range of voxels
+and its own tables of integers, so that their sum does not depend on the number of threads.
 
 >>> image = np.arange(27.0).reshape(3, 3, 3)
->>> found = features(image, image > 3, settings=Settings(bin_width=5))
->>> len(found), found["firstorder_Mean"], found["glszm_ZonePercentage"]
+>>> values = features(image, image > 3, settings=Settings(bin_width=5))
+>>> len(values), values["firstorder_Mean"], values["glszm_ZonePercentage"]
 (93, 15.0, 0.34782608695652173)
 """
 
@@ -25,9 +25,9 @@ from polysite.radiomics import formulas, kernels
 from polysite.radiomics.formulas import NAMES, Counts, Direction, Floats, Values, Zones
 from polysite.radiomics.settings import Settings, check, check_values
 
-ROOM = 1 << 27  # bytes for the tables of all threads; with many grey levels, fewer directions and threads at a time
-ROUNDING = 1e-5  # of the size of the values, below which a mean is none
-SMALL = 256  # zones of fewer voxels are counted in a table, larger ones are listed
+MAX_TABLE_BYTES = 1 << 27  # of all threads; with many grey levels, fewer directions and threads at a time
+ROUNDING = 1e-5  # relative size below which a mean is rounding error
+SMALL = 256  # zones of fewer voxels are counted in a table, larger ones in a list
 
 Voxels = NDArray[np.uint8]
 Levels = NDArray[np.uint16]
@@ -42,12 +42,17 @@ def features(
     settings: Settings = Settings(),
     threads: int | None = None,
 ) -> dict[str, float]:
-    """By PyRadiomics' names (`NAMES`), of an image with two or three axes where the mask equals the label.
+    """Return the features of an image inside a mask, by PyRadiomics' names (`NAMES`).
 
-    The spacing is the size of a voxel in mm, axis by axis, 1 mm if not given; it matters for TotalEnergy alone. Axes
-    may come in any order; only `force2D_dimension` depends on it. NaN stands for a feature that this mask leaves
-    undefined, as in PyRadiomics: those of the GLCM where no two voxels touch, those of the GLRLM where no two lie on a
-    line, the robust deviation of two voxels. All cores are used unless a number of threads is given.
+    NaN stands for a feature that this mask leaves undefined, as in PyRadiomics: those of the GLCM if no two voxels
+    touch, those of the GLRLM if no two lie on a line, the robust deviation of two voxels.
+
+    Args:
+        image: An image with two or three axes, in any order; only `force2D_dimension` depends on the order.
+        mask: Array of the same shape; the region has the value ``settings.label``.
+        spacing: Voxel size in mm per axis, 1 by default; only TotalEnergy depends on it.
+        settings: Settings of the extraction.
+        threads: Number of threads; None for all cores.
     """
     spacing = spacing or (1.0,) * image.ndim
     check(image.shape, mask.shape, spacing, settings)
@@ -68,12 +73,12 @@ def features(
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def directions(axis: int | None) -> list[Vector]:
-    """Half of a voxel's 26 neighbours, those ahead; of its slice only, where slices are stacked along this axis.
+    """Return the 13 of a voxel's 26 neighbours that are ahead; with an axis, only those in slices across that axis.
 
     >>> len(directions(None)), directions(0)
     (13, [(0, 0, 1), (0, 1, -1), (0, 1, 0), (0, 1, 1)])
@@ -83,7 +88,7 @@ def directions(axis: int | None) -> list[Vector]:
 
 
 def lined(levels: Levels, vector: Vector) -> bool:
-    """Whether any line in this direction holds two voxels; asked where no two are neighbours, which is rare."""
+    """Return whether any line in this direction holds two voxels; needed only in the rare case without neighbours."""
     at = np.argwhere(levels)
     axis = next(n for n, v in enumerate(vector) if v)
     foot = at - np.outer(at[:, axis] * vector[axis], vector)
@@ -91,12 +96,12 @@ def lined(levels: Levels, vector: Vector) -> bool:
 
 
 def _laid_out(image: NDArray[Any], mask: NDArray[Any], settings: Settings) -> tuple[NDArray[Any], Voxels, int | None]:
-    """Image and mask with three axes, row by row in memory, in numbers that can be compiled for."""
+    """Return image and mask with three axes, in C order and in types that the kernels support."""
     if image.dtype.kind not in "buif":
         raise DataError(f"the image holds numbers of type {image.dtype}; give whole or real numbers")
     inside = mask if mask.dtype == bool and settings.label == 1 else mask == settings.label
     axis = settings.force2D_dimension if settings.force2D else None
-    if image.flags.f_contiguous and not image.flags.c_contiguous:  # as nibabel reads it: turned round, not copied
+    if image.flags.f_contiguous and not image.flags.c_contiguous:  # as nibabel reads it: transpose, do not copy
         image, inside = image.T, inside.T
         axis = axis if axis is None else image.ndim - 1 - axis
     missing = 3 - image.ndim
@@ -112,19 +117,19 @@ def _laid_out(image: NDArray[Any], mask: NDArray[Any], settings: Settings) -> tu
 def _levels(
     image: NDArray[Any], inside: Voxels, settings: Settings, pool: Executor, workers: int
 ) -> tuple[Floats, Levels]:
-    """The values inside the mask, one after the other, and their grey levels in the box of the mask, with a rim."""
-    found = np.zeros((len(inside), 5), np.int64)
-    _over(pool, kernels.bounds, _cuts(len(inside), workers), inside, found)
-    held = np.flatnonzero(found[:, 0])
-    check_values(int(found[:, 0].sum()), 0, 0, settings.label)
+    """Return the values inside the mask, and their grey levels in the box of the mask, with a rim."""
+    bounds = np.zeros((len(inside), 5), np.int64)
+    _over(pool, kernels.bounds, _cuts(len(inside), workers), inside, bounds)
+    held = np.flatnonzero(bounds[:, 0])
+    check_values(int(bounds[:, 0].sum()), 0, 0, settings.label)
     box = (
         slice(held[0], held[-1] + 1),
-        slice(found[held, 1].min(), found[held, 2].max()),
-        slice(found[held, 3].min(), found[held, 4].max()),
+        slice(bounds[held, 1].min(), bounds[held, 2].max()),
+        slice(bounds[held, 3].min(), bounds[held, 4].max()),
     )
     image, inside = image[box], inside[box]
-    starts = np.concatenate([[0], np.cumsum(found[box[0], 0])])
-    cuts = np.searchsorted(starts, np.linspace(0, starts[-1], 4 * workers + 1)).tolist()  # as many voxels to each
+    starts = np.concatenate([[0], np.cumsum(bounds[box[0], 0])])
+    cuts = np.searchsorted(starts, np.linspace(0, starts[-1], 4 * workers + 1)).tolist()  # equal numbers of voxels
     values = np.empty(starts[-1])
     _over(pool, kernels.gather, cuts, image, inside, starts, values)
     least, largest = float(values.min()), float(values.max())
@@ -136,7 +141,7 @@ def _levels(
 
 
 def _neighbours(levels: Levels, vectors: Sequence[Vector], pool: Executor, workers: int) -> tuple[Counts, Counts]:
-    """Of each level: voxels by the number of equal neighbours; differences from all, by their number."""
+    """Return for each level the voxels by number of equal neighbours, and the differences by number of neighbours."""
     ahead = _steps(levels, vectors)
     cuts = _inner(levels, ahead, workers)
     own = np.zeros((2, len(cuts) - 1, int(levels.max()) + 1, 2 * len(ahead) + 1), np.int64)
@@ -148,9 +153,9 @@ def _neighbours(levels: Levels, vectors: Sequence[Vector], pool: Executor, worke
 def _directions(
     levels: Levels, vectors: Sequence[Vector], parent: NDArray[Any], pool: Executor, workers: int
 ) -> Iterator[list[Direction]]:
-    """Pairs and runs of each direction, as many directions at a time as there is room for; and the trees of zones."""
+    """Yield pairs and runs of the directions, in groups that fit into memory; update the trees of zones."""
     top, longest = int(levels.max()), max(levels.shape)
-    at_once = max(1, ROOM // (4 * (top + 1) * (top + longest)))
+    at_once = max(1, MAX_TABLE_BYTES // (4 * (top + 1) * (top + longest)))
     steps = _steps(levels, vectors)
     cuts = _inner(levels, steps, min(workers, at_once))
     group = max(1, at_once // (len(cuts) - 1))
@@ -168,7 +173,7 @@ def _directions(
 
 
 def _zones(levels: Levels, parent: NDArray[Any]) -> Zones:
-    """Sizes of the zones: a table of the small ones, a list of the others."""
+    """Count the zones by level and size: small ones from a table, others from a list."""
     flat = levels.ravel()
     small = np.zeros((int(levels.max()) + 1, SMALL), np.int64)
     kernels.compiled(kernels.zones)(flat, parent, small)
@@ -183,7 +188,7 @@ def _zones(levels: Levels, parent: NDArray[Any]) -> Zones:
 
 
 def _percentiles(values: Floats, levels: Levels, voxels: Counts) -> dict[int, float]:
-    """Looked for only among the values of the grey levels that hold them."""
+    """Return the percentiles; only values of the grey levels that contain them are sorted."""
     places = np.array(formulas.places(len(values)))
     until = np.cumsum(voxels)
     wanted = np.zeros(len(voxels), bool)
@@ -198,7 +203,7 @@ def _percentiles(values: Floats, levels: Levels, voxels: Counts) -> dict[int, fl
 def _values(
     values: Floats, levels: Levels, voxels: Counts, volume: float, settings: Settings, pool: Executor, workers: int
 ) -> Values:
-    """Sums over the values, chunk by chunk."""
+    """Return sums over the values, chunk by chunk, for the first-order features."""
     percentiles = _percentiles(values, levels, voxels)
     chunks = -(-len(values) // kernels.CHUNK)
     cuts = _cuts(chunks, workers)
@@ -209,7 +214,7 @@ def _values(
     powers, robust = np.empty((chunks, 6)), np.empty(chunks)
     _over(pool, kernels.moments, cuts, values, mean, percentiles[10], percentiles[90], powers)
     absolute, second, third, fourth, number, inside = powers.sum(0).tolist()
-    centre = inside / number if number else math.nan  # of two voxels, none may lie between the percentiles
+    centre = inside / number if number else math.nan  # with two voxels, no value may lie between the percentiles
     _over(pool, kernels.deviation, cuts, values, centre, percentiles[10], percentiles[90], robust)
     return Values(
         least=float(values.min()),
@@ -225,13 +230,13 @@ def _values(
 
 
 def _steps(levels: Levels, vectors: Sequence[Vector]) -> NDArray[np.int64]:
-    """How far it is, in the flat array, to the neighbour in each direction."""
+    """Return the offset in the flat array to the neighbour in each direction."""
     plane, row = levels.shape[1] * levels.shape[2], levels.shape[2]
     return np.array([i * plane + j * row + k for i, j, k in vectors], np.int64)
 
 
 def _inner(levels: Levels, steps: NDArray[np.int64], parts: int) -> list[int]:
-    """Stretches of the flat array without the first and last voxels, whose neighbours are not in it; they are rim."""
+    """Cut the flat array into ranges, without the rim at both ends, which lacks neighbours."""
     reach = int(steps.max())
     return [reach + cut for cut in _cuts(levels.size - 2 * reach, parts)]
 
@@ -243,7 +248,7 @@ def _cuts(length: int, parts: int) -> list[int]:
 def _over(
     pool: Executor, kernel: Callable[..., Any], cuts: Sequence[int], *shared: Any, own: Sequence[NDArray[Any]] = ()
 ) -> None:
-    """Run a kernel on each stretch between two cuts, with tables of its own."""
+    """Run a kernel on each range between two cuts, with its own tables."""
     stretches = enumerate(pairwise(cuts))
     done = [pool.submit(kernels.compiled(kernel), a, b, *shared, *(o[n] for o in own)) for n, (a, b) in stretches]
     for each in done:
@@ -251,9 +256,11 @@ def _over(
 
 
 def comparable(rows: Floats) -> Floats:
-    """Rows of features, 93 for every modality, as statistics take them: what is undefined is zero, and so is a mean
-    that is nothing but rounding, as that of z-scores: scaled, it would be noise as large as any feature."""
-    found: Floats = np.nan_to_num(np.asarray(rows, np.float64), nan=0.0).reshape(len(rows), -1, len(NAMES))
+    """Return rows of features (93 per modality) for statistics: undefined features and means of rounding error are 0.
+
+    The mean of z-scores is rounding error; scaled to unit variance, it would be noise as large as any feature.
+    """
+    table: Floats = np.nan_to_num(np.asarray(rows, np.float64), nan=0.0).reshape(len(rows), -1, len(NAMES))
     mean, size = (NAMES.index(f"firstorder_{name}") for name in ("Mean", "RootMeanSquared"))
-    found[..., mean] *= np.abs(found[..., mean]) > ROUNDING * found[..., size]
-    return found.reshape(len(rows), -1)
+    table[..., mean] *= np.abs(table[..., mean]) > ROUNDING * table[..., size]
+    return table.reshape(len(rows), -1)

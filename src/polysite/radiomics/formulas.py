@@ -1,21 +1,21 @@
-"""From matrices to the 93 features: PyRadiomics 3.0.1's formulas and names.
+"""Formulas of the 93 features from their matrices, with the names and definitions of PyRadiomics 3.0.1.
 
 Haralick et al. 1973, Textural features for image classification (GLCM); Galloway 1975 (GLRLM); Thibault et al. 2009
 (GLSZM); Amadasun and King 1989 (NGTDM); Sun and Wee 1983 (GLDM); van Griethuysen et al. 2017, Computational radiomics
 system to decode the radiographic phenotype, Cancer Research 77 (all of them as implemented).
 
-Whoever makes the matrices, processor or GPU, the numbers are made here. Levels are counted from 1; row and column 0 of
-a matrix stand for what is outside of the mask. GLCM and GLRLM features are means over the directions in which the mask
-has pairs (GLCM) or lines of two voxels or more (GLRLM); with no such direction they are NaN, as PyRadiomics has it.
+The matrices come from a CPU or a GPU; the formulas are the same. Levels are counted from 1; row and column 0 of a
+matrix stand for voxels outside the mask. GLCM and GLRLM features are means over the directions in which the mask has
+pairs (GLCM) or lines of two or more voxels (GLRLM); without such a direction they are NaN, as in PyRadiomics.
 
-Where PyRadiomics says one thing and does another, this does what it does:
+If PyRadiomics' code differs from its documentation, this module follows the code:
 
-* IMC2 of a direction is said to be 0 where rounding makes HXY exceed HXY2; it is NaN there and left out of the mean.
-* Voxels without any neighbour are said not to count in the NGTDM; they do, with a difference of 0.
-* MCC has an ε in its denominators, which shifts it where levels are rare among millions of voxels.
+* IMC2 of a direction is documented as 0 if rounding makes HXY exceed HXY2; it is NaN and left out of the mean.
+* Voxels without any neighbour are documented not to count in the NGTDM; they do, with a difference of 0.
+* MCC has an ε in its denominators, which shifts it if levels are rare among millions of voxels.
 
-Where it is wrong, this does not follow: the mean of many equal values may be off by a rounding error, and PyRadiomics
-then gives a flat region a skewness of ±1 and a kurtosis of 1; here both are 0, as it documents.
+This module does not follow one error: the mean of many equal values may be off by a rounding error, and PyRadiomics
+then gives a flat region a skewness of ±1 and a kurtosis of 1; here both are 0, as PyRadiomics documents.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.integer]
 
 EPS = float(np.spacing(1))
-BLOCKED = 512  # rows from which on LAPACK is worth its threads
+BLOCKED = 512  # rows of a matrix from which LAPACK is faster
 PERCENTILES = (10, 25, 50, 75, 90)
 
 FIRST_ORDER = [
@@ -79,7 +79,7 @@ GLCM = [
     "SumEntropy",
     "SumSquares",
 ]
-# One order for three matrices: entries of grey level by size, where the size is of runs, zones or dependences.
+# Features of grey level × size, in one order for three matrices: the size is that of runs, zones or dependences.
 GLRLM = [
     "ShortRunEmphasis",
     "LongRunEmphasis",
@@ -153,7 +153,7 @@ NAMES = tuple(
 
 @dataclass(frozen=True)
 class Values:
-    """Sums over the values x of the mask: what first-order features are made of."""
+    """Sums over the values x of the mask, for the first-order features."""
 
     least: float
     largest: float
@@ -162,22 +162,22 @@ class Values:
     energy: float  # Σ (x + shift)²
     absolute: float  # Σ |x − mean|
     powers: tuple[float, float, float]  # Σ (x − mean)², ³, ⁴
-    robust: float  # mean |x − their mean| of the values from the 10th to the 90th percentile
+    robust: float  # mean |x − mean| of the values from the 10th to the 90th percentile
     volume: float  # of a voxel, in mm³
 
 
 @dataclass(frozen=True, eq=False)
 class Direction:
-    """Along one direction: how often level b follows level a, and how often level a runs for n voxels, n ≥ 2."""
+    """Counts along one direction: how often level b follows level a, and runs of n ≥ 2 voxels of level a."""
 
     pairs: Counts
     runs: Counts
-    lined: bool  # whether any line along it holds two voxels, next to one another or not
+    lined: bool  # whether any line holds two voxels, adjacent or not
 
 
 @dataclass(frozen=True, eq=False)
 class Zones:
-    """How often zones of a level and a size occur; entries that occur only."""
+    """Numbers of zones by level and size; only combinations that occur."""
 
     level: Counts
     size: Counts
@@ -185,13 +185,13 @@ class Zones:
 
 
 def places(voxels: int) -> list[int]:
-    """Where, among the sorted values, those lie that percentiles are made of."""
+    """Return the positions, among the sorted values, of those that the percentiles are interpolated from."""
     at = [q / 100 * (voxels - 1) for q in PERCENTILES]
     return sorted({place for a in at for place in (int(a), min(int(a) + 1, voxels - 1))})
 
 
 def percentiles(found: Mapping[int, float], voxels: int) -> dict[int, float]:
-    """Percentiles from the values at these places, interpolated the way NumPy does it.
+    """Return the percentiles, interpolated as in NumPy from the values at these places.
 
     >>> percentiles({0: 1.0, 1: 2.0}, 2)[90] == float(np.percentile([1, 2], 90))
     True
@@ -208,7 +208,7 @@ def percentiles(found: Mapping[int, float], voxels: int) -> dict[int, float]:
 def all_features(
     values: Values, directions: Iterable[Mapping[str, float]], zones: Zones, dependence: Counts, apart: Counts
 ) -> dict[str, float]:
-    """All 93 by name; directions are what `along` said of each."""
+    """Return all 93 features by name; directions are the results of `along`."""
     voxels = dependence.sum(1)
     present = np.flatnonzero(voxels)
     level, size = np.nonzero(dependence)
@@ -224,7 +224,7 @@ def all_features(
 
 
 def along(direction: Direction, voxels: Counts) -> dict[str, float]:
-    """GLCM and GLRLM features of one direction, as far as it has any; from the number of voxels of each level."""
+    """Return the GLCM and GLRLM features of one direction that are defined; ``voxels`` counts each level."""
     found: dict[str, float] = {}
     pairs, runs = direction.pairs, direction.runs.astype(np.int64)
     present = np.flatnonzero(voxels)
@@ -232,7 +232,7 @@ def along(direction: Direction, voxels: Counts) -> dict[str, float]:
     if held.any():
         found |= _named("glcm", glcm(held, present, len(voxels) - 1))
     if direction.lined:
-        # what does not follow its equal begins a run
+        # a voxel that does not follow its equal begins a run
         runs[:, 1] = voxels - np.diagonal(pairs) - runs[:, 2:].sum(1)
         runs[0] = 0
         level, size = np.nonzero(runs)
@@ -241,7 +241,7 @@ def along(direction: Direction, voxels: Counts) -> dict[str, float]:
 
 
 def first_order(values: Values, histogram: Counts) -> dict[str, float]:
-    """Of the values, and (entropy, uniformity) of how many voxels each level has."""
+    """Return the first-order features; entropy and uniformity come from the voxels of each level."""
     voxels = int(histogram.sum())
     p = histogram / voxels
     at = values.percentiles
@@ -270,7 +270,7 @@ def first_order(values: Values, histogram: Counts) -> dict[str, float]:
 
 
 def glcm(pairs: Counts, levels: Counts, top: int) -> dict[str, float]:
-    """Of one direction, made symmetric; the highest level of all normalises IDN and IDMN."""
+    """Return the GLCM features of one symmetric direction; the highest level of all normalises IDN and IDMN."""
     p = (pairs + pairs.T) / (2 * pairs.sum(dtype=np.int64))
     x, level = p.sum(1), levels.astype(np.float64)
     both = _gathered(np.add.outer(levels, levels), p)
@@ -314,7 +314,7 @@ def glcm(pairs: Counts, levels: Counts, top: int) -> dict[str, float]:
 
 
 def maximal_correlation(p: Floats, x: Floats, product: Floats) -> float:
-    """√ of the second eigenvalue of Q(i, j) = Σ_k p(i, k) p(j, k) / (x(i) x(k) + ε); 1 where there is one level.
+    """Return √ of the second eigenvalue of Q(i, j) = Σ_k p(i, k) p(j, k) / (x(i) x(k) + ε); 1 if there is one level.
 
     Without ε, Q has the eigenvalues of S², where S(i, k) = p(i, k) / √(x(i) x(k)) is symmetric: much the faster to
     solve. With it, Q ~ (S − Δ) S, which has those of (S − Δ/2)² but for terms of the second order in Δ; where these
@@ -333,7 +333,7 @@ def maximal_correlation(p: Floats, x: Floats, product: Floats) -> float:
 
 
 def by_size(zones: Zones) -> list[float]:
-    """The 16 features of grey level × size, in the order of their names: runs, zones and dependences alike."""
+    """Return the 16 features of grey level × size, in the order of their names, for runs, zones or dependences."""
     i, j, count = zones.level, zones.size, zones.count.astype(np.float64)
     total = count.sum()
     p = count / total
@@ -364,12 +364,12 @@ def by_size(zones: Zones) -> list[float]:
 
 
 def differences(apart: Counts) -> Floats:
-    """Of each level, Σ |level − mean of the neighbours|, from Σ |n · level − sum of n neighbours| for each n."""
+    """Return Σ |level − mean of the neighbours| of each level, from Σ |n · level − sum of n neighbours| for each n."""
     return apart[:, 1:] @ (1 / np.arange(1, apart.shape[1]))
 
 
 def ngtdm(voxels: Counts, differs: Floats, levels: Counts) -> dict[str, float]:
-    """Of the levels that occur: their voxels, and how much these differ from their neighbours."""
+    """Return the NGTDM features, from the voxels of each level and their differences from the neighbours."""
     p, i = voxels / voxels.sum(), levels.astype(np.float64)
     n, weighted, total = len(p), p * differs, differs.sum()
     coarse = weighted.sum()
@@ -386,7 +386,7 @@ def ngtdm(voxels: Counts, differs: Floats, levels: Counts) -> dict[str, float]:
 
 
 def _gathered(index: Counts, p: Floats) -> Floats:
-    """The sum of p at every index."""
+    """Return the sum of p at every index."""
     return np.bincount(index.ravel(), p.ravel()).astype(np.float64, copy=False)
 
 
@@ -400,7 +400,7 @@ def _named(family: str, found: Mapping[str, float]) -> dict[str, float]:
 
 
 def _mean(directions: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean over the directions that have a feature; NaN where none has."""
+    """Return the mean over the directions with a feature; NaN if there are none."""
     result = {}
     for name in NAMES:
         if name.startswith(("glcm_", "glrlm_")):

@@ -1,7 +1,7 @@
-"""Compiled loops that make the matrices. They release the GIL and never share what they write.
+"""Compiled loops that compute the matrices. They release the GIL and never write to shared arrays.
 
-Grey levels lie in one flat array with a rim of zeros (outside) on every side, so that a neighbour is a step in it and
-no border has to be looked for. Half of the directions are forward steps; their opposites are the same pairs.
+Grey levels are in one flat array with a rim of zeros (outside) on every side, so that a neighbour is a fixed offset and
+borders need no check. Half of the directions are forward steps; their opposites give the same pairs.
 """
 
 from collections.abc import Callable
@@ -10,26 +10,26 @@ from typing import Any
 
 import numpy as np
 
-BLOCK = 512  # voxels whose neighbours are counted together, so that the processor takes many at once
-CHUNK = 4096  # values whose sum is taken on its own: sums do not depend on the number of threads
+BLOCK = 512  # voxels per vectorised loop over neighbours
+CHUNK = 4096  # values per partial sum, so that sums do not depend on the number of threads
 
 
 @cache
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel as machine code; Numba is asked for it when it is first needed, because its import takes a while."""
+    """Compile a kernel with Numba, on first use, because importing Numba is slow."""
     import numba
 
     try:
         return numba.njit(kernel, cache=True, nogil=True)  # type: ignore[no-any-return]
-    except RuntimeError:  # nowhere to keep it
+    except RuntimeError:  # no writable folder for Numba's cache
         return numba.njit(kernel, nogil=True)  # type: ignore[no-any-return]
 
 
-# What follows is compiled: plain loops over arrays that are contiguous.
+# The functions below are compiled: plain loops over contiguous arrays.
 
 
 def bounds(first, last, mask, found):  # type: ignore[no-untyped-def]
-    """Of each plane: number of voxels, first and past the last row and column."""
+    """Find for each plane the number of voxels, and the first and past the last row and column."""
     for i in range(first, last):
         voxels = bottom = right = 0
         top, left = mask.shape[1:]
@@ -53,7 +53,7 @@ def bounds(first, last, mask, found):  # type: ignore[no-untyped-def]
 
 
 def gather(first, last, image, mask, starts, values):  # type: ignore[no-untyped-def]
-    """The values inside the mask, in order; every plane knows where its own begin."""
+    """Copy the values inside the mask in order; ``starts`` are the positions of the planes."""
     for i in range(first, last):
         n = starts[i]
         for j in range(mask.shape[1]):
@@ -64,7 +64,7 @@ def gather(first, last, image, mask, starts, values):  # type: ignore[no-untyped
 
 
 def digitise(first, last, values, mask, starts, edges, levels):  # type: ignore[no-untyped-def]
-    """The number of edges at or below each value, into an array with a rim."""
+    """Write the number of edges at or below each value to an array with a rim."""
     top = len(edges) - 1
     low = edges[0]
     per = 1 / (edges[1] - edges[0])
@@ -75,7 +75,7 @@ def digitise(first, last, values, mask, starts, edges, levels):  # type: ignore[
                 if mask[i, j, k]:
                     v = values[n]
                     n += 1
-                    t = min(int((v - low) * per), top)  # edges are not quite even: a guess
+                    t = min(int((v - low) * per), top)  # a first guess, as edges are not exactly even
                     while v < edges[t]:
                         t -= 1
                     while t < top and v >= edges[t + 1]:
@@ -84,7 +84,7 @@ def digitise(first, last, values, mask, starts, edges, levels):  # type: ignore[
 
 
 def select(levels, wanted, values, found):  # type: ignore[no-untyped-def]
-    """The values of the wanted levels; returns their number."""
+    """Copy the values of the wanted levels; return their number."""
     n = at = 0
     for p in range(len(levels)):
         if levels[p]:
@@ -96,7 +96,7 @@ def select(levels, wanted, values, found):  # type: ignore[no-untyped-def]
 
 
 def sums(first, last, values, shift, found):  # type: ignore[no-untyped-def]
-    """Of each chunk: Σ x and Σ (x + shift)²."""
+    """Compute for each chunk Σ x and Σ (x + shift)²."""
     for c in range(first, last):
         plain = square = 0.0
         for v in values[c * CHUNK : (c + 1) * CHUNK]:
@@ -106,7 +106,7 @@ def sums(first, last, values, shift, found):  # type: ignore[no-untyped-def]
 
 
 def moments(first, last, values, mean, low, high, found):  # type: ignore[no-untyped-def]
-    """Of each chunk: Σ |x − mean|, its powers 2 to 4; number and Σ of the values from low to high."""
+    """Compute for each chunk Σ |x − mean|, its powers 2 to 4; number and Σ of the values from low to high."""
     for c in range(first, last):
         absolute = second = third = fourth = inside = 0.0
         n = 0
@@ -124,7 +124,7 @@ def moments(first, last, values, mean, low, high, found):  # type: ignore[no-unt
 
 
 def deviation(first, last, values, mean, low, high, found):  # type: ignore[no-untyped-def]
-    """Of each chunk: Σ |x − mean| of the values from low to high."""
+    """Compute for each chunk Σ |x − mean| of the values from low to high."""
     for c in range(first, last):
         absolute = 0.0
         for v in values[c * CHUNK : (c + 1) * CHUNK]:
@@ -133,7 +133,7 @@ def deviation(first, last, values, mean, low, high, found):  # type: ignore[no-u
 
 
 def pairs(first, last, levels, steps, parent, counts, runs):  # type: ignore[no-untyped-def]
-    """Pairs, runs of two and more, and trees of touching equals: one look at each neighbour ahead.
+    """Count pairs and runs of two or more, and join the trees of touching equals, in one pass over neighbours ahead.
 
     Trees stay within the voxels from first to last; `bridge` joins them.
     """
@@ -168,7 +168,7 @@ def pairs(first, last, levels, steps, parent, counts, runs):  # type: ignore[no-
 
 
 def bridge(levels, steps, cuts, parent):  # type: ignore[no-untyped-def]
-    """Join the trees of touching equals across the cuts between threads."""
+    """Join the trees of touching equal voxels across the cuts between threads."""
     reach = steps.max()
     for cut in cuts:
         for p in range(max(0, cut - reach), cut):
@@ -191,14 +191,14 @@ def bridge(levels, steps, cuts, parent):  # type: ignore[no-untyped-def]
 
 
 def zones(levels, parent, small):  # type: ignore[no-untyped-def]
-    """Trees become zones: a root holds minus its size. Counts the small ones by level and size."""
+    """Turn trees into zones: a root holds minus its size. Count the small zones by level and size."""
     for p in range(len(levels)):
         if levels[p]:
             r = parent[p]
             if r == p:
                 parent[p] = -1
             else:
-                if parent[r] >= 0:  # roots come first, and so what lies before points to its root
+                if parent[r] >= 0:  # a root comes first in its tree, so earlier voxels point to their root
                     r = parent[r]
                     parent[p] = r
                 parent[r] -= 1
@@ -208,7 +208,7 @@ def zones(levels, parent, small):  # type: ignore[no-untyped-def]
 
 
 def neighbours(first, last, levels, steps, dependence, apart):  # type: ignore[no-untyped-def]
-    """Of each level: voxels by equal neighbours, and Σ |n · level − sum of the neighbours| by their number n."""
+    """Count for each level voxels by equal neighbours, and Σ |n · level − sum of the neighbours| by their number n."""
     equal, number = np.empty(BLOCK, np.uint16), np.empty(BLOCK, np.uint16)
     total = np.empty(BLOCK, np.uint32)
     for start in range(first, last, BLOCK):
@@ -238,10 +238,10 @@ def neighbours(first, last, levels, steps, dependence, apart):  # type: ignore[n
 
 
 def second_eigenvalue(matrix):  # type: ignore[no-untyped-def]
-    """The second largest by absolute value, of a symmetric matrix of four rows or more, which is used up.
+    """Return the second largest eigenvalue by absolute value of a symmetric matrix of four or more rows; overwrite it.
 
     Householder's reflections make it tridiagonal; Sturm's sequence counts eigenvalues below a number, and bisection
-    finds the two at each end. LAPACK would do, but not without threads of its own, which get in the way of ours.
+    finds the two at each end. LAPACK would start its own threads, which compete with ours.
     """
     n = len(matrix)
     diagonal, beside = np.empty(n), np.zeros(n)

@@ -1,9 +1,9 @@
-"""What is asked of the features, and how grey values become grey levels.
+"""Settings of radiomics, and the discretisation of grey values.
 
 With a fixed width, bins start at multiples of the width; with a fixed count, they divide the range of the values. Both
-are PyRadiomics' (`imageoperations.getBinEdges`) as it runs on NumPy 1, to the last bit of every edge. On NumPy 2 it
+follow PyRadiomics on NumPy 1 (`imageoperations.getBinEdges`), to the last bit of every edge. On NumPy 2 PyRadiomics
 computes the edges of a fixed width in the type of the image: in single precision, so that some voxels change their bin,
-and for images of bytes past 255 and round to 0, which is wrong.
+and for images of bytes with an overflow at 255, which is wrong.
 """
 
 import math
@@ -15,48 +15,57 @@ from numpy.typing import DTypeLike, NDArray
 
 from polysite.errors import ConfigError, DataError
 
-BINS = 4096  # a matrix of grey levels by grey levels has to fit into memory
+MAX_BINS = 4096  # a matrix of grey levels by grey levels has to fit into memory
 
 
 @dataclass(frozen=True)
 class Settings:
-    """PyRadiomics' options under its names; a bin count, where given, is used instead of the width."""
+    """PyRadiomics' options under its names.
+
+    Args:
+        bin_width: Width of a bin of grey values.
+        bin_count: Number of bins, instead of a width.
+        voxel_array_shift: Value added to the voxels in Energy, TotalEnergy and RootMeanSquared.
+        force2D: Use neighbours within slices only.
+        force2D_dimension: Axis of the array along which slices are stacked.
+        label: Value of the mask inside the region.
+    """
 
     bin_width: float = 25.0
     bin_count: int | None = None
-    voxel_array_shift: float = 0.0  # added to the values in Energy, TotalEnergy and RootMeanSquared
-    force2D: bool = False  # neighbours within slices only
-    force2D_dimension: int = 0  # the axis of the array that slices are stacked along
+    voxel_array_shift: float = 0.0
+    force2D: bool = False
+    force2D_dimension: int = 0
     label: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.bin_width < math.inf:
             raise ConfigError(f"bin_width is {self.bin_width}; give a positive number")
-        if self.bin_count is not None and not 1 <= self.bin_count <= BINS:
-            raise ConfigError(f"bin_count is {self.bin_count}; give a whole number from 1 to {BINS}, or none")
+        if self.bin_count is not None and not 1 <= self.bin_count <= MAX_BINS:
+            raise ConfigError(f"bin_count is {self.bin_count}; give a whole number from 1 to {MAX_BINS}, or none")
         if not math.isfinite(self.voxel_array_shift):
             raise ConfigError(f"voxel_array_shift is {self.voxel_array_shift}; give a number")
 
     def edges(self, least: float, largest: float, dtype: DTypeLike) -> NDArray[np.float64]:
-        """Where bins begin, for values of this range and type; level k is at or above edge k − 1.
+        """Return the lower edges of the bins for values of this range and type; level k begins at edge k − 1.
 
         >>> Settings(bin_width=25).edges(54.0, 166.0, np.float64).tolist()
         [50.0, 75.0, 100.0, 125.0, 150.0, 175.0, 200.0]
         """
         if self.bin_count is not None:
             edges = np.histogram_bin_edges(np.array([least, largest], dtype), self.bin_count)
-            edges[-1] += 1  # the largest value belongs to the last bin
+            edges[-1] += 1  # so that the largest value is in the last bin
             return edges.astype(np.float64)
-        if (largest - least) / self.bin_width > BINS - 1:
+        if (largest - least) / self.bin_width > MAX_BINS - 1:
             raise ConfigError(
-                f"bin_width {self.bin_width:g} cuts values from {least:g} to {largest:g} into more than {BINS} bins; "
-                f"take a width near {(largest - least) / 100:.2g}, or a bin_count"
+                f"bin_width {self.bin_width:g} cuts values from {least:g} to {largest:g} into more than {MAX_BINS} "
+                f"bins; take a width near {(largest - least) / 100:.2g}, or a bin_count"
             )
         return np.arange(least - least % self.bin_width, largest + 2 * self.bin_width, self.bin_width)
 
 
 def check(image: Sequence[int], mask: Sequence[int], spacing: Sequence[float], settings: Settings) -> None:
-    """Refuse shapes that differ, a spacing that is none, and slices along an axis that is not there."""
+    """Refuse different shapes, an invalid spacing, and slices along an axis that does not exist."""
     if tuple(image) != tuple(mask):
         raise DataError(f"the image has shape {tuple(image)}, the mask {tuple(mask)}; bring both to one grid")
     if len(image) not in (2, 3) or len(spacing) != len(image) or not all(0 < s < math.inf for s in spacing):
@@ -71,7 +80,7 @@ def check(image: Sequence[int], mask: Sequence[int], spacing: Sequence[float], s
 
 
 def check_values(voxels: int, least: float, largest: float, label: int) -> None:
-    """Refuse a mask without a voxel or with one only, and values that are not finite."""
+    """Refuse a mask of fewer than two voxels, and values that are not finite."""
     if voxels == 0:
         raise DataError(f"the mask holds no voxel of label {label}; give a mask that does, or another label")
     if voxels == 1:

@@ -1,0 +1,1 @@
+"""Training in torch: the site, tasks, losses, patches and prediction."""

@@ -1,8 +1,8 @@
-"""A hospital that describes its cases: each is opened once, measured, embedded, and let go.
+"""The site of an assessment: every case is opened once, measured, embedded and released.
 
-Of a case: the largest intensity of every modality as stored, the volume of every label (of a class, whether it is the
-one), and the embedding: every modality is prepared as for training and put through the encoder by itself; of one that
-was not acquired, it is zero.
+A case is described by the largest stored intensity of every modality, the volume of every label (for a class: 1 or 0),
+and its embedding. For the embedding, every modality is prepared as for training and encoded by itself; it is zero for a
+modality that was not acquired.
 """
 
 import os
@@ -26,18 +26,18 @@ from polysite.models.encoders import COMPONENTS, Embedder
 from polysite.site import Fit
 from polysite.tree import Tree
 
-Opened = tuple[Arrays, list[np.ndarray | None]]  # no volumes: everything is known
-TOGETHER = 4  # cases whose volumes go to the encoder in one call
-VERSION = 1  # of what is measured here; a change makes every remembered description new
+Opened = tuple[Arrays, list[np.ndarray | None]]  # facts, and volumes to embed; no volumes if all is cached
+BATCH = 4  # cases that are embedded in one call
+VERSION = 1  # of the measurements; a new version makes all cached descriptions again
 
 
 class TorchAssessedSite:
-    """Answers an assessment. Nothing is opened before it is asked, and then every case once."""
+    """A site that answers an assessment. Cases are opened on the first request, each once."""
 
     def __init__(
         self,
         name: str,
-        patients: Sequence[CaseRef],
+        refs: Sequence[CaseRef],
         modalities: Sequence[str],
         labels: Sequence[str],
         dims: int,
@@ -47,38 +47,42 @@ class TorchAssessedSite:
         cache: Cache,
         watch: Callable[[str], None] = lambda case: None,
     ):
-        self.name, self.patients, self.dims, self.classes = name, tuple(patients), dims, classes
+        self.name, self.refs, self.dims, self.classes = name, tuple(refs), dims, classes
         self.modalities, self.labels = tuple(modalities), tuple(labels)
-        # the encoder was trained on z-scores, whatever the study trains on
+        # the encoder was trained on z-scores
         self.prepare = replace(prepare, normalise="nonzero") if prepare.normalise == "none" else prepare
         self.embedder, self.cache, self.watch = embedder, cache, watch
         self.fits: tuple[Fit, ...] = ()
-        self._found: list[Arrays] = []
+        self._described: list[Arrays] = []
 
     @property
     def size(self) -> int:
-        return len(self.patients)
+        """Number of cases described."""
+        return len(self.refs)
 
     def at(self, round: int) -> "TorchAssessedSite":
+        """Return this site: an assessment has no randomness."""
         return self
 
     def lift(self, params: Tree) -> Tree:
+        """Return the parameters unchanged."""
         return params
 
     def features(self, kind: str) -> Mapping[str, np.ndarray]:
-        if not self._found:
-            self._found = list(self._describe())
+        """Return arrays with one row per case, as ``polysite.site.AssessedSite`` defines them."""
+        if not self._described:
+            self._described = list(self._describe())
         if kind == "embedding":
             if self.embedder is None:
                 raise DataError(f"site {self.name!r} was not given an encoder")
             code = np.array(float(crc32(self.embedder.fingerprint.encode())))
-            by_name = np.argsort(self.modalities)  # so that it does not matter in which order a study lists them
+            by_name = np.argsort(self.modalities)  # independent of the order in a study
             return {"embedding": self._all("embedding")[:, by_name], "encoder": code}
         labels = self._all("label")
         if kind == "absent":
             return self._named(self._all("acquired") == 0, labels == 0)
         voxel = self._all("voxel")
-        known = bool(voxel.all())  # one case without a voxel size, and all are counted in voxels
+        known = bool(voxel.all())  # if one case has no voxel size, all are counted in voxels
         unit = 1.0 if self.classes else voxel[:, None] if known else 0.001
         return {
             **self._named(self._all("intensity"), labels * unit),
@@ -86,48 +90,48 @@ class TorchAssessedSite:
         }
 
     def _all(self, what: str) -> np.ndarray:
-        return np.stack([found[what] for found in self._found])
+        return np.stack([case[what] for case in self._described])
 
     def _named(self, modalities: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """Columns by the name of their quantity."""
+        """Return the columns by the name of their quantity."""
         named = [f"{INTENSITY} {m}" for m in self.modalities]
         named += [f"{CLASS if self.classes else VOLUME} {k}" for k in self.labels]
         return dict(zip(named, np.hstack([modalities, labels]).T, strict=True))
 
     def _describe(self) -> Iterator[Arrays]:
-        """In order: threads open the next cases while some are embedded together."""
+        """Yield the descriptions in order; threads open the next cases while a batch is embedded."""
         ahead: deque[Future[Opened]] = deque()
-        left = iter(self.patients)
+        left = iter(self.refs)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             try:
-                for done in range(0, self.size, TOGETHER):
-                    ahead.extend(pool.submit(self._open, p) for p in islice(left, 2 * TOGETHER - len(ahead)))
-                    group = [ahead.popleft().result() for _ in range(min(TOGETHER, len(ahead)))]
-                    yield from self._embed(self.patients[done : done + TOGETHER], group)
+                for done in range(0, self.size, BATCH):
+                    ahead.extend(pool.submit(self._open, ref) for ref in islice(left, 2 * BATCH - len(ahead)))
+                    group = [ahead.popleft().result() for _ in range(min(BATCH, len(ahead)))]
+                    yield from self._embed(self.refs[done : done + BATCH], group)
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _open(self, patient: CaseRef) -> Opened:
-        """What is known of a case, and the volumes that are still to be embedded."""
-        known = self.cache.recall(patient, self._how)
+    def _open(self, ref: CaseRef) -> Opened:
+        """Return the facts of a case, and the volumes that still need an embedding."""
+        known = self.cache.recall(ref, self._how)
         if known is not None:
             return known, []
-        case = patient.open()
+        case = ref.open()
         if not case.image.any():
             raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is zero")
         return self._measure(case), self._volumes(case) if self.embedder else [None]
 
-    def _embed(self, patients: Sequence[CaseRef], group: Sequence[Opened]) -> Iterator[Arrays]:
+    def _embed(self, refs: Sequence[CaseRef], group: Sequence[Opened]) -> Iterator[Arrays]:
         volumes = [v for _, each in group for v in each if v is not None]
         embedded = iter(self.embedder(volumes) if self.embedder and volumes else ())
-        for patient, (known, each) in zip(patients, group, strict=True):
+        for ref, (known, each) in zip(refs, group, strict=True):
             if self.embedder and each:
                 nothing = np.zeros((self.embedder.channels, COMPONENTS), np.float32)
                 rows = [nothing if volume is None else next(embedded) for volume in each]
                 known = {**known, "embedding": np.stack(rows)}
             if each:
-                self.cache.keep(patient, self._how, known)
-            self.watch(f"{self.name} · {patient.name}")
+                self.cache.keep(ref, self._how, known)
+            self.watch(f"{self.name} · {ref.name}")
             yield known
 
     @property
@@ -146,6 +150,6 @@ class TorchAssessedSite:
         }
 
     def _volumes(self, case: Case) -> list[np.ndarray | None]:
-        """The modalities, prepared; None for one that was not acquired."""
+        """Return the prepared modalities; None for one that was not acquired."""
         prepared = self.prepare.apply(case, [1] * (case.image.ndim - 1))
         return [m if raw.any() else None for raw, m in zip(case.image, prepared.image, strict=True)]

@@ -1,6 +1,6 @@
 """Losses of a local objective in torch: replacements of the local loss, and losses added to it.
 
-``polysite.site`` defines each of them.
+``polysite.site`` defines each of them by its formula.
 """
 
 import math
@@ -17,31 +17,40 @@ from polysite.training.tasks import Outline, Task
 if TYPE_CHECKING:
     from polysite.training.torch_site import Network
 
-Judge = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logits, truth) of a batch -> one number
+BatchLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logits, truth) of a batch -> one number
 
 
-def replacement(loss: ReplacementLoss, task: Task, name: str, seen: Callable[[], tuple[torch.Tensor, float]]) -> Judge:
-    """The loss, ready for one local training; ``seen`` tells the shares of the labels, and of how many voxels."""
+def replacement(
+    loss: ReplacementLoss, task: Task, name: str, label_shares: Callable[[], tuple[torch.Tensor, float]]
+) -> BatchLoss:
+    """Return the loss function of one fit.
+
+    Args:
+        loss: The replacement of the local loss.
+        task: The task.
+        name: Name of the local loss.
+        label_shares: Returns the shares of the labels, and the number of voxels or cases that they refer to.
+    """
     if isinstance(loss, Balanced):
-        shift = task.shift(*seen(), loss.clip)
+        shift = task.shift(*label_shares(), loss.clip)
         return lambda logits, truth: task.loss(name, logits + _along(shift, logits), truth).mean()
 
-    def apart(logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        found = one_vs_all(logits, task.channels(truth), loss)
-        if truth.ndim == 2:  # a class for every case: there is nothing to overlap
-            return found
-        return found + Outline().loss("dice", logits[:, -truth.shape[1] :], truth).mean()  # a background comes first
+    def binary(logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        total = one_vs_all(logits, task.channels(truth), loss)
+        if truth.ndim == 2:  # a classification has no overlap
+            return total
+        return total + Outline().loss("dice", logits[:, -truth.shape[1] :], truth).mean()  # a background comes first
 
-    return apart
+    return binary
 
 
 def one_vs_all(logits: torch.Tensor, truth: torch.Tensor, loss: OneVsAll) -> torch.Tensor:
-    """The sum over the channels of what they lose on their positives and on their hard negatives."""
-    total = 0 * logits.sum()  # where nothing counts, a gradient of zero
+    """Return the sum over the channels of the losses of their positives and their hard negatives."""
+    total = 0 * logits.sum()  # keeps a gradient of zero if nothing is added
     for z, y in zip(logits.transpose(0, 1).flatten(1), truth.transpose(0, 1).flatten(1), strict=True):
         yes, no = z[y > 0.5], z[y <= 0.5]
-        most = len(no) if loss.ratio is None or not len(yes) else min(len(no), math.ceil(loss.ratio * len(yes)))
-        no = no[no.detach().topk(most, sorted=False).indices]
+        hardest = len(no) if loss.ratio is None or not len(yes) else min(len(no), math.ceil(loss.ratio * len(yes)))
+        no = no[no.detach().topk(hardest, sorted=False).indices]
         yes, no = yes[yes.detach().sigmoid() < loss.below], no[no.detach().sigmoid() > loss.above]
         if len(yes):
             total = total + loss.weight * _focal(yes, loss.gamma)
@@ -51,20 +60,20 @@ def one_vs_all(logits: torch.Tensor, truth: torch.Tensor, loss: OneVsAll) -> tor
 
 
 def _focal(z: torch.Tensor, gamma: float) -> torch.Tensor:
-    """The mean of (1 - p)^gamma (-log p); the power as an exponential, whose slope is finite where 1 - p is 0."""
+    """Return the mean of (1 - p)^gamma (-log p). The power is an exponential: its slope is finite at 1 - p = 0."""
     return (torch.exp(-gamma * softplus(z)) * softplus(-z)).mean()
 
 
 def _along(shift: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """One number for every channel, beside logits of any number of axes."""
+    """Reshape one number per channel to broadcast over logits of any number of axes."""
     return shift.to(logits.device).view(1, -1, *(1 for _ in logits.shape[2:]))
 
 
-CLASSIFYING, SEGMENTING = 0.2, 0.4  # weight of the divergence where none is given: the paper's best of each
+CLASSIFYING, SEGMENTING = 0.2, 0.4  # default weights of the divergence: the paper's best
 
 
 class ExtraLosses:
-    """The sum of some terms, ready for one local training."""
+    """The sum of added losses, for one fit."""
 
     def __init__(self, network: "Network", terms: Sequence[ExtraLoss]):
         self.network = network
@@ -75,7 +84,7 @@ class ExtraLosses:
         self.deepest = [deepest_of(names)] if self.contrasts else []
 
     def __call__(self, x: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The network's answer to a batch, and the sum of the terms; the truth is that of every channel."""
+        """Return the logits of a batch and the sum of the losses; the truth has one channel per output."""
         logits, seen = self.network.trace(x, [*self.encoders, *self.deepest])
         total = torch.zeros((), device=logits.device)
         for term, near, far in self.contrasts:
@@ -84,39 +93,41 @@ class ExtraLosses:
             z = seen[self.deepest[0]][0].flatten(2).mean(2)
             total = total + term.weight * contrast(z, near_z, far_z, term).mean()
         for each in self.divergences:
-            found = divergence([seen[name] for name in self.encoders], truth, each.focus)
-            total = total + weight_of(each, truth) * found
+            total = total + weight_of(each, truth) * divergence([seen[n] for n in self.encoders], truth, each.focus)
         return logits, total
 
 
 def contrast(z: torch.Tensor, near: torch.Tensor, far: torch.Tensor, term: Contrast) -> torch.Tensor:
-    """The contrast of every patch, without its weight."""
+    """Return the contrastive loss of every patch, without its weight."""
     alike = torch.stack([cosine_similarity(z, near), cosine_similarity(z, far)]) / term.temperature
     return -log_softmax(alike, 0)[0]
 
 
 def divergence(features: Sequence[Sequence[torch.Tensor]], truth: torch.Tensor, focus: float) -> torch.Tensor:
-    """How much the features of every class vary over a batch, without the weight.
+    """Return the variation of every class encoder's features over a batch, without the weight.
 
-    ``features`` are those of every class, each (case, feature, *space) at some size; ``truth`` is (case, class) or
-    (case, class, *space).
+    Args:
+        features: Feature maps of every class, each (case, feature, *space) at some size.
+        truth: (case, class) or (case, class, *space).
+        focus: See ``polysite.site.Divergence``.
     """
     total = truth.new_zeros(())
-    for mine, maps in zip(truth.unbind(1), features, strict=True):
-        spread = [(_focus(mine, f, focus) * f).std(0, correction=0).flatten(1).mean(1) for f in maps]
+    for mask, maps in zip(truth.unbind(1), features, strict=True):
+        spread = [(_focus(mask, f, focus) * f).std(0, correction=0).flatten(1).mean(1) for f in maps]
         total = total + torch.cat(spread).mean()
     return total
 
 
 def weight_of(term: Divergence, truth: torch.Tensor) -> float:
+    """Return the weight of a divergence, or the default of the task."""
     if term.weight is not None:
         return term.weight
     return CLASSIFYING if truth.ndim == 2 else SEGMENTING
 
 
-def _focus(mine: torch.Tensor, features: torch.Tensor, focus: float) -> torch.Tensor:
-    """What the features are multiplied by: a number for every case, or for every position."""
-    if mine.ndim == 1:
-        return torch.exp(focus * (2 * mine - 1)).view(-1, *(1 for _ in features.shape[1:]))
-    pool: Any = adaptive_avg_pool2d if mine.ndim == 3 else adaptive_avg_pool3d
-    return focus * torch.exp(-pool(mine[:, None], features.shape[2:]))
+def _focus(mask: torch.Tensor, features: torch.Tensor, focus: float) -> torch.Tensor:
+    """Return the factors of the features: one per case in a classification, one per position in a segmentation."""
+    if mask.ndim == 1:
+        return torch.exp(focus * (2 * mask - 1)).view(-1, *(1 for _ in features.shape[1:]))
+    pool: Any = adaptive_avg_pool2d if mask.ndim == 3 else adaptive_avg_pool3d
+    return focus * torch.exp(-pool(mask[:, None], features.shape[2:]))

@@ -1,8 +1,8 @@
-"""Random patches and their augmentation, made where the network computes.
+"""Random patches and their augmentation, computed on the device of the network.
 
-Every choice comes from one NumPy generator on the host, so a round can be replayed; only the noise itself is drawn on
-the device. The full augmentations and their probabilities are those of the FeTS 2022 benchmark. All of it happens in
-memory that is used again for the next batch: on a CPU, new memory costs more than all the arithmetic.
+All random choices come from one NumPy generator on the host, so a round can be replayed; only the noise itself is drawn
+on the device. The full augmentations and their probabilities are those of the FeTS 2022 benchmark. Every batch reuses
+the same memory: on a CPU, allocating memory costs more than all the arithmetic.
 """
 
 import math
@@ -17,14 +17,14 @@ Kind = Literal["full", "light", "none"]
 
 
 class Patches:
-    """Makes batches. A batch is good until the next one is made."""
+    """Makes batches of patches. A batch is valid until the next one is made."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self._memory: dict[str, torch.Tensor] = {}
 
     def batch(self, cases: Sequence[Pair], patch: Sequence[int], rng: np.random.Generator, augment: Kind) -> Pair:
-        """One random patch of every case, augmented."""
+        """Return one random, augmented patch of every case."""
         windows = [window(image.shape[1:], patch, rng) for image, _ in cases]
         image, label = cases[0]
         x = self._get("image", (len(cases), image.shape[0], *patch))
@@ -40,45 +40,45 @@ class Patches:
         return x, y
 
     def _get(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """Memory of this shape; the same as before where it is large enough."""
+        """Return memory of this shape, reused if it is large enough."""
         size = math.prod(shape)
         if name not in self._memory or self._memory[name].numel() < size:
-            fresh = torch.from_numpy(np.zeros(size, np.float32))  # NumPy takes large pages
+            fresh = torch.from_numpy(np.zeros(size, np.float32))  # NumPy requests huge pages
             self._memory[name] = fresh.to(self.device)
         return self._memory[name][:size].view(*shape)
 
 
 def window(space: Sequence[int], patch: Sequence[int], rng: np.random.Generator) -> tuple[slice, ...]:
-    """A random place of a patch."""
+    """Return a random position of a patch."""
     start = [int(rng.integers(0, s - p + 1)) for s, p in zip(space, patch, strict=True)]
     return tuple(slice(a, a + p) for a, p in zip(start, patch, strict=True))
 
 
 def shares(label: torch.Tensor, patch: Sequence[int]) -> torch.Tensor:
-    """The share of every label in a random patch, on average over all its places; a class is its own share.
+    """Return the share of every label in a random patch, averaged over all positions; for a class, 1 or 0.
 
-    >>> shares(torch.tensor([[1, 0, 0, 0]]), [2])  # in one of three places, half of the patch
+    >>> shares(torch.tensor([[1, 0, 0, 0]]), [2])  # half of the patch in one of three positions
     tensor([0.1667])
     """
-    found = label.float()
+    covered = label.float()
     for side, length in zip(label.shape[1:], patch, strict=False):
         places, here = side - length + 1, torch.arange(side, device=label.device)
-        covered = torch.minimum(here + 1, side - here).clamp(max=min(length, places))  # by so many of the places
-        found = torch.tensordot(found, covered.float() / (places * length), ([1], [0]))
-    return found
+        patches = torch.minimum(here + 1, side - here).clamp(max=min(length, places))  # that cover a voxel
+        covered = torch.tensordot(covered, patches.float() / (places * length), ([1], [0]))
+    return covered
 
 
 def put(target: torch.Tensor, source: torch.Tensor, axes: Sequence[int]) -> None:
-    """Copy, turned over along these axes."""
+    """Copy a tensor, flipped along these axes."""
     if not axes or target.device.type != "cpu" or source.device.type != "cpu":
         target.copy_(source.flip(list(axes)) if axes else source)
         return
     backwards = tuple(slice(None, None, -1 if a in axes else None) for a in range(source.ndim))
-    np.copyto(target.numpy(), source.numpy()[backwards])  # torch would turn it over in memory of its own first
+    np.copyto(target.numpy(), source.numpy()[backwards])  # torch would allocate a flipped copy first
 
 
 def full(image: torch.Tensor, rng: np.random.Generator, scratch: torch.Tensor) -> None:
-    """Noise, blur, intensity scaling and contrast, each with its probability, in place."""
+    """Apply noise, blur, intensity scaling and contrast in place, each with its probability."""
     if rng.random() < 0.15:
         image.add_(noise(scratch, rng), alpha=0.25)
     if rng.random() < 0.15:
@@ -90,14 +90,14 @@ def full(image: torch.Tensor, rng: np.random.Generator, scratch: torch.Tensor) -
 
 
 def noise(target: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Standard normal noise, drawn on the device."""
+    """Fill a tensor with standard normal noise, drawn on its device."""
     return target.normal_(generator=torch.Generator(target.device).manual_seed(int(rng.integers(1 << 62))))
 
 
 def blur(image: torch.Tensor, sigmas: Iterable[float], scratch: torch.Tensor) -> None:
-    """Gaussian smoothing in place, one axis after the other, each with its own width; zero outside of the image.
+    """Smooth in place with a Gaussian, axis by axis, each with its own width; values outside the image are zero.
 
-    Channel by channel, which a processor's cache can hold, as a sum of shifted copies.
+    Each channel, which fits into a CPU's cache, is a sum of shifted copies.
     """
     widths = list(enumerate(sigmas))
     for channel, spare in zip(image, scratch, strict=True):
@@ -121,7 +121,7 @@ def _smooth(source: torch.Tensor, target: torch.Tensor, axis: int, sigma: float)
 
 
 def contrast(image: torch.Tensor, gamma: float) -> None:
-    """Gamma correction of every modality between its own extremes, in place: w ((x - low) / w)^gamma + low."""
+    """Apply gamma correction to every modality in place, between its extremes: w ((x - low) / w)^gamma + low."""
     for channel in image:
         low, high = torch.aminmax(channel)
         width = (high - low).clamp_min(1e-7)

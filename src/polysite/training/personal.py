@@ -1,4 +1,4 @@
-"""A second head beside that of the network, trained on its features without changing them."""
+"""Personal head: a second head beside the network's own, trained on the network's features without changing them."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import torch
 
 from polysite.errors import ConfigError
 from polysite.models.names import canonical, head_of
-from polysite.training.losses import Judge
+from polysite.training.losses import BatchLoss
 from polysite.tree import Tree
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Personal:
-    """The head of one local training; it has an optimiser of its own."""
+    """The personal head of one fit, with its own optimiser."""
 
     def __init__(
         self,
         network: "Network",
         values: Tree,
         optimiser: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-        loss: Judge,
+        loss: BatchLoss,
     ):
         name = head_of(name for name, _ in network.module.named_modules())
         self.network, self.loss = network, loss
@@ -39,8 +39,8 @@ class Personal:
         self.optimiser = optimiser(list(self.leaves.values()))
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """One step on a batch; the loss before it, of the logits of both heads together."""
-        with torch.no_grad(), still(self.network.module):
+        """Take one step on a batch; return the loss of both heads together before the step."""
+        with torch.no_grad(), frozen_statistics(self.network.module):
             logits, features = self.network.before_head(x)
         self.optimiser.zero_grad(set_to_none=True)
         with torch.autocast(self.network.device.type, dtype=torch.bfloat16, enabled=self.network.half):
@@ -51,12 +51,13 @@ class Personal:
         return loss.detach()
 
     def read(self) -> Tree:
+        """Return a copy of the head's parameters."""
         return {k: p.detach().clone(memory_format=torch.contiguous_format) for k, p in self.leaves.items()}
 
 
 @contextmanager
-def still(module: torch.nn.Module) -> Iterator[None]:
-    """Normalise by the batch, as in training, and leave the running statistics alone."""
+def frozen_statistics(module: torch.nn.Module) -> Iterator[None]:
+    """Normalise by the batch, as in training, but do not update running statistics."""
     norms = [m for m in module.modules() if getattr(m, "running_mean", None) is not None]
     before = [m.momentum for m in norms]
     for m in norms:

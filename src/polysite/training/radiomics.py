@@ -1,8 +1,8 @@
-"""Radiomics of tensors, on the device where they are: the same numbers as `polysite.radiomics.features`.
+"""Radiomics of tensors on their device: the same numbers as `polysite.radiomics.features`.
 
-The device counts, in whole numbers, and the formulas are the same. Runs: whether a voxel equals the next 1, 2, 4, 8...
-ones says how long the run is that begins there. Zones: pairs of touching equals join the trees of their voxels, larger
-root to smaller, until no pair has two roots; direction after direction, so that pairs of one are held at a time.
+The device counts in integers, and the formulas are the same. Runs: comparing a voxel with the next 1, 2, 4, 8... voxels
+gives the length of the run that begins there. Zones: pairs of touching equal voxels join their trees, larger root to
+smaller, until no pair has two roots. Directions are processed one after the other, to save memory.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,14 @@ Table = NDArray[np.int64]
 def features(
     image: Tensor, mask: Tensor, *, spacing: Sequence[float] | None = None, settings: Settings = Settings()
 ) -> dict[str, float]:
-    """By PyRadiomics' names, of an image with two or three axes where the mask equals the label; both on one device."""
+    """Return the features by PyRadiomics' names.
+
+    Args:
+        image: A 2D or 3D image.
+        mask: Mask of the same shape, on the same device; the region has the value ``settings.label``.
+        spacing: Voxel size per axis; None for 1.
+        settings: Settings of the extraction.
+    """
     spacing = spacing or (1.0,) * image.ndim
     check(image.shape, mask.shape, spacing, settings)
     missing = 3 - image.ndim
@@ -46,19 +53,19 @@ def features(
     parent = torch.arange(len(at), device=at.device)
     order = torch.zeros_like(levels, dtype=torch.int64).ravel()
     order[at] = parent
-    with ThreadPoolExecutor(4) as pool:  # formulas of one direction while the device counts the next
+    with ThreadPoolExecutor(4) as pool:  # compute formulas of one direction while the device counts the next
         along = []
         for vector, step in zip(vectors, steps, strict=True):
             pairs, runs, parent = _ahead(levels, at, order, step, parent)
             some = bool(pairs[:, 1:].any()) or lined(levels.cpu().numpy(), vector)
             along.append(pool.submit(formulas.along, Direction(pairs, runs, some), dependence.sum(1)))
-        found = _values(values, least, largest, float(np.prod(spacing)), settings)
+        first_order = _values(values, least, largest, float(np.prod(spacing)), settings)
         zones = _zones(levels.ravel()[at].long(), parent)
-        return formulas.all_features(found, [a.result() for a in along], zones, dependence, apart)
+        return formulas.all_features(first_order, [a.result() for a in along], zones, dependence, apart)
 
 
 def _crop(image: Tensor, inside: Tensor, label: int) -> tuple[Tensor, Tensor]:
-    """Image and mask, cut to what the mask holds."""
+    """Crop image and mask to the box around the mask."""
     for axis in range(3):
         held = inside.any([a for a in range(3) if a != axis]).nonzero()
         check_values(2 * len(held), 0, 0, label)
@@ -68,7 +75,7 @@ def _crop(image: Tensor, inside: Tensor, label: int) -> tuple[Tensor, Tensor]:
 
 
 def _neighbours(levels: Tensor, at: Tensor, steps: Sequence[int]) -> tuple[Table, Table]:
-    """Of each level: voxels by the number of equal neighbours; differences from all, by their number."""
+    """Return for each level the voxels by number of equal neighbours, and the differences by number of neighbours."""
     here = levels[at].long()
     equal, number, total = torch.zeros((3, len(at)), dtype=torch.int64, device=at.device)
     for step in (*steps, *(-s for s in steps)):
@@ -84,7 +91,7 @@ def _neighbours(levels: Tensor, at: Tensor, steps: Sequence[int]) -> tuple[Table
 
 
 def _ahead(levels: Tensor, at: Tensor, order: Tensor, step: int, parent: Tensor) -> tuple[Table, Table, Tensor]:
-    """Pairs and runs in one direction, and the trees with its pairs of equals joined."""
+    """Return the pairs and runs of one direction, and the trees with its equal pairs joined."""
     flat = levels.ravel()
     here, there = flat[at].long(), flat[at + step]
     size, longest = int(here.max()) + 1, max(levels.shape)
@@ -99,7 +106,7 @@ def _ahead(levels: Tensor, at: Tensor, order: Tensor, step: int, parent: Tensor)
 
 
 def _lengths(flat: Tensor, same: Tensor, begins: Tensor, step: int) -> Tensor:
-    """How many voxels the runs have that begin at these places; `same` are the voxels that equal the next."""
+    """Return the lengths of the runs that begin at these places; `same` are the voxels that equal the next one."""
     equals = [torch.zeros_like(flat, dtype=torch.bool)]
     equals[0][same] = True
     while bool(equals[-1].any()):
@@ -116,7 +123,7 @@ def _lengths(flat: Tensor, same: Tensor, begins: Tensor, step: int) -> Tensor:
 
 
 def _join(parent: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """The root of every voxel once u and v, pair by pair, belong together; roots are the smallest of their tree."""
+    """Return the root of every voxel after joining u and v, pair by pair; a root is the smallest voxel of its tree."""
     while True:
         a, b = parent[u], parent[v]
         differ = a != b
@@ -129,7 +136,7 @@ def _join(parent: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 def _zones(here: Tensor, parent: Tensor) -> Zones:
-    """How often zones of a level and a size occur."""
+    """Return the number of zones of every level and size."""
     sizes = torch.bincount(parent)
     roots = sizes.nonzero().squeeze(1)
     kinds, count = torch.unique(here[roots] * (len(here) + 1) + sizes[roots], return_counts=True)
@@ -138,10 +145,10 @@ def _zones(here: Tensor, parent: Tensor) -> Zones:
 
 
 def _values(values: Tensor, least: float, largest: float, volume: float, settings: Settings) -> Values:
-    """Sums over the values."""
+    """Return sums over the values, for the first-order features."""
     places = formulas.places(len(values))
-    found = values.sort().values[places].tolist()
-    percentiles = formulas.percentiles(dict(zip(places, found, strict=True)), len(values))
+    ordered = values.sort().values[places].tolist()
+    percentiles = formulas.percentiles(dict(zip(places, ordered, strict=True)), len(values))
     mean = values.mean()
     away = values - mean
     middle = values[(values >= percentiles[10]) & (values <= percentiles[90])]
@@ -153,7 +160,7 @@ def _values(values: Tensor, least: float, largest: float, volume: float, setting
         square.sum(),
         (square * away).sum(),
         (square * square).sum(),
-        (middle - middle.mean()).abs().mean(),  # NaN where two voxels have none between
+        (middle - middle.mean()).abs().mean(),  # NaN if there is no value between
     ]
     mean_, energy, absolute, second, third, fourth, robust = torch.stack(sums).tolist()
     return Values(least, largest, mean_, percentiles, energy, absolute, (second, third, fourth), robust, volume)

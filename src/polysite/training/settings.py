@@ -1,4 +1,4 @@
-"""How a site trains: the optimiser, its schedule, the patches, the device."""
+"""Settings of local training: optimiser, schedule, patches, device."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,27 +8,49 @@ from polysite.errors import ConfigError
 
 @dataclass(frozen=True)
 class Train:
-    """Defaults are those of the FeTS 2022 benchmark, but for the patch, which suits a laptop."""
+    """Settings of local training. The defaults are those of the FeTS 2022 benchmark, with a patch for a laptop.
 
-    lr: float = 0.1  # learning rate; algorithm.lr, where given, comes before it
-    gamma: float = 0.995  # the rate of a round is lr * gamma**round
-    epochs: int = 1  # local epochs a round
-    patches: int = 1  # of every case in an epoch
-    steps: int | None = None  # local iterations a round, instead of epochs
-    batch: int = 4  # patches a step
+    Args:
+        lr: Learning rate; ``algorithm.lr`` takes precedence.
+        gamma: Decay: the rate of a round is lr * gamma**round.
+        epochs: Local epochs per round.
+        patches: Patches of every case in an epoch.
+        steps: Local steps per round, instead of epochs.
+        batch: Patches per step.
+        optimiser: SGD, Adam or AdamW.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of the optimiser.
+        loss: ``auto`` is dice for a segmentation and ce (cross-entropy) for a classification.
+        exclusive: Every voxel has at most one label (softmax); otherwise labels may overlap (sigmoid).
+        patch: Size of a patch in voxels; smaller cases are padded.
+        augment: ``light`` flips, scales and shifts intensities; ``full`` adds noise, blur and contrast.
+        window: Size of the sliding window; empty for that of the patch.
+        overlap: Overlap of the sliding window.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+        cases: Hold all cases in the memory of the device, or leave them on disk and map them.
+        autocast: Use bfloat16 on a GPU; a CPU always computes in float32.
+        compile: Compile the network with torch.compile.
+    """
+
+    lr: float = 0.1
+    gamma: float = 0.995
+    epochs: int = 1
+    patches: int = 1
+    steps: int | None = None
+    batch: int = 4
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 1e-5
-    loss: Literal["auto", "dice", "dice_ce", "ce"] = "auto"  # auto: dice to segment, ce (cross-entropy) to classify
-    exclusive: bool = False  # every voxel has one label at most (softmax); otherwise labels may overlap (sigmoid)
-    patch: tuple[int, ...] = (32, 32, 32)  # voxels; cases are padded to it
-    augment: Literal["full", "light", "none"] = "full"  # light: flips, scale, shift; full: noise, blur, contrast too
-    window: tuple[int, ...] = ()  # of the sliding window; empty: the patch
-    overlap: float = 0.5  # of the sliding window
-    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
-    cases: Literal["device", "disk"] = "device"  # hold all cases there, or leave them on disk and map what is needed
-    autocast: bool = True  # bfloat16 on a GPU; a CPU always computes in float32
-    compile: bool = False  # torch.compile the network
+    loss: Literal["auto", "dice", "dice_ce", "ce"] = "auto"
+    exclusive: bool = False
+    patch: tuple[int, ...] = (32, 32, 32)
+    augment: Literal["full", "light", "none"] = "full"
+    window: tuple[int, ...] = ()
+    overlap: float = 0.5
+    device: str = "auto"
+    cases: Literal["device", "disk"] = "device"
+    autocast: bool = True
+    compile: bool = False
 
     def __post_init__(self) -> None:
         for name in ("lr", "gamma", "epochs", "patches", "batch"):
@@ -47,7 +69,7 @@ class Train:
             raise ConfigError(f"train.overlap must lie in [0, 1), got {self.overlap}")
 
     def allow(self, algorithm: Any, name: str) -> None:
-        """Refuse an optimiser under which the algorithm's mathematics does not hold."""
+        """Refuse an optimiser that violates the assumptions of the algorithm."""
         if algorithm.plain_sgd and (self.optimiser != "sgd" or self.momentum):
             given = f"momentum = {self.momentum}" if self.momentum else f"optimiser = {self.optimiser!r}"
             raise ConfigError(

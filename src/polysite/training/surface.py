@@ -1,8 +1,8 @@
-"""Surface distances of tensors, on the device where they are: the same numbers as `polysite.metrics.surface`.
+"""Surface distances of tensors on their device: the same numbers as `polysite.metrics.surface`.
 
-Crop; surfaces by shifted masks; the nearest surface voxel of every column by running maxima along the first axis, both
-ways; the least over the second axis, shift by shift; along the third only for the surface voxels that ask, which ends
-the shifts once none can come nearer. All in double precision.
+The steps are: crop; find surfaces by shifted masks; find the nearest surface voxel of every column by running maxima
+along the first axis, both ways; minimise over the second axis, shift by shift; search along the third axis for the
+surface voxels only. The shifts end once none can be nearer. All in double precision.
 """
 
 import math
@@ -14,11 +14,11 @@ from torch.nn.functional import pad
 
 from polysite.metrics.surface import Surfaces, check
 
-CHUNK = 1 << 24  # numbers that are held at a time while the last axis is searched
+CHUNK = 1 << 24  # numbers in memory at a time while the last axis is searched
 
 
 def surfaces(predicted: Tensor, truth: Tensor, spacing: Sequence[float]) -> Surfaces:
-    """Of two boolean masks with one to three axes; the spacing is the size of a voxel in mm, axis by axis."""
+    """Return the surface distances of two boolean masks with one to three axes; the spacing is in mm per axis."""
     check(predicted.shape, truth.shape, spacing)
     masks = torch.stack([predicted, truth]).bool()
     edges = _edges(_crop(masks))
@@ -33,7 +33,7 @@ def surfaces(predicted: Tensor, truth: Tensor, spacing: Sequence[float]) -> Surf
 
 
 def _crop(masks: Tensor) -> Tensor:
-    """Both masks, cut to what either holds."""
+    """Crop both masks to the box around their union."""
     union = masks.any(0)
     for axis in range(union.ndim):
         others = [a for a in range(union.ndim) if a != axis]
@@ -46,7 +46,7 @@ def _crop(masks: Tensor) -> Tensor:
 
 
 def _edges(masks: Tensor) -> Tensor:
-    """What of each mask has a face-neighbour outside of it."""
+    """Return the voxels of each mask that have a face-neighbour outside."""
     inside = masks.clone()
     padded = pad(masks, (1, 1) * (masks.ndim - 1))
     for axis in range(1, masks.ndim):
@@ -59,12 +59,12 @@ def _edges(masks: Tensor) -> Tensor:
 
 
 def _distances(edges: Tensor, others: Tensor, spacing: tuple[float, ...]) -> Tensor:
-    """From every surface voxel to the nearest of the others."""
+    """Return the distance from every surface voxel to the nearest one of the other mask."""
     columns, asked = _columns(others, spacing[0]), edges.nonzero()
     found, n = columns.clone(), columns.shape[1]
     for d in range(1, n):
         away = (d * spacing[1]) ** 2
-        if d & (d - 1) == 0:  # at 1, 2, 4, 8...: asking means to wait for the device
+        if d & (d - 1) == 0:  # at 1, 2, 4, 8...: each check synchronises with the device
             nearest = _search(found, asked, spacing[2])
             if bool((nearest <= away).all()):
                 return nearest.sqrt_()
@@ -75,7 +75,7 @@ def _distances(edges: Tensor, others: Tensor, spacing: tuple[float, ...]) -> Ten
 
 
 def _search(plane: Tensor, asked: Tensor, size: float) -> Tensor:
-    """The least of (distance along the third axis)² + what is found there, for the voxels that ask."""
+    """Return the minimum of (distance along the third axis)² + plane, for the surface voxels ``asked``."""
     along = torch.arange(plane.shape[2], dtype=torch.float64, device=plane.device)
     step = max(1, CHUNK // plane.shape[2])
     nearest = []
@@ -86,7 +86,7 @@ def _search(plane: Tensor, asked: Tensor, size: float) -> Tensor:
 
 
 def _columns(others: Tensor, size: float) -> Tensor:
-    """Squared distance of every voxel to the nearest of its column along the first axis; infinite where none is."""
+    """Return the squared distance of every voxel to the nearest one in its column along the first axis, or infinity."""
     n = others.shape[0]
     at = torch.arange(n, device=others.device).reshape(n, 1, 1).expand(others.shape)
     far = 2 * n  # farther than any column is long

@@ -1,7 +1,6 @@
-"""What a network is asked: to outline labels, to give every voxel one label, or to name what an image shows.
+"""Tasks: segmentation with overlapping or exclusive labels, and classification.
 
-A task says how many channels come out of the network, how an answer is judged while it trains (the losses, one number
-per case) and how it is judged in the end.
+A task defines the output channels of the network, its losses (one number per case), and the score of a prediction.
 """
 
 from collections.abc import Sequence
@@ -17,32 +16,34 @@ from polysite.site import CaseScore
 
 
 class Task(Protocol):
+    """What the network predicts, and how its predictions are compared with the ground truth."""
+
     @property
     def losses(self) -> tuple[str, ...]:
-        """The losses it knows; the first is the default."""
+        """Names of the losses; the first is the default."""
         ...
 
     def outputs(self, labels: Sequence[str]) -> int:
-        """Channels of the network."""
+        """Return the number of output channels of the network."""
         ...
 
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        """One number per case of a batch."""
+        """Return the loss of every case of a batch."""
         ...
 
     def channels(self, truth: torch.Tensor) -> torch.Tensor:
-        """The truth of a batch, channel by channel of the network."""
+        """Return the ground truth of a batch, one channel per output of the network."""
         ...
 
     def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
-        """By how much every channel is shifted so that the frequencies of the labels cancel.
+        """Return the shift of every channel that cancels the label frequencies.
 
-        ``shares`` are those of the labels among ``count`` voxels, or cases.
+        ``shares`` are the labels' shares of ``count`` voxels, or cases.
         """
         ...
 
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
-        """The answer to one case: a mask per label; in a classification, True for the class that is said."""
+        """Return the prediction of one case: a mask per label, or True for the predicted class."""
         ...
 
     def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
@@ -51,7 +52,7 @@ class Task(Protocol):
 
 
 class Outline:
-    """Every label is a mask of its own behind a sigmoid, so labels may overlap (whole tumour, core, enhancing)."""
+    """Segmentation with a sigmoid per label, so that labels may overlap (whole tumour, core, enhancing)."""
 
     losses = ("dice", "dice_ce")
     _soft = DiceLoss(sigmoid=True, smooth_nr=1.0, smooth_dr=1.0, reduction="none")
@@ -60,7 +61,7 @@ class Outline:
         return len(labels)
 
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        """Soft Dice with smoothing 1: 1 - (2 sum p g + 1) / (sum p + sum g + 1), mean over the labels."""
+        """Return the soft Dice loss with smoothing 1: 1 - (2 sum p g + 1) / (sum p + sum g + 1), mean over labels."""
         found: torch.Tensor = self._soft(logits, truth).flatten(1).mean(1)
         if name == "dice_ce":
             found = found + binary_cross_entropy_with_logits(logits, truth, reduction="none").flatten(1).mean(1)
@@ -70,7 +71,7 @@ class Outline:
         return truth
 
     def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
-        """log(pi / (1 - pi)); pi counts one voxel more on either side, so that it is neither 0 nor 1."""
+        """Return log(pi / (1 - pi)); pi counts one more voxel with and without the label, so it is never 0 or 1."""
         return torch.logit((shares.double() * count + 1) / (count + 2)).clamp(-clip, clip).float()
 
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
@@ -81,7 +82,7 @@ class Outline:
 
 
 class Exclusive:
-    """Every voxel is background or has exactly one label: a softmax over the labels and the background."""
+    """Segmentation with a softmax over labels and background, so that a voxel has at most one label."""
 
     losses = ("dice", "dice_ce")
     _soft = DiceLoss(softmax=True, include_background=False, smooth_nr=1.0, smooth_dr=1.0, reduction="none")
@@ -90,7 +91,7 @@ class Exclusive:
         return len(labels) + 1
 
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        """Soft Dice of the labels, the background left out."""
+        """Return the soft Dice loss of the labels without the background."""
         full = self.channels(truth)
         found: torch.Tensor = self._soft(logits, full).flatten(1).mean(1)
         if name == "dice_ce":
@@ -101,7 +102,7 @@ class Exclusive:
         return torch.cat([1 - truth.amax(1, keepdim=True), truth], 1)
 
     def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
-        """log n_c / n, the background first."""
+        """Return log n_c / n, the background first."""
         full = torch.cat([(1 - shares.sum()).clamp(min=0)[None], shares])
         return full.log().clamp(min=-clip)
 
@@ -114,7 +115,7 @@ class Exclusive:
 
 
 class Classify:
-    """One class per image."""
+    """Classification: one class per image."""
 
     losses = ("ce",)
 
@@ -122,14 +123,14 @@ class Classify:
         return len(labels)
 
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy."""
+        """Return the cross-entropy."""
         return cross_entropy(logits, truth, reduction="none")
 
     def channels(self, truth: torch.Tensor) -> torch.Tensor:
         return truth
 
     def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
-        """log n_c / n."""
+        """Return log n_c / n."""
         return shares.log().clamp(min=-clip)
 
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
@@ -145,14 +146,14 @@ def _dice_score(labels: Sequence[str], masks: torch.Tensor, truth: torch.Tensor,
 
 
 def find(kind: str, exclusive: bool) -> Task:
-    """The task of the data, as the configuration wants it."""
+    """Return the task of the data and the configuration."""
     if kind == "classification":
         return Classify()
     return Exclusive() if exclusive else Outline()
 
 
 def check_loss(task: Task, name: str) -> str:
-    """The loss by name; ``auto`` is the task's own."""
+    """Return the name of the loss; ``auto`` is the default of the task."""
     if name == "auto":
         return task.losses[0]
     if name not in task.losses:
@@ -161,6 +162,6 @@ def check_loss(task: Task, name: str) -> str:
 
 
 def check_label(task: Task, label: torch.Tensor, who: str) -> None:
-    """Refuse overlapping labels where a voxel can have only one."""
+    """Refuse overlapping labels if the task allows one label per voxel."""
     if isinstance(task, Exclusive) and bool((label.sum(0) > 1).any()):
         raise DataError(f"{who}: labels overlap, but train.exclusive gives every voxel one label; declare them apart")

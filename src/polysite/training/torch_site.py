@@ -1,6 +1,7 @@
-"""A hospital in torch: the only place where an algorithm meets a network, an optimiser and a GPU.
+"""The site in torch: the only module in which an algorithm meets a network, an optimiser and a GPU.
 
-All randomness of a round comes from (seed, site, round). Models go in and come out as tensors on the site's device.
+All randomness of a round comes from (seed, site, round). Models are passed and returned as tensors on the site's
+device.
 """
 
 import copy
@@ -33,16 +34,16 @@ from polysite.training.predict import predict
 from polysite.training.settings import Train
 from polysite.tree import Tree
 
-SMALL = 40**3  # voxels
-NONE = [0.0] * len(NAMES)  # the radiomics of a modality that shows nothing
-FADED = 0.1  # of what a step was; then nobody would call its patients behind a model
-_FIXED = 1 << 32  # a round that never comes: the randomness of fixed patches
-_FRESH = _FIXED + 1  # and that of other initial parameters
-_ORDER, _PATCHES, _MIXING = 1, 2, 3  # streams of a round, apart from its own
+SMALL = 40**3  # voxels of a volume that is too small for the fast convolution path of a CPU
+NONE = [0.0] * len(NAMES)  # radiomics of a constant modality
+FADED = 0.1  # share of a step that remains; below, its cases no longer count as cases behind the model
+_FIXED = 1 << 32  # a round number that never occurs: the randomness of fixed patches
+_FRESH = _FIXED + 1  # the same for other initial parameters
+_ORDER, _PATCHES, _MIXING = 1, 2, 3  # additional random streams of a round
 
 
 def device_of(name: str) -> torch.device:
-    """``auto`` takes the GPU if there is one."""
+    """Return the device of this name; ``auto`` is the GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -57,7 +58,7 @@ def device_of(name: str) -> torch.device:
 
 
 class Network:
-    """One network that all sites of a process take turns in; each call writes the parameters it is given."""
+    """One network that all sites of a process share; each use writes the parameters first."""
 
     def __init__(self, module: torch.nn.Module, train: Train):
         self.device = device_of(train.device)
@@ -66,17 +67,18 @@ class Network:
         self.module.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.forward = torch.compile(self.module) if train.compile else self.module
         self.half = train.autocast and self.device.type == "cuda"
-        # a lone small volume falls to a slow convolution path on a CPU; beside a copy, without gradient, it does not
+        # a single small volume takes a slow convolution path on a CPU; together with a copy it does not
         self.doubles = self.device.type == "cpu" and not any(isinstance(m, _BatchNorm) for m in module.modules())
         self.parameters, self.leaves = _leaves(module)
         self.start = self.read()
         self.patches = Patches(self.device)
 
     def read(self) -> Tree:
-        """A copy of the current parameters and running statistics, on the device."""
+        """Return a copy of the current parameters and running statistics, on the device."""
         return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in self.leaves.items()}
 
     def write(self, params: Tree) -> None:
+        """Copy these parameters into the network."""
         if params.keys() != self.leaves.keys():
             odd = sorted(params.keys() ^ self.leaves.keys())
             raise ConfigError(f"these parameters do not belong to this model; they differ in {odd[:3]}")
@@ -87,10 +89,10 @@ class Network:
             torch._foreach_copy_(list(self.leaves.values()), [params[k] for k in self.leaves])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._answer(self.forward, x)
+        return self._logits(self.forward, x)
 
     def twin(self, params: Tree) -> "Network":
-        """A second network with these parameters. (functional_call does not give back what DynUNet lists twice.)"""
+        """Return a second network with these parameters. (functional_call fails where DynUNet lists modules twice.)"""
         twin = copy.copy(self)
         twin.module = twin.forward = copy.deepcopy(self.module)
         twin.parameters, twin.leaves = _leaves(twin.module)
@@ -98,41 +100,41 @@ class Network:
         return twin
 
     def look(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The answer to a batch, and the deepest features of every patch, pooled over space."""
+        """Return the logits of a batch, and the deepest features of every patch, pooled over space."""
         deepest = deepest_of(name for name, _ in self.module.named_modules())
         logits, seen = self.trace(x, [deepest])
         return logits, seen[deepest][0].flatten(2).mean(2)
 
     def trace(self, x: torch.Tensor, modules: Collection[str]) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
-        """The answer to a batch, and what came out of these modules on the way to it."""
+        """Return the logits of a batch, and the outputs of these modules."""
         seen: dict[str, Any] = {}
         hooks = [self.module.get_submodule(name).register_forward_hook(partial(_note, seen, name)) for name in modules]
         try:
-            logits = self._answer(self.module, x)
+            logits = self._logits(self.module, x)
         finally:
             for hook in hooks:
                 hook.remove()
         return logits, {k: [y[: len(x)].float() for y in out] for k, out in seen.items()}
 
     def before_head(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The answer to a batch, and what the head made it from."""
+        """Return the logits of a batch, and the input of the head."""
         seen: list[torch.Tensor] = []
         head = self.module.get_submodule(head_of(name for name, _ in self.module.named_modules()))
         hook = head.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
         try:
-            logits = self._answer(self.module, x)
+            logits = self._logits(self.module, x)
         finally:
             hook.remove()
         return logits, seen[0][: len(x)]
 
     def train(self, only: Collection[str]) -> None:
-        """Get ready to train; a layer whose running statistics are not among these goes by them and leaves them."""
+        """Set training mode. Normalisation layers with statistics that match no pattern stay in evaluation mode."""
         self.module.train()
         for name, layer in self.module.named_modules():
             if getattr(layer, "running_mean", None) is not None:
                 layer.train(tree.matches(canonical(f"{name}.running_mean"), only))
 
-    def _answer(self, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def _logits(self, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         twice = len(x) == 1 and self.doubles and math.prod(x.shape[2:]) <= SMALL
         x = (torch.cat([x, x]) if twice else x).contiguous(memory_format=self.layout)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
@@ -144,14 +146,14 @@ def _note(seen: dict[str, Any], name: str, _module: Any, _given: Any, out: Any) 
 
 
 def _leaves(module: torch.nn.Module) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
-    """Its parameters, and these with its running statistics; not state_dict, where DynUNet lists everything twice."""
+    """Return the parameters, and the parameters with running statistics. (DynUNet's state_dict lists them twice.)"""
     parameters = {canonical(n): p for n, p in module.named_parameters()}
     statistics = {canonical(n): b for n, b in module.named_buffers() if b.is_floating_point()}
     return parameters, {**parameters, **statistics}
 
 
 def _layout(module: torch.nn.Module) -> torch.memory_format:
-    """Channels last where all kernels are 2D or all are 3D: up to 1.7 times faster on a CPU (slower on an H200)."""
+    """Return channels-last if all kernels are 2D or all are 3D: up to 1.7 times faster on a CPU (slower on an H200)."""
     axes = {p.ndim for p in module.parameters() if p.ndim > 3}
     if len(axes) != 1:
         return torch.contiguous_format
@@ -159,7 +161,17 @@ def _layout(module: torch.nn.Module) -> torch.memory_format:
 
 
 class TorchSite:
-    """A hospital with its cases, prepared. One without training cases can be served and judge, but not train."""
+    """A hospital with its prepared cases. Without training cases it can predict and score, but not train.
+
+    Args:
+        name: Name of the site.
+        network: The network, shared with other sites.
+        cases: Prepared cases by split.
+        labels: Labels, or classes.
+        train: Settings of local training.
+        seed: Seed of the study.
+        task: The task.
+    """
 
     def __init__(
         self,
@@ -177,35 +189,39 @@ class TorchSite:
         self._volumes = {c.name: self._load(c) for s in SPLITS for c in cases.get(s, ())}
         self.grids = {c.name: (c.spacing, c.unit) for s in SPLITS for c in cases.get(s, ())}  # voxel size and unit
         self.fits: list[Fit] = []
-        self._drawn: list[Sequence[str]] = []  # cases of which patches were taken in a fit, step by step
-        self._first, self._start = 0, network.start  # round and parameters that the phase began with
-        self._seen: dict[str, torch.Tensor] = {}  # the shares of the labels in a random patch, by case
-        self._amounts: list[float] = []  # of every channel, once they are counted
-        self._radiomics: dict[tuple[str, float], np.ndarray] = {}  # of a case by bin width, once they are extracted
+        self._drawn: list[Sequence[str]] = []  # cases of every step of a fit
+        self._first, self._start = 0, network.start  # first round and initial parameters of the phase
+        self._seen: dict[str, torch.Tensor] = {}  # shares of the labels in a random patch, by case
+        self._amounts: list[float] = []  # of every channel, computed on first use
+        self._radiomics: dict[tuple[str, float], np.ndarray] = {}  # by case and bin width, computed on first use
 
     @classmethod
     def pool(cls, name: str, sites: Mapping[str, "TorchSite"]) -> "TorchSite":
-        """One site that has the training and validation cases of all: the centralised yardstick. Its volumes are
-        theirs, not copies."""
+        """Return one site with the training and validation cases of all sites, for centralised training.
+
+        It shares the volumes with the sites.
+        """
         pooled = copy.copy(next(iter(sites.values())))
         pooled.name, pooled.fits, pooled._seen, pooled._amounts, pooled._radiomics = name, [], {}, [], {}
-        parts = {p: {f"{i}/{n}": s._volumes[n] for i, s in sites.items() for n in s.cases(p)} for p in SPLITS[:2]}
-        pooled.grids = {f"{i}/{n}": s.grids[n] for i, s in sites.items() for p in SPLITS[:2] for n in s.cases(p)}
-        pooled._volumes = {name: volume for part in parts.values() for name, volume in part.items()}
-        pooled._splits = {"test": (), **{p: tuple(part) for p, part in parts.items()}}
+        splits = {k: {f"{i}/{n}": s._volumes[n] for i, s in sites.items() for n in s.cases(k)} for k in SPLITS[:2]}
+        pooled.grids = {f"{i}/{n}": s.grids[n] for i, s in sites.items() for k in SPLITS[:2] for n in s.cases(k)}
+        pooled._volumes = {name: volume for split in splits.values() for name, volume in split.items()}
+        pooled._splits = {"test": (), **{k: tuple(split) for k, split in splits.items()}}
         return pooled
 
     @property
     def size(self) -> int:
+        """Number of training cases."""
         return len(self._splits["train"])
 
     @property
     def start(self) -> Tree:
+        """Initial parameters of the phase."""
         return self._start
 
     @property
     def fresh(self) -> Tree:
-        """The initial values of every array in another order: as if drawn anew, whatever the network draws from."""
+        """Initial values of every array in another order: other initial parameters with the same distribution."""
         rng = self._rng(_FRESH)
 
         def shuffled(x: torch.Tensor) -> torch.Tensor:
@@ -216,6 +232,7 @@ class TorchSite:
         return {**initial, **tree.map(shuffled, tree.trained(initial))}
 
     def amount(self, channel: int) -> float:
+        """Return the amount of a class in the training set: cases to classify, voxels to segment."""
         if not self._amounts:
             truths = (self._volumes[n][1][None] for n in self.cases("train"))
             counted = [self.task.channels(y).flatten(2).sum(2)[0] if y.ndim > 2 else y[0].long() for y in truths]
@@ -223,11 +240,12 @@ class TorchSite:
         return float(self._amounts[channel])
 
     def sketch(self, kind: Sketch, cases: Collection[str]) -> np.ndarray:
+        """Return a short summary of these cases, averaged over cases."""
         of = _label_shares if kind == "labels" else _moments
-        found = torch.stack([of(self._volumes[n][kind == "labels"]) for n in cases])
-        return found.mean(0).cpu().numpy()
+        return torch.stack([of(self._volumes[n][kind == "labels"]) for n in cases]).mean(0).cpu().numpy()
 
     def radiomics(self, cases: Collection[str], bin_width: float) -> np.ndarray:
+        """Return the radiomic features of these cases, one row per case."""
         for name in cases:
             if (name, bin_width) not in self._radiomics:
                 image = self._volumes[name][0].cpu().numpy()
@@ -238,34 +256,38 @@ class TorchSite:
         return np.array([self._radiomics[name, bin_width] for name in cases])
 
     def shares(self, case: str) -> np.ndarray:
-        """How much of the head every label takes; in a classification, the class itself."""
+        """Return the share of the head that every label occupies; in a classification, the one-hot class."""
         image, truth = self._volumes[case]
         head = (image != 0).any(0).sum() if truth.ndim > 1 else 1
-        found: np.ndarray = (
+        labels: np.ndarray = (
             (truth.flatten(1).double().sum(1) / head if truth.ndim > 1 else truth.double()).cpu().numpy()
         )
-        return found
+        return labels
 
     def cases(self, split: str) -> Cases:
+        """Return the names of the cases of a split."""
         return self._splits[split]
 
     def at(self, round: int) -> "TorchSite":
+        """Return this site with the randomness of one round."""
         site = copy.copy(self)
         site.round, site.fits = round, []
         return site
 
     def begin(self, round: int, start: Tree) -> "TorchSite":
+        """Return this site in a phase that starts in this round from these parameters."""
         site = copy.copy(self)
         site._first, site._start = round, start
         return site
 
     def under(self, train: Train) -> "TorchSite":
-        """This site, training in another way; network and volumes are the same."""
+        """Return this site with other settings of training and the same network and volumes."""
         site = copy.copy(self)
         site.train, site._loss_name = train, tasks.check_loss(self.task, train.loss)
         return site
 
     def lift(self, params: Tree) -> Tree:
+        """Return the parameters on the device of this site."""
         device = self.network.device
         return {
             k: v.to(device) if isinstance(v, torch.Tensor) else torch.tensor(v, device=device)
@@ -281,6 +303,7 @@ class TorchSite:
         only: Collection[str] = ("*",),
         keep: Collection[str] | None = None,
     ) -> Fit:
+        """Train from ``params`` with a new optimiser; see ``polysite.site.Site.fit``."""
         if not self.size:
             raise DataError(f"site {self.name!r} has no training case; add cases or leave the site out")
         self._drawn = []
@@ -298,7 +321,7 @@ class TorchSite:
         extra = ExtraLosses(self.network, objective.extra) if objective.extra else None
         aim = self._replacement(objective, keep)
         beside = self._personal(objective, rate)
-        speed = reach = 0.0  # of a weight that a gradient of one has pushed since the start
+        speed = reach = 0.0  # of a weight under a constant gradient of one
         with torch.random.fork_rng(devices=[]):  # dropout, if the network has any
             torch.manual_seed(int(self._rng().integers(1 << 62)))
             for x, y in self._batches(self._length(budget), keep, budget.minibatch):
@@ -318,13 +341,13 @@ class TorchSite:
                 speed = self.train.momentum * speed + 1
                 reach += rate * speed
         shared, twin = mixing.models() if mixing else ({}, {})
-        found = {**self.network.read(), **shared}
+        model = {**self.network.read(), **shared}
         second = beside.read() if beside else {}
         tilt = objective.tilt.weight if objective.tilt else 0.0
         pull, one = rate * (self.train.weight_decay + tilt), budget.minibatch is not None
         behind = self._behind(pull)
-        fit = Fit(found, float(total) / max(count, 1), count, count * rate, reach, twin, second, behind, one)
-        values = [*found.values(), *twin.values(), *second.values()]
+        fit = Fit(model, float(total) / max(count, 1), count, count * rate, reach, twin, second, behind, one)
+        values = [*model.values(), *twin.values(), *second.values()]
         sound = torch.stack(torch._foreach_norm(values)).isfinite().all()
         if not (math.isfinite(fit.loss) and sound):
             raise RunError(
@@ -336,17 +359,19 @@ class TorchSite:
 
     @torch.no_grad()
     def losses(self, params: Tree, *, augmented: bool = False) -> Mapping[str, float]:
+        """Return the loss of every training case, on fixed patches, or on patches drawn as in training."""
         self.network.write(params)
         self.network.module.eval()
         rng, kind = (self._rng(), self.train.augment) if augmented else (self._rng(_FIXED), "none")
-        names, found = self.cases("train"), []
+        names, losses = self.cases("train"), []
         for i in range(0, len(names), self.train.batch):
             x, y = self._batch(names[i : i + self.train.batch], rng, kind)
-            found.append(self._loss(self.network(x), y))
-        return dict(zip(names, torch.cat(found).tolist(), strict=True))
+            losses.append(self._loss(self.network(x), y))
+        return dict(zip(names, torch.cat(losses).tolist(), strict=True))
 
     @torch.no_grad()
     def calibrate(self, params: Tree) -> Tree:
+        """Return the parameters with running statistics re-estimated on the training cases."""
         layers = [m for m in self.network.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
         if not layers or not self.size:
             return params
@@ -355,7 +380,7 @@ class TorchSite:
         paces, rng, names = [m.momentum for m in layers], self._rng(_FIXED), self.cases("train")
         for m in layers:
             m.train().reset_running_stats()
-            m.momentum = None  # the plain mean over the batches
+            m.momentum = None  # mean over the batches
         try:
             for i in range(0, len(names), self.train.batch):
                 self.network(self._batch(names[i : i + self.train.batch], rng, "none")[0])
@@ -365,6 +390,7 @@ class TorchSite:
                 m.momentum = pace
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
+        """Predict these cases and return their Dice (or accuracy) and loss."""
         return {name: self._score(logits, truth) for name, logits, truth in self._predictions(params, cases)}
 
     def _score(self, logits: torch.Tensor, truth: torch.Tensor) -> CaseScore:
@@ -372,27 +398,23 @@ class TorchSite:
         return self.task.score(self.labels, logits, truth, loss)
 
     def examine(self, params: Tree, cases: Collection[str], tolerance: float) -> Iterator[Examined]:
+        """Predict these cases and yield all measures of each."""
         for name, logits, truth in self._predictions(params, cases):
-            score = self._score(logits, truth)
+            score, (spacing, unit) = self._score(logits, truth), self.grids[name]
             if isinstance(self.task, tasks.Classify):
                 classes = {"predicted": float(logits.argmax()), "true": float(truth.argmax())}
-                yield Examined(
-                    name,
-                    score,
-                    {self.labels[int(truth.argmax())]: {**score.labels, **classes}},
-                    unit=self.grids[name][1],
-                )
+                yield Examined(name, score, {self.labels[int(truth.argmax())]: {**score.labels, **classes}}, unit=unit)
                 continue
             masks: Any = self.task.masks(logits)
             truths: Any = truth.bool()
             surfaces: Any = device_surface.surfaces
             if logits.device.type == "cpu":
                 masks, truths, surfaces = masks.numpy(), truths.numpy(), surface.surfaces
-            found = {
-                label: measure(p, t, self.grids[name][0], tolerance, surfaces)
+            measures = {
+                label: measure(p, t, spacing, tolerance, surfaces)
                 for label, p, t in zip(self.labels, masks, truths, strict=True)
             }
-            yield Examined(name, score, found, packed(masks), self.grids[name][1])
+            yield Examined(name, score, measures, packed(masks), unit)
 
     def _predictions(self, params: Tree, cases: Collection[str]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Yield name, logits and ground truth of these cases, on the network's device."""
@@ -410,7 +432,7 @@ class TorchSite:
         return self._loss(logits, truth).mean()
 
     def _shares(self, keep: Collection[str] | None) -> tuple[torch.Tensor, float]:
-        """The shares of the labels in what an epoch sees, and how many voxels, or cases, that is."""
+        """Return the shares of the labels in an epoch, and the number of its voxels, or cases."""
         names = [n for n in self.cases("train") if keep is None or n in keep]
         for n in names:
             if n not in self._seen:
@@ -432,8 +454,11 @@ class TorchSite:
         return image, label
 
     def _behind(self, pull: float) -> frozenset[str]:
-        """The cases behind a fit: those of steps that have not faded since. A pull to where it began makes steps fade,
-        one beyond that all but the first; and the running statistics of a network take a tenth of every new one."""
+        """Return the cases behind a fit: those of steps that still weigh in the result.
+
+        A pull towards the start makes earlier steps fade; a pull that overshoots makes all but the first fade. Running
+        statistics take a tenth of every new batch.
+        """
         tracks = any(isinstance(m, _BatchNorm) and m.track_running_stats for m in self.network.module.modules())
         after, steps, back = abs(1.0 - pull), self._drawn, self._drawn[::-1]
         for kept, newest in ((after, back), (1 / max(after, 1e-9), steps), (0.9 if tracks else 1.0, back)):
@@ -443,7 +468,7 @@ class TorchSite:
         return frozenset(name for names in steps for name in names)
 
     def _rng(self, round: int | None = None, *stream: int) -> np.random.Generator:
-        """The randomness of a round; a stream, where given, is apart from it."""
+        """Return the random generator of a round, or of an additional stream of it."""
         at = self.round if round is None else round
         return np.random.default_rng([self.seed, crc32(self.name.encode()), at, *stream])
 
@@ -467,7 +492,7 @@ class TorchSite:
     def _batches(
         self, budget: tuple[int, int | None], keep: Collection[str] | None, minibatch: int | None = None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Patches of shuffled cases, epoch after epoch, until the budget is spent; each good until the next."""
+        """Yield patches of shuffled cases until the budget is spent; each batch is valid until the next."""
         names = [n for n in self.cases("train") if keep is None or n in keep]
         rng, (epochs, steps), taken = self._rng(), budget, 0
         if minibatch is not None:
@@ -482,7 +507,7 @@ class TorchSite:
                 taken += 1
 
     def _minibatch(self, number: int, names: Sequence[str]) -> Pair:
-        """The mini-batch of this number, found without those before it."""
+        """Return the mini-batch of this number without computing those before it."""
         epoch, place = divmod(number, math.ceil(len(names) * self.train.patches / self.train.batch))
         shuffled = self._rng(None, _ORDER, epoch).permutation(len(names))
         order = [names[i] for i in shuffled for _ in range(self.train.patches)]
@@ -503,15 +528,15 @@ class TorchSite:
 
 
 def _radiomics(image: np.ndarray, spacing: Sequence[float], bin_width: float) -> np.ndarray:
-    """All features of all modalities, within what any of them shows."""
+    """Return all features of all modalities, in the region where any modality is not zero."""
     mask, settings = (image != 0).any(0), Settings(bin_width=bin_width)
     if not mask.any():
         raise DataError("every voxel of every modality is zero")
     rows = [
         list(features(x, mask, spacing=spacing, settings=settings).values()) if np.ptp(x[mask]) else NONE for x in image
     ]
-    found: np.ndarray = comparable(np.concatenate(rows)[None])[0]
-    return found
+    vector: np.ndarray = comparable(np.concatenate(rows)[None])[0]
+    return vector
 
 
 def _label_shares(truth: torch.Tensor) -> torch.Tensor:
@@ -519,7 +544,7 @@ def _label_shares(truth: torch.Tensor) -> torch.Tensor:
 
 
 def _moments(image: torch.Tensor) -> torch.Tensor:
-    """Mean of every modality, and the covariances between them."""
+    """Return the mean of every modality, and the covariances between modalities."""
     voxels = image.flatten(1).double()
     spread = torch.cov(voxels, correction=0).reshape(len(voxels), len(voxels))
     row, column = torch.triu_indices(*spread.shape)
@@ -527,7 +552,7 @@ def _moments(image: torch.Tensor) -> torch.Tensor:
 
 
 def packed(masks: Any) -> np.ndarray:
-    """The masks of all labels in one array of whole numbers: bit k is label k.
+    """Pack the masks of all labels into one integer array: bit k is label k.
 
     >>> packed(np.array([[True, False], [True, True]])).tolist()
     [3, 2]
@@ -539,7 +564,7 @@ def packed(masks: Any) -> np.ndarray:
 
 
 class _Force:
-    """The gradient of a tilt, linear + weight (w - anchor), added to all gradients in two fused calls."""
+    """Adds the gradient of a tilt, linear + weight (w - anchor), to all gradients in two fused calls."""
 
     def __init__(self, tilt: Tilt, trained: Mapping[str, torch.nn.Parameter]):
         self.weights: list[torch.Tensor] = list(trained.values())
@@ -554,7 +579,7 @@ class _Force:
         if self.linear is None and not self.held:
             return
         for p in self.weights:
-            if p.grad is None:  # a parameter that the loss does not reach is still pulled
+            if p.grad is None:  # the tilt acts on parameters without a gradient, too
                 p.grad = torch.zeros_like(p)
         grads = [p.grad for p in self.weights if p.grad is not None]
         if self.linear is not None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polysite.deploy.site import ledger as ledgers
 from polysite.deploy.site.ledger import Ledger, Total, check, summary
 from polysite.errors import DataError, RunError
 
@@ -60,6 +61,14 @@ def test_lines_are_tied_together(path):
         "audit.jsonl": 0o600,
         "audit.jsonl.head": 0o600,
     }
+
+
+def test_a_log_of_a_later_version_is_refused_and_one_of_0_1_0_is_read(path, monkeypatch):
+    monkeypatch.setattr(ledgers, "FORMAT", 3)
+    written(path, {"kind": "train"})
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="entries of format 3, and this polysite reads up to 2"):
+        check(path)
 
 
 def test_another_process_goes_on(path):

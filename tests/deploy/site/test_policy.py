@@ -33,7 +33,18 @@ def test_the_file_of_init_has_every_key_at_its_default_and_explains_it(tmp_path)
 def test_keys_that_are_not_there_have_their_default(tmp_path):
     file = tmp_path / "policy.toml"
     file.write_text("\ufefffewest = 9\ngpu_share = 1\nalgorithms = []\n", encoding="utf-8")
-    assert SitePolicy.load(file) == SitePolicy(fewest=9, algorithms=())
+    assert SitePolicy.load(file) == SitePolicy(version=1, fewest=9, algorithms=())
+
+
+def test_a_policy_of_0_1_0_is_version_1_and_a_later_one_is_refused(tmp_path):
+    file = tmp_path / "policy.toml"
+    file.write_text(TEXT)
+    assert SitePolicy.load(file) == SitePolicy() and not SitePolicy().remarks
+    file.write_text(TEXT.replace("version = 2", ""))
+    assert "all measures of a case" in SitePolicy.load(file).remarks[0]
+    file.write_text(TEXT.replace("version = 2", "version = 3"))
+    with pytest.raises(ConfigError, match="version = 3, and this polysite reads up to 2"):
+        SitePolicy.load(file)
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -77,7 +88,7 @@ def test_a_refusal_is_a_sentence_that_names_the_key(case):
 
 def test_every_key_that_can_refuse_is_tested():
     keys = {case.partition(",")[0] for case in REFUSED}
-    assert keys == {f.name for f in fields(SitePolicy)} - {"gpu_share"}
+    assert keys == {f.name for f in fields(SitePolicy)} - {"gpu_share", "version"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.site import courier, ledger, process
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
-from polysite.errors import RunError
+from polysite.errors import ConfigError, RunError
 from polysite.payload import Payload, decode, encode
 
 STUDY = """
@@ -325,6 +325,14 @@ def test_an_examination_reveals_measures_under_pseudonyms_and_no_prediction(hosp
     host.policy = SitePolicy(case_scores=False)
     answer, _ = ask(host, "examine", start, phase=0, round=1, version=-1, split="test")
     assert "case_scores = false" in answer["refused"]
+
+
+def test_the_state_of_a_later_version_is_refused(hospital, tmp_path):
+    hospital()
+    assert (tmp_path / "state" / "format").read_text() == "2\n"
+    (tmp_path / "state" / "format").write_text("3\n")
+    with pytest.raises(ConfigError, match="has format 3, and this polysite reads up to 2"):
+        hospital()
 
 
 def test_new_studies_are_counted(hospital):

@@ -1,16 +1,16 @@
-"""The audit log of a hospital: JSON lines that are only ever appended to, each tied to all before it.
+"""The audit log of a hospital: JSON lines that are only appended to, each tied to all lines before it by a hash.
 
-A line has its number ``n``, the ``time`` in UTC, ``previous`` and what the caller says. ``previous`` is the SHA-256 of
-the line before, or of all bytes since the former entry began, should a crash have cut something there. Next to the log
-lies its head, the number and the SHA-256 of the last entry, without which nobody would miss the end of the log. The
-line is on disk before the head is, so that a crash leaves the head one entry behind at most.
+A line has its number ``n``, the ``time`` in UTC, ``previous``, the ``format`` and the caller's fields. ``previous`` is
+the SHA-256 of the line before, or of all bytes since the last entry began if a crash cut a line there. A second file,
+the head, has the number and the SHA-256 of the last entry; without it, lines missing at the end would go unnoticed. The
+line is on disk before the head is, so after a crash the head is at most one entry behind.
 
-This shows mistakes, lost lines and clumsy changes. Who may write here can also write a new log from its beginning;
-against that, keep a copy of the head elsewhere.
+The log shows mistakes, lost lines and simple changes. A person with write access can also write a whole new log; to
+notice that, keep a copy of the head elsewhere.
 
-An entry about a request has ``kind``, ``study`` and either ``bytes``, those that leave, or ``refused``, the reason. It
-is written before anything leaves: where ``write`` raises RunError, since the disk is full or somebody changed the log,
-nothing may be sent.
+An entry about a request has ``kind``, ``study`` and either ``bytes``, the number that leaves, or ``refused``, the
+reason. It is written before anything leaves: where ``write`` raises RunError, because the disk is full or the log was
+changed, nothing may be sent. Entries of 0.1.0 have no ``format``; they are of format 1.
 """
 
 import fcntl
@@ -27,13 +27,14 @@ from typing import Any
 from polysite.errors import DataError, RunError
 from polysite.storage import write_file
 
-OURS = ("n", "time", "previous")
-CUT = "cut"  # the kind of what stands for a line that a crash cut
+FORMAT = 2  # of an entry; 0.1.0 wrote 1, without saying so
+RESERVED = ("n", "time", "previous", "format")
+CUT = "cut"  # kind of the entry that stands for a line cut by a crash
 
 
 @dataclass(frozen=True)
 class Head:
-    """The last entry of a log."""
+    """Number and digest of the last entry of a log."""
 
     n: int = -1
     digest: str = ""
@@ -41,25 +42,25 @@ class Head:
 
 @dataclass
 class Chain:
-    """A log as far as it was followed."""
+    """A log as far as it was verified."""
 
-    entries: list[dict[str, Any]] = field(default_factory=list)  # with those that stand for cut lines
+    entries: list[dict[str, Any]] = field(default_factory=list)  # with entries that stand for cut lines
     heads: list[Head] = field(default_factory=lambda: [Head()])  # after every entry
-    block: bytes = b""  # all since the last entry began, but for the end of its line
-    cut: int = 0  # the first line after the last entry that is none; 0: there is none
+    block: bytes = b""  # bytes since the last entry began, without the final line break
+    cut: int = 0  # number of the first cut line after the last entry; 0 if there is none
 
 
 class Ledger:
-    """A log to write to; it is made with its first line."""
+    """Writer of a log, which is created with its first line."""
 
     def __init__(self, path: Path):
         self.path = path
-        self._known: tuple[Any, ...] = ()  # which file, and how long it was, when this process last saw it
+        self._known: tuple[Any, ...] = ()  # file and size when this process last saw it
         self._chain = Chain()
 
     def write(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry; when this returns, it is on disk. One process at a time."""
-        own = next((key for key in OURS if key in entry), None)
+        """Append an entry and wait until it is on disk. One process at a time."""
+        own = next((key for key in RESERVED if key in entry), None)
         if own:
             raise RunError(f"an entry of the audit log {self.path} has its own {own!r}, which the log writes itself")
         try:
@@ -75,20 +76,22 @@ class Ledger:
             ) from problem
 
     def _follow(self, handle: int) -> None:
-        """Know the log up to its end, whoever wrote it."""
+        """Verify the log up to its end, unless this process wrote its last entry."""
         if self._known == _state(handle):
             return
         head = _read_head(self.path)
         self._chain = _verified(self.path, _read(handle), head)
-        if self._chain.heads[-1] != head:  # a crash came between
+        if self._chain.heads[-1] != head:  # a crash came in between
             _write_head(self.path, self._chain.heads[-1])
 
     def _append(self, handle: int, entry: Mapping[str, Any]) -> None:
         self._known = ()  # until all of it is done
         n, previous = self._chain.heads[-1].n + 1, sha256(self._chain.block).hexdigest()
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"n": n, "time": now, "previous": previous, **entry}, allow_nan=False).encode()
-        start = b"" if _ends(handle) else b"\n"  # what a crash cut becomes a line of its own
+        line = json.dumps(
+            {"n": n, "time": now, "previous": previous, "format": FORMAT, **entry}, allow_nan=False
+        ).encode()
+        start = b"" if _ends(handle) else b"\n"  # a line cut by a crash stays a line of its own
         whole = start + line + b"\n"
         if (count := os.write(handle, whole)) < len(whole):
             raise OSError(f"{count} of {len(whole)} bytes were written; is the disk full?")
@@ -99,9 +102,9 @@ class Ledger:
 
 
 def check(path: Path) -> list[dict[str, Any]]:
-    """The entries of a log, in order, or a DataError that names the first line that is not as it was written.
+    """Return the entries of a log; DataError names the first line that is not as it was written.
 
-    A line that a crash cut is no entry: ``{"kind": "cut", "line": 7}`` stands in its place.
+    ``{"kind": "cut", "line": 7}`` stands for a line that a crash cut.
     """
     try:
         with _locked(path, os.O_RDONLY, fcntl.LOCK_SH) as handle:
@@ -112,7 +115,7 @@ def check(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Total:
-    """What was asked in one way for one study."""
+    """Requests of one kind for one study."""
 
     study: str
     kind: str
@@ -122,7 +125,7 @@ class Total:
 
 
 def summary(entries: Iterable[Mapping[str, Any]]) -> list[Total]:
-    """What was asked and what left, for every study and kind of request, in alphabetical order.
+    """Return the totals of every study and kind of request, in alphabetical order.
 
     >>> summary([{"kind": "train", "study": "a", "bytes": 5}, {"kind": "train", "study": "a", "refused": "too late"}])
     [Total(study='a', kind='train', requests=2, bytes=5, refusals=1)]
@@ -130,7 +133,7 @@ def summary(entries: Iterable[Mapping[str, Any]]) -> list[Total]:
     found: dict[tuple[str, str], Total] = {}
     for entry in entries:
         if "study" not in entry:
-            continue  # no request: a start, an end, a cut line
+            continue  # not a request: a cut line
         key = str(entry["study"]), str(entry.get("kind", ""))
         so_far = found.get(key, Total(*key))
         sent, refused = int(entry.get("bytes", 0)), bool(entry.get("refused"))
@@ -139,7 +142,7 @@ def summary(entries: Iterable[Mapping[str, Any]]) -> list[Total]:
 
 
 def _verified(path: Path, data: bytes, head: Head) -> Chain:
-    """Follow the chain from its beginning to its head."""
+    """Verify the chain from its first line to its head."""
     lines, chain = data.split(b"\n"), Chain()
     if not lines[-1]:
         lines.pop()
@@ -158,11 +161,17 @@ def _verified(path: Path, data: bytes, head: Head) -> Chain:
         chain.entries.append(entry)
         chain.block, chain.cut = line, 0
     _end(path, chain, len(lines), head)
+    later = next((e["format"] for e in chain.entries if e.get("format", 1) not in range(1, FORMAT + 1)), None)
+    if later is not None:
+        raise DataError(
+            f"the audit log {path} has entries of format {later!r:.20}, and this polysite reads up to {FORMAT}: install "
+            "a newer polysite"
+        )
     return chain
 
 
 def _end(path: Path, chain: Chain, lines: int, head: Head) -> None:
-    """Refuse a log that does not end where its head says, or one entry later, which a crash explains."""
+    """Refuse a log that does not end at its head, or one entry later, as after a crash."""
     if head in chain.heads[-2:]:
         return
     last = chain.heads[-1].n
@@ -176,8 +185,8 @@ def _end(path: Path, chain: Chain, lines: int, head: Head) -> None:
 
 
 def _broken(path: Path, line: int, expected: int, n: int, cut: int, intact: bool) -> DataError:
-    """Which line came first of those that are not as they were, seen from one that does not fit to what is before it.
-    It is ``intact`` where what comes after still fits to it; then something before it is wrong."""
+    """Return the first altered line, traced back from a hash mismatch. ``intact``: the next line still matches this
+    one, so the change lies before it."""
     if cut:
         return _altered(path, f"line {cut} was changed or inserted")
     if not intact:
@@ -195,7 +204,7 @@ def _altered(path: Path, what: str) -> DataError:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """What a line says, if it is a whole entry."""
+    """Parse a line; None if it is not a whole entry."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -227,7 +236,7 @@ def _write_head(path: Path, head: Head) -> None:
 
 @contextmanager
 def _locked(path: Path, flags: int, lock: int) -> Iterator[int]:
-    """The file, for this process alone or for readers alone; a killed process lets go by itself."""
+    """Open and lock the file; the lock of a killed process is released by the system."""
     handle = os.open(path, flags, 0o600)
     try:
         fcntl.flock(handle, lock)

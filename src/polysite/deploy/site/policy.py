@@ -1,7 +1,10 @@
-"""What a hospital allows: the file policy.toml, which is its own, and the reasons with which it says no.
+"""The policy of a hospital: the file policy.toml, and the reasons for which a request or a reply is refused.
 
 Every request is checked before anything is computed, and every reply again before it leaves. A reason is one sentence
-that names the key of policy.toml behind it. It goes to the coordinator, so it tells no number of cases.
+that names the key of policy.toml behind it. It is sent to the coordinator, so it contains no number of cases.
+
+The file has a ``version``. Version 1 (0.1.0, which did not write it) has the same keys; there ``case_scores`` was
+described as the Dice of every case, and now covers all measures.
 """
 
 import re
@@ -18,14 +21,18 @@ from polysite.algorithms.base import Kind
 from polysite.deploy.protocol import RequestKind
 from polysite.errors import ConfigError, nearest
 
-WORK = ("assess", "train", "score", "examine")  # what takes the machine for a while
+VERSION = 2  # of policy.toml
+WORK = ("assess", "train", "score", "examine")  # requests that occupy the machine for a while
 BARE = ("one", "rate")  # kinds that say nothing about cases
-KINDS: tuple[Kind, ...] = tuple(k for k in get_args(Kind) if k != "cases")  # those have a key of their own
+KINDS: tuple[Kind, ...] = tuple(k for k in get_args(Kind) if k != "cases")  # these have a key of their own
 CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|24:00)")
 
 TEXT = """\
 # What this hospital allows. The file is yours: change it as you see fit, then start `polysite site run` again.
 # A request outside of it is refused here, at the hospital, and the coordinator is told why.
+
+# version of this file, by which a newer polysite knows how to read it
+version = 2
 
 # which algorithms may train here, by name; "*" stands for anything, as in ["fed*", "scaffold"]
 algorithms = ["*"]
@@ -53,8 +60,9 @@ gpu_share = 1.0
 # whether numbers of single cases may leave: radiomics of every case, embeddings of every case
 case_vectors = false
 
-# whether the Dice of every validation and test case may leave, under numbers instead of names; in a classification it
-# is the true class of the case and what the network says
+# whether scores of every validation and test case may leave, under pseudonyms: Dice and loss after a round, and at the
+# end all measures (HD95 and others, voxels of prediction and ground truth); in a classification the true and the
+# predicted class
 case_scores = true
 
 # whether the assessment may describe the cases here
@@ -64,26 +72,35 @@ assess = true
 
 @dataclass(frozen=True)
 class Intent:
-    """What is asked of a hospital, and what would leave it.
+    """A request as the policy sees it: what is asked, and what would leave the hospital.
 
-    ``leaves`` is the ``reply`` of an algorithm: a field whose name ends in ``?`` may be left out, so it is judged only
-    when it is in the reply. A field of the kind ``cases`` has a row for every case, as ``case_vectors`` says it.
+    Args:
+        kind: Kind of the request.
+        algorithm: Name of the algorithm.
+        round: The round, from 0, as this hospital counts; the server may say otherwise.
+        cases: The fewest cases behind anything that would leave.
+        leaves: The ``reply`` of an algorithm. A field whose name ends in ``?`` may be absent, so it is checked only
+            when it is in the reply.
+        case_vectors: Numbers of single cases would leave, as in a field of the kind ``cases``.
+        case_scores: Scores of single cases would leave.
+        studies: Number of new studies within 24 hours, if this is another new one.
     """
 
     kind: RequestKind
     algorithm: str = ""
-    round: int = 0  # the first is 0; as this hospital counts them, which need not be what the server says
-    cases: int = 0  # the fewest behind anything that would leave
+    round: int = 0
+    cases: int = 0
     leaves: Mapping[str, Kind] = field(default_factory=dict)
-    case_vectors: bool = False  # numbers of single cases would leave
-    case_scores: bool = False  # the Dice of single cases would leave
-    studies: int = 0  # that were new within 24 hours, if this is of another one
+    case_vectors: bool = False
+    case_scores: bool = False
+    studies: int = 0
 
 
 @dataclass(frozen=True)
 class SitePolicy:
-    """The keys of policy.toml; ``TEXT`` says what each means."""
+    """The keys of policy.toml; ``TEXT``, the file that hospitals get, explains each."""
 
+    version: int = VERSION
     algorithms: tuple[str, ...] = ("*",)
     kinds: tuple[str, ...] = KINDS
     fewest: int = 5
@@ -96,6 +113,8 @@ class SitePolicy:
     assess: bool = True
 
     def __post_init__(self) -> None:
+        if self.version not in range(1, VERSION + 1):
+            raise ConfigError(f"version = {self.version}, and this polysite reads up to {VERSION}: install a newer one")
         for kind in self.kinds:
             if kind == "cases":
                 raise ConfigError("kinds names 'cases'; numbers of single cases have a key of their own, case_vectors")
@@ -111,15 +130,25 @@ class SitePolicy:
 
     @classmethod
     def load(cls, path: Path) -> "SitePolicy":
-        """The policy in a file; a key that is not there has its default."""
-        given = settings(path, get_type_hints(cls))
+        """Read a policy from a file; a missing key has its default."""
+        given = {"version": 1, **settings(path, get_type_hints(cls))}  # files of 0.1.0 have none
         try:
             return cls(**given)
         except ConfigError as problem:
             raise ConfigError(f"{path}: {problem}") from problem
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences for a person about a policy of an earlier version."""
+        if self.version >= 2 or not self.case_scores:
+            return ()
+        return (
+            "policy.toml has version 1: case_scores = true now lets all measures of a case leave, not only its Dice; "
+            "write version = 2 into it if that is meant, or case_scores = false",
+        )
+
     def refuse(self, intent: Intent, now: datetime) -> str | None:
-        """Why this is not done here, or None if it may be; ``now`` decides about the hours."""
+        """Return why a request is refused, or None if it is allowed. ``now`` decides about the hours."""
         return next(self._objections(intent, now), None)
 
     def refuse_reply(
@@ -131,8 +160,15 @@ class SitePolicy:
         case_vectors: bool = False,
         case_scores: bool = False,
     ) -> str | None:
-        """Why a reply must not leave, or None if it may. ``fields`` are those that are really in it, ``cases`` the
-        cases behind it, ``behind`` those behind a single field where they are fewer: the model of a cluster."""
+        """Return why a reply must not leave, or None if it may.
+
+        Args:
+            fields: The fields that are in the reply, and their kinds.
+            cases: Number of cases behind the reply.
+            behind: Number of cases behind single fields, where it is smaller: the model of a cluster.
+            case_vectors: The reply has numbers of single cases.
+            case_scores: The reply has scores of single cases.
+        """
         intent = Intent("train", "", 0, cases, fields, case_vectors, case_scores)
         return next(self._leaks(intent, behind), None)
 
@@ -156,14 +192,14 @@ class SitePolicy:
         yield from self._leaks(replace(intent, leaves=sure), {})
 
     def _leaks(self, intent: Intent, behind: Mapping[str, int]) -> Iterator[str]:
-        """What is wrong with what would leave."""
+        """Yield the reasons against what would leave."""
         vectors = next((name for name, kind in intent.leaves.items() if kind == "cases"), "")
         if (intent.case_vectors or vectors) and not self.case_vectors:
             what = f" ({vectors!r})" if vectors else ""
             yield f"numbers of single cases{what} may not leave: policy.toml says case_vectors = false"
         if intent.case_scores and not self.case_scores:
             yield "the scores of single cases may not leave: policy.toml says case_scores = false"
-        # behind the score of a case is one case, and where they may leave, so may what is made of them
+        # a score stands for one case; where scores may leave, so may numbers made of them
         free = (*BARE, "cost", "number") if intent.case_scores else BARE
         for name, kind in intent.leaves.items():
             if kind not in self.kinds and kind != "cases":
@@ -174,22 +210,22 @@ class SitePolicy:
 
     @property
     def _span(self) -> tuple[int, int]:
-        """The hours in minutes after midnight."""
+        """The allowed hours in minutes after midnight."""
         start, end = ((int(h) * 60 + int(m)) for h, m in (t.split(":") for t in self.hours.split("-")))
         return start, end
 
     def _open(self, now: datetime) -> bool:
         if not self.hours:
             return True
-        here = now.astimezone()  # a time without a zone is local already
+        here = now.astimezone()  # a time without a zone is local
         (start, end), minute = self._span, here.hour * 60 + here.minute
         return start <= minute < end if start < end else minute >= start or minute < end
 
 
 def settings(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a TOML file, each of the type that it is known to have; any other is refused."""
+    """Read a TOML file; refuse an unknown key or a value of the wrong type."""
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
+        given = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except FileNotFoundError as problem:
         raise ConfigError(f"{path} is missing; it came with the archive or the project, put it back") from problem
     except (OSError, UnicodeDecodeError) as problem:

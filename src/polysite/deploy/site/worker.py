@@ -7,6 +7,7 @@ been.
 
 ::
 
+    STATE/format                       version of this layout; 0.1.0 wrote none
     STATE/ledger.jsonl                 what was asked and what left
     STATE/secret                       key of the pseudonyms
     STATE/runs/STUDY/study.toml        the study that this hospital agreed to
@@ -70,6 +71,7 @@ log = logging.getLogger("polysite")
 
 Header = dict[str, Any]
 DAY = 86400.0  # seconds
+STATE_FORMAT = 2  # of the state folder; 0.1.0 wrote 1, without saying so
 # requests of a kind for every round that the policy allows: a server that was stopped repeats some, and scores the
 # validation and the test cases of a round
 REPEATED: Mapping[str, int] = {"score": 4, "serve": 8}
@@ -124,6 +126,7 @@ class Worker:
 
     def __init__(self, site: SiteConfig, policy: SitePolicy, now: Callable[[], datetime] = datetime.now):
         self.site, self.policy, self.now = site, policy, now
+        _check_state(site.state)
         self.ledger = Ledger(site.state / "ledger.jsonl")
         self.pseudonyms = Pseudonyms(site.state / "secret")
         self.agreed: Agreed | None = None
@@ -465,6 +468,19 @@ class Worker:
         for path in (agreed.folder / "memory").glob("round-*.safetensors"):
             if int(path.stem.rpartition("-")[2]) not in {*request.keep, request.version, request.round}:
                 path.unlink()
+
+
+def _check_state(state: Path) -> None:
+    """Refuse the state folder of a later version; that of 0.1.0 has the same layout and is marked as current."""
+    file = state / "format"
+    given = file.read_text().strip() if file.exists() else "1"
+    if given not in map(str, range(1, STATE_FORMAT + 1)):
+        raise ConfigError(
+            f"{state} has format {shown(given, 20)}, and this polysite reads up to {STATE_FORMAT}: install a newer one"
+        )
+    if given != str(STATE_FORMAT):
+        state.mkdir(parents=True, exist_ok=True)
+        write_file(file, lambda p: p.write_text(f"{STATE_FORMAT}\n"))
 
 
 def _counted(kind: RequestKind) -> RequestKind:

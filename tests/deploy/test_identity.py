@@ -1,0 +1,75 @@
+"""Two sides work together where the code that decides results is the same, whatever its prose is."""
+
+import ast
+import inspect
+
+import pytest
+
+from polysite.deploy import identity, protocol
+from polysite.training import torch_site
+
+SOURCE = '''
+"""A module."""
+LIMIT = 3  # of something
+
+
+class Step:
+    """A class."""
+
+    size: int = 1
+    """An attribute."""
+
+    def take(self, x):
+        """A method."""
+        return x + self.size
+'''
+
+
+@pytest.mark.parametrize(
+    "old, new", [("A module.", "Another."), ("# of something", ""), ("A method.", "Else."), ("An attribute.", "Else.")]
+)
+def test_prose_does_not_change_the_digest(old, new):
+    assert identity.code_of(SOURCE) == identity.code_of(SOURCE.replace(old, new))
+    assert identity.code_of(SOURCE) == identity.code_of(
+        SOURCE.replace("return x + self.size", "return (\n x + self.size)")
+    )
+
+
+@pytest.mark.parametrize(
+    "old, new", [("LIMIT = 3", "LIMIT = 4"), ("x + self", "x - self"), ("take", "do"), ("= 1", "= 1.0")]
+)
+def test_code_changes_the_digest(old, new):
+    assert identity.code_of(SOURCE) != identity.code_of(SOURCE.replace(old, new))
+
+
+def test_what_decides_results_is_covered_and_what_does_not_is_not():
+    modules = identity.deciding_modules()
+    wanted = (
+        "algorithms.scaffold",
+        "train.losses",
+        "models.unet",
+        "data.prepare",
+        "cluster.mixture",
+        "deploy.protocol",
+    )
+    assert {f"polysite.{name}" for name in wanted} <= modules.keys()
+    assert not any(name.startswith(("polysite.report", "polysite.cli", "polysite.deploy.site")) for name in modules)
+    assert modules["polysite.training.torch_site"] == inspect.getsource(torch_site)
+    for source in modules.values():
+        ast.parse(source)
+
+
+def test_another_version_with_the_same_code_is_accepted():
+    own = identity.identity()
+    assert identity.difference({**own, "polysite": "9.9"}) is None
+    assert "install the same" in str(identity.difference({**own, "code": "other"}))
+    assert "unknown" in str(identity.difference({}))
+
+
+def test_every_measure_of_a_case_has_a_name_in_the_protocol():
+    import numpy as np
+
+    from polysite.metrics.measures import measure
+
+    mask = np.eye(4, dtype=bool)
+    assert tuple(measure(mask, mask, (1.0, 1.0))) == protocol.MEASURES
