@@ -276,7 +276,7 @@ def test_names_are_nothing_but_names_on_the_page(tmp_path):
 @pytest.mark.parametrize(
     ("sites", "groups", "said"),
     [
-        ("aaaabbbb", "11112222", ["Every hospital has a cluster of its own"]),
+        ("aaaabbbb", "11112222", ["Every hospital has its own cluster"]),
         ("aaaabbbb", "11111111", ["Cluster 1 holds scans of a and b"]),
         ("aaaaaabbbb", "1112221112", ["The scans of a are of 2 kinds: 3 cases in cluster 1", "Cluster 1 holds"]),
         ("aaaa", "1112", []),
