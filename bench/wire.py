@@ -1,13 +1,13 @@
-"""A round without training: 22.58 M parameters to five hospitals and back, over TLS on loopback.
+"""Time of a round without training: 22.58 M parameters to five hospitals and back, over TLS on loopback.
 
-Ours: the real server side (Link, Roster, RemoteSites, rounds), real ``polysite site run`` processes, and workers
-that answer at once, with numbers of their own. Against (a) the same bytes through one bare TLS socket per site and (b)
-stock Flower, its FedAvg and a ClientApp that imports torch and MONAI. Prints seconds, bytes, the two ratios, who used
-the processor and how much memory. Targets: at most 6 s, bytes within 1 % of the parameters' own, at least 5 times as
-fast as stock Flower.
+polysite runs its real server side (Link, Roster, RemoteSites, FedAvg, rounds), real ``polysite site run`` processes and
+workers that answer at once, with numbers of their own. It is compared with (a) the same bytes through one bare TLS
+socket per site and (b) stock Flower, its FedAvg and a ClientApp that imports torch and MONAI. The script prints
+seconds, bytes, the two ratios, processor time and memory. Targets: at most 6 s, bytes within 1 % of the parameters'
+own, at least 5 times as fast as stock Flower.
 
-``--accuracy``: what rounding the sites' replies does to a study, in the simulator. Other programs that use loopback are
-counted, too; in a network of its own: unshare -rn sh -c 'ip link set lo up && .venv/bin/python bench/wire.py'
+``--accuracy`` measures the effect of compressed replies on a study, in the simulator. Bytes of other programs on
+loopback are counted, too; to avoid that: unshare -rn sh -c 'ip link set lo up && .venv/bin/python bench/wire.py'
 """
 
 import argparse
@@ -130,7 +130,7 @@ def sized(params: dict, wanted: float | None) -> dict:
 def exchange(chosen, params, made, folder: Path) -> tuple[list[dict], list[dict]]:
     """Rounds of ours and of bare sockets by turns, so that a slow moment of the machine meets both."""
     from polysite.deploy.coordinator import run as coordinator
-    from polysite.deploy.coordinator.remote import Deadlines, Roster
+    from polysite.deploy.coordinator.roster import Deadlines, Roster
     from polysite.deploy.identity import identity
     from polysite.engines.rounds import run_rounds
 
@@ -198,29 +198,31 @@ class Meter:
 def work(folder: Path, compress: str) -> None:
     """In the place of a hospital's worker: decodes, moves every parameter by a number of its own, encodes."""
     from polysite.algorithms.fedavg import FedAvg
-    from polysite.deploy import socket as local
     from polysite.deploy.project import SiteConfig
-    from polysite.engines.compress import squeeze
+    from polysite.deploy.site import ipc
+    from polysite.engines.plan import Plan
     from polysite.payload import Payload, decode, encode
 
     site = SiteConfig.load(folder)
     shift = SHIFT * int(site.name.rpartition("-")[2])
-    door = local.listen(site.socket)
+    door = ipc.listen(site.socket)
     print("ready", flush=True)
     courier, _ = door.accept()
-    while (frame := local.receive(courier)) is not None and frame[0].get("courier") != "stop":
-        header, body = frame[0].get("asked", {}), frame[1]
+    while (frame := ipc.receive(courier)) is not None and frame[0].get("courier") != "stop":
+        header, body = frame[0].get("request", {}), frame[1]
         if "courier" in frame[0]:
-            local.send(courier, {"pid": os.getpid(), "config": site.fingerprint, "cases": "no cases"})
+            ipc.send(courier, {"pid": os.getpid(), "config": site.fingerprint, "cases": "no cases"})
         elif header["kind"] == "hello":
-            local.send(courier, {"train": 1, "validation": 0, "test": 0, "seconds": 0.0, "left": "{}"})
+            ipc.send(courier, {"train": 1, "validation": 0, "test": 0, "seconds": 0.0, "left": "{}"})
         else:
             began = time.perf_counter()
             hashlib.sha256(json.dumps(header, sort_keys=True).encode()).update(body)  # as the real one does
             got = decode(body)
             reply = Payload(model={k: x + shift for k, x in got["model"].items()}, weight=1)
-            out = encode(squeeze(compress, FedAvg().reply, got, reply))
-            local.send(courier, {"seconds": time.perf_counter() - began, "left": "{}"}, out)
+            for step in Plan(compress=compress).outgoing:  # type: ignore[arg-type]
+                reply = step.apply(FedAvg().reply, got, reply)
+            out = encode(reply)
+            ipc.send(courier, {"seconds": time.perf_counter() - began, "left": "{}"}, out)
             del frame, body, got, reply, out
     if "torch" in sys.modules:
         raise SystemExit("the worker of this benchmark imported torch: its memory means nothing")
@@ -557,7 +559,7 @@ def trained(column: str, seed: int) -> tuple[float, int]:
         chosen = replace(base, run=replace(base.run, compress=column))
     with tempfile.TemporaryDirectory() as root:
         done = study.train(chosen, Path(root) / column)
-        return done.mean, sum(s["bytes_up"] for s in done.folder.records()[-1]["sites"].values())
+        return done.mean, sum(s.bytes_up for s in done.folder.records()[-1].sites.values())
 
 
 def line(what: str, row: dict[str, float]) -> None:
@@ -568,7 +570,7 @@ def line(what: str, row: dict[str, float]) -> None:
 def rounding(how: str, seed: int) -> float:
     """By which part of its length a site's change of the model is off, in the first round, at the worst site."""
     from polysite import study, tree
-    from polysite.engines.compress import restore, squeeze
+    from polysite.engines.compress import Compress
     from polysite.engines.rounds import run_rounds
 
     chosen = federation(seed)
@@ -576,7 +578,8 @@ def rounding(how: str, seed: int) -> float:
     r = next(run_rounds(chosen.algorithm, engine, study.initial_params(chosen), chosen.run, chosen.seed))
     for site, sent in r.sent.items():
         exact = r.replies[site].payload
-        back = restore(how, reply, sent, squeeze(how, reply, sent, exact)).each(engine.lift)
+        step = Compress(how)
+        back = step.restore(reply, sent, step.apply(reply, sent, exact)).each(engine.lift)
         off, change = (tree.sub(exact["model"], other["model"]) for other in (back, sent))
         errors.append(tree.norm(off) / tree.norm(change))
     return max(errors)

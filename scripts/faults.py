@@ -35,6 +35,7 @@ from consortium import TRAINING, Hospital, consortium, environment, open_hospita
 from polysite import config, study
 from polysite.deploy.site import ledger
 from polysite.engines import checkpoint
+from polysite.engines.record import RoundRecord
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import PolysiteError
 
@@ -250,7 +251,7 @@ class Coordinator:
             return self.process.poll()
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[RoundRecord]:
         return RunFolder(self.run).records() if (self.run / "rounds.jsonl").exists() else []
 
 
@@ -372,15 +373,14 @@ def remembers(hospital: Path, run: Path) -> Iterator[str]:
             continue
         if (found.site, f"round-{found.version:06d}") != (name, path.stem):
             yield f"{path} is the memory of {found.site}, version {found.version}"
-    last = max((r["round"] for r in records if name in r["sites"]), default=-1)
+    last = max((r.round for r in records if name in r.sites), default=-1)
     if last >= 0 and not (memories / f"round-{last:06d}.safetensors").exists():
         yield f"{name} was last heard in round {last}, of which it remembers nothing"
 
 
 def recorded(folder: Path, run: Path, happened: Sequence[tuple[Event, float]], resumed: int) -> Iterator[str]:
     """The record has every incident; seconds are whole there. Where a site was asked nothing more, nobody noticed."""
-    found = [i for r in RunFolder(run).records() for i in r.get("incidents", ())]
-    found += json.loads((run / "result.json").read_text()).get("incidents", [])
+    found = [i for r in (*RunFolder(run).records(), RunFolder(run).result) for i in r.incidents]
     again = sum("started again" in i["what"] and not i.get("site") for i in found)
     if again < resumed:
         yield f"the server was started again {resumed} times, the record knows of {again}"
@@ -424,8 +424,8 @@ def equal(folder: Path, run: Path, simulated: Path) -> Iterator[str]:
 
 def returned(run: Path, event: Event) -> Iterator[str]:
     """A site that was away is listed as such, and took part again."""
-    there = [event.site in r["sites"] for r in RunFolder(run).records()]
-    absent = [event.site in r["absent"] for r in RunFolder(run).records()]
+    there = [event.site in r.sites for r in RunFolder(run).records()]
+    absent = [event.site in r.absent for r in RunFolder(run).records()]
     if True not in absent:
         yield f"{event.site} was away, and no record says so"
     elif True not in there[absent.index(True) :]:

@@ -1,4 +1,4 @@
-"""Commands for real hospitals: the coordinator's and the hospital's own."""
+"""Commands for real hospitals: ``polysite deploy`` (the coordinator) and ``polysite site`` (a hospital)."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ app.add_typer(coordinator, name="deploy")
 app.add_typer(hospital, name="site")
 
 Project = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="What 'polysite deploy init' made; this folder by default.")
+    Path, typer.Option(metavar="FOLDER", help="The folder of 'polysite deploy init'; this folder by default.")
 ]
 Site = Annotated[Path, typer.Argument(metavar="FOLDER", help="The unpacked archive; this folder by default.")]
 HERE = Path()
@@ -50,7 +50,7 @@ def add(
     project: Project = HERE,
     ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")] = None,
 ) -> None:
-    """One more hospital in a project."""
+    """Add a hospital to a project."""
     from polysite.deploy import project as projects
 
     print(f"Send it to {site}, over a channel that you trust: {projects.add(project, site, ca_key=ca_key)}")
@@ -61,7 +61,7 @@ def renew(
     project: Project = HERE,
     ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")] = None,
 ) -> None:
-    """A new certificate for the server, before the old one ends."""
+    """Replace the server's certificate before it expires."""
     from polysite.deploy import project as projects
 
     projects.renew(project, ca_key=ca_key)
@@ -74,12 +74,12 @@ def run(
     project: Project = HERE,
     override: Override = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; a new one below runs/ by default.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run folder.")] = None,
     min_sites: Annotated[
-        int | None, typer.Option(help="Sites that a round needs; otherwise as server.toml says.", show_default=False)
+        int | None, typer.Option(help="Sites that a round needs; by default that of server.toml.", show_default=False)
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds of a round; otherwise as server.toml says.", show_default=False)
+        float | None, typer.Option(help="Seconds of a round; by default those of server.toml.", show_default=False)
     ] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for all sites, once there are enough.")] = 60.0,
     assess: Annotated[bool, typer.Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
@@ -89,7 +89,7 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train a study with the hospitals that connect, and write a run folder like that of a simulation."""
+    """Train and evaluate a study with the hospitals that connect; write the run folder and page of a simulation."""
     if resume and (config or override or out):
         raise PolysiteError("--resume takes its configuration from the run folder; leave out the file, --set and --out")
     from polysite.deploy.coordinator import run as coordinator
@@ -136,7 +136,7 @@ def serve(
     site: Site = HERE,
     quiet: Quiet = False,
 ) -> None:
-    """Take part: connect to the coordinator, answer what the policy allows, show all that leaves."""
+    """Take part in studies: connect to the coordinator, answer what the policy allows, show everything that leaves."""
     from polysite.deploy.project import SiteConfig
     from polysite.deploy.site import courier
 
@@ -151,18 +151,18 @@ def serve(
     try:
         courier.run(found, say)
     except KeyboardInterrupt:
-        say("stopped; what this site remembers is in its state folder")
+        say("stopped; the memory of this site is in its state folder")
 
 
 def _stoppable() -> None:
-    """Ctrl-C and kill alike, also where a shell has them ignored."""
+    """Let Ctrl-C and kill stop the command, even if the shell ignores them."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.default_int_handler)
 
 
 @hospital.command("log")
 def show_log(site: Site = HERE, as_json: Json = False) -> None:
-    """Show what was asked and what left, and check that the log is whole."""
+    """Show what was asked and what left, and verify the audit log."""
     from polysite.deploy.project import SiteConfig
     from polysite.deploy.site import ledger
 

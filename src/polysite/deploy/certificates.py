@@ -1,4 +1,4 @@
-"""A small certificate authority, and what is checked of certificates before anybody relies on them."""
+"""A small certificate authority, and checks of certificates before they are used."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
     from cryptography.x509 import Certificate, ExtensionType, GeneralName
 
-DAYS = 730  # that certificates are valid
-AUTHORITY_DAYS = 3650  # that the authority is, so that it can sign hospitals that come later
+DAYS = 730  # validity of certificates
+AUTHORITY_DAYS = 3650  # validity of the authority, so that it can sign hospitals that come later
 SOON = timedelta(days=30)
 EARLY = timedelta(days=1)  # clocks differ
 
 
 @dataclass(frozen=True)
 class Signed:
-    """A certificate, with those above it, and its key."""
+    """A certificate, the chain above it, and its key."""
 
     certificate: "Certificate"
     key: "CertificateIssuerPrivateKeyTypes"
@@ -31,6 +31,7 @@ class Signed:
 
 
 def require() -> None:
+    """Refuse to continue without the package that makes certificates."""
     try:
         import cryptography  # noqa: F401
     except ImportError as problem:
@@ -38,7 +39,7 @@ def require() -> None:
 
 
 def find_authority(ca: Path | None, ca_key: Path | None) -> Signed:
-    """The one that is given, or a new one."""
+    """Return the given authority, or a new one."""
     if (ca is None) != (ca_key is None):
         given, other = ("ca", "ca_key") if ca else ("ca_key", "ca")
         raise ConfigError(f"{given} is given without {other}: certificates of hospitals are signed by both together")
@@ -54,7 +55,7 @@ def find_authority(ca: Path | None, ca_key: Path | None) -> Signed:
 def server_certificate(
     authority: Signed, host: str, certificate: Path | None, key: Path | None, ca: Path | None, days: int
 ) -> Signed:
-    """The server's certificate: the one that is given, or a new one."""
+    """Return the given certificate of the server, or a new one."""
     if certificate is None and key is None:
         return issue("polysite server", authority, days, host)
     if certificate is None or key is None:
@@ -67,7 +68,8 @@ def server_certificate(
 
 
 def issue(name: str, authority: Signed | None, days: int, host: str = "") -> Signed:
-    """A new key and its certificate: for a hospital, for a server at ``host``, or without authority for a new one."""
+    """Return a new key and its certificate: for a hospital, for a server at ``host``, or, without an authority, for a
+    new authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519
@@ -98,7 +100,7 @@ def issue(name: str, authority: Signed | None, days: int, host: str = "") -> Sig
 
 
 def _extensions(public: Any, authority: Signed | None, host: str) -> Iterator[tuple["ExtensionType", bool]]:
-    """What a certificate is good for, and whether a reader must understand it."""
+    """Yield the extensions of a certificate, and whether each is critical."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -112,7 +114,7 @@ def _extensions(public: Any, authority: Signed | None, host: str) -> Iterator[tu
     own = x509.SubjectKeyIdentifier.from_public_key(public)
     yield own, False
     above = own if authority is None else _extension(authority.certificate, x509.SubjectKeyIdentifier)
-    if above is not None:  # where an authority does not number its key, nobody refers to the number
+    if above is not None:  # some authorities have no key identifier
         yield x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(above), False
     if not root:
         use = ExtendedKeyUsageOID.SERVER_AUTH if host else ExtendedKeyUsageOID.CLIENT_AUTH
@@ -168,7 +170,7 @@ def _certificates(path: Path) -> list["Certificate"]:
 
 
 def _authorities(path: Path) -> list["Certificate"]:
-    """An authority and those above it, up to one that signed itself: TLS trusts no other."""
+    """Return an authority and those above it, up to a self-signed one: TLS trusts no other."""
     from cryptography.x509 import BasicConstraints
 
     chain = _certificates(path)
@@ -182,7 +184,8 @@ def _authorities(path: Path) -> list["Certificate"]:
 
 
 def verified(certificate: Path, key: Path, ca: Path, now: datetime) -> tuple["Certificate", list[str]]:
-    """The first certificate of a file, if it belongs to the key, comes from the authority and is valid; remarks."""
+    """Return the first certificate of a file, with remarks; refuse it if it does not belong to the key, does not come
+    from the authority or is not valid now."""
     authority, chain = _authorities(ca), _certificates(certificate)
     if chain[0].public_key() != _private(key).public_key():
         raise DataError(f"{key} is not the key of {certificate}; one of them was replaced")
@@ -207,7 +210,7 @@ def _signs(above: "Certificate", below: "Certificate") -> bool:
 
 
 def _current(path: Path, chain: Sequence["Certificate"], now: datetime) -> list[str]:
-    """Refuse what is not valid now; remark on what will not be soon."""
+    """Refuse certificates that are not valid now; return remarks on those that expire soon."""
     end = min(c.not_valid_after_utc for c in chain)
     start = max(c.not_valid_before_utc for c in chain)
     if now < start:
@@ -233,7 +236,7 @@ def serves(path: Path, certificate: "Certificate", host: str) -> None:
 
 
 def _patterns(host: str) -> set[str]:
-    """The names by which a certificate may mean a host.
+    """Return the names by which a certificate may stand for a host.
 
     >>> sorted(_patterns("FL.example.org"))
     ['*.example.org', 'fl.example.org']
@@ -243,6 +246,7 @@ def _patterns(host: str) -> set[str]:
 
 
 def common_name(certificate: "Certificate") -> str:
+    """Return the common name of a certificate, or an empty text."""
     from cryptography.x509.oid import NameOID
 
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)

@@ -289,7 +289,7 @@ def init(
 
 
 def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS) -> Path:
-    """Add a hospital to a project: its archive, whose path is returned, and its line in server.toml."""
+    """Add a hospital to a project, with a line in server.toml; return the path of its archive."""
     project, file = Project.load(folder), folder / "server.toml"
     _distinct([*project.sites, name])
     archive, signs = project.archive(name), ca_key or project.ca_key
@@ -462,20 +462,20 @@ def _digest(*files: Path) -> str:
 SERVER = """\
 # The server of this federation; `polysite deploy run` reads it.
 
-# where hospitals reach the server, from outside; server.crt is for this host, and the hospitals' archives name it
+# host:port at which hospitals reach the server; server.crt is for this host, and the hospitals' archives name it
 address = "{address}"
 
-# where the server listens on this machine: an address of it, or "0.0.0.0" (with IPv6 "::") for all of them
+# address of this machine to listen on; "0.0.0.0" (with IPv6 "::") for all of its addresses
 host = "{host}"
 port = {port}
 
-# a round goes on when so many hospitals have answered; with fewer, the server waits
+# number of hospitals that a round needs; with fewer, the server waits
 min_sites = {min_sites}
 
-# seconds after which a round goes on without the hospitals that have not answered
+# seconds after which a round continues without the hospitals that have not answered
 deadline = 3600
 
-# the hospitals and their public keys; without its line, a hospital is a stranger (`polysite deploy add` adds one)
+# the hospitals and their public keys; a hospital without a line is refused (`polysite deploy add` adds one)
 [sites]
 """
 
@@ -489,46 +489,47 @@ COORDINATOR = """\
 | `server.crt`, `server.key` | the certificate of the server, and its key | **the key** |
 | `ca.crt`, `ca.key` | the authority that signed all certificates, and its key | **the key** |
 
-With `ca.key`, anybody can pass for the server. It is needed only to add hospitals: move it to a safe place, off this
-machine. (If you brought an authority of your own, its key was not copied.)
+Any person with `ca.key` can impersonate the server. It is needed only to add hospitals and to renew the server's
+certificate: move it to a safe place, off this machine. (The key of an authority of your own was not copied.)
 
-1. Send every hospital its archive, over a channel that you trust: it holds the key by which the server knows the
+1. Send every hospital its archive, over a channel that you trust: it holds the key by which the server recognises the
    hospital. Then delete it here.
-2. Let hospitals reach `{address}` over TCP. They connect to you; nobody connects to them.
-3. Run a study from the folder above this one. Its `[data]` says `name = "hospitals"` and what every hospital must have:
+2. Let hospitals reach `{address}` over TCP. They connect to you; nothing connects to them.
+3. Run a study from the folder above this one. Its `[data]` has `name = "hospitals"` and the modalities and labels that
+   every hospital must have:
 
    ```sh
    polysite deploy run study.toml --project {folder}
    ```
 
-One more hospital: `polysite deploy add NAME --project {folder}`. One less: delete its line in `server.toml`. A hospital
-whose key was lost or seen by others: delete its line and its archive, then add it again.
+To add a hospital: `polysite deploy add NAME --project {folder}`. To remove one: delete its line in `server.toml`. If
+the key of a hospital was lost or seen by others: delete its line and its archive, then add it again.
 """
 
 SITE = """\
 # This hospital in the federation; `polysite site run .` reads it. Files are relative to this one.
-# All that you must fill in is [data], at the end.
+# You only have to fill in [data], at the end.
 
 name = "{name}"  # of this hospital, as the certificate has it
-server = "{address}"  # the coordinator: the only machine that this one connects to, always from here to there
+server = "{address}"  # the coordinator: the only machine that this one connects to
 
-key = "site.key"  # secret: by this the server knows the hospital; nobody else needs it, not even the coordinator
+key = "site.key"  # secret: identifies this hospital; never give it away, not even to the coordinator
 certificate = "site.crt"  # shown to the server
-ca = "ca.crt"  # by this the hospital knows the server
+ca = "ca.crt"  # authority that signed the server's certificate
 policy = "policy.toml"  # what this hospital allows; yours to change
-state = "state"  # a folder for what stays here: the audit log, what is remembered between rounds, the models
+state = "state"  # folder of everything that stays here: the audit log, the memory between rounds, the models
 device = "auto"  # "auto", "cpu", "cuda", or "cuda:1" for a second GPU
 
-# This hospital's cases. They are opened here and never leave. Take away the # of one of the two examples.
+# This hospital's cases. They are opened here and never leave. Remove the # in one of the two examples.
 [data]
 # a folder of NIfTI files (`polysite data formats` lists the layouts that are known), or a manifest, .csv or .jsonl
 # name = "files"
 # path = "/data/brain"
 # format = "auto"  # the layout of the folder
 # modalities = ["t1", "flair"]  # which of them, in the order of the study; all by default
-# labels = {{ WT = [1, 2, 4], TC = [1, 4], ET = [4] }}  # what values of label maps mean, if no file says
+# labels = {{ WT = [1, 2, 4], TC = [1, 4], ET = [4] }}  # meaning of the values in label maps, if no file tells
 
-# a rehearsal without patients: phantoms, drawn from a seed
+# a rehearsal without patients: phantoms, generated from a seed
 # name = "phantom"
 # shape = [64, 64, 64]
 # sites."{name}" = {{ cases = 12 }}
@@ -538,7 +539,7 @@ HOSPITAL = """\
 # {name}: how to take part
 
 This folder makes one computer of your hospital a member of a federation. The coordinator's server sends networks; this
-computer trains them on your cases and sends back what it learned. Scans and names of patients do not leave.
+computer trains them on your cases and returns trained networks and scores. Scans and names of patients do not leave.
 
 1. **Install**, with Python 3.11 or later:
 
@@ -546,9 +547,9 @@ computer trains them on your cases and sends back what it learned. Scans and nam
    pip install './polysite[deploy]' -c polysite/constraints.txt   # polysite: the source that the coordinator names
    ```
 
-2. **Set `[data]` in `site.toml`**, so that it names your cases, and **read `policy.toml`**: it says what may be asked
-   of this computer and what may leave it. It is yours to change, and it is enforced here. To see whether the cases are
-   in order: `polysite data check /data/brain`, with your folder.
+2. **Set `[data]` in `site.toml`** to your cases, and **read `policy.toml`**: it lists what may be asked of this
+   computer and what may leave it. It is yours to change, and it is enforced here. To check the cases:
+   `polysite data check /data/brain`, with your folder.
 
 3. **Run**, in this folder:
 
@@ -556,12 +557,12 @@ computer trains them on your cases and sends back what it learned. Scans and nam
    polysite site run .
    ```
 
-   It connects to `{address}`, from here to there; nothing connects to this computer, and no port has to be opened. It
-   shows what is asked, by whom, and what left. Stop it with Ctrl-C and start it again at any time.
+   It connects to `{address}`; nothing connects to this computer, and no port has to be opened. It shows every request
+   and everything that left. Stop it with Ctrl-C and start it again at any time.
 
-**What left?** `polysite site log .` adds it up, and says if anybody changed the log. Every line of it is in
-`state/ledger.jsonl`, which is only ever appended to.
+**What left?** `polysite site log .` lists it and verifies that the log was not changed. The log is
+`state/ledger.jsonl`, to which lines are only appended.
 
-**Keep `site.key` to yourself** (`chmod 600 site.key`), and delete the archive that it came in. Whoever has the key can
-pass for your hospital. If others have seen it, tell the coordinator, who takes it off the list and sends another one.
+**Keep `site.key` secret** (`chmod 600 site.key`), and delete the archive that it came in. Any person with the key can
+impersonate your hospital. If others have seen it, tell the coordinator, who revokes it and sends another one.
 """

@@ -1,9 +1,9 @@
-"""The hospital's end of the wire: a client of Flower's Fleet API, over connections that only go out.
+"""The hospital's end of the wire: a client of Flower's Fleet API, over outgoing connections only.
 
-A site asks for messages, fetches what belongs to them, answers, and says every few seconds that it is there. Each
-request carries the site's client certificate, a signature of its key and the name of this start of the courier.
-Whoever calls decides how often to ask and what to do after ``Lost``: usually ``connect`` again. That keeps the former
-connection where the coordinator still knows it, so what was asked before may still be answered afterwards.
+A site polls for messages, fetches their objects, answers, and sends a heartbeat every few seconds. Each HTTP request
+carries the site's client certificate, a signature of its key and an identifier of this start of the courier. The caller
+decides how often to poll and what to do after ``Lost``: usually ``connect`` again. That resumes the former connection
+if the coordinator still knows it, so an earlier request can still be answered.
 """
 
 import secrets
@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 from polysite.deploy.flower.messages import INSTANCE, Header, deflate, inflate, pack, unpack
 from polysite.errors import PayloadError, RunError
 
-import httpx  # isort: skip  # from here on: what Flower brings along
+import httpx  # isort: skip  # from here on: dependencies of Flower
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
@@ -36,14 +36,14 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-MOST = 64 << 20  # bytes of one response; an object is a chunk of 5 MiB at most
-CUT = (OSError, HTTPException, ValueError)  # a link that breaks, or brings something else than a response
+MAX_RESPONSE = 64 << 20  # bytes; an object is a chunk of at most 5 MiB
+CUT = (OSError, HTTPException, ValueError)  # a connection that breaks, or brings something else than a response
 TROUBLE = (*CUT, httpx.HTTPError)
 T = TypeVar("T")
 
 
 class Refused(RunError):
-    """No connection; ``hopeless`` where trying again changes nothing until somebody mends something."""
+    """The coordinator refuses the connection; ``hopeless`` if trying again cannot help."""
 
     def __init__(self, sentence: str, hopeless: bool = False):
         super().__init__(sentence)
@@ -51,12 +51,12 @@ class Refused(RunError):
 
 
 class Lost(RunError):
-    """The coordinator is gone, or does not know this site any more."""
+    """The connection is lost, or the coordinator does not know this site any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the coordinator asks; ``message`` is for ``Fleet.answer`` alone."""
+class Incoming:
+    """A request as it arrived; ``message`` is for ``Fleet.answer`` only."""
 
     header: dict[str, Header]
     body: bytes
@@ -64,7 +64,18 @@ class Asked:
 
 
 class Fleet:
-    """One site's connection. ``patience`` is for a link that is cut, ``timeout`` for a peer that says nothing."""
+    """One site's connection to the coordinator.
+
+    Args:
+        address: host:port of the coordinator.
+        key: The site's private key.
+        certificate: The site's certificate.
+        ca: Certificate of the federation's authority.
+        heartbeat: Seconds between two heartbeats, doubled.
+        patience: Seconds to retry over a broken connection.
+        timeout: Seconds to wait for a silent peer.
+        limit: Largest message in bytes.
+    """
 
     def __init__(
         self,
@@ -79,7 +90,7 @@ class Fleet:
         limit: int = 8 << 30,
     ):
         if not 10 <= heartbeat <= 1800:
-            raise RunError(f"a site says at least every 10 s to 30 min that it is there, not every {heartbeat} s")
+            raise RunError(f"a heartbeat comes every 10 s to 30 min, not every {heartbeat} s")
         self._address, self._heartbeat, self._patience, self._limit = address, heartbeat, patience, limit
         private = _private_key(key)
         self._public = public_key_to_bytes(private.public_key())
@@ -87,7 +98,7 @@ class Fleet:
         context = _context(certificate, key, ca)
         self._wire = _Wire(context)
         self._client = FleetHttpClient(f"https://{address}", interceptors=signs, verify=context)
-        self._client._client.close()  # Flower's own takes a response apart in Python for every 16 kB of it
+        self._client._client.close()  # Flower's own handles every 16 kB of a response in Python
         self._client._client = httpx.Client(transport=self._wire, timeout=timeout, trust_env=False)
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="polysite-wire")
         self._closing = threading.Event()
@@ -101,7 +112,7 @@ class Fleet:
         self.close()
 
     def connect(self) -> None:
-        """One attempt; ``Refused`` says in a sentence why not. A former connection goes on if it is still known."""
+        """Try once to connect, or to resume a connection that is still known; ``Refused`` says why it fails."""
         try:
             if self._node is not None and self._still_known():
                 return
@@ -115,8 +126,8 @@ class Fleet:
             self._pulse = threading.Thread(target=self._beat_on, name="polysite-heartbeat", daemon=True)
             self._pulse.start()
 
-    def receive(self) -> Asked | None:
-        """What the coordinator asks next, if there is something; ``Lost`` after ``patience`` seconds without it."""
+    def receive(self) -> Incoming | None:
+        """Return the next request, if there is one; ``Lost`` after ``patience`` seconds without a connection."""
         node = self._connected()
         pulled = self._call(self._client.PullMessages, PullMessagesRequest(node=node), self._patience)
         if not pulled.messages_list:
@@ -132,12 +143,14 @@ class Fleet:
         self._call(self._client.ConfirmMessageReceived, received, self._patience)
         message = inflate(name, contents, self._limit)
         header, body = unpack(message.content)
-        return Asked(header, body, remove_content_from_message(message))
+        return Incoming(header, body, remove_content_from_message(message))
 
-    def answer(self, asked: Asked, header: Mapping[str, Header], body: bytes = b"", *, patience: float = 120.0) -> bool:
-        """Upload an answer; False if nobody waits for it any more. ``Lost`` after ``patience`` seconds of trying."""
+    def answer(
+        self, incoming: Incoming, header: Mapping[str, Header], body: bytes = b"", *, patience: float = 120.0
+    ) -> bool:
+        """Upload a response; return False if it is no longer wanted. ``Lost`` after ``patience`` seconds of trying."""
         node, end = self._connected(), time.monotonic() + patience
-        message = Message(pack(header, body), reply_to=asked.message)
+        message = Message(pack(header, body), reply_to=incoming.message)
         tree, objects = deflate(message)
         bare = message_to_proto(remove_content_from_message(message))
         announced = PushMessagesRequest(node=node, messages_list=[bare], message_object_trees=[tree])
@@ -161,12 +174,12 @@ class Fleet:
             if all(stored):
                 return True
             end = time.monotonic() + patience if any(stored) else end
-            if time.monotonic() > end:  # else it is announced again, and only what is missing is asked for
+            if time.monotonic() > end:  # otherwise announce again and push what is missing
                 raise Lost(f"the coordinator at {self._address} did not take the answer within {patience:.0f} s")
             self._closing.wait(0.2)
 
     def close(self) -> None:
-        """Say goodbye, if anybody listens."""
+        """Disconnect."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -174,7 +187,7 @@ class Fleet:
             self._pulse.join()
         self._workers.shutdown(cancel_futures=True)
         if self._node is not None:
-            with suppress(*TROUBLE):  # the coordinator notices by itself when the heartbeats stop
+            with suppress(*TROUBLE):  # the coordinator notices when the heartbeats stop
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
         self._client.close()
         self._wire.close()
@@ -196,7 +209,7 @@ class Fleet:
 
     def _beat_on(self) -> None:
         while not self._closing.wait(self._heartbeat / 2):
-            with suppress(*TROUBLE):  # whoever receives or answers finds out and tells
+            with suppress(*TROUBLE):  # receive and answer report the problem
                 self._beat()
 
     def _pull(self, node: Node, run: int, name: str) -> bytes:
@@ -210,7 +223,7 @@ class Fleet:
             self._closing.wait(0.05)
 
     def _all(self, do: Callable[[str], T], names: Iterable[str]) -> list[T]:
-        """Two at a time; on the first failure the rest is not begun."""
+        """Apply ``do`` to all names, two at a time; stop after the first failure."""
         jobs = [self._workers.submit(do, name) for name in names]
         try:
             return [job.result() for job in jobs]
@@ -219,7 +232,7 @@ class Fleet:
                 job.cancel()
 
     def _call(self, method: Callable[[Any], T], request: Any, patience: float) -> T:
-        """Ask until there is an answer; ``Lost`` after ``patience`` seconds, or at once where we are not known."""
+        """Call a method until it succeeds; ``Lost`` after ``patience`` seconds, or at once if the site is not known."""
         end, pause, problem = time.monotonic() + patience, 0.0, None
         while not self._closing.wait(pause):
             try:
@@ -230,7 +243,9 @@ class Fleet:
                     raise _Unwanted from refused
                 if code == 413:
                     raise PayloadError(f"the coordinator at {self._address} takes no message of this size") from refused
-                if code < 500 and code != 408 and _detail(refused.response) != "replayed":  # same moment: sign anew
+                if (
+                    code < 500 and code != 408 and _detail(refused.response) != "replayed"
+                ):  # signed in the same instant: sign anew
                     raise Lost(str(self._refusal(refused.response))) from refused
                 problem = f"it answers {code}"
             except CUT as cut:
@@ -260,27 +275,29 @@ class Fleet:
 
 
 class _Unwanted(Exception):
-    """The coordinator took back what it had asked."""
+    """The coordinator no longer wants the response."""
 
 
 class _Instance:
-    """Tells the coordinator which start of this site's courier is speaking."""
+    """Adds the identifier of this start of the courier to every request."""
 
     def __init__(self, instance: str):
         self._instance = instance
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Add the header and continue."""
         context.request.headers[INSTANCE] = self._instance
         return call_next(context)
 
 
 class _Wire(httpx.BaseTransport):
-    """HTTP over TLS by the standard library: a connection for each thread that asks."""
+    """HTTP over TLS by the standard library, with one connection per thread."""
 
     def __init__(self, context: ssl.SSLContext):
         self._context, self._mine, self._all = context, threading.local(), list[HTTPSConnection]()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request over this thread's connection."""
         connection = self._connection(request.url)
         try:
             if connection.sock is None:
@@ -307,12 +324,12 @@ class _Wire(httpx.BaseTransport):
 
 
 def _few(answer: HTTPResponse) -> dict[str, str]:
-    """The headers that mean something to us; none that would have a body unpacked."""
+    """Return the headers that are used here; none that would have a body decompressed."""
     return {name: value for name in ("date", "content-type") if (value := answer.getheader(name))}
 
 
 def _bounded(answer: HTTPResponse) -> bytes:
-    if answer.length is None or answer.length > MOST:
+    if answer.length is None or answer.length > MAX_RESPONSE:
         raise HTTPException(f"a response of {answer.length} bytes")
     return answer.read()
 
@@ -335,7 +352,8 @@ def _private_key(path: Path) -> EllipticCurvePrivateKey:
 
 
 def _context(certificate: Path, key: Path, ca: Path) -> ssl.SSLContext:
-    """TLS that trusts this consortium's CA alone, checks the host's name and shows this site's certificate."""
+    """Return a TLS context that trusts only this federation's CA, checks the host name and shows this site's
+    certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

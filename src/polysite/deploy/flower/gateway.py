@@ -1,8 +1,8 @@
-"""Who is let in to Flower's SuperLink, and how much of anything.
+"""The gateway in front of Flower's SuperLink: authentication, limits, and a record of refusals.
 
-Only the eight calls that a hospital needs pass, and only with a client certificate of the consortium's CA, a registered
-key, a signature that was not seen before, and from the one place where this key is in use. Sizes, times and the number
-of connections are bounded before anything is read. What is refused is kept as an incident.
+Only the eight calls that a hospital needs pass, and only with a client certificate of the federation's CA, a registered
+key, a signature that was not seen before, and from the one process in which this key is in use. Sizes, times and the
+number of connections are bounded before anything is read. Every refusal is recorded as an incident.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from polysite.deploy.flower.messages import INSTANCE
 
-import uvicorn  # isort: skip  # from here on: what Flower brings along
+import uvicorn  # isort: skip  # from here on: dependencies of Flower
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from flwr.common.constant import (
     SYSTEM_TIME_TOLERANCE,
@@ -45,7 +45,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 FLEET = "/v1/fleet/"
 CALLS = {
-    FLEET + call: (64 if call == "push-object" else 16) << 20  # the most bytes of a request
+    FLEET + call: (64 if call == "push-object" else 16) << 20  # largest request in bytes
     for call in (
         "activate-node",
         "deactivate-node",
@@ -58,10 +58,10 @@ CALLS = {
     )
 }
 PIECE = 256 << 10  # bytes of a response that are handed to the connection at a time
-HEAD = 64 << 10  # the most bytes of the headers of a request
-MOST = 8  # connections of a site, which needs four
-SILENT = 15.0  # seconds without a word of a site, which says every five that it is there
-SLACK = 1 << 20  # of an answer beyond its body: header and names
+MAX_HEADERS = 64 << 10  # bytes of the headers of a request
+MAX_CONNECTIONS = 8  # of a site, which needs four
+SILENT = 15.0  # seconds without a request of a site, which sends a heartbeat every five
+SLACK = 1 << 20  # bytes of a response beyond its limit: header and names
 
 FOREVER = datetime.max.replace(tzinfo=UTC)
 
@@ -74,15 +74,21 @@ log = logging.getLogger("polysite.link")
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How slow a peer may be before it is dropped."""
+    """How slow a client may be before it is dropped.
 
-    silence: float = 20.0  # seconds without a byte; also for a whole handshake and for whole headers
-    window: float = 60.0  # seconds after which a body or a response must be
-    rate: float = 10_000.0  # bytes a second fast
+    Args:
+        silence: Seconds without a byte; also for the whole handshake and for all headers.
+        window: Seconds after which the rate of a body or a response counts.
+        rate: Least bytes per second.
+    """
+
+    silence: float = 20.0
+    window: float = 60.0
+    rate: float = 10_000.0
 
 
 class Refusal(Exception):
-    """A request that is not let in: the status and the word it is told, and what is noted."""
+    """A request that does not pass: status and word for the client, and a sentence for the incidents."""
 
     def __init__(self, status: int, word: str, what: str = "", site: str = ""):
         super().__init__(what)
@@ -107,12 +113,12 @@ class Guard:
         self._store = cast(InMemoryObjectStore, state.object_store)
         self._sites = {key: site for site, key in sites.items()}
         self._keys, self._nodes = keys, nodes
-        # connections by the site whose certificate they showed, oldest first; all that are of no site of ours together
+        # connections by the site of their certificate, oldest first; those of no known site under ""
         self.callers: dict[str, dict[_Connection, None]] = {site: {} for site in ("", *sites)}
-        self._instances: dict[str, bytes] = {}  # where each site's key is in use
+        self._instances: dict[str, bytes] = {}  # process in which each site's key is in use
         self.tokens: dict[str, str] = {}
         self.excessive: set[str] = set()
-        self._pushed = dict.fromkeys(nodes, 0)  # bytes of answers that are not collected yet
+        self._pushed = dict.fromkeys(nodes, 0)  # bytes of responses that are not collected yet
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
         self._heard: dict[str, float] = {}  # when a site was last heard
         self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -129,19 +135,19 @@ class Guard:
             status, parts = refusal.status, [b'{"detail":"%s"}' % refusal.word.encode()]
         await self._respond(scope, send, status, parts)
 
-    # What passes
+    # requests
 
     async def _admit(self, scope: Scope, receive: Receive) -> Reply:
         path = scope["path"]
         if scope["method"] != "POST" or path not in CALLS:
             raise Refusal(404, "unknown", f"asked for {scope['method'][:10]} {path[:60]!r}")
-        headers = dict(reversed(scope["headers"]))  # of several the first, as Flower takes it
+        headers = dict(reversed(scope["headers"]))  # the first of several counts, as in Flower
         site = self._authenticate(headers)
         instance = headers.get(INSTANCE.encode(), b"")
         call = path.removeprefix(FLEET)
         if call != "activate-node" and instance != self._instances.get(site):
             if site not in self._instances:
-                raise Refusal(409, "anew")  # we are: this process has not let it in yet
+                raise Refusal(409, "anew")  # this server was restarted: the site must connect again
             raise Refusal(409, "elsewhere", "the key of this site is used from a second place", site)
         body = await self._read(headers, receive, CALLS[path], site)
         if call == "push-object":
@@ -164,11 +170,11 @@ class Guard:
             case "push-messages" if self._state.message_ins_id_to_message_res_id.get(asked) != reply:
                 begun = PushMessagesResponse.FromString(b"".join(parts)).session_id
                 self._state._cleanup_push_session(begun, cleanup_messages=False)
-                raise Refusal(410, "unwanted")  # Flower says 200 as well when it takes no notice
+                raise Refusal(410, "unwanted")  # Flower also answers 200 when it ignores the message
         return status, *parts
 
     def _authenticate(self, headers: Mapping[bytes, bytes]) -> str:
-        """The site that signed this request, now, and for the first time."""
+        """Return the site that signed this request; refuse an old signature, or one that was seen before."""
         try:
             key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()], validate=True)
             signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.lower().encode()], validate=True)
@@ -188,7 +194,7 @@ class Guard:
         return site
 
     def _hear(self, site: str) -> None:
-        """A site says every five seconds that it is there; one that did not was cut off, or stood still."""
+        """Note a long silence of a site before this request: it was disconnected, or stood still."""
         clock = time.monotonic()
         silence = clock - self._heard.get(site, clock)
         self._heard[site] = clock
@@ -196,7 +202,7 @@ class Guard:
             self.note(f"nothing was heard of it for {silence:.0f} s", None, site)
 
     def _first(self, site: str, signed: str) -> None:
-        """Each signed time once; the signature itself would not do, as it can be altered and stay valid."""
+        """Accept each signed time once. The signature is not compared: it can be altered and stay valid."""
         clock = time.monotonic()
         while self._seen:
             oldest = next(iter(self._seen))
@@ -237,7 +243,7 @@ class Guard:
     async def _respond(self, scope: Scope, send: Send, status: int, parts: Sequence[bytes]) -> None:
         headers = [(b"content-length", b"%d" % sum(map(len, parts)))]
         if status >= 400:
-            headers.append((b"connection", b"close"))  # or the rest of a refused request would be read
+            headers.append((b"connection", b"close"))  # otherwise the rest of a refused request would be read
         began, size = time.monotonic(), 0
         try:
             async with asyncio.timeout(self.pace.silence) as watch:
@@ -253,7 +259,7 @@ class Guard:
             raise
 
     async def _flower(self, scope: Scope, body: bytes) -> Reply:
-        """What Flower's own application answers."""
+        """Return the response of Flower's own application."""
         said: list[Any] = []
 
         async def receive() -> Any:
@@ -265,29 +271,31 @@ class Guard:
         await self._app(scope, receive, send)
         return said[0]["status"], *(message["body"] for message in said[1:])
 
-    # What the calls mean
+    # calls
 
     def online(self, site: str) -> bool:
+        """Return whether Flower considers a site connected."""
         return bool(self._state.get_node_info(node_ids=[self._nodes[site]], statuses=[NodeStatus.ONLINE]))
 
     def _make_way(self, site: str, instance: bytes) -> None:
-        """A site may come in, unless it is there: until its heartbeats stop, its key is of no use elsewhere."""
+        """Admit a site unless it is connected: until its heartbeats stop, its key cannot be used elsewhere."""
         if not 16 <= len(instance) <= 64:
             raise Refusal(400, "instance", f"a connection without {INSTANCE}", site)
         if self.online(site):
             if instance != self._instances.get(site):
                 raise Refusal(409, "elsewhere", "connected anew, or from a second place, while it is connected", site)
-            self._state.deactivate_node(self._nodes[site])  # the same courier, which did not hear that it was let in
+            self._state.deactivate_node(self._nodes[site])  # the same courier: it missed the response
 
     def _redeliver(self, site: str) -> None:
-        """A message whose receipt was not confirmed got lost on the way, or with the courier: it goes out again."""
+        """Send a message again whose receipt was not confirmed."""
         with self._state.lock:
             for name, message in self._state.message_ins_store.items():
                 if message.metadata.dst_node_id == self._nodes[site] and name in self._store:
                     message.metadata.delivered_at = ""
 
     def _expect(self, site: str, body: bytes) -> tuple[str, str]:
-        """An answer is announced: it must be waited for, from this site. Its question's name and its own."""
+        """Check an announced response: it must be expected from this site. Returns the identifiers of the request and
+        of the response."""
         request = _parsed(PushMessagesRequest, body, site)
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise Refusal(400, "odd", "not one answer but several", site)
@@ -308,7 +316,7 @@ class Guard:
             if former is not None and former != reply:
                 if self.contents(former) is not None:
                     raise Refusal(410, "unwanted")
-                del self._state.message_res_store[former]  # half of an answer that is now given anew
+                del self._state.message_res_store[former]  # an incomplete response, which is now replaced
                 del self._state.message_ins_id_to_message_res_id[question]
                 self.drop(former)
         return question, reply
@@ -322,7 +330,7 @@ class Guard:
         with self._state._lock_object_push_sessions:
             session = self._state._object_push_sessions.get(request.session_id)
             if session is not None:
-                session.expires_at = FOREVER  # we forget answers ourselves; Flower could lock itself out doing so
+                session.expires_at = FOREVER  # responses are dropped here; Flower's own way can deadlock
         stored = session is not None and self._state.store_object(
             self._run, request.session_id, request.object_id, request.object_content
         )
@@ -332,7 +340,7 @@ class Guard:
         return bytes(PushObjectResponse(stored=stored).SerializeToString())
 
     def _pull(self, site: str, body: bytes) -> tuple[bytes, bytes]:
-        """An object as it lies in the store, behind the few bytes that make it a response: it is not copied."""
+        """Return an object from the store after the few bytes that make it a response, without copying it."""
         request = _parsed(PullObjectRequest, body, site)
         self._own(request, site)
         content = self._store.get(request.object_id)
@@ -344,10 +352,10 @@ class Guard:
         if (request.node.node_id, request.run_id) != (self._nodes[site], self._run):
             raise Refusal(403, "odd", "a request in the name of another", site)
 
-    # What is kept
+    # storage
 
     def contents(self, name: str) -> dict[str, bytes] | None:
-        """The objects of a message, if all of them are here."""
+        """Return the objects of a message, or None if some are missing."""
         found: dict[str, bytes] = {}
         wanted = [name]
         with self._store.lock_store:
@@ -362,7 +370,7 @@ class Guard:
         return found
 
     def drop(self, name: str) -> None:
-        """Everything of a message but what another one shares."""
+        """Delete the objects of a message that no other message shares."""
         self._store.delete(name)
         with self._state._lock_object_push_sessions:
             session = self._state._object_push_session_by_root.get(name)
@@ -370,15 +378,15 @@ class Guard:
                 self._state._cleanup_push_session(session, cleanup_messages=False)
 
     def rest(self, site: str) -> None:
-        """Nothing of this site is waited for: it may push as much as before again."""
+        """Reset the size limit of a site from which no response is expected."""
         with self._lock:
             self._pushed[site] = 0
         self.excessive.discard(site)
 
-    # What is refused
+    # refusals
 
     def note(self, what: str, client: Any, site: str = "") -> None:
-        """Equal ones are counted, so that a flood fills neither memory nor a record."""
+        """Record a refusal. Equal ones are counted, so that a flood fills neither memory nor the record."""
         if not what:
             return
         host = client[0] if client else ""
@@ -393,13 +401,14 @@ class Guard:
             self._incidents[at]["count"] += 1
 
     def incidents(self) -> list[dict[str, Any]]:
+        """Return the refusals since the last call."""
         with self._lock:
             found, self._incidents = list(self._incidents.values()), {}
         return found
 
 
 class Server(uvicorn.Server):
-    """Uvicorn behind a door of ours, which sees the handshakes that fail."""
+    """Uvicorn with its own accept loop, which sees failed handshakes."""
 
     def __init__(self, guard: Guard, context: ssl.SSLContext):
         config = uvicorn.Config(
@@ -415,9 +424,10 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.guard, self.context = guard, context
-        self.greetings: dict[asyncio.Task[None], None] = {}  # few at a time; the oldest gives way
+        self.greetings: dict[asyncio.Task[None], None] = {}  # handshakes in progress; the oldest gives way
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections."""
         await self.lifespan.startup()
         self.servers = []
         self.listener = (sockets or [])[0]
@@ -426,6 +436,7 @@ class Server(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting and close all connections."""
         for task in (self.door, *self.greetings):
             task.cancel()
         self.listener.close()
@@ -440,7 +451,7 @@ class Server(uvicorn.Server):
             try:
                 caller, address = await loop.sock_accept(self.listener)
             except OSError as problem:  # no file descriptor left, or hung up already
-                self.guard.note(f"nobody can be let in: {problem.strerror}", None)
+                self.guard.note(f"no connection can be accepted: {problem.strerror}", None)
                 await asyncio.sleep(0.1)
                 continue
             if len(self.greetings) >= 64:
@@ -451,10 +462,10 @@ class Server(uvicorn.Server):
             task = loop.create_task(self._greet(caller, address))
             self.greetings[task] = None
             task.add_done_callback(lambda done: self.greetings.pop(done, None))
-            await asyncio.sleep(0)  # others get their turn, however many wait at the door
+            await asyncio.sleep(0)  # other tasks get their turn, however many clients wait
 
     async def _greet(self, caller: socket.socket, address: Any) -> None:
-        """The handshake; whoever cannot show a certificate of the consortium's CA gets no further."""
+        """Perform the TLS handshake, which requires a certificate of the federation's CA."""
         connection = _Connection(self.config, self.server_state, self.lifespan.state)
         silence = self.guard.pace.silence
         try:
@@ -473,7 +484,7 @@ class Server(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection after its handshake: as uvicorn's, but headers must come soon and be small."""
+    """A connection after its handshake: uvicorn's, with limits for the time and size of headers."""
 
     app: Guard
 
@@ -485,38 +496,44 @@ class _Connection(HttpToolsProtocol):
         self._site = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection and start the timer for its headers."""
         super().connection_made(transport)
         self._wait()
         name = _name(transport)
         self._site = name if name in self.app.callers else ""
         self._mine = self.app.callers[self._site]
         self._mine[self] = None
-        if len(self._mine) > MOST:  # the oldest gives way: it may be of a link that was cut
+        if len(self._mine) > MAX_CONNECTIONS:  # the oldest gives way: it may be a broken connection
             next(iter(self._mine))._drop("too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
         self._done()
         self._mine.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Parse data; drop a connection whose headers are too large."""
         if self.transport.is_closing():
             return
         self._size += len(data)
         super().data_received(data)
-        if self._timer is not None and self._size > HEAD:
+        if self._timer is not None and self._size > MAX_HEADERS:
             self._drop("headers that do not end")
 
     def on_message_begin(self) -> None:
+        """Start the timer for the headers of a request."""
         super().on_message_begin()
         self._size = 0
         self._wait()
 
     def on_headers_complete(self) -> None:
+        """Stop the timer."""
         self._done()
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
+        """Record and answer what is not HTTP."""
         self.app.note("not HTTP", self.client, self._site)
         super().send_400_response(msg)
 
@@ -537,7 +554,7 @@ class _Connection(HttpToolsProtocol):
 
 
 def _name(transport: asyncio.Transport) -> str:
-    """The common name in the certificate that was shown: of a hospital, its own."""
+    """Return the common name of the client certificate: the name of the hospital."""
     shown = transport.get_extra_info("peercert") or {}
     names = (value for part in shown.get("subject", ()) for kind, value in part if kind == "commonName")
     return next(names, "")
@@ -551,7 +568,7 @@ def _pieces(parts: Iterable[bytes]) -> Iterator[memoryview]:
 
 
 def _varint(number: int) -> bytes:
-    """A number as protobuf writes it: seven bits a byte, the lowest first.
+    """Encode a number as protobuf does: seven bits a byte, the lowest first.
 
     >>> _varint(300).hex()
     'ac02'

@@ -5,8 +5,9 @@
     Message └─ RecordDict ├─ header   ConfigRecord: text, numbers, truth values and lists of them
                           └─ body     ArrayRecord └─ "payload"  Array └─ chunks of 5 MiB
 
-Flower keeps and ships each of these objects under the hash of its content, so what several hospitals get is kept once.
-Chunks are cut and joined here rather than by Flower: the same bytes under the same names with a third of the copying.
+Flower keeps and sends each of these objects under the hash of its content, so a body for several hospitals is kept
+once. Chunks are cut and joined here rather than by Flower: the same bytes under the same names, with a third of the
+copying.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from typing import Any
 
 from polysite.errors import PayloadError, RunError
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read while Flower is imported: nothing is told to anybody
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # Flower reads it while it is imported
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -40,14 +41,13 @@ except ModuleNotFoundError as problem:
         raise
     raise RunError("deployment needs Flower: pip install 'polysite[deploy]'") from problem
 
-PROTOCOL = 1  # of what headers and bodies mean; both ends must speak the same
-INSTANCE = "x-polysite-instance"  # HTTP header: which start of a site's courier is speaking
+INSTANCE = "x-polysite-instance"  # HTTP header that identifies one start of a site's courier
 
 Header = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool]
 
 
 class _Relay(logging.Handler):
-    """What Flower and its web server say goes to our own log, for those who look for it, and not to the screen."""
+    """Sends the log of Flower and its web server to polysite's own debug log instead of the screen."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logging.getLogger("polysite.link").debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
@@ -60,7 +60,7 @@ for _name in ("flwr", "uvicorn", "uvicorn.error", "httpx", "alembic"):
 
 
 def pack(header: Mapping[str, Header], body: bytes | ArrayRecord = b"") -> RecordDict:
-    """The records of a message; ``wrap`` a body first that goes to several sites, so that it is hashed once."""
+    """Return the records of a message. A body for several sites should be wrapped first, so that it is hashed once."""
     record = ConfigRecord({name: _plain(name, value) for name, value in header.items()})
     if isinstance(body, bytes):
         body = wrap(body) if body else ArrayRecord()
@@ -68,7 +68,7 @@ def pack(header: Mapping[str, Header], body: bytes | ArrayRecord = b"") -> Recor
 
 
 def unpack(records: RecordDict) -> tuple[dict[str, Header], bytes]:
-    """The header and the body of a message; anything that ``pack`` would not have made is refused."""
+    """Return the header and the body of a message; refuse anything that ``pack`` would not have made."""
     header, body = records.get("header"), records.get("body")
     if not isinstance(header, ConfigRecord) or set(records) - {"header", "body"}:
         raise PayloadError(f"a message has a header and at most a body, not {_names(records)}")
@@ -87,18 +87,18 @@ def unpack(records: RecordDict) -> tuple[dict[str, Header], bytes]:
 
 
 def wrap(body: bytes) -> ArrayRecord:
-    """A body, to be sent once or several times."""
+    """Return a body as a record that can be sent several times."""
     array = Array(dtype="uint8", shape=(len(body),), stype="safetensors", data=body)
     view = memoryview(body)
     chunks = [_Chunk(view[start : start + CHUNK]) for start in range(0, len(body), CHUNK)]
-    array.__dict__["_chunks"] = [(chunk.object_id, chunk) for chunk in chunks]  # where Flower keeps those it cuts
+    array.__dict__["_chunks"] = [(chunk.object_id, chunk) for chunk in chunks]  # where Flower keeps its own
     record = ArrayRecord()
-    record["payload"] = array  # given to the constructor it would be made anew, without its chunks
+    record["payload"] = array  # the constructor would copy it without its chunks
     return record
 
 
 def deflate(message: Message) -> tuple[ObjectTree, dict[str, InflatableObject]]:
-    """The objects of a message by name, children first, and how they hang together; the message gets its own name."""
+    """Return the object tree of a message and its objects by name, children first; also sets the message's name."""
     with no_object_id_recompute():
         objects, tree = get_all_nested_objects(message), get_object_tree(message)
     message.metadata.__dict__["_message_id"] = tree.object_id
@@ -106,9 +106,10 @@ def deflate(message: Message) -> tuple[ObjectTree, dict[str, InflatableObject]]:
 
 
 def inflate(name: str, contents: Mapping[str, bytes], limit: int) -> Message:
-    """The message that these contents make up; PayloadError if they make none, or one of more than ``limit`` bytes.
+    """Return the message made of these contents; PayloadError if they make none, or more than ``limit`` bytes.
 
-    Flower would join what an array lists, and a chunk may be listed a million times; so lengths are added up first.
+    Flower would join all chunks that an array lists, and one chunk may be listed a million times; so lengths are added
+    up first.
     """
     try:
         arrays: dict[str, InflatableObject] = {}
@@ -120,7 +121,7 @@ def inflate(name: str, contents: Mapping[str, bytes], limit: int) -> Message:
         message = inflate_object_from_contents(name, dict(contents), objects=arrays)
     except PayloadError:
         raise
-    except Exception as problem:  # a stranger's bytes: whatever they break, they are not a message
+    except Exception as problem:  # untrusted bytes may raise anything
         raise PayloadError(f"what arrived is not a message: {str(problem)[:200]}") from problem
     if not isinstance(message, Message):
         raise PayloadError(f"what arrived is a {type(message).__name__}, not a message")
@@ -129,17 +130,19 @@ def inflate(name: str, contents: Mapping[str, bytes], limit: int) -> Message:
 
 
 class _Chunk(ArrayChunk):
-    """A chunk that is named without being copied."""
+    """A chunk that is hashed without being copied."""
 
     @property
     def _head(self) -> bytes:
         return b"ArrayChunk  %d" % len(self.data) + HEAD_BODY_DIVIDER
 
     def deflate(self) -> bytes:
+        """Return the chunk as Flower stores it."""
         return b"".join((self._head, self.data))
 
     @cached_property
     def object_id(self) -> str:
+        """SHA-256 of the stored chunk."""
         digest = hashlib.sha256(self._head)
         digest.update(self.data)
         return digest.hexdigest()

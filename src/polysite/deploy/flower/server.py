@@ -1,9 +1,9 @@
-"""The coordinator's end of the wire: Flower's SuperLink in this process, behind a guard.
+"""The coordinator's end of the wire: Flower's SuperLink in this process, behind a gateway.
 
-Flower's SuperLink answers three APIs on one port, and two of them let anybody register keys and start code; so it
-stands behind ``polysite.deploy.flower.gateway``.
+Flower's SuperLink serves three APIs on one port, and two of them let any client register keys and start code; so
+``polysite.deploy.flower.gateway`` stands in front of it.
 
-Flower 1.41, state and objects in memory. Its own way of waiting for answers is not used: it hides an answer that has
+State and objects are in memory. Flower's own way of waiting for responses is not used: it hides a response that has
 arrived once its site is offline.
 """
 
@@ -20,7 +20,7 @@ from polysite.deploy.flower.gateway import FOREVER, Guard, Pace, Server
 from polysite.deploy.flower.messages import Header, deflate, inflate, pack, unpack, wrap
 from polysite.errors import PayloadError, RunError
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: what Flower brings along
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
 from flwr.app import Metadata
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.constant import (
@@ -40,8 +40,8 @@ from flwr.superlink.main import create_app
 
 
 @dataclass(slots=True)
-class Answer:
-    """What came back for a message: header and body, or an error."""
+class Envelope:
+    """A response as it arrived, with the identifier of its request: header and body, or an error."""
 
     id: str
     site: str
@@ -50,13 +50,24 @@ class Answer:
     error: str = ""
 
     def take(self) -> bytes:
-        """The body, which is then nowhere else: it may be gigabytes."""
+        """Return the body and release it: it may have gigabytes."""
         body, self.body = self.body, b""
         return body
 
 
 class Link:
-    """The coordinator's port: messages out, answers in."""
+    """The coordinator's port, to which sites connect.
+
+    Args:
+        host: Address to listen on.
+        port: Port to listen on; 0 chooses a free one.
+        certificate: The server's certificate.
+        key: The server's key.
+        ca: Certificate of the federation's authority.
+        sites: Public key of every site.
+        limit: Largest response in bytes.
+        pace: How slow a client may be.
+    """
 
     def __init__(
         self,
@@ -108,22 +119,23 @@ class Link:
 
     @property
     def port(self) -> int:
+        """The port that is listened on."""
         return self._at[1]
 
     def online(self) -> dict[str, str]:
-        """The sites that are connected, each with a token that is another one after each time it connected anew."""
+        """Return the connected sites, each with a token that changes whenever the site connects anew."""
         return {site: token for site, token in list(self._guard.tokens.items()) if self._guard.online(site)}
 
     def send(self, site: str, header: Mapping[str, Header], body: bytes, ttl: float, group: str) -> str:
-        """Leave a message for a site; its name."""
+        """Leave a message for a site; return its identifier."""
         return self.send_all({site: (header, body)}, ttl, group)[site]
 
     def send_all(
         self, letters: Mapping[str, tuple[Mapping[str, Header], bytes]], ttl: float, group: str
     ) -> dict[str, str]:
-        """Leave a message for each site; their names. The same body for several sites is hashed and kept once.
+        """Leave a message for each site; return their identifiers. A body for several sites is hashed and kept once.
 
-        A site sees its message only when all of it is there.
+        A site sees its message only when it is complete.
         """
         if unknown := sorted(set(letters) - set(self._nodes)):
             raise RunError(f"no message can go to {unknown[0]!r}: the sites are {', '.join(self._nodes)}")
@@ -142,16 +154,16 @@ class Link:
             self._sent[message.metadata.message_id] = site
         return {site: message.metadata.message_id for site, message in messages.items()}
 
-    def collect(self, ids: Iterable[str]) -> Iterator[Answer]:
-        """The answers to these messages that are here, whole or failed; each is given once and then forgotten."""
+    def collect(self, ids: Iterable[str]) -> Iterator[Envelope]:
+        """Yield the responses that have arrived, complete or failed; each is yielded once and then forgotten."""
         for each in list(ids):
-            answer = self._answer(each)
-            if answer is not None:
+            envelope = self._envelope(each)
+            if envelope is not None:
                 self.forget([each])
-                yield answer
+                yield envelope
 
     def forget(self, ids: Collection[str]) -> None:
-        """Wait for these answers no longer: nothing of them is kept, and what still comes is not taken."""
+        """Drop these messages and their responses; a response that still comes is not accepted."""
         for each in ids:
             with self._state.lock:
                 reply = self._state.message_ins_id_to_message_res_id.get(each)
@@ -162,7 +174,7 @@ class Link:
                 self._guard.rest(site)
 
     def incidents(self) -> list[dict[str, Any]]:
-        """What was refused since this was last asked: time, what, from, site, and how many times."""
+        """Return what was refused since the last call: time, what, from, site and count."""
         return self._guard.incidents()
 
     def _metadata(self, site: str, ttl: float, group: str) -> Metadata:
@@ -178,7 +190,7 @@ class Link:
             message_type="train",
         )
 
-    def _answer(self, id: str) -> Answer | None:
+    def _envelope(self, id: str) -> Envelope | None:
         if id not in self._sent:
             return None
         site = self._sent[id]
@@ -186,24 +198,24 @@ class Link:
             asked, reply = self._state.message_ins_store.get(id), self._state.message_ins_id_to_message_res_id.get(id)
         if reply is None:
             gone = asked is None or asked.metadata.created_at + asked.metadata.ttl <= now().timestamp()
-            return Answer(id, site, error="no answer came in time") if gone else None
+            return Envelope(id, site, error="no answer came in time") if gone else None
         if site in self._guard.excessive:
-            return Answer(id, site, error=f"the answer is of more than {self._limit} bytes")
+            return Envelope(id, site, error=f"the answer is of more than {self._limit} bytes")
         contents = self._guard.contents(reply)
         if contents is None:
             return None
         try:
             message = inflate(reply, contents, self._limit)
             if message.has_error():
-                return Answer(id, site, error=message.error.reason or f"error {message.error.code}")
+                return Envelope(id, site, error=message.error.reason or f"error {message.error.code}")
             header, body = unpack(message.content)
         except PayloadError as problem:
-            return Answer(id, site, error=str(problem))
-        return Answer(id, site, header, body)
+            return Envelope(id, site, error=str(problem))
+        return Envelope(id, site, header, body)
 
 
 def _run(state: InMemoryLinkState) -> int:
-    """A run without an app: this process is its one task, and a task that sends no heartbeats is never given up."""
+    """Create a run without an app. Its only task is this process, and Flower never expires it."""
     run = state.create_run(
         "polysite/study", "1", "0" * 64, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
     )
@@ -228,7 +240,7 @@ def _keys(sites: Mapping[str, bytes]) -> dict[str, EllipticCurvePublicKey]:
 
 
 def _context(certificate: Path, key: Path, ca: Path) -> ssl.SSLContext:
-    """TLS for which a client must show a certificate of this CA."""
+    """Return a TLS context that requires a client certificate of this CA."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED

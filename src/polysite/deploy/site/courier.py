@@ -1,8 +1,8 @@
-"""What ``polysite site run`` does: carry questions to the worker and answers back, and show both.
+"""The implementation of ``polysite site run``: carries requests to the worker and responses back, and shows both.
 
-The courier connects outwards, to one address; it knows Flower and neither torch nor the data. The worker is a process
-of its own, which it starts, and finds again after a crash. What is on the screen is also in the ledger, which the
-worker writes.
+The courier connects to one address, outwards; it loads Flower, but neither torch nor the data. It starts the worker as
+a separate process, and finds it again after a crash. Everything on the screen is also in the ledger, which the worker
+writes.
 """
 
 import fcntl
@@ -19,39 +19,39 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from polysite.deploy.flower.client import Asked, Fleet, Lost
+from polysite.deploy.flower.client import Fleet, Incoming, Lost
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ipc
 from polysite.errors import PayloadError, RunError, shown
 
 log = logging.getLogger("polysite")
 
-DEATHS = 3  # of the worker over one question; then it is answered that it cannot be
-MOST = 16  # incidents that are kept to be told
-SOON, LATER = 0.02, 1.0  # seconds between two looks for a question: after the last one, and when none comes
+MAX_CRASHES = 3  # of the worker over one request, which then fails
+MAX_INCIDENTS = 16  # that are kept for the coordinator
+SOON, LATER = 0.02, 1.0  # seconds between two polls for a request: after the last one, and when none comes
 
 Say = Callable[[str], None]
 
 
-class Resident:
+class WorkerProcess:
     """The worker, from the courier's side."""
 
     def __init__(self, site: SiteConfig, say: Say):
         self.site, self.say = site, say
-        self.incidents: list[str] = []  # here, which the coordinator is told with the next answer
-        self.words = ""  # what it said of its cases when it started
-        self._study = ""  # in which they happened
+        self.incidents: list[str] = []  # sent to the coordinator with the next response
+        self.words = ""  # the worker's description of its cases
+        self._study = ""  # of the incidents
         self._line: socket.socket | None = None
         self._pid = 0
-        self._mourned = False  # its death was told
+        self._crash_reported = False
 
     def ask(self, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        """Its answer, however often it has to be started again; not more often than it makes sense."""
+        """Return the worker's response; a worker that crashes is started again, at most MAX_CRASHES times."""
         study = shown(header.get("study"), 64)
         if self._study not in ("", study):
-            self.incidents = []  # what happened between two studies concerns neither
+            self.incidents = []  # those of another study
         self._study = study
-        for death in range(1, DEATHS + 1):
+        for crash in range(1, MAX_CRASHES + 1):
             try:
                 line = self.line()
                 ipc.send(line, {"request": dict(header), "incidents": self.incidents}, body)
@@ -62,24 +62,24 @@ class Resident:
             if frame is not None:
                 return frame
             self._drop()
-            self._mourned = True
+            self._crash_reported = True
             kind = shown(header.get("kind"), 40)
-            self.tell(f"the worker died over {kind!r} ({death} of {DEATHS}); it is started again")
-        return {"error": f"its worker died {DEATHS} times over this; its own log says why"}, b""
+            self.tell(f"the worker died over {kind!r} ({crash} of {MAX_CRASHES}); it is started again")
+        return {"error": f"its worker died {MAX_CRASHES} times over this; its own log says why"}, b""
 
     def tell(self, what: str) -> None:
-        """Something happened here: for the screen, and for the coordinator's record."""
+        """Report an incident on the screen, and with the next response to the coordinator."""
         self.say(what)
-        self.incidents = [*self.incidents, what][-MOST:]
+        self.incidents = [*self.incidents, what][-MAX_INCIDENTS:]
 
     def line(self) -> socket.socket:
-        """The connection to a worker that runs with this configuration; one is started if there is none."""
+        """Return the connection to a worker with the current configuration; start one if there is none."""
         if self._line is None:
-            self._line, self._mourned = self._find() or self._start(), False
+            self._line, self._crash_reported = self._find() or self._start(), False
         return self._line
 
     def stop(self) -> None:
-        """The end of it, also in the midst of something: what it remembers is on disk."""
+        """Stop the worker, even while it works: its memory is on disk."""
         self._drop()
         if self._pid:
             with suppress(ProcessLookupError):
@@ -92,15 +92,15 @@ class Resident:
             self._line = None
 
     def _find(self) -> socket.socket | None:
-        """A worker that an earlier courier left behind, unless the configuration has changed since."""
+        """Connect to a worker that an earlier courier left behind, unless the configuration has changed since."""
         try:
             line = ipc.connect(self.site.socket)
-            ipc.send(line, {"courier": "ping"})  # a key of our own: what the coordinator asks is below "request"
-            frame = ipc.receive(line)  # one that is busy finishes first what it was asked
+            ipc.send(line, {"courier": "ping"})  # requests of the coordinator are below "request"
+            frame = ipc.receive(line)  # a busy worker finishes its request first
         except FileNotFoundError:
             return None
         except OSError:
-            if not self._mourned:
+            if not self._crash_reported:
                 self.tell("the former worker was killed")
             return None
         if frame is not None and frame[0].get("config") == self.site.fingerprint:
@@ -133,11 +133,11 @@ class Resident:
 
 
 def run(site: SiteConfig, say: Say) -> None:
-    """Serve until interrupted."""
+    """Serve requests until interrupted."""
     site.state.mkdir(parents=True, exist_ok=True)
     site.state.chmod(0o700)
     with _alone(site.state) as killed:
-        worker = Resident(site, say)
+        worker = WorkerProcess(site, say)
         if killed:
             worker.tell("the former courier was killed")
         worker.line()
@@ -149,8 +149,8 @@ def run(site: SiteConfig, say: Say) -> None:
             worker.stop()
 
 
-def _serve(site: SiteConfig, worker: Resident, say: Say) -> None:
-    """From one connection to its loss."""
+def _serve(site: SiteConfig, worker: WorkerProcess, say: Say) -> None:
+    """Serve requests until the connection is lost."""
     with Fleet(site.server, key=site.key, certificate=site.certificate, ca=site.ca) as fleet:
         _connect(fleet, say)
         say(f"connected to {site.server}; waiting to be asked")
@@ -165,21 +165,21 @@ def _serve(site: SiteConfig, worker: Resident, say: Say) -> None:
             worker.tell(f"the connection was lost: {problem}")
 
 
-def _turn(fleet: Fleet, worker: Resident, say: Say) -> bool:
-    """Answer a question, if there is one."""
+def _turn(fleet: Fleet, worker: WorkerProcess, say: Say) -> bool:
+    """Answer a request, if there is one."""
     try:
-        asked = fleet.receive()
-        if asked is None:
+        incoming = fleet.receive()
+        if incoming is None:
             return False
-        if fleet.answer(asked, *_answer(worker, asked, say)):
+        if fleet.answer(incoming, *_answer(worker, incoming, say)):
             worker.incidents = []
-    except PayloadError as problem:  # no message, or an answer that is too large: the next one may be better
+    except PayloadError as problem:  # a malformed message, or a response that is too large
         worker.tell(str(problem))
     return True
 
 
 def _connect(fleet: Fleet, say: Say) -> None:
-    """Try until it works, or until it is clear that it never will."""
+    """Connect; try again until it works, or until it cannot work."""
     said, pause = "", 0.5
     while True:
         try:
@@ -194,17 +194,17 @@ def _connect(fleet: Fleet, say: Say) -> None:
             pause = min(2 * pause, 5.0)
 
 
-def _answer(worker: Resident, asked: Asked, say: Say) -> tuple[dict[str, Any], bytes]:
-    header = asked.header
+def _answer(worker: WorkerProcess, incoming: Incoming, say: Say) -> tuple[dict[str, Any], bytes]:
+    header = incoming.header
     number = header.get("round")
     where = f", round {number + 1}" if isinstance(number, int) else ""
-    say(f"asked: {shown(header.get('kind'), 40)}{where}; {_size(len(asked.body))} came in")
-    answer, body = worker.ask(header, asked.body)
-    mine = answer.pop("local", "")  # words for this screen alone
+    say(f"asked: {shown(header.get('kind'), 40)}{where}; {_size(len(incoming.body))} came in")
+    answer, body = worker.ask(header, incoming.body)
+    local = answer.pop("local", "")  # for this screen only
     if answer.get("refused"):
         say(f"refused: {answer['refused']}")
     elif answer.get("error"):
-        say(f"failed here: {mine or answer['error']}; the coordinator was told no more than: {answer['error']}")
+        say(f"failed here: {local or answer['error']}; the coordinator was told no more than: {answer['error']}")
     else:
         left = ", ".join(f"{name} ({what})" for name, what in json.loads(str(answer.get("left", "{}"))).items())
         size = len(body) + len(str(answer.get("scores", ""))) + len(str(answer.get("measures", "")))
@@ -213,7 +213,8 @@ def _answer(worker: Resident, asked: Asked, say: Say) -> tuple[dict[str, Any], b
 
 
 def _size(count: int) -> str:
-    """
+    """Return a number of bytes in words.
+
     >>> _size(90_300_000), _size(12)
     ('90.3 MB', '12 bytes')
     """
@@ -222,7 +223,7 @@ def _size(count: int) -> str:
 
 @contextmanager
 def _alone(state: Path) -> Iterator[bool]:
-    """One courier a site; true if the one before did not end by itself."""
+    """Lock the state folder for one courier; yield whether the last one was killed."""
     with (state / ".lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""Between the courier and the worker of a hospital: a socket in a folder that nobody else may enter.
+"""The Unix socket between the courier and the worker of a hospital, in a folder that only their user can open.
 
-A frame is two lengths, a header in JSON and bytes. One question, one answer, in turn.
+A frame is two lengths, a header in JSON and a body of bytes. Requests and responses alternate.
 """
 
 import json
@@ -14,12 +14,12 @@ from typing import Any
 from polysite.errors import PayloadError, RunError
 
 LENGTHS = struct.Struct(">QQ")
-HEADER, BODY = 64 << 20, 8 << 30  # the most bytes of either
-PIECE = 2 << 30  # what the system hands over at once
+MAX_HEADER, MAX_BODY = 64 << 20, 8 << 30  # bytes
+PIECE = 2 << 30  # bytes that the system delivers at once
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket that only this user can reach: the folder is 0700, the socket 0600."""
+    """Return a listening socket that only this user can reach: the folder has mode 0700, the socket 0600."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     path.unlink(missing_ok=True)
@@ -36,6 +36,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path) -> socket.socket:
+    """Return a connection to a listening socket."""
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         found.connect(str(path))
@@ -46,18 +47,19 @@ def connect(path: Path) -> socket.socket:
 
 
 def send(to: socket.socket, header: Mapping[str, Any], body: bytes = b"") -> None:
+    """Send a frame."""
     text = json.dumps(dict(header)).encode()
     to.sendall(LENGTHS.pack(len(text), len(body)) + text)
     to.sendall(body)
 
 
 def receive(of: socket.socket) -> tuple[dict[str, Any], bytes] | None:
-    """The next frame; none if the other side has gone."""
+    """Return the next frame, or None if the other side has disconnected."""
     lengths = _exactly(of, LENGTHS.size)
     if not lengths:
         return None
     header, body = LENGTHS.unpack(lengths)
-    if header > HEADER or body > BODY:
+    if header > MAX_HEADER or body > MAX_BODY:
         raise PayloadError(f"a frame of {header} and {body} bytes is more than is accepted here")
     text, content = _exactly(of, header), _exactly(of, body)
     if len(text) < header or len(content) < body:
@@ -66,7 +68,7 @@ def receive(of: socket.socket) -> tuple[dict[str, Any], bytes] | None:
 
 
 def _exactly(of: socket.socket, size: int) -> bytes:
-    """So many bytes, or none if the other side goes away; up to two gigabytes are written to their place at once."""
+    """Return ``size`` bytes, or none if the other side disconnects. Up to two gigabytes are received in place."""
     parts: list[bytes] = []
     while size:
         part = of.recv(min(size, PIECE), socket.MSG_WAITALL)

@@ -164,8 +164,8 @@ def _verified(path: Path, data: bytes, head: Head) -> Chain:
     later = next((e["format"] for e in chain.entries if e.get("format", 1) not in range(1, FORMAT + 1)), None)
     if later is not None:
         raise DataError(
-            f"the audit log {path} has entries of format {later!r:.20}, and this polysite reads up to {FORMAT}: install "
-            "a newer polysite"
+            f"the audit log {path} has entries of format {later!r:.20}, and this polysite reads up to {FORMAT}: "
+            "install a newer polysite"
         )
     return chain
 
