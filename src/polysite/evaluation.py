@@ -100,7 +100,8 @@ def evaluate(
         )
 
     owners = [] if subject.study.run.pooled else [s for s in trained if s in known]
-    examine(chosen, best, sent, subject.split, Evaluate(write, tolerance), owners if others else None)
+    models = chosen.transport.serve(best.round, sent)
+    examine(chosen, best, sent, models, subject.split, Evaluate(write, tolerance), owners if others else None)
     return target
 
 

@@ -22,7 +22,7 @@ from polysite.engines.record import Result, RoundRecord, SiteValidation, mean_sc
 from polysite.engines.rounds import Progress, Watch, run_rounds
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.site_memory import Memory
-from polysite.engines.transport import Transport
+from polysite.engines.transport import Served, Transport
 from polysite.errors import ConfigError, RunError
 from polysite.payload import Payload, SiteId
 from polysite.site import CaseScore, Examined, Scores
@@ -315,8 +315,8 @@ def _finish(
     )
     phase, best = find_best(folder, phases, at.best_round)
     sent = serving_payloads(phase.algorithm, best.state, phase.transport.audience)
-    _export(phase.transport, folder, "best", best.round, sent)
-    validation, test = _evaluated(phase, best, sent, evaluate)
+    served = _export(phase.transport, folder, "best", best.round, sent)
+    validation, test = _evaluated(phase, best, sent, served, evaluate)
     if not any((*validation.values(), *test.values())):
         raise RunError(
             f"no site judged the best model of {folder.path}, so there is no result; nothing is lost, its models and "
@@ -336,7 +336,7 @@ def _finish(
 
 
 def _evaluated(
-    phase: Phase, best: Progress, sent: Mapping[SiteId, Payload], evaluate: Evaluate | None
+    phase: Phase, best: Progress, sent: Mapping[SiteId, Payload], served: Served, evaluate: Evaluate | None
 ) -> tuple[Mapping[SiteId, Scores], Mapping[SiteId, Scores]]:
     """Score the validation and the test cases; the split that is reported is examined by all measures on the way."""
     transport = phase.transport
@@ -344,16 +344,17 @@ def _evaluated(
         validation = transport.score(best.round, sent, "validation")
         return validation, transport.score(best.round, sent, "test")
     owners = () if phase.plan.pooled else transport.names
-    test = examine(phase, best, sent, "test", evaluate, owners)
+    test = examine(phase, best, sent, served, "test", evaluate, owners)
     if any(test.values()):
         return transport.score(best.round, sent, "validation"), test
-    return examine(phase, best, sent, "validation", evaluate, owners), test
+    return examine(phase, best, sent, served, "validation", evaluate, owners), test
 
 
 def examine(
     phase: Phase,
     best: Progress,
     sent: Mapping[SiteId, Payload],
+    served: Served,
     split: str,
     evaluate: Evaluate,
     owners: Collection[SiteId] | None,
@@ -364,6 +365,7 @@ def examine(
         phase: The phase of the best round.
         best: The position after that round.
         sent: Payloads of the sites whose cases are examined.
+        served: The models that these sites use.
         split: The split to examine.
         evaluate: Where the measures go.
         owners: Sites whose own models are also examined on the cases of all others, if models differ and the transport
@@ -375,9 +377,12 @@ def examine(
     transport, scores = phase.transport, {i: dict[str, CaseScore]() for i in sent}
     across = owners is not None and transport.can_cross
     absent = [i for i in owners or () if i not in sent] if across else []  # they have a model, but no case to examine
-    every = {**sent, **(serving_payloads(phase.algorithm, best.state, absent) if absent else {})}
-    shared = transport.serve(best.round, every).shared is not None
-    rows = transport.examine(best.round, sent if shared else every, split, evaluate.tolerance, across and not shared)
+    more = serving_payloads(phase.algorithm, best.state, absent) if absent else {}
+    models = {**served.models, **(transport.serve(best.round, more).models if more else {})}
+    shared = Served(models, served.hidden).shared is not None
+    rows = transport.examine(
+        best.round, sent if shared else {**sent, **more}, split, evaluate.tolerance, across and not shared
+    )
     first = next(rows, None)
     if first is None:  # no case in this split
         return scores
@@ -390,10 +395,11 @@ def examine(
     return scores
 
 
-def _export(transport: Transport, folder: RunFolder, name: str, round: int, sent: Mapping[SiteId, Payload]) -> None:
+def _export(transport: Transport, folder: RunFolder, name: str, round: int, sent: Mapping[SiteId, Payload]) -> Served:
     """Save the served models: one file if all sites use the same, else one per site, and one per group of cases."""
     served = transport.serve(round, sent, name)
     for site, models in {"": served.shared}.items() if served.shared is not None else served.models.items():
         for k, model in enumerate(models):
             parts = (name, *([site] if site else []), *([f"group-{k}"] if len(models) > 1 else []))
             folder.save_model(".".join(parts), model)
+    return served

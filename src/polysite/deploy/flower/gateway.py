@@ -125,6 +125,7 @@ class Guard:
         self._lock = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request of the web server."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -74,7 +74,7 @@ DAY = 86400.0  # seconds
 STATE_FORMAT = 2  # of the state folder; 0.1.0 wrote 1, without saying so
 # requests of a kind for every round that the policy allows: a server that was stopped repeats some, and scores the
 # validation and the test cases of a round
-REPEATED: Mapping[str, int] = {"score": 4, "serve": 8}
+REPEATED: Mapping[str, int] = {"score": 4, "serve": 4}
 
 
 class Refusal(PolysiteError):
