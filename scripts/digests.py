@@ -343,6 +343,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What polysite computes, as digests.")
     parser.add_argument("--only", choices=GROUPS, action="append", help="this group; may be given several times")
     parser.add_argument("--out", type=Path, help="write them to this file; without it they are printed")
+    parser.add_argument("--add", type=Path, help="add the digests that this file lacks, of a new algorithm, say")
     parser.add_argument("--compare", type=Path, help="say what differs from this file")
     given = parser.parse_args()
     groups = given.only or list(GROUPS)
@@ -352,6 +353,11 @@ def main() -> int:
     text = json.dumps(found, indent=1) + "\n"
     if given.out:
         given.out.write_text(text, encoding="utf-8")
+    if given.add:
+        known = json.loads(given.add.read_text())
+        new = {name: value for name, value in found.items() if name not in known}
+        given.add.write_text(json.dumps({**known, **new}, indent=1) + "\n", encoding="utf-8")
+        print(f"{len(new)} new digests in {given.add}; the others are as they were")
     if given.compare:
         odd = list(differences(found, json.loads(given.compare.read_text()), groups))
         print(*odd, f"{len(odd)} of {len(found)} differ", sep="\n")

@@ -63,7 +63,7 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
     found = read(tmp_path / name)
     assert found.evaluation is not None and {
         (s, c): {k: r["dice"] for k, r in found.evaluation.own[s, c].items()} for s, c in found.evaluation.own
-    } == {(s, c): {k: case[k] for k in found.labels} for s, cases in found.scores.items() for c, case in cases.items()}
+    } == {(s, c): case.labels for s, cases in found.scores.items() for c, case in cases.items()}
     before = {p.name: p.read_bytes() for p in (tmp_path / name / "models").iterdir()}
     (tmp_path / name / "result.json").unlink()
     run.folder.checkpoints()[0].unlink()

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_what_decides_results_is_covered_and_what_does_not_is_not():
     modules = identity.deciding_modules()
     wanted = (
         "algorithms.scaffold",
-        "train.losses",
+        "training.losses",
         "models.unet",
         "data.prepare",
         "cluster.mixture",
@@ -69,7 +70,13 @@ def test_another_version_with_the_same_code_is_accepted():
 def test_every_measure_of_a_case_has_a_name_in_the_protocol():
     import numpy as np
 
-    from polysite.metrics.measures import measure
+    from polysite.metrics.measures import MEASURES, measure
 
-    mask = np.eye(4, dtype=bool)
-    assert tuple(measure(mask, mask, (1.0, 1.0))) == protocol.MEASURES
+    mask, empty = np.eye(4, dtype=bool), np.zeros((4, 4), bool)
+    for predicted, truth in ((mask, mask), (mask, empty), (empty, mask), (empty, empty)):  # NaN and infinity, too
+        row = measure(predicted, truth, (1.0, 1.0))
+        sent = {k: protocol._packed(v) for k, v in row.items()}
+        subject = protocol.Subject(("WT",), False)
+        received = protocol._measures("case", json.loads(json.dumps(sent)), MEASURES, subject)
+        assert received == pytest.approx(row, nan_ok=True)
+    assert tuple(measure(mask, mask, (1.0, 1.0))) == tuple(MEASURES)

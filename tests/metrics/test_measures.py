@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite.errors import ConfigError
-from polysite.metrics.measures import BETTER, DISTANCES, EmptyMaskPolicy, measure
+from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, measure
 from polysite.metrics.overlap import overlap
 from polysite.metrics.surface import surfaces
 from polysite.training.surface import surfaces as tensor_surfaces
@@ -49,7 +49,7 @@ def test_a_row_holds_every_measure():
     assert measure(predicted, truth, SPACING, tolerance=0.1)["nsd"] < found["nsd"]
     tensors = measure(torch.from_numpy(predicted), torch.from_numpy(truth), SPACING, surfaces=tensor_surfaces)
     assert tensors == pytest.approx(found, abs=1e-12)
-    assert {k for k, sign in BETTER.items() if sign < 0} == set(DISTANCES)
+    assert {k for k, m in MEASURES.items() if m.better < 0} == {k for k, m in MEASURES.items() if m.distance}
 
 
 KINDS = {
@@ -87,7 +87,7 @@ def test_empty_masks(kind, policy, dice, hd95, assd, nsd):
 def test_other_masks_are_left_as_they_are(empty):
     found = row(*KINDS[""])
     assert EmptyMaskPolicy.kind(found) == "" and found["hd95"] != found["hd95_union"]
-    for key in (*BETTER.keys() - {"accuracy"}, "truth", "hd95_union"):
+    for key in MEASURES.keys() - {"predicted", "diagonal"}:
         assert EmptyMaskPolicy(empty).value(found, key) == found[key]
     assert EmptyMaskPolicy(empty, hd95="union").value(found, "hd95") == found["hd95_union"]
 
@@ -105,7 +105,7 @@ def test_a_missed_tumour_never_improves_a_mean(seeds, how):
     others = [row(mask(s), mask(s + 1)) for s in seeds[1:]]
     given_, missed = [row(mask(seeds[0] + 1), truth), *others], [row(NONE, truth), *others]
     for key in ("dice", "iou", "hd95", "assd", "nsd"):
-        gain = BETTER[key] * (
+        gain = MEASURES[key].better * (
             mean(EmptyMaskPolicy(hd95=how), missed, key) - mean(EmptyMaskPolicy(hd95=how), given_, key)
         )
         assert gain <= 1e-12, key

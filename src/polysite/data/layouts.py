@@ -58,8 +58,8 @@ def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: 
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; name the one that holds the dataset")
     name, rows = _recognised(root, format)
-    if name in (brats.__name__, kits.__name__, prostate.__name__, tree.__name__, imagefolder.__name__):
-        _unused(root, rows, remarks)  # the other layouts have folders that are not used by design
+    if name in COMPLETE:
+        _unused(root, rows, remarks)
     rows = joined(rows, find_facts(root, tables, {k for r in rows for k in keys(r.case)}, remarks), remarks)
     rows = _usable(rows, f"{root}, read as {name!r}", remarks)
     rows = _labelled(rows, root, labels, remarks)
@@ -290,6 +290,7 @@ def _unique_names(rows: list[Row]) -> list[Row]:
 LAYOUTS: Mapping[str, Layout] = {  # in the order in which they are tried
     f.__name__: f for f in (brats, kits, msd, nnunet, luna, bids, prostate, tree, pairs, imagefolder)
 }
+COMPLETE = ("brats", "kits", "prostate", "tree", "imagefolder")  # use every folder; one that is not used is remarked on
 
 
 def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:

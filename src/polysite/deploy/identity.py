@@ -22,7 +22,6 @@ ROOTS = (
     "polysite.data.sources",
     "polysite.data.split",
     "polysite.deploy.protocol",
-    "polysite.engines.compress",
     "polysite.engines.plan",
     "polysite.engines.site_turn",
     "polysite.models",

@@ -29,6 +29,7 @@ from typing import Any, Literal, get_args
 from polysite.data.case import SPLITS
 from polysite.engines.record import scores_from_plain, scores_to_plain
 from polysite.errors import PayloadError, shown
+from polysite.metrics.measures import MEASURES
 from polysite.payload import plain
 from polysite.site import CaseScore, Examined, Fit, Scores
 from polysite.tree import Tree
@@ -53,12 +54,7 @@ MAX_COUNT = 1e9  # cases, steps, seconds
 MAX_FLOAT = 3.5e38  # single precision
 MAX_CASES = 100_000  # that a site may score if its policy hides how many it has
 MAX_TEXT = 48 << 20  # characters of all scores or measures
-MAX_VOXELS = 1e15
 MAX_MODELS = 64  # of one site
-FRACTIONS = ("dice", "iou", "sensitivity", "specificity", "nsd")
-DISTANCES = ("hd95", "hd95_union", "assd")
-COUNTS = ("truth", "predicted")
-MEASURES = ("dice", "iou", "sensitivity", "specificity", "hd95", "hd95_union", "assd", "nsd", *COUNTS, "diagonal")
 CLASS_MEASURES = ("accuracy", "predicted", "true")
 
 
@@ -357,9 +353,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _number(what: str, value: Any, most: float = MAX_COUNT) -> float:
-    if not _is_number(value) or not 0 <= value <= most:
-        raise PayloadError(f"{what}: {value!r:.40} is not a number from 0 to {most:g}")
+def _number(what: str, value: Any, most: float = MAX_COUNT, least: float = 0.0) -> float:
+    if not _is_number(value) or not least <= value <= most:
+        raise PayloadError(f"{what}: {value!r:.40} is not a number from {least:g} to {most:g}")
     return float(value)
 
 
@@ -433,14 +429,14 @@ def _measures(what: str, given: Any, names: Iterable[str], subject: Subject) -> 
 
 def _measure(what: str, name: str, value: Any, subject: Subject) -> float:
     """Parse one measure: null is NaN and "inf" infinite, where the measure can be that."""
-    if value is None and name in (*FRACTIONS, *DISTANCES):
-        return math.nan
-    if value == "inf" and name in DISTANCES:
-        return math.inf
     if subject.classification:
         return _number(what, value, 1.0 if name == "accuracy" else len(subject.labels) - 1.0)
-    most = 1.0 if name in FRACTIONS else MAX_VOXELS if name in COUNTS else MAX_COUNT
-    return _number(what, value, most)
+    known = MEASURES[name]
+    if value is None and not known.defined:
+        return math.nan
+    if value == "inf" and known.distance:
+        return math.inf
+    return _number(what, value, known.high, known.low)
 
 
 def _packed(value: float) -> float | str | None:

@@ -21,8 +21,50 @@ from polysite.metrics.overlap import overlap
 from polysite.metrics.surface import Surfaces
 from polysite.metrics.surface import surfaces as numpy_surfaces
 
-BETTER = {"dice": 1, "iou": 1, "sensitivity": 1, "specificity": 1, "hd95": -1, "assd": -1, "nsd": 1, "accuracy": 1}
-DISTANCES = ("hd95", "assd")
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Name, direction and range of a measure. Tables, figures and the deployment protocol read them here.
+
+    Args:
+        title: Name in tables and figures.
+        better: 1 if more is better, -1 if less is better, 0 for neither.
+        low: Smallest value.
+        high: Largest finite value.
+        distance: Whether it has the unit of the voxel size and is infinite if exactly one mask is empty.
+        defined: Whether it always has a finite value; otherwise it can be NaN.
+        shown: Whether tables have a column for it.
+    """
+
+    title: str
+    better: Literal[-1, 0, 1] = 1
+    low: float = 0.0
+    high: float = 1.0
+    distance: bool = False
+    defined: bool = False
+    shown: bool = True
+
+
+MEASURES: Mapping[str, Measure] = {  # of a segmented label, in the order of tables; the first is the main one
+    "dice": Measure("Dice"),
+    "iou": Measure("IoU"),
+    "sensitivity": Measure("sensitivity"),
+    "specificity": Measure("specificity"),
+    "hd95": Measure("HD95", -1, high=1e9, distance=True),
+    "hd95_union": Measure("HD95, directions pooled", -1, high=1e9, distance=True, shown=False),
+    "assd": Measure("ASSD", -1, high=1e9, distance=True),
+    "nsd": Measure("NSD"),
+    "truth": Measure("voxels of the ground truth", 0, high=1e15, defined=True, shown=False),
+    "predicted": Measure("voxels of the prediction", 0, high=1e15, defined=True, shown=False),
+    "diagonal": Measure("diagonal of the image", 0, high=1e9, defined=True, shown=False),
+}
+ACCURACY = Measure("accuracy", defined=True)  # the main measure of a classification
+
+
+def about(name: str) -> Measure:
+    """Return what is known of a measure by its name."""
+    return ACCURACY if name == "accuracy" else MEASURES[name]
+
 
 Empty = Literal["penalty", "excluded"]
 Definition = Literal["max", "union"]
@@ -93,7 +135,7 @@ class EmptyMaskPolicy:
         raw = row["hd95_union" if union else measure]
         if kind == "both empty":
             return 1.0 if measure == "nsd" else raw
-        if not kind or measure not in (*DISTANCES, "hd95_union", "nsd"):
+        if not kind or measure not in ("hd95", "hd95_union", "assd", "nsd"):
             return raw
         if self.empty == "excluded":
             return math.nan

@@ -17,16 +17,12 @@ import numpy as np
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.metrics import classification
 from polysite.metrics.fairness import Fairness, fairness
-from polysite.metrics.measures import BETTER, DISTANCES, EmptyMaskPolicy
+from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, about
 from polysite.metrics.statistics import Tail, holm, interval, rank_biserial, signed_rank, wins
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
 from polysite.report.runs import Key, Method
 
 LEVEL = 0.05
-NAMES = {
-    "dice": "Dice", "iou": "IoU", "sensitivity": "sensitivity", "specificity": "specificity", "hd95": "HD95",
-    "assd": "ASSD", "nsd": "NSD", "accuracy": "accuracy",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class Comparison:
         if self.methods[0].first.measure != "Dice":
             return ["accuracy"]
         every = all(m.evaluated for m in self.methods)
-        return ["dice", "iou", "sensitivity", "specificity", "hd95", "assd", "nsd"] if every else ["dice"]
+        return [k for k, measure in MEASURES.items() if measure.shown] if every else ["dice"]
 
     @property
     def main(self) -> str:
@@ -162,10 +158,10 @@ def _gains(method: Method, reference: Method, measure: str, policy: EmptyMaskPol
     gains: dict[Key, list[float]] = {}
     for label in method.first.labels:
         a, b = method.values(measure, policy, label), reference.values(measure, policy, label)
-        whole = measure in DISTANCES and policy.empty == "penalty"
+        whole = about(measure).distance and policy.empty == "penalty"
         for key in (a.keys() | b.keys()) if whole else (a.keys() & b.keys()):
             if key in method.keys and key in reference.keys:
-                gains.setdefault(key, []).append(BETTER[measure] * (a.get(key, 0.0) - b.get(key, 0.0)))
+                gains.setdefault(key, []).append(about(measure).better * (a.get(key, 0.0) - b.get(key, 0.0)))
     return {key: fmean(gains[key]) for key in sorted(gains)}
 
 
@@ -224,11 +220,15 @@ def tables(comparison: Comparison) -> list[Grid]:
 
 
 def _unit(comparison: Comparison, measure: str) -> str:
-    return f"{NAMES[measure]} ({comparison.unit})" if measure in DISTANCES and comparison.unit else NAMES[measure]
+    return (
+        f"{about(measure).title} ({comparison.unit})"
+        if about(measure).distance and comparison.unit
+        else about(measure).title
+    )
 
 
 def _digits(measure: str) -> int:
-    return 2 if measure in DISTANCES else 3
+    return 2 if about(measure).distance else 3
 
 
 def _overview(comparison: Comparison) -> Grid:
@@ -261,7 +261,7 @@ def _split(comparison: Comparison) -> str:
 
 def _hospitals(comparison: Comparison, measure: str) -> Grid:
     """Return the mean of every hospital under every method; the longer of the two lists stands in the rows."""
-    digits, better = _digits(measure), BETTER[measure]
+    digits, better = _digits(measure), about(measure).better
     unseen = comparison.methods[0].first.unseen
     shown = {s: f"{s} (unseen)" if s in unseen else s for s in comparison.sites}
     cells = {
@@ -312,7 +312,7 @@ def _more(comparison: Comparison) -> Grid:
         f"{comparison.unit or 'of the files’ unit'} of the other. Specificity counts the voxels of the prepared image."
     )
     head = ("method", *(_unit(comparison, k) for k in rest))
-    return Grid("measures", "Other measures", head, mark_best(lines, [0, *(BETTER[k] for k in rest)]), note)
+    return Grid("measures", "Other measures", head, mark_best(lines, [0, *(about(k).better for k in rest)]), note)
 
 
 def _wide(method: Method, measure: str, policy: EmptyMaskPolicy) -> Cell:
@@ -329,7 +329,7 @@ def _fair(comparison: Comparison) -> Grid:
             Line((name(m.name), number(f.mean), worst, number(f.spread), number(f.std), number(f.jain, ".4f")))
         )
     head = ("method", "mean of hospitals", "lowest hospital", "highest − lowest", "std over hospitals", "Jain index")
-    note = f"Every hospital counts once, with its mean {NAMES[comparison.main]}. "
+    note = f"Every hospital counts once, with its mean {about(comparison.main).title}. "
     note += "Jain's index is 1 if all K hospitals have the same mean, and at least 1/K."
     return Grid("fairness", "Fairness between hospitals", head, mark_best(lines, [0, 1, 1, -1, -1, 1]), note)
 
@@ -349,7 +349,7 @@ def _tested(comparison: Comparison) -> list[Grid]:
             )  # fmt: skip
             lines.append(Line(cells))
         head = (
-            "method", f"gain in {NAMES[measure]} [95 %]", "effect", "p", "p (Holm)", "cases + / = / −",
+            "method", f"gain in {about(measure).title} [95 %]", "effect", "p", "p (Holm)", "cases + / = / −",
             "hospitals + / = / −",
         )  # fmt: skip
         note = (
@@ -359,7 +359,7 @@ def _tested(comparison: Comparison) -> list[Grid]:
             "their hospital. Cases of one hospital, and folds that share training cases, are less independent than "
             "the test assumes."
         )
-        title = f"Against {comparison.reference}: {NAMES[measure]}"
+        title = f"Against {comparison.reference}: {about(measure).title}"
         grids.append(Grid(f"tests_{measure}", title, head, tuple(lines), note))
     return grids
 
@@ -432,7 +432,7 @@ def _classes(comparison: Comparison) -> Grid:
 def summary(comparison: Comparison) -> list[str]:
     """Return the main results as sentences."""
     means = {m.name: fmean(m.of(None, comparison.main, comparison.policy)) for m in comparison.methods}
-    what = NAMES[comparison.main]
+    what = about(comparison.main).title
     if len(comparison.methods) == 1:
         (only,) = comparison.methods
         fair = comparison.fairness(only)

@@ -11,8 +11,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polysite.metrics.measures import BETTER
-from polysite.report.compare import NAMES, Comparison
+from polysite.metrics.measures import about
+from polysite.report.compare import Comparison
 from polysite.report.runs import Method, Summary
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
@@ -45,7 +45,7 @@ def _bars(comparison: Comparison, measure: str) -> str:
 
 def _dots(comparison: Comparison, measure: str) -> str:
     """Draw a row per method, the best on top: a marker per hospital, a black bar for all cases."""
-    sign = BETTER[measure]
+    sign = about(measure).better
     means = {m.name: fmean(m.of(None, measure, comparison.policy) or [0.0]) for m in comparison.methods}
     ranked = sorted(comparison.methods, key=lambda m: sign * means[m.name])
     figure, axes = _new(WIDE, 0.9 + 0.27 * len(ranked))
@@ -231,7 +231,7 @@ def _error(values: Sequence[float]) -> float:
 
 def _scale(axes: Axes, comparison: Comparison, measure: str, axis: str) -> None:
     unit = f" ({comparison.unit})" if measure == "hd95" and comparison.unit else ""
-    label = f"{NAMES[measure]}{unit}, {comparison.methods[0].first.split} cases"
+    label = f"{about(measure).title}{unit}, {comparison.methods[0].first.split} cases"
     if axis == "y":
         axes.set_ylabel(label)
         axes.set_ylim(0, 1 if measure != "hd95" else None)

@@ -143,7 +143,7 @@ def mark_best(lines: Sequence[Line], better: Sequence[int]) -> tuple[Line, ...]:
     def cell(c: Cell, top: float | None) -> Cell:
         return Cell(c.text, c.value, top is not None and c.value == top)
 
-    return tuple(Line(tuple(map(cell, line.cells, at)), line.kind) for line in lines)
+    return tuple(Line(tuple(cell(c, top) for c, top in zip(line.cells, at, strict=True)), line.kind) for line in lines)
 
 
 def _harmless(cell: Cell) -> str:
