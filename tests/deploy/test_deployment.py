@@ -23,7 +23,12 @@ def federation(tmp_path_factory):
         yield folder, link, hospitals
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+# one of each kind in every full run: shared and private models, memories, groups, phases, clusters of cases
+SLICE = ("cfft", "clustered", "ditto", "fedavg", "fedper", "fine_tune", "ifca", "scaffold")
+EVERY = [pytest.param(name, marks=() if name in SLICE else pytest.mark.soak) for name in sorted(ALGORITHMS)]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, federation, tmp_path):
     folder, link, _ = federation
     chosen = wanted(name)

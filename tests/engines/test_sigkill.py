@@ -42,7 +42,8 @@ def appears(run, process):
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path):
+@pytest.mark.parametrize("most", [3, pytest.param(10, marks=pytest.mark.soak)])
+def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path, most):
     config = tmp_path / "study.toml"
     config.write_text(CONFIG)
     process = polysite(config, "--out", tmp_path / "whole")
@@ -54,7 +55,7 @@ def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path):
     clock = random.Random(seed)
     process = polysite(config, "--out", run)
     appears(run, process)
-    for _ in range(5):
+    for _ in range(most):
         try:
             process.wait(clock.uniform(0, 0.4 * whole))
             break

@@ -2,8 +2,8 @@
 
 ``half`` rounds every difference to 16 bits. ``int8`` rounds it to 255 equal steps between the largest absolute
 difference of the array and its negative; the step size is sent along. Running statistics and all other fields are sent
-unchanged. The server adds the differences to what it sent, so an algorithm sees only the rounding. A model that the site
-was not sent under the same name (IFCA and FedDiv send several) is rounded itself, which costs more accuracy.
+unchanged. The server adds the differences to what it sent, so an algorithm sees only the rounding. A model that the
+site was not sent under the same name (IFCA and FedDiv send several) is rounded itself, which costs more accuracy.
 """
 
 from collections.abc import Mapping
