@@ -126,7 +126,7 @@ def assessed_sites(study: Study, watch: Watch = Watch(), dealt: Mapping[str, Sit
 
 
 def _allowing(study: Study, assessment: Assessment) -> Study:
-    """Return the study with permission for what the assessment met: missing modalities, cases without a label."""
+    """Return the study with ``data.allow`` extended by what the assessment found: missing modalities, empty labels."""
     if not isinstance(study.data, Files):
         return study
     missing = any(any(q.absent.values()) for q in assessment.quantities.values() if q.kind == INTENSITY)

@@ -160,7 +160,7 @@ def _channels(study: Study, modality: str) -> list[int]:
 
 
 def _tuning(study: Study) -> tuple[Any, bool]:
-    """Return the algorithm whose settings radiomics are computed with, and whether this study uses it."""
+    """Return the algorithm whose settings are used to compute radiomics, and whether the study contains it."""
     own = [s.algorithm for s in config.phases(study) if hasattr(s.algorithm, "case_clusters")]
     return (own[0], True) if own else (find("cfft", ALGORITHMS, "algorithm")(), False)
 
@@ -177,7 +177,7 @@ def _each(dealt: Dealt, change: Callable[[CaseRef], CaseRef]) -> Dealt:
 
 
 def _kept(case: CaseRef) -> CaseRef:
-    """Return a case that is drawn only once, if it is a phantom; files are opened again."""
+    """Return the case; a phantom is then drawn only once and cached, while files are opened at every read."""
     return case if case.files else replace(case, read=cache(case.read))
 
 

@@ -1,14 +1,16 @@
 """Benchmarks: every method on every fold with every seed, then a comparison.
 
-::
+A benchmark is a TOML file::
 
-    title = "..."                       about = "..."                 reference = "fedavg"
-    preset = "fets_benchmark"           what all methods have in common: a preset,
-    [study]                             and sections of a study, which override it
-    [methods.NAME]                      what a method changes; an assessment may choose
-    outlier = { distance = "emd", weight = 0.3 }     the site with a lower weight, or
-    clusters = "euclidean"                           the groups that train together
-    [small]                             what --scale small changes: the same keys
+    title = "..."                       title of the page
+    about = "..."                       description of the benchmark
+    reference = "fedavg"                the method that all others are compared with
+    preset = "fets_benchmark"           settings that all methods share: a preset,
+    [study]                             and sections of a study, which override the preset
+    [methods.NAME]                      settings of one method; two keys use the result of an assessment:
+    outlier = { distance = "emd", weight = 0.3 }     a lower weight for the outlier by this distance, or
+    clusters = "euclidean"                           one model for every cluster by this distance
+    [small]                             changes for --scale small, with the same keys
 
 The folder that a benchmark writes::
 
@@ -18,8 +20,8 @@ The folder that a benchmark writes::
     runs/METHOD/fold0-seed0/            its run folder; its output is beside it, fold0-seed0.txt
     comparison/                         tables and page
 
-A benchmark that is started again continues where it stopped. Every run is a process of its own. The first runs alone
-and shows how much memory a run needs; then as many run in parallel as fit.
+A benchmark that is started again continues where it stopped. Every run is a separate process. The first runs alone,
+to measure how much memory a run needs; then as many run in parallel as fit into memory.
 """
 
 import json
@@ -211,7 +213,7 @@ def run(
 
 
 def options(bench: Bench, out: Path, methods: Sequence[Method], failed: Mapping[str, str]) -> Options:
-    """Return the options of its page: the first assessment, if any, and the speeds of its study."""
+    """Return the options of the page: reference method, speeds, the first assessment (if any) and the failed runs."""
     assessed = next(iter(sorted((out / "assess").glob("fold*-seed*"))), None)
     names = [m.name for m in methods]
     reference = bench.reference if bench.reference in names else None
@@ -221,7 +223,7 @@ def options(bench: Bench, out: Path, methods: Sequence[Method], failed: Mapping[
 
 
 def _same(out: Path, bench: Bench, overrides: Mapping[str, str]) -> None:
-    """Refuse to continue in a folder that was begun with other settings."""
+    """Write the settings to bench.toml, with any new methods; refuse a folder that was begun with other settings."""
     asked = {
         "name": bench.name, "study": bench.study, "methods": bench.methods, "seeds": list(bench.seeds),
         "folds": bench.folds, "set": dict(overrides),
@@ -259,7 +261,7 @@ def _placed(chosen: Study, fold: int, seed: int, folds: int) -> Study:
 
 
 def _assess(bench: Bench, out: Path, overrides: Mapping[str, str], fold: int, seed: int) -> Mapping[str, Any]:
-    """Return the distances between the hospitals of a fold, measured once."""
+    """Return the distances between the hospitals of a fold; assess the hospitals unless the folder exists already."""
     path = out / "assess" / f"fold{fold}-seed{seed}"
     if not path.exists():
         assessment.assess(_placed(config.build(bench.study, overrides), fold, seed, bench.folds), path)
@@ -268,7 +270,7 @@ def _assess(bench: Bench, out: Path, overrides: Mapping[str, str], fold: int, se
 
 
 def _advised(chosen: Study, method: Mapping[str, Any], distances: Mapping[str, Any]) -> Study:
-    """Return the study with the outlier or the clusters of a distance."""
+    """Return the study with a lower weight for the outlier, or with the clusters, found by the method's distance."""
     wanted = method["outlier"]["distance"] if "outlier" in method else method["clusters"]
     if wanted not in distances:
         raise ConfigError(f"the assessment has no distance {wanted!r}; {nearest(wanted, distances)}")
@@ -283,7 +285,7 @@ def _advised(chosen: Study, method: Mapping[str, Any], distances: Mapping[str, A
 
 
 def _fits(job: Job) -> None:
-    """Write the study of a job; refuse a run folder of another study."""
+    """Write the study of a job; refuse an existing run folder with another configuration or other cases."""
     file = job.root / "studies" / f"{job.place}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(config.dump(job.study), encoding="utf-8")
@@ -342,7 +344,7 @@ def _work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
 
 
 def _first(job: Job, among: Iterable[Job]) -> Job | None:
-    """Return the job that trains the most of another job's first phases."""
+    """Return the job among others whose study is the longest first part of this job's study; None if there is none."""
     beginnings = [replace(job.study, then=job.study.then[:k]) for k in range(len(job.study.then))]
     candidates = [other for other in among if other.study in beginnings]
     return max(candidates, key=lambda other: len(other.study.then), default=None)

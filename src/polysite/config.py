@@ -402,7 +402,7 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
 
 
 def _may_be(kind: Any, given: Any) -> bool:
-    """Return whether a value can be of this member of a union: an integer is no literal."""
+    """Return whether a value may be converted to this member of a union; an integer never matches a ``Literal``."""
     return not (get_origin(kind) is Literal and type(given) is int)
 
 
@@ -430,7 +430,7 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
 
 
 def _meant(choices: Mapping[str, Any], given: Mapping[str, Any], at: str, default: Any) -> str | None:
-    """Return the name for a section without one: the default's, or that of the only choice with all its keys."""
+    """Return the choice that a section without ``name`` means: the default, or the only choice with all its keys."""
     name = _name_in(at, default) if default is not None else None
     having = {n for n, c in choices.items() if given.keys() <= {f.name for f in fields(c)}}
     return name if name in having or len(having) != 1 else having.pop()

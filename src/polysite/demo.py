@@ -1,4 +1,4 @@
-"""The demonstration: four drawn hospitals, one of them an outlier, trained alone, federated and pooled."""
+"""The demonstration: four simulated hospitals, one of them an outlier, trained alone, federated and pooled."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ def studies(base: Study) -> dict[str, Study]:
 
 
 def run(out: Path | None, seed: int, watch: Watch) -> Path:
-    """Train and evaluate all three, write the page, and return its path."""
+    """Train and evaluate the three studies of the demonstration, write the page, and return the path of the page."""
     root = out or RunFolder.fresh(Path("demo"), f"seed{seed}")
     if root.exists():
         raise RunError(f"{root} exists already; name a new folder")

@@ -199,7 +199,10 @@ def extract(
 
 
 def _all_cases(study: Study) -> list[CaseRef]:
-    """Return all cases, site by site; natural sites are not split, so that they may have any number of cases."""
+    """Return all cases of all sites, in the order of the sites.
+
+    With the federation ``natural`` no split is computed, so that a site may have too few cases for a split.
+    """
     if isinstance(study.federation, Natural):
         sites: Mapping[str, Sequence[CaseRef]] = study.data.case_refs(study.seed)
     else:

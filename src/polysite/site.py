@@ -205,7 +205,7 @@ class Site(Protocol):
 
     @property
     def start(self) -> Tree:
-        """Initial parameters of the phase: equal at all sites in the first, the served model in a later one."""
+        """Initial parameters of the phase: equal at all sites in the first phase, later the model it was served."""
         ...
 
     @property
@@ -215,7 +215,7 @@ class Site(Protocol):
 
     @property
     def fits(self) -> Sequence[Fit]:
-        """Fits since ``at``: the engine's record of effort."""
+        """Results of all fits since ``at`` was called; the engine records them as the effort of the site."""
         ...
 
     def at(self, round: int) -> "Site":

@@ -267,7 +267,7 @@ def _evaluation(
 
 
 def _before(study: Study, split: str, path: Path) -> RunFolder:
-    """Return the run of the first phases of a study; refuse any other run."""
+    """Return the finished run in a folder; refuse it unless it trained the first phases of this study on this split."""
     folder = RunFolder.open(path)
     if not folder.finished:
         raise RunError(f"{path} has not finished, so nothing can come after it; 'polysite train --resume {path}'")

@@ -14,7 +14,10 @@ from polysite.tree import Tree
 
 
 def average(replies: Mapping[SiteId, Payload], by: str | Mapping[SiteId, float] = "weight") -> Tree:
-    """Return the mean of the sites' models by these weights, and of running statistics by the field ``weight``."""
+    """Return the weighted mean of the sites' models.
+
+    ``by`` holds the weights of trained parameters; running statistics are always weighted by the field ``weight``.
+    """
     if by == "weight":
         return mean(replies, "model", "weight")
     parts = {i: Payload(model=tree.trained(p["model"]), rest=tree.statistics(p["model"])) for i, p in replies.items()}
@@ -23,7 +26,7 @@ def average(replies: Mapping[SiteId, Payload], by: str | Mapping[SiteId, float] 
 
 
 def towards(model: Tree, target: Tree, length: float) -> Tree:
-    """Move a model this many times the way to the target. Running statistics are those of the target."""
+    """Return model + length * (target - model), with the running statistics of the target."""
     if length == 1:
         return target
     start, end = tree.trained(model), tree.trained(target)

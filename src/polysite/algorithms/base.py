@@ -55,7 +55,7 @@ class Facts:
 
 
 class Algorithm(Protocol[S]):
-    """Five functions of values: no file, no socket, no device, no seed, no training loop."""
+    """Interface of an algorithm: five pure functions, without files, sockets, devices, seeds or a training loop."""
 
     @property
     def reply(self) -> Mapping[str, Kind]:
@@ -142,7 +142,7 @@ def diagnostics(algorithm: Algorithm[S], state: S) -> dict[str, float]:
 
 
 def facts(algorithm: Any) -> Facts:
-    """Return the facts that an algorithm declares in its attribute ``facts``. A combinator passes on its inner's."""
+    """Return the attribute ``facts`` of an algorithm, or the default. A combinator has those of its inner algorithm."""
     declared: Facts = getattr(algorithm, "facts", Facts())
     return declared
 
@@ -155,7 +155,8 @@ def check_sites(algorithm: Any, train: Mapping[SiteId, int], validation: Mapping
 
 
 def tightened(algorithm: Any, fewest: int) -> Any:
-    """Return the algorithm with every sum over at least ``fewest`` cases, for a hospital policy. Default: as given."""
+    """Return the algorithm with every sum that it sends taken over at least ``fewest`` cases, as a hospital's policy
+    demands. Default: unchanged."""
     own = getattr(algorithm, "tightened", None)
     return algorithm if own is None else own(fewest)
 

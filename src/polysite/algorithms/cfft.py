@@ -221,7 +221,8 @@ class Cfft:
         return problems
 
     def _judges(self, state: State, site: SiteId, counts: Counts) -> bool:
-        """Return whether a site scored as many cases as it has: those of the cluster, or all if no site has any."""
+        """Return whether a site scored the right number of validation cases for every cluster: those of the cluster, or
+        all of the site's if no site has any in that cluster."""
         own, unjudged = state.judges[site], _unjudged(state)
         return all(n == (fsum(own.values()) if c in unjudged else own.get(c)) for c, n in counts.items())
 
@@ -245,7 +246,7 @@ class Cfft:
         return np.asarray(site.radiomics(site.cases(split), self.bin_width))
 
     def _members(self, known: Payload, site: Site, cases: Cases) -> dict[str, Cases]:
-        """Return the cases of every cluster that has some."""
+        """Return the given cases by cluster; clusters without a case are left out."""
         if not cases:
             return {}
         mixture = Mixture.of({k: plain(v) for k, v in known["mixture"].items()})
@@ -307,7 +308,7 @@ class Cfft:
 
 
 def _plainly(x: Any) -> Any:
-    """Return the value with NumPy arrays: a checkpoint restores arrays on the device of the server."""
+    """Return the value with all arrays as NumPy arrays, because a checkpoint restores them on the server's device."""
     if hasattr(x, "dtype"):
         return plain(x)
     if is_dataclass(x) and not isinstance(x, type):

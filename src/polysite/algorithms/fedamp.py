@@ -133,7 +133,7 @@ class FedAMP:
         yield memory.get("model", got["model"]), cases
 
     def _faded(self, rounds: int) -> float:
-        """Return the factor of alpha after these rounds."""
+        """Return the factor by which alpha has decayed after this number of rounds."""
         return float(self.decay ** (rounds // self.every))
 
     def _attraction(self, apart: float, sigma: float | None, sites: int) -> float:

@@ -4,12 +4,12 @@ Paper: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch 
 
     (u_k, v_k) <- fit_k(u, v_k)    all layers together,    u <- sum_k p_k u_k,    p_k = n_k / sum_j n_j
 
-v_k stays at site k: the scale, shift and running statistics of every normalisation layer. A layer counts as one if it
-has running statistics, or a weight with the shape of its bias (batch, instance, group and layer normalisation; a scale
-without a shift cannot be distinguished from the parameter of an activation). The networks unet and unet_small normalise
-without scale, shift and statistics, so there FedBN equals FedAvg bit for bit. The paper weighs all sites alike
-(uniform = true). A site that never trained is served u and the initial v; the paper averages the sites' v for it, which
-do not leave the sites here.
+v_k are the scale, shift and running statistics of every normalisation layer; they stay at site k. u are all other
+parameters. A layer is taken for a normalisation layer if it has running statistics, or a weight with the shape of its
+bias (batch, instance, group and layer normalisation; a scale without a shift cannot be distinguished from the parameter
+of an activation). The networks unet and unet_small normalise without scale, shift and statistics, so with them FedBN
+equals FedAvg bit for bit. The paper gives all sites the same weight (uniform = true). A site that never trained is
+served u and the initial v; the paper serves it the mean of all v_k, but here no v_k leaves its site.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,7 +79,9 @@ def _rest(model: Tree) -> Tree:
 
 
 def normalisation(model: Tree) -> Tree:
-    """Return the normalisation parameters of a model: a kernel has more axes than its bias, a scale as many.
+    """Return the parameters and running statistics of the normalisation layers of a model.
+
+    A layer is one of them if it has running statistics, or a weight with as many axes as its bias (a kernel has more).
 
     >>> import numpy as np
     >>> shapes = {"conv.weight": (8, 4, 3, 3), "conv.bias": (8,), "shortcut.1.weight": (8,), "shortcut.1.bias": (8,)}

@@ -102,7 +102,7 @@ class L2gd:
         yield memory.get("model", got["model"]), cases
 
     def tosses(self, round: int) -> tuple[int, int]:
-        """Return the numbers of (ones, zeros) of a round, at least one of each."""
+        """Return the tosses of a round: J ones (moves to the mean) and L zeros (local steps), at least one of each."""
         toss = np.random.default_rng([self.seed, round])
         return int(toss.geometric(1 - self.p)), int(toss.geometric(self.p))
 

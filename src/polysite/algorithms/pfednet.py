@@ -196,7 +196,7 @@ def _own(state: State, i: SiteId) -> Tree:
 
 
 def _along(z: Tree, end: Tree, length: float) -> Tree:
-    """Return z moved this many times the way to ``end``. Running statistics are those of ``end``."""
+    """Return z + length * (end - z), with the running statistics of ``end``."""
     if length == 1:
         return end
     return {**end, **tree.map(lambda a, b: a + length * (b - a), tree.trained(z), tree.trained(end))}

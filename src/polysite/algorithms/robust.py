@@ -231,7 +231,7 @@ class GeometricMedian:
 
 
 def _median(replies: Mapping[SiteId, Payload]) -> Tree:
-    """Return the trimmed mean of the middle one or two values."""
+    """Return the median of the sites' models in every coordinate: the mean of the middle one or two values."""
     return tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], (len(replies) - 1) // 2)
 
 

@@ -11,7 +11,7 @@ __all__ = ["app", "audit", "data", "deploy", "main", "results", "training"]
 
 
 def main() -> None:
-    """Run the command line. A refusal prints one sentence and exits with code 2."""
+    """Run the command line. An error that the user can correct is printed as one sentence, with exit code 2."""
     warnings.filterwarnings("ignore", module=r"PIL\.")  # polysite reports a damaged picture itself, with its file
     try:
         app()

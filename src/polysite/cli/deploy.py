@@ -76,10 +76,11 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder; a new one below runs/ by default.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run folder.")] = None,
     min_sites: Annotated[
-        int | None, typer.Option(help="Sites that a round needs; by default that of server.toml.", show_default=False)
+        int | None, typer.Option(help="Sites that a round needs; by default as in server.toml.", show_default=False)
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds of a round; by default those of server.toml.", show_default=False)
+        float | None,
+        typer.Option(help="Longest duration of a round in seconds; by default as in server.toml.", show_default=False),
     ] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for all sites, once there are enough.")] = 60.0,
     assess: Annotated[bool, typer.Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
@@ -89,7 +90,7 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train and evaluate a study with the hospitals that connect; write the run folder and page of a simulation."""
+    """Train and evaluate a study with the hospitals that connect; write a run folder and a page, as ``train`` does."""
     if resume and (config or override or out):
         raise PolysiteError("--resume takes its configuration from the run folder; leave out the file, --set and --out")
     from polysite.deploy.coordinator import run as coordinator

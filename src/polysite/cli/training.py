@@ -15,10 +15,10 @@ from polysite.errors import PolysiteError
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="New folder to write; one below demo/ by default.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the drawn patients and of training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the simulated patients and of training.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Train four drawn hospitals alone, federated and pooled."""
+    """Train four simulated hospitals in three ways: alone, federated and pooled."""
     from polysite import demo as demonstration
 
     with watching(quiet, False) as watch:

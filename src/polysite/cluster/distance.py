@@ -126,7 +126,7 @@ def tree(matrix: ArrayLike) -> Distances:
 
 
 def _hold(apart: Distances, good: NDArray[Any], rule: str) -> None:
-    """Refuse the first entry that violates a rule."""
+    """Raise DataError for the first distance that is not ``good``; ``rule`` states what it violates."""
     if not good.all():
         i, j = np.argwhere(~good)[0]
         raise DataError(f"the distance in row {i + 1}, column {j + 1} of the table is {apart[i, j]:g}; {rule}")

@@ -23,7 +23,7 @@ MAX_ITERATIONS = 20_000  # a few hundred are usual and take milliseconds
 
 
 def scad_share(length: float, lam: float, a: float, xi: float, rho: float) -> float:
-    """Return the share of a difference of this length that remains: a short one vanishes, a long one stays.
+    """Return the factor that shrinks a difference of this length: nearly 0 if it is short, 1 if it is long.
 
     The penalty is quadratic below xi, then lam t, bends between lam and a lam, and is constant beyond; rho > 1/(a - 1).
 

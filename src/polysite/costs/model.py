@@ -106,7 +106,7 @@ def planned(exchanges: Iterable[Mapping[SiteId, Load]], speeds: Speeds, batch: i
 
 
 def _one_machine(load: Mapping[SiteId, Load]) -> dict[SiteId, Load]:
-    """Return the load of the same work on one machine."""
+    """Return the load if one machine did the work of all sites, without traffic."""
     where = max(load, key=lambda i: load[i].steps, default="")
     return {where: Load(sum(x.steps for x in load.values()), sum(x.cases for x in load.values()))}
 

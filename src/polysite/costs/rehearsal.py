@@ -69,7 +69,7 @@ class Understudy:
 
     @property
     def fresh(self) -> Tree:
-        """Other initial parameters: the same ones here."""
+        """The initial parameters; a real site would return different ones."""
         return self.start
 
     def cases(self, split: str) -> Cases:
@@ -81,7 +81,7 @@ class Understudy:
         return float(self.size)
 
     def sketch(self, kind: Sketch, cases: Collection[str]) -> np.ndarray:
-        """Return a summary of one number."""
+        """Return the number of cases, as a stand-in for the summary that a real site computes."""
         return np.array([float(len(cases))])
 
     def radiomics(self, cases: Collection[str], bin_width: float) -> np.ndarray:

@@ -76,7 +76,7 @@ class Cache:
             return None
 
     def keep(self, ref: CaseRef, how: Sequence[Any], made: Arrays) -> None:
-        """Store arrays that were computed from a case by this recipe."""
+        """Store arrays computed from a case; ``how`` lists the settings of the computation and is part of the key."""
         if ref.files:
             content = safetensors.numpy.save(made)
             _write(self._facts(ref, how), zlib.crc32(content).to_bytes(4, "little") + content)

@@ -232,7 +232,7 @@ def _copies(listed: Manifest, hashes: Mapping[str, str], row: Row, say: Say) -> 
 
 
 def _across(findings: Sequence[Finding]) -> Iterator[Problem]:
-    """Yield cases with the voxels of another case, and cases with another orientation than most."""
+    """Yield problems between cases: identical voxels in two cases, and an orientation that most cases do not have."""
     seen: dict[tuple[str, str], Finding] = {}
     for f in findings:
         twins = {m: seen[m, d] for m, d in f.hashes.items() if (m, d) in seen}

@@ -258,7 +258,7 @@ def _meta_voxels(
 
 
 class _Inflating:
-    """A zlib stream that inflates no more than is read."""
+    """A zlib stream that never decompresses more bytes than are requested."""
 
     def __init__(self, stream: BufferedReader):
         self.stream, self.engine = stream, zlib.decompressobj()

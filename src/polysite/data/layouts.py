@@ -88,7 +88,7 @@ def brats(root: Path) -> list[Row]:
 
 
 def _family(row: Row) -> str:
-    """Return the family of a case: cases of one family number their labels alike."""
+    """Return the BraTS family of a case; all cases of a family use the same numbers for their labels."""
     case = row.case.lower()
     return "paediatric" if case.startswith("brats-ped-") else "new" if case.startswith("brats-") else "old"
 

@@ -144,7 +144,7 @@ def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) 
 def picture(
     hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape, grades: Sequence[str], flat: bool
 ) -> Case:
-    """Draw the same patient for a classification: the label is the grade.
+    """Draw the patient that ``draw`` would draw, as a case for classification: the label is the grade, one-hot.
 
     With `flat` the image is the slice where the tumour is largest. A healthy head has the slice where its tumour would
     be, so that the position of the slice does not reveal the class.

@@ -68,12 +68,12 @@ class Phantom:
 
     @property
     def task(self) -> str:
-        """Segmentation."""
+        """The task: ``segmentation``."""
         return "segmentation"
 
     @property
     def dims(self) -> int:
-        """Three."""
+        """Number of spatial dimensions: 3."""
         return 3
 
     @property
@@ -130,12 +130,12 @@ class PhantomClasses:
 
     @property
     def task(self) -> str:
-        """Classification."""
+        """The task: ``classification``."""
         return "classification"
 
     @property
     def dims(self) -> int:
-        """Two for slices, three for volumes."""
+        """Number of spatial dimensions: 2 for slices, 3 for volumes."""
         return 2 if self.flat else 3
 
     @property

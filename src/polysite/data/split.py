@@ -27,7 +27,9 @@ OPEN = ("test fold", "rest")  # where a published fold puts a case
 
 @dataclass(frozen=True)
 class Split:
-    """How the cases of every site are split. A split that the manifest fixes for a case holds without folds and file.
+    """Settings that split the cases of every site into train, validation and test.
+
+    Splits that the manifest fixes for cases are used unless ``folds`` or ``file`` is set.
 
     Args:
         validation: Share of a site's cases (with folds, of those not tested); at least one case.

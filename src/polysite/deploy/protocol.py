@@ -149,7 +149,7 @@ def _is_sound(name: str, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the cases of a study are scored by."""
+    """Labels or classes of a study, which determine the scores of a case."""
 
     labels: tuple[str, ...] = ()
     classification: bool = False
@@ -248,7 +248,7 @@ class Scored:
 
     @classmethod
     def parse(cls, header: Header, count: int, subject: Subject) -> "Scored":
-        """Parse a header with at most ``count`` cases."""
+        """Parse the scores in the header of a response; refuse more than ``count`` cases and invalid values."""
         cases = _cases(header.get("scores"), count)
         return cls({name: _score(name, given, subject) for name, given in cases.items()})
 
@@ -274,7 +274,7 @@ class Measured:
 
     @classmethod
     def parse(cls, header: Header, count: int, subject: Subject) -> "Measured":
-        """Parse a header with at most ``count`` cases."""
+        """Parse the measures in the header of a response; refuse more than ``count`` cases and invalid values."""
         return cls(tuple(_examined(k, v, subject) for k, v in _cases(header.get("measures"), count).items()))
 
 
@@ -360,7 +360,7 @@ def _number(what: str, value: Any, most: float = MAX_COUNT, least: float = 0.0) 
 
 
 def _loss(what: str, value: Any) -> float:
-    """Parse a loss. A diverged model honestly has an infinite loss, or none; that becomes NaN."""
+    """Parse a loss. An infinite loss, which a diverged model may have, becomes NaN; other values must be numbers."""
     if not _is_number(value):
         raise PayloadError(f"{what}: {value!r:.40} is not a number")
     return float(value) if abs(value) < MAX_FLOAT else math.nan
@@ -428,7 +428,7 @@ def _measures(what: str, given: Any, names: Iterable[str], subject: Subject) -> 
 
 
 def _measure(what: str, name: str, value: Any, subject: Subject) -> float:
-    """Parse one measure: null is NaN and "inf" infinite, where the measure can be that."""
+    """Parse one measure: null becomes NaN in fractions and distances, and "inf" becomes infinity in distances."""
     if subject.classification:
         return _number(what, value, 1.0 if name == "accuracy" else len(subject.labels) - 1.0)
     known = MEASURES[name]

@@ -44,7 +44,10 @@ class Compress:
 
 
 def _base(field: str, kinds: Mapping[str, Kind], got: Payload) -> Tree | None:
-    """Return the base of the differences: empty for an update, which is one already; None: leave the field as it is."""
+    """Return the parameters that are subtracted from a field before compression.
+
+    Empty for an update, which is a difference already; None for a field that is sent unchanged.
+    """
     if kinds.get(field) == "update":
         return {}
     return (got.get(field) or got.get("model") or {}) if kinds.get(field) == "model" else None

@@ -289,7 +289,7 @@ def _validate(phase: Phase, folder: RunFolder, at: Progress, record: RoundRecord
 
 
 def _chosen(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> Progress:
-    """Return a position with a best round; if no round was scored in its time, score the last one now."""
+    """Return a position with a best round; if no round has been scored yet, score the last one now."""
     if at.best_round < 0:
         at, _ = _validate(phases[at.phase], folder, at, RoundRecord(at.round, at.phase, {}))
     if at.best_round < 0:

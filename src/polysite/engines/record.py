@@ -73,7 +73,7 @@ class RoundRecord:
 
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
-        """Parse a line; ValueError if it is none."""
+        """Parse a line of ``rounds.jsonl``; raise ValueError if it is not a record."""
         found = json.loads(line)
         try:
             found["diagnostics"] = found.pop("told", {}) or found.get("diagnostics", {})
@@ -141,7 +141,7 @@ class Result:
 
     @classmethod
     def from_json(cls, text: str) -> "Result":
-        """Parse ``result.json``; ValueError if it is none."""
+        """Parse the text of ``result.json``; raise ValueError if it is not a result."""
         found = json.loads(text)
         try:
             for name in ("validation", "test"):

@@ -52,12 +52,12 @@ class Simulator:
             yield name, Reply(reply, turn.fits, turn.seconds, reply.nbytes)
 
     def settle(self, heard: Collection[SiteId]) -> None:
-        """Commit the memories of the sites that were heard."""
+        """Commit the new memories of the sites in ``heard``; all others keep their previous memory."""
         self._memory.update({i: m for i, m in self._new.items() if i in heard})
         self._new = {}
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
-        """Score what every site is served on its own cases."""
+        """Score the model that every site is served, on the cases of that site."""
         scores: dict[SiteId, Scores] = {}
         for name, site, got, memory in self._arrived(round, sent):
             groups = self.algorithm.serve(got, memory, site, site.cases(split))
@@ -65,7 +65,7 @@ class Simulator:
         return scores
 
     def serve(self, round: int, sent: Mapping[SiteId, Payload], name: str = "") -> Served:
-        """Return what every site is served."""
+        """Return the models that every site is served."""
         return Served(
             {
                 i: tuple(params for params, _ in self.algorithm.serve(got, memory, site, site.cases("validation")))
@@ -76,7 +76,7 @@ class Simulator:
     def examine(
         self, round: int, sent: Mapping[SiteId, Payload], split: str, tolerance: float, others: bool
     ) -> Iterator[tuple[SiteId, SiteId, Examined]]:
-        """Examine what every site is served on its own cases, and with ``others`` on those of all sites."""
+        """Examine the model that every site is served on its own cases; with ``others``, on the cases of all sites."""
         hosts = {**self.sites, **(self.guests or {})}
         for owner, payload in sent.items():
             for name in sorted(hosts) if others else (owner,):
@@ -87,7 +87,7 @@ class Simulator:
                         yield owner, name, examined
 
     def begin(self, round: int, served: Served) -> None:
-        """Start a phase from what the sites were served."""
+        """Start a phase from the models that the sites were served."""
 
         def begun(sites: Mapping[SiteId, Site]) -> dict[SiteId, Site]:
             start = {**dict.fromkeys(sites, served.shared), **served.models}  # a new site starts from the shared model

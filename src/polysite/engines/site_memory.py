@@ -1,4 +1,6 @@
-"""The memory of a site between rounds, on disk. It never leaves, and it has a version so that a crash mixes no rounds.
+"""The memory of a site between rounds, on disk.
+
+It never leaves the site. It has a version, so that memories of different rounds are not mixed after a crash.
 
 The version is the last round whose reply was merged. A resumed study names the version that it continues from; a memory
 of another version, site or algorithm is refused.

@@ -21,7 +21,7 @@ from polysite.site import Fit, Site
 
 
 class OutgoingStep(Protocol):
-    """A change of a reply before it leaves the site, and what the server does about it."""
+    """Interface of a step that changes a reply before it leaves the site, and that the server reverses."""
 
     @property
     def reveals(self) -> Literal["each", "sum"]:
@@ -29,11 +29,11 @@ class OutgoingStep(Protocol):
         ...
 
     def apply(self, kinds: Mapping[str, Kind], got: Payload, reply: Payload) -> Payload:
-        """Return what leaves the site, given the payload that it received."""
+        """Return the changed reply, which leaves the site; ``got`` is the payload that the site received."""
         ...
 
     def restore(self, kinds: Mapping[str, Kind], sent: Payload, reply: Payload) -> Payload:
-        """Return what the server continues with, given the payload that it sent. PayloadError if it does not fit."""
+        """Return the restored reply, given the payload that the server sent; raise PayloadError if they do not fit."""
         ...
 
 

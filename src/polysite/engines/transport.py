@@ -41,7 +41,7 @@ class Served:
 
 
 class Transport(Protocol):
-    """A way to the sites of one phase."""
+    """Interface for the exchange with the sites of one phase."""
 
     @property
     def names(self) -> tuple[SiteId, ...]:
@@ -90,8 +90,8 @@ class Transport(Protocol):
         ...
 
     def remember(self, memories: Mapping[SiteId, Payload], versions: Mapping[SiteId, int]) -> None:
-        """Restore the memories after a restart. Sites that keep their own return to a version: the last round in
-        which their reply was merged."""
+        """Restore the sites' memories after a restart. A site that stores its memory itself goes back to the given
+        version, the last round in which its reply was merged."""
         ...
 
     def retain(self, versions: Mapping[SiteId, Collection[int]]) -> None:

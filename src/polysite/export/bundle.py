@@ -472,7 +472,7 @@ def _scores(bundle: Bundle) -> str:
 
 
 def _wanted(bundle: Bundle) -> str:
-    """Describe the files of a case."""
+    """Return the section of the README that describes the input files of a case."""
     scans = bundle.scans
     kind, end = ("picture (PNG, TIFF or JPEG)", ".png") if scans.flat else ("NIfTI file", ".nii.gz")
     order, blind = ", ".join(scans.modalities), ", ".join(scans.modalities[k] for k in scans.hidden)
@@ -493,7 +493,7 @@ def _wanted(bundle: Bundle) -> str:
 
 
 def _given(bundle: Bundle) -> str:
-    """Describe the files of a prediction."""
+    """Return the section of the README that describes the output files."""
     end = ".png" if bundle.scans.flat else ".nii.gz"
     if bundle.classifies:
         return f"`PREDICTIONS/probabilities.csv`: a row per case, a column for each of {', '.join(bundle.labels)}."

@@ -47,7 +47,7 @@ TITLES = {
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """A number of every case: its distribution at every hospital, and the distances between these."""
+    """A quantity measured in every case: its distribution at every hospital, and distances between distributions."""
 
     name: str
     kind: str  # intensity, volume or class
@@ -262,7 +262,7 @@ def combined(matrices: Mapping[str, Values]) -> tuple[list[str], Values]:
 
 
 def _set_apart(matrix: Values, test: Callable[[int, Sequence[int]], float]) -> tuple[Values, list[list[int]]]:
-    """Return for every site p that it differs from the others together, and these others.
+    """Return, for every site, the p-value of its difference from the other sites pooled, and the list of these sites.
 
     A distant site makes every other site differ from "the others". So the most distant of the differing sites is set
     apart, and the rest is tested again without it, until no site differs or two are left.
@@ -380,7 +380,10 @@ def _length(reply: Payload) -> int:
 
 
 def _angles(heard: Mapping[SiteId, Payload]) -> dict[str, Values]:
-    """Return the angles between the mean components of every two sites; small if a component means the same at both."""
+    """Return, for every component of the embedding, the matrix of angles (degrees) between the sites' mean vectors.
+
+    A small angle shows that the component has the same meaning at both sites.
+    """
     names = list(next(iter(heard.values()))["mean"])
     return {n: np.array([[angle(a["mean"][n], b["mean"][n]) if a is not b else 0.0 for b in heard.values()]
                          for a in heard.values()]) for n in names}  # fmt: skip

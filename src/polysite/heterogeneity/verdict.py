@@ -110,13 +110,13 @@ def judge(assessment: Assessment, modalities_can_change: bool = True, unseen: bo
 
 
 def differ(assessment: Assessment) -> dict[SiteId, float]:
-    """Return the sites that differ from the others together, with the smaller p of metadata and embeddings."""
+    """Return the sites that differ significantly from all others pooled, with the lowest p-value over the distances."""
     least = {site: min(p for (_, s), p in tests(assessment).items() if s == site) for site in assessment.sites}
     return {site: p for site, p in least.items() if p <= LEVEL}
 
 
 def tests(assessment: Assessment) -> dict[tuple[str, SiteId], float]:
-    """Return p that a site differs from the others, by distance and site, adjusted by Holm."""
+    """Return the p-values, adjusted by Holm, of the difference of a site from all others, by (distance, site)."""
     p = {
         (name, s): assessment.distances[name].alone[s]
         for name in TESTED
@@ -138,7 +138,8 @@ def missing(assessment: Assessment) -> Iterator[Finding]:
 
 
 def labels(assessment: Assessment) -> Iterator[Finding]:
-    """Yield labels that are larger, smaller, or missing more often at a site than elsewhere, and classes alike."""
+    """Yield findings on labels that are larger, smaller, or missing more or less often at a site than elsewhere, and on
+    classes with another share of the cases."""
     for quantity, site, here, there in _out_of_size(assessment, VOLUME):
         way = f"{_times(here, there):.1f} times {'larger' if here > there else 'smaller'}"
         sizes = f"median {here:.3g} {quantity.unit}, elsewhere {there:.3g} {quantity.unit}"
@@ -274,7 +275,7 @@ def _weighted(
 def _clustered(
     assessment: Assessment, by: Distance, apart: Groups, differing: Mapping[SiteId, float], findings: Sequence[Finding]
 ) -> Strategy:
-    """Recommend a model per group: clear clusters, or else the sites that do not differ, and the others."""
+    """Recommend one model per group: the clear clusters, or, without any, groups of sites that do not differ."""
     groups = apart or _alike(assessment, differing)
     described = _in_words(groups)
     if apart:
@@ -303,7 +304,8 @@ def _clustered(
 
 
 def _alike(assessment: Assessment, differing: Mapping[SiteId, float]) -> Groups:
-    """Group the sites that do not differ, and of the others those that do not differ from one another."""
+    """Return groups of sites: first the sites that do not differ from the others, then groups of differing sites that
+    do not differ from one another."""
     groups = [[site for site in assessment.sites if site not in differing]]
     for site in differing:
         near = (g for g in groups[1:] if not any(set(assessment.differ(site, other)) & set(TESTED) for other in g))
@@ -386,7 +388,8 @@ def _standing_out(assessment: Assessment, kind: str) -> Iterator[tuple[Quantity,
 
 
 def _out_of_size(assessment: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId, float, float]]:
-    """Yield those quantities with a notable ratio of medians, and the medians at the site and elsewhere."""
+    """Yield (quantity, site, median at the site, median elsewhere) where the site differs significantly and the ratio
+    of the medians is notable."""
     for quantity, site in _standing_out(assessment, kind):
         here, there = _median(assessment, quantity, [site]), _median(assessment, quantity, assessment.against[site])
         if here > 0 and there > 0 and _times(here, there) >= NOTABLE:

@@ -256,7 +256,7 @@ def _over(
 
 
 def comparable(rows: Floats) -> Floats:
-    """Return rows of features (93 per modality) for statistics: undefined features and means of rounding error are 0.
+    """Return rows of features (93 per modality), with 0 for undefined features and for means that are rounding error.
 
     The mean of z-scores is rounding error; scaled to unit variance, it would be noise as large as any feature.
     """

@@ -106,7 +106,7 @@ def sums(first, last, values, shift, found):  # type: ignore[no-untyped-def]
 
 
 def moments(first, last, values, mean, low, high, found):  # type: ignore[no-untyped-def]
-    """Compute for each chunk Σ |x − mean|, its powers 2 to 4; number and Σ of the values from low to high."""
+    """Compute for each chunk Σ |x − mean|, Σ (x − mean)ᵏ for k = 2 to 4, and number and Σ of the x in [low, high]."""
     for c in range(first, last):
         absolute = second = third = fourth = inside = 0.0
         n = 0

@@ -163,7 +163,7 @@ def distributions(assessment: Assessment) -> Figure:
 
 
 def angles(assessment: Assessment, component: str) -> Figure:
-    """Draw the angles between the mean components of hospitals, and those of cases to the mean of their hospital."""
+    """Draw, for one component of the embedding, the angles between hospital means, and from each case to its mean."""
     count, table = len(assessment.sites), assessment.angles[component]
     cell = 0.55 if count <= FEW else 0.4 if count <= MANY else 0.19
     edge = LETTER * _longest(assessment.sites)

@@ -317,7 +317,8 @@ def _share(values: Values) -> Cell:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """
+    """Join names as in a sentence.
+
     >>> _listed(["a", "b", "c"])
     'a, b and c'
     """

@@ -369,7 +369,7 @@ def _p(value: float, star: str = "") -> Cell:
 
 
 def _peeked(comparison: Comparison) -> list[Grid]:
-    """Return the scores of the round that is best on the test cases, next to the honest ones, with ``run.peek``."""
+    """Return a table of test scores, with the round chosen on validation cases or on test cases (``run.peek``)."""
     lines = []
     for m in comparison.methods:
         looks = [(run.mean_of_hospitals, run.best_mean) for run in m.runs if not isnan(run.best_mean)]

@@ -154,7 +154,7 @@ class Summary:
         return {key: mean for key, numbers in sorted(values.items()) if not isnan(mean := _mean(numbers))}
 
     def named(self, values: Mapping[Key, float]) -> Mapping[Key, float]:
-        """Return the values with the seed in the names of phantoms, which are other patients with another seed."""
+        """Return the values with the seed added to the names of phantoms: with another seed they are other patients."""
         other = self.evaluation and self.evaluation.about["data"]
         if not str(self.settings["data"]["name"]).startswith("phantom") or other:
             return values

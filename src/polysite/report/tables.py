@@ -68,7 +68,7 @@ def show_manifest(format: str, manifest: Manifest) -> None:
 
 
 def show_check(report: Report) -> None:
-    """Print a line per site, the volumes of the labels, and a line per problem."""
+    """Print the result of a data check: tables of the sites and their label volumes or classes, and all problems."""
     console, sites = Console(highlight=False), list(report.sites())
     table = _table("site", "cases", "errors", "warnings", "shape", "voxel", "axes")
     for s in sites:

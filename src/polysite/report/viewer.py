@@ -233,7 +233,7 @@ def _figures(case: Shown, method: str) -> list[str]:
 
 
 def _chosen(cases: Sequence[Shown], most: int) -> tuple[Sequence[Shown], str]:
-    """Return the cases that fit on so many rows, and a sentence if these are not all."""
+    """Return at most ``most`` cases, and a sentence about the selection if some are left out."""
     if len(cases) <= most:
         return cases, ""
     for ranks in (("worst", "median"), ("worst",)):

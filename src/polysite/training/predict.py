@@ -17,7 +17,10 @@ BATCH = 4  # windows and equal-sized cases per pass; a single one takes a slow c
 def predict(
     network: Network, images: Iterable[tuple[str, torch.Tensor]], patch: Sequence[int] | None, overlap: float
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the logits of every named image. Images of equal size share a pass; without a patch, there is no window."""
+    """Yield the logits of every named image; images of equal size are predicted together.
+
+    A sliding window of the size of ``patch`` is used; without a patch, whole images are predicted.
+    """
     for names, stack in _equal_sizes(images):
         if patch is None or tuple(stack.shape[2:]) == tuple(patch):
             logits = network(stack)

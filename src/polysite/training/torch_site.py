@@ -129,7 +129,8 @@ class Network:
         return logits, seen[0][: len(x)]
 
     def train(self, only: Collection[str]) -> None:
-        """Set training mode. Normalisation layers with statistics that match no pattern stay in evaluation mode."""
+        """Set the network to training mode, except normalisation layers with running statistics whose names match no
+        pattern in ``only``: these stay in evaluation mode."""
         self.module.train()
         for name, layer in self.module.named_modules():
             if getattr(layer, "running_mean", None) is not None:
@@ -222,7 +223,7 @@ class TorchSite:
 
     @property
     def fresh(self) -> Tree:
-        """Initial values of every array in another order: other initial parameters with the same distribution."""
+        """The initial parameters with the values of every array shuffled, which keeps their distribution."""
         rng = self._rng(_FRESH)
 
         def shuffled(x: torch.Tensor) -> torch.Tensor:
@@ -455,7 +456,7 @@ class TorchSite:
         return image, label
 
     def _behind(self, pull: float) -> frozenset[str]:
-        """Return the cases behind a fit: those of steps that still weigh in the result.
+        """Return the names of the cases that still influence the result of a fit.
 
         A pull towards the start makes earlier steps fade; a pull that overshoots makes all but the first fade. Running
         statistics take a tenth of every new batch.

@@ -62,7 +62,7 @@ class RemoteSites:
         return tuple(i for i, g in ready if g.may_score and (g.cases["validation"] or g.cases["test"]))
 
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
-        """Yield replies as they arrive, as they left their site."""
+        """Yield the reply of each site as it arrives; outgoing steps such as compression are not reversed yet."""
         self._round = round
         for site, response, take in self._ask(self.kind, round, sent):
             try:
@@ -161,11 +161,11 @@ class RemoteSites:
             site.begun.discard(phase)
 
     def memories(self) -> Mapping[SiteId, Payload]:
-        """Return none: memories stay at the sites."""
+        """Return an empty mapping, because the memories stay at the sites."""
         return {}
 
     def remember(self, memories: Mapping[SiteId, Payload], versions: Mapping[SiteId, int]) -> None:
-        """Return to these versions of the memories."""
+        """Set the version of its memory that every site continues from."""
         self._versions = dict(versions)
 
     def retain(self, versions: Mapping[SiteId, Collection[int]]) -> None:
@@ -208,7 +208,7 @@ class RemoteSites:
 
 
 def _likeness(payload: Payload) -> Any:
-    """Return a key that is equal for payloads of the same arrays, without looking into them."""
+    """Return a key that is equal for payloads with the same array objects; the contents are not compared."""
     return tuple(
         (k, v if isinstance(v, float) else tuple((n, id(x)) for n, x in v.items())) for k, v in payload.items()
     )

@@ -123,12 +123,12 @@ class SiteStatus:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes part."""
+        """Whether the site takes part: it has been greeted and does not refuse."""
         return self.greeting is not None and not self.refused
 
     @property
     def cases(self) -> Mapping[str, int]:
-        """Numbers of cases that it reported; empty before its first greeting."""
+        """Numbers of cases that the site reported; empty before its first greeting."""
         return self.greeting.cases if self.greeting else {}
 
 
@@ -183,7 +183,7 @@ class Roster:
         self._journal(kept)
 
     def keep(self, journal: Callable[[Incident], None]) -> None:
-        """Write every incident to a journal at once, also those so far: this process may be killed."""
+        """Write all incidents so far, and each new one at once, to a journal, because this process may be killed."""
         self._journal = journal
         for each in self._incidents:
             journal(each)

@@ -324,7 +324,7 @@ class _Wire(httpx.BaseTransport):
 
 
 def _few(answer: HTTPResponse) -> dict[str, str]:
-    """Return the headers that are used here; none that would have a body decompressed."""
+    """Return only the headers that the client needs; without ``content-encoding`` no body is decompressed."""
     return {name: value for name in ("date", "content-type") if (value := answer.getheader(name))}
 
 

@@ -195,7 +195,7 @@ class Guard:
         return site
 
     def _hear(self, site: str) -> None:
-        """Note a long silence of a site before this request: it was disconnected, or stood still."""
+        """Record an incident if the site was silent for long before this request: disconnected, or suspended."""
         clock = time.monotonic()
         silence = clock - self._heard.get(site, clock)
         self._heard[site] = clock
@@ -203,7 +203,10 @@ class Guard:
             self.note(f"nothing was heard of it for {silence:.0f} s", None, site)
 
     def _first(self, site: str, signed: str) -> None:
-        """Accept each signed time once. The signature is not compared: it can be altered and stay valid."""
+        """Refuse a replayed request: a site may use each signed time only once.
+
+        Signatures are not compared, because a signature can be altered and stay valid.
+        """
         clock = time.monotonic()
         while self._seen:
             oldest = next(iter(self._seen))
@@ -279,7 +282,10 @@ class Guard:
         return bool(self._state.get_node_info(node_ids=[self._nodes[site]], statuses=[NodeStatus.ONLINE]))
 
     def _make_way(self, site: str, instance: bytes) -> None:
-        """Admit a site unless it is connected: until its heartbeats stop, its key cannot be used elsewhere."""
+        """Admit a connection of a site; refuse it while another courier is connected with the site's key.
+
+        The other courier counts as connected until its heartbeats stop.
+        """
         if not 16 <= len(instance) <= 64:
             raise Refusal(400, "instance", f"a connection without {INSTANCE}", site)
         if self.online(site):

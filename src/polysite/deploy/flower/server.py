@@ -127,7 +127,7 @@ class Link:
         return {site: token for site, token in list(self._guard.tokens.items()) if self._guard.online(site)}
 
     def send(self, site: str, header: Mapping[str, Header], body: bytes, ttl: float, group: str) -> str:
-        """Leave a message for a site; return its identifier."""
+        """Queue a message for a site and return the identifier of the message."""
         return self.send_all({site: (header, body)}, ttl, group)[site]
 
     def send_all(
@@ -174,7 +174,7 @@ class Link:
                 self._guard.rest(site)
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return what was refused since the last call: time, what, from, site and count."""
+        """Return the refusals since the last call, each with its time, reason, sender address, site and count."""
         return self._guard.incidents()
 
     def _metadata(self, site: str, ttl: float, group: str) -> Metadata:

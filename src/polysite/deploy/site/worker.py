@@ -72,8 +72,8 @@ log = logging.getLogger("polysite")
 Header = dict[str, Any]
 DAY = 86400.0  # seconds
 STATE_FORMAT = 2  # of the state folder; 0.1.0 wrote 1, without saying so
-# requests of a kind for every round that the policy allows: a server that was stopped repeats some, and scores the
-# validation and the test cases of a round
+# number of requests of a kind that count as one round of the policy: a server that was restarted repeats some requests,
+# and it scores both the validation and the test cases of a round
 REPEATED: Mapping[str, int] = {"score": 4, "serve": 4}
 
 
@@ -484,7 +484,7 @@ def _check_state(state: Path) -> None:
 
 
 def _counted(kind: RequestKind) -> RequestKind:
-    """Return the kind that a request is counted as: an examination scores cases, too."""
+    """Return the kind under which a request is counted: ``examine`` counts as ``score``, since it scores cases too."""
     return "score" if kind == "examine" else kind
 
 
@@ -515,7 +515,7 @@ def _owner(agreed: Agreed, phase: int) -> str:
 
 
 def _cases_behind(fits: Sequence[Fit], size: int) -> int:
-    """Return the fewest training cases behind any fit: those whose steps still weigh. Mini-batches count together."""
+    """Return the smallest number of training cases that influence a fit; mini-batches of a round count as one fit."""
     batches = [f.cases for f in fits if f.minibatch]
     seen = [f.cases for f in fits if not f.minibatch] + ([frozenset().union(*batches)] if batches else [])
     return min(map(len, seen), default=size)
