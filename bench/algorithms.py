@@ -1,6 +1,6 @@
 """Every global algorithm on one federation: mean Dice per hospital, over several seeds, and how it stands to FedAvg.
 
-``phantom``: the demonstration's four drawn hospitals, of which ``island`` is the outlier; test patients.
+``phantom``: the demonstration's four simulated hospitals, of which ``island`` is the outlier; test patients.
 ``tcga``: four real hospitals of TCGA-LGG (--data names the folder), small U-Net, patches of 96 x 96 x 16; the last
 three cases of each, by name, are for validation, so its figures are of validation patients, after the last round.
 
