@@ -71,6 +71,10 @@ def train(
         tracked = track or ()
         if resume:
             run = studies.resume(resume, watch, tracked, evaluate)
+            if evaluate and not (run.folder.path / "evaluation" / run.split).exists():  # finished by 0.1.0
+                from polysite.evaluation import evaluate as examine
+
+                examine(run.folder.path, run.split)
         else:
             run = studies.train(study, out, watch, tracked, after, evaluate)
     if as_json:
