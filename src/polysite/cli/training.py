@@ -18,7 +18,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the simulated patients and of training.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Train four simulated hospitals in three ways: alone, federated and pooled."""
+    """Train four simulated hospitals alone, federated and pooled."""
     from polysite import demo as demonstration
 
     with watching(quiet, False) as watch:
