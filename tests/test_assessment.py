@@ -129,7 +129,7 @@ def test_what_an_assessment_leaves_behind(tmp_path):
 def test_every_study_that_is_advised_runs(tmp_path):
     """On hospitals of which one is far out: weights, groups and the yardstick train as they are written."""
     hospitals = {**{s: Hospital(6) for s in ("a", "b", "c")}, "e": Hospital(6, tumour=0.4, missing=("t1", "t2"))}
-    base = Study(data=Phantom(SIDE, hospitals), assess=replace(FAST, permutations=9999))
+    base = Study(data=Phantom(SIDE, hospitals), assess=replace(FAST, permutations=1999))
     train = ps.Train(patch=(8, 8, 8), window=(24, 24, 24), overlap=0.0, device="cpu")
     base = replace(base, model=ps.UNet(filters=(2, 4, 4)), train=train)
     done = ps.assess(replace(base, run=ps.Plan(rounds=1)), tmp_path / "found")
@@ -308,7 +308,7 @@ def test_sorted_kidneys(shared):
 @pytest.mark.slow
 def test_real_hospitals(shared, tmp_path):
     """TCGA-LGG: CS looks unlike the others to the encoder, by more than chance; no millimetres are made up."""
-    base = Study(data=Files(str(shared / "tcga_lgg"), exclude=("EZ",)), assess=replace(FAST, permutations=9999))
+    base = Study(data=Files(str(shared / "tcga_lgg"), exclude=("EZ",)), assess=replace(FAST, permutations=1999))
     done = assessment.assess(base, tmp_path / "found")
     found = done.assessment
     assert found.cases == {"CS": 14, "DU": 14, "FG": 12, "HT": 14}

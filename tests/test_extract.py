@@ -253,7 +253,7 @@ def test_the_page_in_a_browser(found, width):
     seen, errors = browse(found.folder / "index.html", LOOK, width)
     assert errors == [] and seen["wide"] <= width and seen["sorted"]
     assert len(seen["figures"]) == 3 and min(seen["figures"]) > 300
-    assert "Which cases look alike" in seen["titles"] and "Federated and pooled" in seen["titles"]
+    assert "Cases that look alike" in seen["titles"] and "Federated and pooled" in seen["titles"]
     assert "The scans of city are of 2 kinds" in seen["text"]
     assert not any(case in seen["text"] for case in found.table.cases)
 

@@ -289,7 +289,7 @@ def test_an_algorithm_that_is_not_allowed_is_not_allowed_within_another(hospital
     agree(host, "", "[algorithm]\n" + outer % "fedavg")
 
 
-@pytest.mark.parametrize(("kind", "most"), [("score", 8), ("examine", 8), ("serve", 16), ("begin", 4)])
+@pytest.mark.parametrize(("kind", "most"), [("score", 8), ("examine", 8), ("serve", 8), ("begin", 4)])
 def test_nothing_is_answered_without_end(hospital, kind, most):
     host = hospital(rounds=100)
     start = encode(Payload(model=agree(host)))
