@@ -1,4 +1,4 @@
-"""Small folders as this version of polysite writes them, which later versions must still open.
+"""Write small folders as this version of polysite writes them; later versions must still open them.
 
 It was run once, with 0.1.0; what it made is kept in tests/fixtures/v0.1.0, where README.md says what is what. Run it
 again only for a new version, into a new folder:
@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,15 +18,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from digests import TERMS, digest, digests_of_run
+from digests import digest, digests_of_run
 from safetensors.numpy import load_file
 
 import polysite as ps
 from consortium import NAMES, consortium, open_hospitals
 from polysite import config
-from polysite.deploy import server
-from polysite.engines import rounds
+from polysite.deploy.coordinator import run as coordinator
+from polysite.deploy.coordinator.roster import Deadlines
+from polysite.engines.record import RoundRecord
+from polysite.engines.rounds import Watch
 
+DEADLINES = Deadlines(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
 PHANTOM = """
 seed = 5
 [data]
@@ -121,14 +123,14 @@ LEFT_OUT = (
 )
 
 
-class Stop(rounds.Watch):
+class Stop(Watch):
     """Ends a study by hand after a round."""
 
     def __init__(self, after: int):
         self.after = after
 
-    def round(self, record: Mapping[str, Any]) -> None:
-        if record["round"] == self.after:
+    def round(self, record: RoundRecord) -> None:
+        if record.round == self.after:
             raise KeyboardInterrupt
 
 
@@ -140,12 +142,12 @@ def keep(found: Path, place: Path) -> None:
 
 
 def known(run: Any, *, named: bool = True) -> dict[str, Any]:
-    """What must hold of a finished run, whoever opens it."""
+    """Return what must hold of a finished run in every later version."""
     folder = run.folder.path
     return {
         "mean": run.mean,
         "by_site": run.dice(),
-        **{name: run.result[name] for name in ("rounds", "best_round", "best_phase")},
+        **{name: getattr(run.result, name) for name in ("rounds", "best_round", "best_phase")},
         "digests": digests_of_run(folder, named=named),
         "sha256": {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -155,8 +157,7 @@ def known(run: Any, *, named: bool = True) -> dict[str, Any]:
 
 
 def finished(study: str, work: Path, place: Path) -> dict[str, Any]:
-    run = ps.run(config.parse(study), work)
-    ps.evaluate(work, pictures=False)
+    run = ps.train(config.parse(study), work)
     keep(work, place)
     return known(run)
 
@@ -164,7 +165,7 @@ def finished(study: str, work: Path, place: Path) -> dict[str, Any]:
 def interrupted(study: str, after: int, work: Path, place: Path) -> dict[str, Any]:
     """A run folder that can be resumed, and beside it what came of that."""
     try:
-        ps.run(config.parse(study), work, Stop(after))
+        ps.train(config.parse(study), work, Stop(after))
     except KeyboardInterrupt:
         keep(work, place)
     run = ps.resume(work)
@@ -177,13 +178,13 @@ def interrupted(study: str, after: int, work: Path, place: Path) -> dict[str, An
 def deployed(work: Path, place: Path) -> dict[str, Any]:
     """Three hospitals and a coordinator that is stopped after its second round, then started again."""
     made, run = consortium(work, NAMES), work / "run"
-    with server.listening(made) as link, open_hospitals(work, NAMES):
+    with coordinator.listening(made) as link, open_hospitals(work, NAMES):
         try:
-            server.run(config.parse(DEPLOYED), link, NAMES, run, Stop(1), terms=TERMS, wait=120)
+            coordinator.run(config.parse(DEPLOYED), link, NAMES, run, Stop(1), deadlines=DEADLINES, wait=120)
         except KeyboardInterrupt:
             for name in ("run", *NAMES):
                 keep(work / name, place / "stopped" / name)
-        done = server.resume(run, link, terms=TERMS, wait=120)
+        done = coordinator.resume(run, link, deadlines=DEADLINES, wait=120)
     for name in ("run", "a"):
         keep(work / name, place / "finished" / name)
     models = {path.relative_to(work): path for path in sorted(work.glob("*/state/runs/*/models/*.safetensors"))}
@@ -194,11 +195,11 @@ def deployed(work: Path, place: Path) -> dict[str, Any]:
 
 def assessed(work: Path, place: Path) -> dict[str, Any]:
     quick = {"assess.permutations": "99", "assess.resamples": "100", "assess.projections": "4"}
-    survey = ps.survey(config.parse(DEPLOYED, quick), work)
+    done = ps.assess(config.parse(DEPLOYED, quick), work)
     keep(work, place)
     return {
-        "sites": len(survey.assessment.sites),
-        "strategies": [each.file for each in survey.verdict.strategies],
+        "sites": len(done.assessment.sites),
+        "strategies": [each.file for each in done.verdict.strategies],
     }
 
 
