@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 import pytest
 
+from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.cfft import Cfft
 from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
@@ -141,3 +142,11 @@ def same(x, y):
 
 
 every = pytest.mark.parametrize("algorithm", CASES.values(), ids=CASES.keys())
+
+
+# a network is trained by one algorithm of each kind in every full run, and by every algorithm in ``make soak``
+KINDS = (
+    "cfft", "clustered", "ditto", "fedabc", "fedadam", "fedavg", "fedbn", "feddiv", "fedper", "fedrod", "fine_tune",
+    "ifca", "moon", "pfedme", "scaffold", "superfed", "weighted",
+)  # fmt: skip
+EVERY = [pytest.param(name, marks=() if name in KINDS else pytest.mark.soak) for name in ALGORITHMS]

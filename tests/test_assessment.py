@@ -306,6 +306,7 @@ def test_sorted_kidneys(shared):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_real_hospitals(shared, tmp_path):
     """TCGA-LGG: CS looks unlike the others to the encoder, by more than chance; no millimetres are made up."""
     base = Study(data=Files(str(shared / "tcga_lgg"), exclude=("EZ",)), assess=replace(FAST, permutations=1999))

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image as Pillow
 
 import polysite as ps
-from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.fine_tune import FineTune
 from polysite.config import dump, parse
 from polysite.data.federation import HideModalities, Iid, LabelRatio, LeaveOut
@@ -18,6 +17,7 @@ from polysite.report.costs import cost
 from polysite.report.page import build
 from polysite.report.runs import methods, read
 from polysite.study import build_sites, deal_cases, simulator
+from table import EVERY
 
 SITES = {name: ps.Hospital(cases=5, scanner=k) for k, name in enumerate(("east", "north", "west"))}
 SMALL = ps.Study(
@@ -36,7 +36,7 @@ def test_an_unseen_hospital_judges_and_does_not_train(tmp_path):
     assert set(run.dice()) == {"east", "north", "west"}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
     extra = {
         "clustered": {"algorithm.groups.coast": "[east, west]", "algorithm.groups.inland": "north"},

@@ -130,7 +130,8 @@ def _mean_of_arrays(trees: list[Tree], shares: list[float]) -> Tree:
                 np.multiply(x[here], share, out=product)
                 np.add(piece, product, out=piece)
 
-    threads = min(len(jobs), os.cpu_count() or 1, 8)
+    small = sum(len(x.reshape(-1)) for x in out.values()) < ARRAY_SLICE  # starting threads would take longer
+    threads = 1 if small else min(len(jobs), os.cpu_count() or 1, 8)
     if threads < 2:
         work(jobs)
     else:

@@ -131,7 +131,7 @@ def test_fedavg_is_biased_where_sites_differ_and_exact_with_one_step():
     p = by_size(sites)
     optimum = sum(p[i] * s.a * s.b.mean() for i, s in sites.items()) / sum(p[i] * s.a for i, s in sites.items())
     assert abs(after(FedAvg(), sites, 400)[0] - optimum) > 0.01
-    assert after(FedAvg(), one, 2000)[0] == pytest.approx(optimum, abs=1e-9)
+    assert after(FedAvg(), one, 600)[0] == pytest.approx(optimum, abs=1e-9)
 
 
 def test_server_optimisers_first_step():
@@ -191,7 +191,7 @@ def test_scaffold_reaches_the_true_optimum_whoever_takes_part(uniform, share):
     sites = unequal()
     p = equal(sites) if uniform else by_size(sites)
     optimum = sum(p[i] * s.a * s.b.mean() for i, s in sites.items()) / sum(p[i] * s.a for i, s in sites.items())
-    assert after(Scaffold(uniform=uniform), sites, 3000, share)[0] == pytest.approx(optimum, abs=1e-6)
+    assert after(Scaffold(uniform=uniform), sites, 1200, share)[0] == pytest.approx(optimum, abs=1e-6)
 
 
 def test_fedavg_on_the_bed():
@@ -256,12 +256,12 @@ def test_qfedavg_limit(q):
     a, b = np.array([1.0, 3.0]), np.array([-1.0, 2.0])
     c = 1 - (1 - ETA * a) ** K
     ratio = ((a[1] ** q * c[1]) / (a[0] ** q * c[0])) ** (1 / (2 * q + 1))
-    assert last(QFedAvg(q), bed(a, b, [1, 1]), 6000) == pytest.approx((b[0] + ratio * b[1]) / (1 + ratio), abs=1e-6)
+    assert last(QFedAvg(q), bed(a, b, [1, 1]), 2500) == pytest.approx((b[0] + ratio * b[1]) / (1 + ratio), abs=1e-6)
 
 
 def test_qfedavg_equalises_the_losses_as_q_grows():
     a, b = np.array([1.0, 3.0]), np.array([-1.0, 2.0])
-    ends = [last(QFedAvg(q), bed(a, b, [1, 1]), 6000) for q in (0.0, 1.0, 10.0)]
+    ends = [last(QFedAvg(q), bed(a, b, [1, 1]), 2500) for q in (0.0, 1.0, 10.0)]
     gaps = [abs(np.subtract(*(a / 2 * (w - b) ** 2))) for w in ends]
     assert gaps[0] > gaps[1] > gaps[2] and gaps[2] < 0.1 * gaps[0]
 
@@ -304,7 +304,7 @@ def test_fedpidavg_weights_sum_to_one_where_nobody_improved():
 
 
 def test_fedpidavg_limit_without_the_derivative_and_no_limit_with_it():
-    end = last(FedPIDAvg(beta=0.0), bed(), 1500)
+    end = last(FedPIDAvg(beta=0.0), bed(), 600)
     cost = R**2 * A / 2 * (end - B) ** 2
     weights = (0.45 * P + 0.1 * cost / cost.sum()) / 0.55
     assert end == pytest.approx(sum(weights * C * B) / sum(weights * C), abs=1e-8)
@@ -362,7 +362,7 @@ def test_feddyn_first_round():
     assert got == pytest.approx(-alpha * (models - Q0), abs=1e-12)
 
 
-@pytest.mark.parametrize(("share", "rounds"), [(1.0, 1000), (0.5, 3000)])
+@pytest.mark.parametrize(("share", "rounds"), [(1.0, 500), (0.5, 1500)])
 def test_feddyn_reaches_the_true_optimum_whoever_takes_part(share, rounds):
     optimum = sum(A * B) / sum(A)
     engine = Simulator(FedDyn(0.7), bed())
@@ -443,8 +443,8 @@ def test_weighted_first_round_and_limit():
     assert last(algorithm, bed(), 400) == pytest.approx(sum(p * C * B) / sum(p * C), abs=1e-12)
     optimum = sum(p * A * B) / sum(p * A)
     inner = Scaffold(uniform=False)
-    assert last(replace(algorithm, inner=inner), bed(), 3000) == pytest.approx(optimum, abs=1e-6)
-    assert last(replace(algorithm, inner=inner), bed(), 3000, share=0.5) == pytest.approx(optimum, abs=1e-6)
+    assert last(replace(algorithm, inner=inner), bed(), 1200) == pytest.approx(optimum, abs=1e-6)
+    assert last(replace(algorithm, inner=inner), bed(), 1500, share=0.5) == pytest.approx(optimum, abs=1e-6)
 
 
 GROUPS = {"south": ("s3", "s1"), "north": ("s0", "s2")}
@@ -470,7 +470,7 @@ def test_clustered_limit_is_the_optimum_of_every_group(share):
     """With one step for FedAvg, or SCAFFOLD inside, the minimiser of sum_k p_k F_k over the sites of the group."""
     optimum = {name: sum(N[k] * A[k] * B[k]) / sum(N[k] * A[k]) for name, k in MEMBERS.items()}
     assert abs(optimum["north"] - optimum["south"]) > 0.5
-    found = models_of_groups(Clustered(GROUPS, Scaffold(uniform=False)), 3000, share)
+    found = models_of_groups(Clustered(GROUPS, Scaffold(uniform=False)), 1200, share)
     assert found == pytest.approx(optimum, abs=1e-6)
     if share == 1:
         assert models_of_groups(Clustered(GROUPS, FedAvg(steps=1)), 800) == pytest.approx(optimum, abs=1e-9)

@@ -285,7 +285,7 @@ def test_feddyn_and_scaffold_agree_on_the_optimum_and_fedavg_does_not():
     a, b = np.array([s.a for s in sites().values()]), np.array([s.b.mean() for s in sites().values()])
     optimum = sum(a * b) / sum(a)
     for algorithm in (FedDyn(0.7), Scaffold()):
-        end = models(algorithm, 2500)[-1]
+        end = models(algorithm, 500)[-1]
         assert end["body.w"] + end["head.w"] == pytest.approx([optimum, optimum], abs=1e-6)
     end = models(UNIFORM, 200)[-1]
     assert abs(end["body.w"] + end["head.w"] - optimum).min() > 0.01

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import polysite as ps
-from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.base import serving_payloads
 from polysite.cli import app
 from polysite.config import parse
@@ -30,6 +29,7 @@ from polysite.export.serve import serve_model
 from polysite.models.names import canonical
 from polysite.report.runs import read
 from polysite.study import build_sites
+from table import EVERY
 from test_study import SMALL
 
 pytestmark = [
@@ -317,7 +317,7 @@ EXTRA = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_algorithm_has_a_model_to_take_home(name, tmp_path):
     study = replace(SMALL, run=ps.Plan(rounds=1))
     if name == "fine_tune":

@@ -183,7 +183,7 @@ def test_names_in_the_terminal_are_never_markup(capsys):
     assert "[red]x[/red]" in shown and "[/]" in shown
 
 
-@pytest.mark.parametrize("count", [2, 3, 30])
+@pytest.mark.parametrize("count", [2, 3, pytest.param(30, marks=pytest.mark.soak)])
 def test_figures_fit_any_number_of_hospitals(tmp_path, count):
     names = [f"{k} {'Sankt-Marien-Krankenhaus der Barmherzigen Schwestern' * (k % 3 == 0)}" for k in range(count)]
     found = assess({n: Hospital(5 + k % 4, k, 0.1 * k) for k, n in enumerate(names)})
