@@ -1,4 +1,5 @@
-"""Functions that averaging algorithms share: the mean of the sites' models, and a step towards it.
+"""Functions that algorithms with one shared model have in common: the mean of the sites' models, a step towards it, and
+the methods ``send`` and ``serve`` of an algorithm that sends its model to every site and serves it as it is.
 
     target <- sum_k a_k w_k / sum_k a_k,    w <- w + length (target - w)
 
@@ -6,10 +7,12 @@ Running statistics of batch normalisation are always a plain mean by the sites' 
 extrapolated or passed to an adaptive optimiser can become negative.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from polysite import tree
 from polysite.payload import Payload, SiteId, mean
+from polysite.site import Cases, Site
 from polysite.tree import Tree
 
 
@@ -31,3 +34,15 @@ def towards(model: Tree, target: Tree, length: float) -> Tree:
         return target
     start, end = tree.trained(model), tree.trained(target)
     return {**target, **tree.map(lambda w, t: w + length * (t - w), start, end)}
+
+
+def send_model(algorithm: Any, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+    """Send the same model to every site: a method ``send``."""
+    return {i: Payload(model=state.model) for i in cohort}
+
+
+def serve_received(
+    algorithm: Any, got: Payload, memory: Payload, site: Site, cases: Cases
+) -> Iterator[tuple[Tree, Cases]]:
+    """Serve the received model to all cases: a method ``serve``."""
+    yield got["model"], cases

@@ -16,18 +16,18 @@ from a split, or is new, next receives the model before that split. It joins the
 its own, one split per round. A site that never trained is served the model before the first split, or the common model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import ClassVar, Literal
 
 from polysite import tree
-from polysite.algorithms.average import average
+from polysite.algorithms.average import average, serve_received
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.cluster.bipartition import Linkage, bipartition
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site
+from polysite.site import Site
 from polysite.tree import Tree
 
 ALL = ""  # name of the cluster of all sites; the halves of a cluster append 0 and 1 to its name
@@ -120,8 +120,7 @@ class Cfl:
     def diagnostics(self, state: State) -> Mapping[str, float]:
         return {"clusters": sum(not c.updates for c in state.clusters.values())}
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
     def _advance(self, state: State, name: str, replies: Mapping[SiteId, Payload]) -> State:
         """Give a cluster its new model, or split it in two."""

@@ -4,15 +4,15 @@ c_k(t) is the cost of site k's model after local training in round t: one minus 
 site's validation cases, or on its training cases if it has no validation cases. The cost is sent with the model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from polysite.algorithms.average import average
+from polysite.algorithms.average import average, send_model, serve_received
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.payload import Payload, SiteId, mean
-from polysite.site import Cases, Site
+from polysite.site import Site
 from polysite.tree import Tree
 
 FLOOR = 1e-10  # added to a cost that is divided by
@@ -56,8 +56,7 @@ class FedCostWAvg:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         return _answer(got, site), memory
@@ -75,8 +74,7 @@ class FedCostWAvg:
             weights[i] = self.alpha * weights[i] + (1 - self.alpha) * known * r / sum(ratio.values())
         return weights
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,7 @@ class FedPIDAvg:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         return _answer(got, site), memory
@@ -138,8 +135,7 @@ class FedPIDAvg:
         before = (1.0,) * (self.window - 1) if self.start == "ones" else ()
         return _remember({**dict.fromkeys(replies, before), **state.costs}, replies, self.window)
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
 
 @dataclass(frozen=True)
@@ -170,8 +166,7 @@ class TopK:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         return _answer(got, site, "weight"), memory
@@ -187,8 +182,7 @@ class TopK:
     def _best(self, replies: Mapping[SiteId, Payload]) -> list[SiteId]:
         return sorted(sorted(replies), key=lambda i: replies[i]["cost"])[: self.keep]  # ties: by name
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
 
 def _answer(got: Payload, site: Site, size: str = "size") -> Payload:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polysite.algorithms.average import average
+from polysite.algorithms.average import average, send_model
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
@@ -70,8 +70,7 @@ class Ditto:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = got["model"]

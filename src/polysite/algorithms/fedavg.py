@@ -9,17 +9,17 @@ Three variants: fixed local epochs (``epochs``, the default; a large site takes 
 update is passed to that optimiser as a gradient: ``server = Adam()`` is FedAdam.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from polysite import tree
-from polysite.algorithms.average import average
+from polysite.algorithms.average import average, send_model, serve_received
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.algorithms.server_optimisers import Adagrad, Adam, ServerOptimiser, Yogi
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Budget, Cases, Site
+from polysite.site import Budget, Site
 from polysite.tree import Tree
 
 
@@ -69,8 +69,7 @@ class FedAvg:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params, self.server.init(tree.trained(params)) if self.server else None)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(got["model"], budget=Budget(self.lr, self.epochs, self.steps))
@@ -84,8 +83,7 @@ class FedAvg:
         model, optimiser = self.server.step(start, tree.sub(tree.trained(target), start), state.optimiser)
         return State({**target, **model}, optimiser)
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
 
 FEDADAGRAD, FEDADAM, FEDYOGI = FedAvg(server=Adagrad()), FedAvg(server=Adam()), FedAvg(server=Yogi())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite import tree
-from polysite.algorithms.average import average
+from polysite.algorithms.average import average, send_model
 from polysite.algorithms.base import Kind
 from polysite.algorithms.partial_models import layer
 from polysite.payload import Payload, SiteId
@@ -53,8 +53,7 @@ class FedBN:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(_rest(params))
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         model = site.fit(_whole(got, memory, site)).params

@@ -9,14 +9,15 @@ h stays the mean of all g_k, absent sites included; when a new site appears, h s
 same weight. alpha is on the scale of the loss: with too small a value, h / alpha becomes too long a step for a U-Net.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite import tree
+from polysite.algorithms.average import send_model, serve_received
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId, mean
-from polysite.site import Cases, Objective, Site, Tilt
+from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -50,8 +51,7 @@ class FedDyn:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params, tree.zeros(tree.trained(params)), tuple(sorted(sites)))
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = got["model"]
@@ -73,5 +73,4 @@ class FedDyn:
         model = tree.map(lambda t, h: t - h / self.alpha, tree.trained(target), h)
         return State({**target, **model}, h, sites)
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received

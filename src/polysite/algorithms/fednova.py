@@ -11,14 +11,14 @@ of steps FedNova is FedAvg; with steps in proportion to n_k it is w + (sum_k p_k
 FeTS 2022 benchmark.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polysite.algorithms.average import average, towards
+from polysite.algorithms.average import average, send_model, serve_received, towards
 from polysite.algorithms.base import Kind
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site
+from polysite.site import Site
 from polysite.tree import Tree
 
 
@@ -41,8 +41,7 @@ class FedNova:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(got["model"])
@@ -60,5 +59,4 @@ class FedNova:
         slowness = {i: p["weight"] / p["reach"] for i, p in sorted(replies.items())}
         return {i: s / sum(slowness.values()) for i, s in slowness.items()}
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polysite.algorithms.average import average
+from polysite.algorithms.average import average, send_model
 from polysite.algorithms.base import Kind
-from polysite.algorithms.partial_models import Patterns, parted, refuse_nothing, shared, whole
+from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
@@ -51,11 +51,12 @@ class FedPer:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(shared(self.private, params))
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return _train(self.private, got, memory, site)
+        fit = site.fit(whole(self.private, got, memory, site))
+        rest, own = parted(self.private, fit.params)
+        return Payload(model=rest, weight=site.size), Payload(private=own)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(average(replies))
@@ -65,7 +66,7 @@ class FedPer:
 
 
 @dataclass(frozen=True)
-class LGFedAvg:
+class LGFedAvg(FedPer):
     """Federated averaging of all but the first layers, which stay at each site.
 
     Paper: Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020
@@ -82,32 +83,3 @@ class LGFedAvg:
     """
 
     private: tuple[str, ...] = ("stem.*", "encoder.*")
-
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        refuse_nothing(self.private)
-
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(shared(self.private, params))
-
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return _train(self.private, got, memory, site)
-
-    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(average(replies))
-
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield whole(self.private, got, memory, site), cases
-
-
-def _train(private: Patterns, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-    fit = site.fit(whole(private, got, memory, site))
-    rest, own = parted(private, fit.params)
-    return Payload(model=rest, weight=site.size), Payload(private=own)

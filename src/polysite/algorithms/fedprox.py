@@ -8,14 +8,14 @@ The anchor w is the received model and does not move during local training. mu =
 gradients: a mu of 0.1 already slows a U-Net down.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polysite.algorithms.average import average
+from polysite.algorithms.average import average, send_model, serve_received
 from polysite.algorithms.base import INF, Kind, within
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Objective, Site, Tilt
+from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -47,8 +47,7 @@ class FedProx:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(got["model"], Objective(Tilt(anchor=got["model"], weight=self.mu)))
@@ -57,5 +56,4 @@ class FedProx:
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(average(replies))
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received

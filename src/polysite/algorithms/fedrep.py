@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polysite.algorithms.average import average
+from polysite.algorithms.average import average, send_model
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
 from polysite.errors import ConfigError
@@ -78,8 +78,7 @@ class FedRep:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(shared(self.private, params))
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         model = whole(self.private, got, memory, site)

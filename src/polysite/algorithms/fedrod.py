@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite import tree
-from polysite.algorithms.average import average
+from polysite.algorithms.average import average, send_model
 from polysite.algorithms.base import INF, Kind, within
 from polysite.algorithms.partial_models import refuse_unknown
 from polysite.payload import Payload, SiteId
@@ -63,8 +63,7 @@ class FedRoD:
         refuse_unknown("fedrod", HEAD, params)
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         own = memory.get("personal") or tree.zeros(tree.select(site.start, HEAD))

@@ -22,18 +22,19 @@ Pairs without a reply stay as they are. A new site starts at the mean of all mod
 the largest cluster, or the mean of all sites if every cluster is a single site. lr (L + rho) must stay below 2.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import ClassVar, Literal
 
 from polysite import tree
+from polysite.algorithms.average import serve_received
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.algorithms.partial_models import parted, refuse_unknown
 from polysite.cluster.fusion import components, scad_share
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Objective, Site, Tilt
+from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -144,8 +145,7 @@ class Fpfc:
     def diagnostics(self, state: State) -> Mapping[str, float]:
         return {"clusters": len(self._clusters(state))}
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
     def _pair(self, state: State, i: SiteId, j: SiteId) -> Pair:
         """Return theta and v of a pair after an update of its sites."""

@@ -9,14 +9,14 @@ deepest features of the network, pooled over space (the paper adds a projection 
 have). In a site's first round z_p = z_g: the term is constant and the round equals FedAvg.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polysite.algorithms.average import average
+from polysite.algorithms.average import average, send_model, serve_received
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Contrast, Objective, Site
+from polysite.site import Contrast, Objective, Site
 from polysite.tree import Tree
 
 
@@ -50,8 +50,7 @@ class Moon:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = got["model"]
@@ -62,5 +61,4 @@ class Moon:
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(average(replies))
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received

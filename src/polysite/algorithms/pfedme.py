@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite import tree
-from polysite.algorithms.average import average, towards
+from polysite.algorithms.average import average, send_model, towards
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, Objective, Site, Tilt
@@ -78,8 +78,7 @@ class PFedMe:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = own = got["model"]

@@ -10,16 +10,16 @@ The loss needs one more forward pass over the training cases, on fixed patches w
 same weight; q = 0 is FedAvg with uniform weights. The norms are large for a U-Net, so a q above one takes small steps.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
 from polysite import tree
-from polysite.algorithms.average import average, towards
+from polysite.algorithms.average import average, send_model, serve_received, towards
 from polysite.algorithms.base import INF, Kind, within
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site
+from polysite.site import Site
 from polysite.tree import Tree
 
 FLOOR = 1e-10  # added to the loss, whose powers are divided by
@@ -56,8 +56,7 @@ class QFedAvg:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         loss = fmean(site.losses(got["model"], augmented=self.augmented).values())
@@ -80,8 +79,7 @@ class QFedAvg:
         most = max(map(_loss, replies.values()))
         return {i: p["weight"] * (_loss(p) / most) ** self.q * _steepness(p) for i, p in sorted(replies.items())}
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
 
 def _loss(reply: Payload) -> float:

@@ -4,16 +4,17 @@ All of them train like FedAvg and differ in how they aggregate the replies. They
 price: honest hospitals that differ from most are treated like bad ones. Distances are over trained parameters.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import ClassVar, Literal
 
 from polysite import tree
+from polysite.algorithms.average import send_model, serve_received
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, mean
-from polysite.site import Cases, Site
+from polysite.site import Site
 from polysite.tree import Tree
 
 
@@ -44,8 +45,7 @@ class Median:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         return Payload(model=site.fit(got["model"]).params), memory
@@ -53,8 +53,7 @@ class Median:
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(_median(replies))
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ class TrimmedMean:
             raise ConfigError(f"beta = {self.beta} cuts nothing from {len(sites)} sites; {least}, or to 0 for a mean")
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         return Payload(model=site.fit(got["model"]).params), memory
@@ -100,8 +98,7 @@ class TrimmedMean:
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], self._cut(len(replies))))
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
     def _cut(self, sites: int) -> int:
         return floor(self.beta * sites + 1e-9)
@@ -146,8 +143,7 @@ class Krum:
             )
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         return Payload(model=site.fit(got["model"]).params), memory
@@ -161,8 +157,7 @@ class Krum:
         chosen = sorted(order, key=score.__getitem__)[: min(self.keep, len(order) - self.f)]  # ties: by name
         return State(mean({i: replies[i] for i in chosen}, "model"))
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
 
 @dataclass(frozen=True)
@@ -196,8 +191,7 @@ class GeometricMedian:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
-    def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(model=state.model) for i in cohort}
+    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         return Payload(model=site.fit(got["model"]).params, weight=site.size), memory
@@ -206,8 +200,7 @@ class GeometricMedian:
         shares = self.shares(state, replies)  # for running statistics too, which may be broken as well
         return State(mean(replies, "model", shares))
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         """Return the weights s_k of the replies in z = sum_k s_k w_k.

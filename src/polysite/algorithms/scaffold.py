@@ -12,15 +12,15 @@ reply: the server does not know c_k, so it could not correct a weight that chang
 gradient along the local path only for plain SGD, so momentum and Adam are refused.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite import tree
-from polysite.algorithms.average import average, towards
+from polysite.algorithms.average import average, serve_received, towards
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId, mean
-from polysite.site import Cases, Objective, Site, Tilt
+from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
 
 
@@ -83,5 +83,4 @@ class Scaffold:
         model = towards(state.model, average(replies), self.server_lr)
         return State(model, control, weights, awaited)
 
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield got["model"], cases
+    serve = serve_received

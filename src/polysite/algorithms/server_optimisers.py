@@ -125,7 +125,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class Yogi:
+class Yogi(Adam):
     """Federated averaging with Yogi at the server.
 
     Paper: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2
@@ -140,17 +140,6 @@ class Yogi:
         b2: Decay of its square (beta_2 in the paper), at least 0 and less than 1.
         tau: Degree of adaptivity (tau in the paper), more than 0; larger is less adaptive.
     """
-
-    lr: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.99
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        within(self, lr=(TINY, INF), b1=(0, 0.999999), b2=(0, 0.999999), tau=(TINY, INF))
-
-    def init(self, model: Tree) -> Moments:
-        return _start(model, self.tau)
 
     def step(self, model: Tree, update: Tree, state: Moments) -> tuple[Tree, Moments]:
         # v - (1 - b2) d^2 sign(v - d^2), with the sign written as comparisons that arrays and tensors share
