@@ -13,6 +13,7 @@ from monai.metrics import compute_average_surface_distance, compute_hausdorff_di
 from scipy.ndimage import gaussian_filter
 from scipy.spatial.distance import cdist
 
+from polysite.compiled import compiled
 from polysite.errors import DataError
 from polysite.metrics import surface
 from polysite.metrics.surface import Surfaces, surfaces
@@ -156,8 +157,8 @@ def test_large_masks_choose_their_way(monkeypatch):
     near = smooth > 0, np.roll(smooth, 1, 0) > 0
     far = near[0][::-1] & (np.arange(50) > 44), near[1] & (np.arange(50) < 6)
     used = []
-    compiled = surface._compiled
-    monkeypatch.setattr(surface, "_compiled", lambda kernel: used.append(kernel.__name__) or compiled(kernel))
+    compiled = surface.compiled
+    monkeypatch.setattr(surface, "compiled", lambda kernel: used.append(kernel.__name__) or compiled(kernel))
     for masks, expected in ((near, False), (far, True)):
         used.clear()
         found = surfaces(*masks, (1.0, 2.0, 1.5))
@@ -242,7 +243,7 @@ def test_refused(way, shapes, spacing):
 def test_kernels_compile_where_nothing_can_be_kept():
     space = {}
     exec(compile("def double(x):\n    return 2 * x", "<nowhere>", "exec"), space)
-    assert surface._compiled.__wrapped__(space["double"])(21) == 42
+    assert compiled.__wrapped__(space["double"])(21) == 42
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.5, 0.5), (2.0, 0.5), (0.7, 3.0)])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite.errors import ConfigError, DataError
-from polysite.radiomics import NAMES, Settings, comparable, extraction, features, kernels
+from polysite.radiomics import NAMES, Settings, comparable, extraction, features
 from polysite.training.radiomics import features as tensor_features
 from radiomics.volumes import Volume, ball, real, smooth, volumes
 
@@ -265,12 +265,6 @@ def test_refused_settings(options):
 def test_refused_numbers():
     with pytest.raises(DataError, match="complex128"):
         features(CUBE + 1j, ALL)
-
-
-def test_kernels_compile_where_nothing_can_be_kept():
-    space = {}
-    exec(compile("def double(x):\n    return 2 * x", "<nowhere>", "exec"), space)
-    assert kernels.compiled.__wrapped__(space["double"])(21) == 42
 
 
 def test_a_mean_that_is_rounding_and_what_is_undefined_do_not_set_cases_apart():

@@ -20,14 +20,15 @@ results are the same.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polysite.compiled import compiled
 from polysite.errors import DataError
 
 Floats = NDArray[np.float64]
@@ -78,7 +79,7 @@ def surfaces(predicted: NDArray[np.bool_], truth: NDArray[np.bool_], spacing: Se
     flat = 3 - truth.ndim
     masks = [np.ascontiguousarray(m).view(np.uint8).reshape((1,) * flat + m.shape) for m in masks]
     size = (1.0,) * flat + size
-    box = _compiled(_bounds)(*masks)
+    box = compiled(_bounds)(*masks)
     if min(box[1::2]) == 0:
         return Surfaces(np.empty(0), np.empty(0))
     edges, columns = _edges(masks, box, flat)
@@ -110,7 +111,7 @@ def _edges(
         padded[(slice(None),) * axis + ([0, -1],)] = 1
     for mask, found in zip(masks, edges, strict=True):
         padded[1:-1, 1:-1, 1 : n[2] + 1] = mask[crop]
-        _compiled(_shell)(padded.view(np.uint64), found.view(np.uint64))
+        compiled(_shell)(padded.view(np.uint64), found.view(np.uint64))
     if flat == 2:
         edges[:, 1, [0, -1]] = 0
     return edges, room[3:].reshape(-1).view(whole).reshape(shape)
@@ -123,14 +124,14 @@ def _distances(
     found = np.empty(np.count_nonzero(edges) if others.any() else 0)
     if not found.size:
         return found
-    _compiled(_columns)(others, columns)
+    compiled(_columns)(others, columns)
     planes = np.count_nonzero(edges.reshape(len(edges), -1).any(1))
     taken = np.count_nonzero(columns[0] != np.iinfo(columns.dtype).max)
     limit = planes * (ENVELOPE * taken + columns[0].size)
     words, around = edges.view(np.uint64), _around(spacing[1], spacing[2])
     for every in (SAMPLE, 1):
-        if not _compiled(_search)(words, columns, spacing, *around, every, limit / every, found):
-            _compiled(_envelope)(words, columns, spacing, found)
+        if not compiled(_search)(words, columns, spacing, *around, every, limit / every, found):
+            compiled(_envelope)(words, columns, spacing, found)
             break
     return np.sqrt(found, out=found)
 
@@ -146,17 +147,6 @@ def _around(row: float, column: float) -> tuple[NDArray[np.int32], NDArray[np.in
     order = np.argsort(square, kind="stable")[1:]
     order = order[square[order] < whole]
     return j[order], k[order], square[order]
-
-
-@cache
-def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a kernel with Numba, on first use, because importing Numba is slow."""
-    import numba
-
-    try:
-        return numba.njit(kernel, cache=True, nogil=True)  # type: ignore[no-any-return]
-    except RuntimeError:  # no writable folder for Numba's cache
-        return numba.njit(kernel, nogil=True)  # type: ignore[no-any-return]
 
 
 # The functions below are compiled: plain loops over contiguous arrays.

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polysite.compiled import compiled
 from polysite.errors import DataError
 from polysite.radiomics import formulas, kernels
 from polysite.radiomics.formulas import NAMES, Counts, Direction, Floats, Values, Zones
@@ -164,7 +165,7 @@ def _directions(
         counts = np.zeros((len(cuts) - 1, len(some), top + 1, top + 1), np.uint32)
         runs = np.zeros((len(cuts) - 1, len(some), top + 1, longest), np.uint32)
         _over(pool, kernels.pairs, cuts, levels.ravel(), some, parent, own=(counts, runs))
-        kernels.compiled(kernels.bridge)(levels.ravel(), some, np.array(cuts[1:-1], np.int64), parent)
+        compiled(kernels.bridge)(levels.ravel(), some, np.array(cuts[1:-1], np.int64), parent)
         pairs, ran = counts.sum(0, dtype=np.int64), runs.sum(0, dtype=np.int64)
         yield [
             Direction(p, r, bool(p[:, 1:].any()) or lined(levels, vector))
@@ -176,7 +177,7 @@ def _zones(levels: Levels, parent: NDArray[Any]) -> Zones:
     """Count the zones by level and size: small ones from a table, others from a list."""
     flat = levels.ravel()
     small = np.zeros((int(levels.max()) + 1, SMALL), np.int64)
-    kernels.compiled(kernels.zones)(flat, parent, small)
+    compiled(kernels.zones)(flat, parent, small)
     level, size = np.nonzero(small)
     roots = np.flatnonzero(parent <= -SMALL)
     large, times = np.unique(flat[roots] * np.int64(flat.size) - parent[roots], return_counts=True)
@@ -194,7 +195,7 @@ def _percentiles(values: Floats, levels: Levels, voxels: Counts) -> dict[int, fl
     wanted = np.zeros(len(voxels), bool)
     wanted[np.searchsorted(until, places, side="right")] = True
     some = np.empty(voxels[wanted].sum())
-    kernels.compiled(kernels.select)(levels.ravel(), wanted, values, some)
+    compiled(kernels.select)(levels.ravel(), wanted, values, some)
     left_out = np.cumsum(np.where(wanted, 0, voxels))[np.searchsorted(until, places, side="right")]
     some.partition(places - left_out)
     return formulas.percentiles(dict(zip(places.tolist(), some[places - left_out].tolist(), strict=True)), len(values))
@@ -250,7 +251,7 @@ def _over(
 ) -> None:
     """Run a kernel on each range between two cuts, with its own tables."""
     stretches = enumerate(pairwise(cuts))
-    done = [pool.submit(kernels.compiled(kernel), a, b, *shared, *(o[n] for o in own)) for n, (a, b) in stretches]
+    done = [pool.submit(compiled(kernel), a, b, *shared, *(o[n] for o in own)) for n, (a, b) in stretches]
     for each in done:
         each.result()
 

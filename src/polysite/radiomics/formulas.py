@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polysite.radiomics.kernels import compiled, second_eigenvalue
+from polysite.compiled import compiled
+from polysite.radiomics.kernels import second_eigenvalue
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.integer]

@@ -4,25 +4,10 @@ Grey levels are in one flat array with a rim of zeros (outside) on every side, s
 borders need no check. Half of the directions are forward steps; their opposites give the same pairs.
 """
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
-
 import numpy as np
 
 BLOCK = 512  # voxels per vectorised loop over neighbours
 CHUNK = 4096  # values per partial sum, so that sums do not depend on the number of threads
-
-
-@cache
-def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a kernel with Numba, on first use, because importing Numba is slow."""
-    import numba
-
-    try:
-        return numba.njit(kernel, cache=True, nogil=True)  # type: ignore[no-any-return]
-    except RuntimeError:  # no writable folder for Numba's cache
-        return numba.njit(kernel, nogil=True)  # type: ignore[no-any-return]
 
 
 # The functions below are compiled: plain loops over contiguous arrays.
