@@ -26,6 +26,7 @@ from polysite.algorithms.weighted import Weighted
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
+from polysite.errors import ConfigError
 from polysite.payload import Payload
 from polysite.site import CaseScore, Fit
 from quadratic import Quadratic
@@ -1121,3 +1122,9 @@ def test_groups_are_told_apart_in_the_record():
     alone = {"b": replies["b"]}
     assert algorithm.shares(state, alone) == {"b": 1.0}
     assert algorithm.diagnostics(algorithm.merge(state, alone)) == {"clusters (north)": 1, "clusters (south)": 0}
+
+
+def test_a_window_of_two_costs_is_the_shortest():
+    assert FedPIDAvg(window=2).window == 2
+    with pytest.raises(ConfigError, match="window = 1 must be at least 2"):
+        FedPIDAvg(window=1)

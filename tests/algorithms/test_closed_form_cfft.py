@@ -308,3 +308,9 @@ def test_sums_are_refused_that_are_far_beyond_those_of_most_in_either_direction(
     replies = {i: Payload(sums={"cases": np.full(1, 9.0), "sums": np.array([x])}) for i, x in sums.items()}
     found = TWO.objections(state, replies)
     assert set(found) == refused and all("far beyond all others" in why for why in found.values())
+
+
+def test_the_number_of_exchanges_covers_fit_announcement_tuning_and_the_last_scores():
+    """A federated fit takes up to 12 exchanges and its iterations; a pooled one takes a single exchange."""
+    assert Cfft(iterations=30, rounds=50).facts.exchanges == 12 + 30 + 1 + 50 + 1
+    assert Cfft(iterations=30, rounds=50, fit="pooled").facts.exchanges == 1 + 1 + 50 + 1

@@ -24,7 +24,7 @@ from polysite.errors import ConfigError
 from polysite.payload import Payload
 from polysite.site import Budget, CaseScore, Mix
 from quadratic import Quadratic, mixed_gradients
-from table import START as SPLITS
+from table import START as PARTS
 from table import same
 from table import sites as four
 
@@ -358,15 +358,15 @@ def test_l2gds_coin_is_one_for_all_and_known_from_the_state():
 
 
 def test_l2gd_lets_a_newcomer_start_from_the_mean_and_keeps_statistics_at_home():
-    rule, s = L2gd(lam=0.5, p=0.4, lr=0.05), Quadratic(2.0, np.array([1.0]), start=SPLITS)
-    got = Payload(model={k: v * 3 for k, v in SPLITS.items()}, ones=2, zeros=3)
+    rule, s = L2gd(lam=0.5, p=0.4, lr=0.05), Quadratic(2.0, np.array([1.0]), start=PARTS)
+    got = Payload(model={k: v * 3 for k, v in PARTS.items()}, ones=2, zeros=3)
     reply, memory = rule.local(got, Payload(), s)
     assert same(dict(reply["model"]), dict(s.fit(got["model"], budget=Budget(lr=0.05, steps=3)).params))
     again, _ = rule.local(got, memory, s)
     keep = (1 - 0.05 * 0.5 * 0.6 / 0.4) ** 2
-    start = {k: got["model"][k] + keep * (memory["model"][k] - got["model"][k]) for k in tree.trained(SPLITS)}
+    start = {k: got["model"][k] + keep * (memory["model"][k] - got["model"][k]) for k in tree.trained(PARTS)}
     want = s.fit({**memory["model"], **start}, budget=Budget(lr=0.05, steps=3)).params
-    assert all(again["model"][k] == pytest.approx(want[k], abs=1e-12) for k in SPLITS)
+    assert all(again["model"][k] == pytest.approx(want[k], abs=1e-12) for k in PARTS)
     assert again["model"]["norm.running_var"] == 0.9 * memory["model"]["norm.running_var"] + 0.1 * 4
 
 
@@ -428,10 +428,10 @@ def test_superfed_of_equal_sites_comes_to_rest_where_both_models_are_the_optimum
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_superfed_without_twins_is_fedprox_with_twice_the_mu_to_the_last_bit(share):
-    mine, memories = played(SuPerFed(0.3, after=6), four(), 6, share, SPLITS)
-    theirs, _ = played(FedProx(0.6), four(), 6, share, SPLITS)
+    mine, memories = played(SuPerFed(0.3, after=6), four(), 6, share, PARTS)
+    theirs, _ = played(FedProx(0.6), four(), 6, share, PARTS)
     assert same([r.state.model for r in mine], [r.state.model for r in theirs]) and not any(memories.values())
-    later, memories = played(SuPerFed(0.3, after=5), four(), 6, share, SPLITS)
+    later, memories = played(SuPerFed(0.3, after=5), four(), 6, share, PARTS)
     assert same(later[4].state.model, theirs[4].state.model) and not same(later[5].state.model, theirs[5].state.model)
     assert [i for i, m in memories.items() if "twin" in m] == list(later[5].replies)
 
@@ -467,7 +467,7 @@ def test_the_mean_over_all_mixtures_is_what_the_quadratic_sites_descend(by):
 def test_superfeds_twins_cross_the_wire_in_neither_direction_and_wait_for_their_site():
     rule = SuPerFed(after=1, shared=("head.*",))
     engine, seen, over, before = Simulator(rule, four(), wire=True), set(), [], {}
-    for r in run_rounds(rule, engine, SPLITS, Plan(rounds=6, share=0.5), seed=0):
+    for r in run_rounds(rule, engine, PARTS, Plan(rounds=6, share=0.5), seed=0):
         over += crossed([r])
         memories = engine.memories()
         for i, m in memories.items():
@@ -519,12 +519,12 @@ def test_factors_go_around_those_that_average():
         (lambda: FedAMP(own=0.5), "own = 0.5 is of HeurFedAMP"),
         (lambda: FedAMP(sigma=1.0, cosine=1.0), "knows no sigma and no alpha"),
         (lambda: FedAMP(sigma=1.0, alpha=0.5).init({}, NAMES), "lower alpha to at most 0.333333, or raise sigma"),
-        (lambda: FedAMP(on=("tail.*",)).init(SPLITS, NAMES), "names no trained parameter of this network"),
+        (lambda: FedAMP(on=("tail.*",)).init(PARTS, NAMES), "names no trained parameter of this network"),
         (lambda: L2gd(p=1.0), "p = 1.0 must be between 0.001 and 0.999"),
         (lambda: L2gd(lam=2.0, p=0.1, lr=0.1), r"theta = 1.8 of the way to their mean, beyond it; lower lam or lr"),
         (lambda: SuPerFed(choices=()), "at least one mixture, each between 0 and 1"),
         (lambda: SuPerFed(choices=(0.5, 1.5)), "at least one mixture, each between 0 and 1"),
-        (lambda: SuPerFed(shared=("*",)).init(SPLITS, NAMES), "leaves no parameter that could have a twin; name fewer"),
+        (lambda: SuPerFed(shared=("*",)).init(PARTS, NAMES), "leaves no parameter that could have a twin; name fewer"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, says):
@@ -542,3 +542,17 @@ def test_fedamp_a_model_of_zeros_points_nowhere():
     force = np.exp(2.0 * np.array([np.sqrt(0.5), 0.0]))
     assert list(state.attention["s0"].values()) == pytest.approx([0.4, *0.6 * force / force.sum()], abs=1e-12)
     assert list(state.attention["s2"].values()) == pytest.approx([0.3, 0.3, 0.4], abs=1e-12)
+
+
+def test_fedamp_compares_trained_parameters_and_not_running_statistics():
+    """Models that differ only in running statistics are as near as models can be."""
+    rule = FedAMP()
+    state = rule.init({"w": np.zeros(2), "norm.running_mean": np.zeros(1)}, ["a", "b", "c"])
+
+    def merged(statistics):
+        models = {i: {"w": np.full(2, x), "norm.running_mean": np.array([s])} for i, (x, s) in statistics.items()}
+        return rule.merge(state, {i: Payload(model=m) for i, m in models.items()})
+
+    plain = merged({"a": (0.0, 0.0), "b": (1.0, 0.0), "c": (3.0, 0.0)})
+    noisy = merged({"a": (0.0, 900.0), "b": (1.0, -900.0), "c": (3.0, 0.0)})
+    assert noisy.attention == plain.attention and noisy.sigma == plain.sigma
