@@ -23,8 +23,8 @@ def federation(tmp_path_factory):
         yield folder, link, hospitals
 
 
-# one of each kind in every full run: shared, partial and private models, memories, groups, phases
-SLICE = ("clustered", "ditto", "fedavg", "fedper", "fine_tune", "scaffold")
+# one of each kind in every full run: shared, partial and private models, memories, phases
+SLICE = ("ditto", "fedavg", "fedper", "fine_tune", "scaffold")
 EVERY = [pytest.param(name, marks=() if name in SLICE else pytest.mark.soak) for name in sorted(ALGORITHMS)]
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import polysite as ps
+from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.base import serving_payloads
 from polysite.cli import app
 from polysite.config import parse
@@ -29,7 +30,6 @@ from polysite.export.serve import serve_model
 from polysite.models.names import canonical
 from polysite.report.runs import read
 from polysite.study import build_sites
-from table import EVERY
 from test_study import SMALL
 
 pytestmark = [
@@ -314,6 +314,11 @@ EXTRA = {
     "trimmed_mean": {"algorithm.beta": "0.34"},
     "weighted": {"algorithm.weights.west": "0.3"},
 }
+
+
+# one of each kind of model in every full run
+SLICE = ("cfft", "ditto", "fedavg", "fedbn", "feddiv", "fedper", "fine_tune")
+EVERY = [pytest.param(name, marks=() if name in SLICE else pytest.mark.soak) for name in ALGORITHMS]
 
 
 @pytest.mark.slow
