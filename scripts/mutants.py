@@ -276,7 +276,7 @@ def killer(place: Path, mutant: Mutant, known: Notes, most: float) -> str | None
     mine = tuple(paths(place, mutant.file.split("/")[0]))
     near = {k: calls for k, (_, calls) in known.items() if k.startswith(mine)}
     meet = [k for k, calls in near.items() if (mutant.file, mutant.function) in calls]
-    if not meet:  # compiled, or called by nobody
+    if not meet:  # compiled, or not called by any test
         meet = [k for k, calls in near.items() if any(file == mutant.file for file, _ in calls)]
     meet.sort(key=lambda k: known[k][0])
     while meet and sum(known[k][0] for k in meet) > most:
