@@ -1,7 +1,7 @@
 # make demo   install, then train a 4-hospital phantom federation three ways and write a page about it
 # make quick  linters, contract table, closed forms, one small run from end to end: under 90 s on two cores
 # make test   everything that a change needs, linters included
-# make soak   the long tests, all fault schedules, the digests of all results
+# make soak   the long tests, all fault schedules, fuzzing, the digests of all results, every benchmark from end to end
 # make check  the linters alone; make format lets ruff mend what it can
 
 PYTHON ?= python3
@@ -24,7 +24,9 @@ test: check
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m soak
 	$(BIN)/python scripts/faults.py --schedules 20 --seed 0
+	$(BIN)/python scripts/fuzz.py --inputs 10000 --seed 0
 	$(BIN)/python scripts/digests.py --compare scripts/digests.json
+	$(MAKE) bench
 
 check: $(READY)
 	$(BIN)/ruff check .

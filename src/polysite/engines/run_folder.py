@@ -143,12 +143,14 @@ class RunFolder:
     @property
     def config(self) -> str:
         """Text of config.toml."""
-        return (self.path / "config.toml").read_text()
+        with self._reading("config.toml") as text:
+            return text
 
     @property
     def split(self) -> str:
         """Text of split.csv."""
-        return (self.path / "split.csv").read_text()
+        with self._reading("split.csv") as text:
+            return text
 
     @property
     def finished(self) -> bool:
@@ -158,11 +160,22 @@ class RunFolder:
     @property
     def result(self) -> Result:
         """The result of a finished run."""
-        return Result.from_json((self.path / "result.json").read_text())
+        with self._reading("result.json") as text:
+            return Result.from_json(text)
 
     def records(self) -> list[RoundRecord]:
         """Return the records of the rounds so far."""
-        return read_records((self.path / "rounds.jsonl").read_text().splitlines())
+        with self._reading("rounds.jsonl") as text:
+            return read_records(text.splitlines())
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[str]:
+        """Give the text of a file; a file that cannot be read or understood is reported by name."""
+        try:
+            yield (self.path / name).read_text(encoding="utf-8")
+        except (OSError, ValueError) as problem:
+            reason = " ".join(str(problem).split())
+            raise RunError(f"the run folder {self.path} is damaged: its {name} cannot be read: {reason}") from problem
 
     def append(self, record: RoundRecord) -> None:
         """Add the record of a round."""
