@@ -74,6 +74,7 @@ def test_the_wire_goes_through_the_host_and_back():
     assert Payload(model=states[0]).nbytes == Payload(model=states[1]).nbytes
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile imports it
 @pytest.mark.parametrize(
     "sets", [{"train.autocast": "false"}, {"train.autocast": "true"}, {"train.compile": "true"}], ids=str
 )
@@ -89,7 +90,7 @@ def test_a_study_runs_and_resumes(tmp_path):
     assert 0 <= done.mean <= 1
     for late in (tmp_path / "run" / "result.json", done.folder.checkpoints()[0]):
         late.unlink()
-    assert study.resume(tmp_path / "run").result["rounds"] == 3
+    assert study.resume(tmp_path / "run").result.rounds == 3
 
 
 def test_patches_on_the_gpu_are_those_of_the_cpu():
