@@ -91,21 +91,22 @@ def sums(first, last, values, shift, found):  # type: ignore[no-untyped-def]
 
 
 def moments(first, last, values, mean, low, high, found):  # type: ignore[no-untyped-def]
-    """Compute for each chunk Σ |x − mean|, Σ (x − mean)ᵏ for k = 2 to 4, and number and Σ of the x in [low, high]."""
+    """Compute for each chunk Σ |x − mean|, Σ (x − mean)ᵏ for k = 1 to 4, and number and Σ of the x in [low, high]."""
     for c in range(first, last):
-        absolute = second = third = fourth = inside = 0.0
+        absolute = plain = second = third = fourth = inside = 0.0
         n = 0
         for v in values[c * CHUNK : (c + 1) * CHUNK]:
             d = v - mean
             absolute += abs(d)
+            plain += d
             second += d * d
             third += d * d * d
             fourth += d * d * d * d
             here = (v >= low) & (v <= high)
             n += here
             inside += v * here
-        found[c, 0], found[c, 1], found[c, 2], found[c, 3] = absolute, second, third, fourth
-        found[c, 4], found[c, 5] = n, inside
+        found[c, 0], found[c, 1], found[c, 2], found[c, 3], found[c, 4] = absolute, plain, second, third, fourth
+        found[c, 5], found[c, 6] = n, inside
 
 
 def deviation(first, last, values, mean, low, high, found):  # type: ignore[no-untyped-def]
