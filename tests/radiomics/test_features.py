@@ -190,6 +190,33 @@ def test_turns_padding_labels_and_threads_change_nothing(order, signs, rim, thre
     agree(found, EXPECTED, 1e-10)
 
 
+CC359 = Settings(bin_width=0.15, bin_range=(-1.01, 10.81))  # paper C, appendix C
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bins_of_a_whole_dataset(way):
+    """Levels by NumPy: those of the edges between the dataset's smallest and largest value."""
+    noise, mask = 1 + 2 * smooth(np.random.default_rng(6), (12, 13, 14)), ball((12, 13, 14))
+    assert noise.min() < -1.05 and noise.max() < 9
+    edges = np.arange(-1.05, 10.81, 0.15)
+    levels = np.clip(np.digitize(noise, edges), 1, len(edges))
+    found = WAYS[way](noise, mask, settings=CC359)
+    # whole numbers in bins of width 1, with a voxel of level 1 so that levels keep their numbers
+    expected = features(levels, mask, settings=Settings(bin_width=1))
+    assert levels[mask > 0].min() == 1
+    for name in NAMES:
+        if not name.startswith("firstorder") or name.endswith(("Entropy", "Uniformity")):
+            assert found[name] == pytest.approx(expected[name], rel=1e-9), name
+    assert found["firstorder_Minimum"] == noise[mask > 0].min()
+    # the level of a grey value does not depend on the image: without its darkest voxels, the others keep theirs
+    bright = (mask * (noise > 0.65)).astype(np.uint8)
+    by_image = WAYS[way](noise, bright, settings=Settings(bin_width=0.15))["glcm_JointAverage"]
+    by_dataset = WAYS[way](noise, bright, settings=CC359)["glcm_JointAverage"]
+    assert by_dataset - by_image == pytest.approx(np.digitize(0.65, edges) - 1, abs=1e-9)
+    above = WAYS[way](noise + 100, mask, settings=CC359)  # everything in the last bin
+    assert above["firstorder_Entropy"] == pytest.approx(0, abs=1e-12)
+
+
 def test_the_number_of_threads_does_not_matter():
     volume = VOLUMES["large"]
     arrays, options = asked(volume)
@@ -299,6 +326,10 @@ def test_refused_spacing(spacing):
         {"bin_width": math.nan},
         {"bin_count": 0},
         {"bin_count": 10**7},
+        {"bin_range": (3.0, 1.0)},
+        {"bin_range": (1.0,)},
+        {"bin_range": (0.0, math.inf)},
+        {"bin_range": (0.0, 1.0), "bin_count": 5},
         {"voxel_array_shift": math.inf},
     ],
 )

@@ -51,8 +51,10 @@ def gather(first, last, image, mask, starts, values):  # type: ignore[no-untyped
 def digitise(first, last, values, mask, starts, edges, levels):  # type: ignore[no-untyped-def]
     """Write the number of edges at or below each value to an array with a rim."""
     top = len(edges) - 1
-    low = edges[0]
-    per = 1 / (edges[1] - edges[0])
+    low, per = 0.0, 0.0
+    if top > 1:  # not from the first edge, which may be minus infinity
+        per = 1 / (edges[2] - edges[1])
+        low = edges[1] - 1 / per
     for i in range(first, last):
         n = starts[i]
         for j in range(mask.shape[1]):
@@ -60,7 +62,7 @@ def digitise(first, last, values, mask, starts, edges, levels):  # type: ignore[
                 if mask[i, j, k]:
                     v = values[n]
                     n += 1
-                    t = min(int((v - low) * per), top)  # a first guess, as edges are not exactly even
+                    t = min(max(int((v - low) * per), 0), top)  # a first guess, as edges are not exactly even
                     while v < edges[t]:
                         t -= 1
                     while t < top and v >= edges[t + 1]:
