@@ -104,9 +104,9 @@ class Split:
             return []
         found, absent = [], _absent(sites, _find(self._rows(self.fold), sites))
         if absent:
-            is_one = len(absent) == 1
-            what = "has no case and is left out" if is_one else "have no case and are left out"
-            found.append(f"site{'s' * (not is_one)} {', '.join(absent)} {what}: {self._path(self.fold).name} names none")
+            one = len(absent) == 1
+            who = f"site{'s' * (not one)} {', '.join(absent)} {'has no case and is' if one else 'have no case and are'}"
+            found.append(f"{who} left out: {self._path(self.fold).name} names none")
         tested = Counter(name for k in range(self.folds) for _, name, split in self._rows(k) if split == OPEN[0])
         twice = sorted(name for name, times in tested.items() if times > 1)
         if twice:
