@@ -68,8 +68,9 @@ class Settings:
             edges[-1] += 1  # so that the largest value is in the last bin
             return edges.astype(np.float64)
         if self.bin_range:
-            edges = replace(self, bin_range=()).edges(*self.bin_range, dtype)
-            edges = edges[edges <= self.bin_range[1]].astype(np.float64)  # what lies beyond is in the last bin
+            low, high = self.bin_range
+            edges = replace(self, bin_range=()).edges(low, high, dtype)
+            edges = edges[edges <= high].astype(np.float64)  # what lies beyond is in the last bin
             edges[0] = -math.inf  # or in the first
             return edges
         if (largest - least) / self.bin_width > MAX_BINS - 1:
