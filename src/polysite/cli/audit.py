@@ -1,4 +1,4 @@
-"""The command that attacks the numbers that leave a hospital."""
+"""The command that attacks the numbers that describe cases."""
 
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +39,7 @@ def audit(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Attack the numbers that leave a hospital.
+    """Attack the numbers that describe cases and may leave a hospital; models and updates are not attacked.
 
     Tries to rebuild scans from them and to match second scans with their patients.
     """
