@@ -12,6 +12,7 @@ A ``Drawing`` is SVG text that knows its Matplotlib figure, so that the figure o
 import io
 import json
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ def write_figures(folder: Path, figures: Iterable[Picture]) -> list[Path]:
             continue
         name = _free(slug(picture.name or picture.title) or "figure", captions)
         captions[name] = {"title": picture.title, "caption": picture.caption}
-        files += _write(folder, name, picture.svg)
+        files += write_drawing(folder, name, picture.svg)
     if captions:
         text = json.dumps(captions, indent=1, ensure_ascii=False) + "\n"
         write_file(folder / "captions.json", lambda p: p.write_text(text, encoding="utf-8"), sync=False)
@@ -105,12 +106,19 @@ def _free(name: str, taken: Iterable[str]) -> str:
     return chosen
 
 
-def _write(folder: Path, name: str, drawing: Drawing) -> list[Path]:
+def write_drawing(folder: Path, name: str, drawing: Drawing) -> list[Path]:
+    """Write ``NAME.svg`` and ``NAME.png``; return both files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"the figures {folder} could not be written: {problem}") from problem
     svg, png = folder / f"{name}.svg", folder / f"{name}.png"
     write_file(svg, lambda p: p.write_text(drawing, encoding="utf-8"), sync=False)
-    write_file(png, lambda p: drawing.figure.savefig(p, format="png", dpi=DPI, metadata={"Software": None}), sync=False)
+    write_file(png, lambda p: _png(drawing.figure, p), sync=False)
     return [svg, png]
+
+
+def _png(figure: Figure, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
