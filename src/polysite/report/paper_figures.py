@@ -80,7 +80,10 @@ def _panels(comparison: Comparison) -> list[list[Method]]:
 
 def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
     sites = [*comparison.sites_by_size, None]
-    figure = Figure((min(13.0, max(WIDE, 0.075 * len(sites) * len(methods) + 0.8)), 4.0), layout="constrained")
+    counts = comparison.find(comparison.reference).sizes
+    named = [f"{short(s)} ({counts.get(s, 0)})" if s else "all" for s in sites]
+    size = max(WIDE, 0.06 * len(sites) * len(methods) + 0.8), 2.9 + _depth(named)
+    figure = Figure(size, layout="constrained")
     axes = figure.add_subplot()
     width, top = 0.82 / len(methods), 1.0
     for k, method in enumerate(methods):
@@ -94,8 +97,7 @@ def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
             x, means, width * 0.94, yerr=errors, label=_plain(method.name), color=COLOURS[k % len(COLOURS)],
             error_kw=look,
         )  # fmt: skip
-    counts = comparison.find(comparison.reference).sizes
-    _name_sites(axes, [f"{short(s)} ({counts.get(s, 0)})" if s else "all" for s in sites])
+    _name_sites(axes, named)
     axes.axvline(len(sites) - 1.5, color=UNKNOWN, lw=0.8)
     axes.set_xlim(-0.6, len(sites) - 0.4)
     axes.set_ylim(0, top + 0.01)
@@ -128,6 +130,7 @@ def boxes(comparison: Comparison, options: Options) -> list[Picture]:
         axes.set_yticks(range(1, len(shown) + 1), titles, fontsize=9)
         axes.set_ylim(0.4, len(shown) + 0.6)
         axes.set_xlim(-0.02, 1.02)
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
         axes.set_title(_plain(label or ("mean over labels" if len(labels) > 1 else "")), fontsize=10, loc="left")
         axes.set_xlabel(what, fontsize=9)
     cases = len(comparison.methods[0].of(None, comparison.main, comparison.policy))
@@ -144,7 +147,7 @@ def groups(comparison: Comparison, options: Options) -> list[Picture]:
     sites = sorted(counts, key=lambda s: (-sum(counts[s].values()), s))
     names = sorted({g for groups in counts.values() for g in groups if g})
     names += [""] if any("" in groups for groups in counts.values()) else []
-    figure = Figure((max(WIDE, 0.34 * len(sites) + 1.0), 3.6), layout="constrained")
+    figure = Figure((max(WIDE, 0.34 * len(sites) + 1.0), 2.6 + _depth([short(s) for s in sites])), layout="constrained")
     axes = figure.add_subplot()
     below = np.zeros(len(sites))
     for k, group in enumerate(names):
@@ -191,7 +194,10 @@ def volumes(comparison: Comparison, options: Options) -> list[Picture]:
             scale = evaluation.about["voxel"][site][case] / 1000 if litres else 1.0
             sizes |= {(site, case, label): row["truth"] * scale for label, row in of.items()}
     sites, labels = comparison.sites_by_size, reference.first.labels
-    figure = Figure((max(WIDE, 0.34 * len(sites) + 1.0), 1.9 * len(labels) + 1.1), layout="constrained")
+    figure = Figure(
+        (max(WIDE, 0.34 * len(sites) + 1.0), 1.7 * len(labels) + _depth([short(s) for s in sites])),
+        layout="constrained",
+    )
     for k, label in enumerate(labels):
         axes = figure.add_subplot(len(labels), 1, k + 1)
         _boxes(axes, [[v for (s, _, n), v in sizes.items() if (s, n) == (site, label)] for site in sites], True)
@@ -269,9 +275,10 @@ def _case(case: Shown, methods: Sequence[str]) -> Figure:
 def _picture(axes: Axes, case: Shown, pixels: np.ndarray, text: str) -> None:
     aspect = case.pixel[0] / case.pixel[1]
     axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, aspect=aspect, interpolation="nearest")
-    axes.text(
-        0.03, 0.97, text, color="white", fontsize=7, va="top", transform=axes.transAxes, parse_math=False, clip_on=True
-    )
+    if text:
+        behind = {"facecolor": "black", "edgecolor": "none", "alpha": 0.6, "pad": 1.2}
+        look: dict[str, Any] = {"color": "white", "fontsize": 7, "va": "top", "bbox": behind, "parse_math": False}
+        axes.text(0.03, 0.97, _cut(text, 14), transform=axes.transAxes, **look)
 
 
 def _coloured(case: Shown, mask: np.ndarray, label: int) -> np.ndarray:
@@ -304,9 +311,17 @@ def _boxes(axes: Axes, values: Sequence[Iterable[float]], vertical: bool) -> Non
 
 def _name_sites(axes: Axes, names: Sequence[str], first: int = 0) -> None:
     """Write the names of sites below the axes, slanted where they are long or many."""
-    slanted = sum(map(len, names)) > 70
-    look: dict[str, Any] = {"rotation": 50, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
+    look: dict[str, Any] = {"rotation": 50, "ha": "right", "rotation_mode": "anchor"} if _slanted(names) else {}
     axes.set_xticks(range(first, first + len(names)), [_plain(n) for n in names], fontsize=9, **look)
+
+
+def _slanted(names: Sequence[str]) -> bool:
+    return sum(map(len, names)) > 70
+
+
+def _depth(names: Sequence[str]) -> float:
+    """Return the height in inches that the names below the axes take."""
+    return 0.2 + 0.055 * max(map(len, names)) if _slanted(names) else 0.2
 
 
 def _deviation(values: Sequence[float]) -> float:
