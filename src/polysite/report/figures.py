@@ -1,18 +1,17 @@
 """Figures of runs as SVG text. Colours can be distinguished by colour-blind readers and in print."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from statistics import fmean, stdev
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
+from polysite.report.figure_files import draw
 from polysite.report.runs import Method, Summary
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
@@ -40,7 +39,7 @@ def _bars(comparison: Comparison, measure: str) -> str:
     axes.set_xticks(range(len(sites)), [_plain(s or "all") for s in sites], rotation=45 if len(sites) > 10 else 0)
     _scale(axes, comparison, measure, "y")
     _legend(figure, axes, len(comparison.methods))
-    return _svg(figure)
+    return draw(figure)
 
 
 def _dots(comparison: Comparison, measure: str) -> str:
@@ -63,7 +62,7 @@ def _dots(comparison: Comparison, measure: str) -> str:
     axes.set_axisbelow(True)
     _scale(axes, comparison, measure, "x")
     _legend(figure, axes, len(comparison.sites))
-    return _svg(figure)
+    return draw(figure)
 
 
 def curves(methods: Sequence[Method]) -> str:
@@ -83,7 +82,7 @@ def curves(methods: Sequence[Method]) -> str:
     axes.set_ylabel(f"{_measure(methods)}, validation cases")
     axes.set_ylim(bottom=0)
     _legend(figure, axes, len(methods))
-    return _svg(figure)
+    return draw(figure)
 
 
 def site_curves(methods: Sequence[Method]) -> str:
@@ -100,7 +99,7 @@ def site_curves(methods: Sequence[Method]) -> str:
         figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)), frameon=False, fontsize=9)
     figure.supxlabel("round", fontsize=10)
     figure.supylabel(f"{_measure(methods)}, validation cases", fontsize=10)
-    return _svg(figure)
+    return draw(figure)
 
 
 def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]) -> str:
@@ -116,7 +115,7 @@ def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     _legend(figure, axes, len(methods))
-    return _svg(figure)
+    return draw(figure)
 
 
 def matrix(values: Mapping[str, Mapping[str, float]]) -> str:
@@ -141,7 +140,7 @@ def matrix(values: Mapping[str, Mapping[str, float]]) -> str:
     axes.set_ylabel("model of")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    return _svg(figure)
+    return draw(figure)
 
 
 def shares(methods: Sequence[Method]) -> str | None:
@@ -165,7 +164,7 @@ def shares(methods: Sequence[Method]) -> str | None:
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     figure.supxlabel("round", fontsize=10)
     figure.supylabel("weight in the aggregate", fontsize=10)
-    return _svg(figure)
+    return draw(figure)
 
 
 def diagnostics(methods: Sequence[Method]) -> str | None:
@@ -181,7 +180,7 @@ def diagnostics(methods: Sequence[Method]) -> str | None:
         _lines(axes, known[what])
         axes.legend(frameon=False, fontsize=8)
     figure.supxlabel("round", fontsize=10)
-    return _svg(figure)
+    return draw(figure)
 
 
 def _by_name(run: Summary, what: str) -> dict[str, tuple[list[int], list[float]]]:
@@ -267,9 +266,4 @@ def _new(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _svg(figure: Figure) -> str:
-    """Return the figure as SVG without a date, so that the same data give the same text."""
-    text = io.StringIO()
-    with rc_context({"svg.hashsalt": "polysite"}):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    return text.getvalue()[text.getvalue().index("<svg") :]
+_svg = draw

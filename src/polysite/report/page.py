@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from markupsafe import Markup
@@ -19,19 +19,29 @@ from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
 from polysite.report import costs, example_cases, figures, viewer
 from polysite.report.compare import Comparison, compare, summary, tables
+from polysite.report.figure_files import Picture as Picture
+from polysite.report.figure_files import write_figures
 from polysite.report.grid import Grid, Line, name, number
 from polysite.report.runs import Method
 from polysite.report.template import render
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure with its title and caption."""
+class Page(str):
+    """HTML of a page with its figures, which can also be written to files."""
 
-    title: str
-    svg: str
-    caption: str
-    narrow: bool = False
+    pictures: tuple[Picture, ...]
+    __slots__ = ("pictures",)
+
+    def __new__(cls, html: str, pictures: Iterable[Picture]) -> Self:
+        """Keep the figures with the page."""
+        text = super().__new__(cls, html)
+        text.pictures = tuple(pictures)
+        return text
+
+    def write(self, folder: Path) -> None:
+        """Write ``index.html`` and the folder ``figures/``."""
+        (folder / "index.html").write_text(self, encoding="utf-8")
+        write_figures(folder / "figures", self.pictures)
 
 
 @dataclass(frozen=True)
@@ -89,8 +99,8 @@ def layout(
     summary: Sequence[str] = (),
     remarks: Sequence[str] = (),
     live: str = "",
-) -> str:
-    """Return a page as HTML.
+) -> Page:
+    """Return a page as HTML, with its figures.
 
     Args:
         title: The heading.
@@ -101,12 +111,19 @@ def layout(
         remarks: Warnings before the sections.
         live: State of the run folder; a page with one reloads when that state changes.
     """
-    shown = [(section, [(KINDS[type(block)], block) for block in section.blocks]) for section in sections]
+    parts = list(sections)
+    shown = [(section, [(KINDS[type(block)], block) for block in section.blocks]) for section in parts]
     about = {"version": version, "summary": summary, "remarks": remarks, "live": live}
-    return render("page.html", title=title, lead=lead, sections=shown, **about)
+    return Page(render("page.html", title=title, lead=lead, sections=shown, **about), pictures(parts))
 
 
-def build(title: str, methods: Sequence[Method], options: Options = Options(), lead: str = "", live: str = "") -> str:
+def pictures(sections: Iterable[Section]) -> list[Picture]:
+    """Return the figures of sections; a figure without a name of its own is named by its section and title."""
+    drawn = [(section.id, block) for section in sections for block in section.blocks if isinstance(block, Picture)]
+    return [replace(p, name=p.name or f"{where} {p.title}") for where, p in drawn]
+
+
+def build(title: str, methods: Sequence[Method], options: Options = Options(), lead: str = "", live: str = "") -> Page:
     """Return the page of methods; without a lead, the summary of the results is the lead."""
     if all(run.finished for m in methods for run in m.runs):
         comparison = compare(methods, options.reference, options.policy, options.tail)

@@ -35,7 +35,7 @@ def comparison(
     words = "\n\n".join([f"# {title}", *summary(compared), *compared.remarks])
     text = build(title, methods, options)
     with draft_folder(folder, "comparison") as draft:
-        (draft / "index.html").write_text(text, encoding="utf-8")
+        text.write(draft)
         body = "\n".join(g.markdown() for g in grids)
         (draft / "tables.md").write_text(f"{words}\n\n{body}", encoding="utf-8")
         (draft / "tables.tex").write_text("\n".join(g.latex() for g in grids), encoding="utf-8")
