@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,9 @@ def build_sites(
             if isinstance(problem, DataError) and isinstance(source, Files):
                 raise DataError(f"{problem} ('polysite data check' lists all problems)") from problem
             raise
+    brain = partial(study.prepare.brain, modalities=source.modality_names)
     return {
-        site: TorchSite(site, network, cases, source.label_names, study.train, study.seed, task)
+        site: TorchSite(site, network, cases, source.label_names, study.train, study.seed, task, brain)
         for site, cases in ready.items()
     }
 
