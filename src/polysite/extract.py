@@ -334,7 +334,7 @@ def tables(done: Extracted) -> list[Grid]:
         note = "Farther outside the range of all cases than 100 times its width: check these scans."
         grids.append(Grid("outliers", "Outliers", head, tuple(lines), note))
     if done.clusters:
-        shown = _shown(done.clusters)
+        shown = shown_clusters(done.clusters)
         fit = clusters_page.fit(done.about["clusters"])
         grids += [clusters_page.by_site(shown), clusters_page.by_label(shown), fit]
     return grids
@@ -349,11 +349,15 @@ def words(done: Extracted) -> list[str]:
     if not done.outliers and len(table.cases) >= MIN_CASES:
         sentences.append("There are no outliers.")
     if done.clusters:
-        sentences += [*clusters_page.words(_shown(done.clusters)), f"Page with maps: {done.folder / 'index.html'}"]
+        sentences += [
+            *clusters_page.words(shown_clusters(done.clusters)),
+            f"Page with maps: {done.folder / 'index.html'}",
+        ]
     return [*sentences, f"Table: {done.folder / 'features.csv'}"]
 
 
-def _shown(groups: Clusters) -> clusters_page.Shown:
+def shown_clusters(groups: Clusters) -> clusters_page.Shown:
+    """Return what pages and tables show of clusters."""
     some, points = groups.table, groups.mixture.transform(groups.vectors)
     return clusters_page.Shown(some.sites, groups.names, points, some.labels, some.shares)
 
@@ -377,7 +381,7 @@ def _publish(draft: Path, done: Extracted, parquet: bool) -> None:
 
 
 def _publish_clusters(draft: Path, done: Extracted, groups: Clusters) -> None:
-    shown, some = _shown(groups), groups.table
+    shown, some = shown_clusters(groups), groups.table
     sure = groups.mixture.probabilities(groups.vectors).max(1)
     plane = np.hstack([shown.points, np.zeros((len(some.cases), 1))])[:, :2]  # there may be only one component
     each = zip(some.sites, some.cases, groups.names, sure.tolist(), *plane.T.tolist(), strict=True)

@@ -186,9 +186,7 @@ def cost(study: Study) -> Cost:
     return planned(loads(study), study.cost, study.train.batch)
 
 
-def loads(
-    study: Study, look: Callable[[Any, Mapping[str, Payload]], None] | None = None
-) -> list[Mapping[str, Load]]:
+def loads(study: Study, look: Callable[[Any, Mapping[str, Payload]], None] | None = None) -> list[Mapping[str, Load]]:
     """Return the work and traffic of every site in each round of a study, by rehearsing the rounds.
 
     ``look`` sees the server's state and the memories of the sites after every round.

@@ -36,7 +36,7 @@ parallel as fit into memory.
 from polysite.benchmark.bench import SCALES, Bench, load, names
 from polysite.benchmark.jobs import Step, silent
 from polysite.benchmark.plan import plan
-from polysite.benchmark.radiomics import extract
+from polysite.benchmark.radiomics import describe
 from polysite.benchmark.run import options, run
 
-__all__ = ["SCALES", "Bench", "Step", "extract", "load", "names", "options", "plan", "run", "silent"]
+__all__ = ["SCALES", "Bench", "Step", "describe", "load", "names", "options", "plan", "run", "silent"]

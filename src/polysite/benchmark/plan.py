@@ -28,7 +28,11 @@ from polysite.site import Budget
 from polysite.training import tasks
 from polysite.training.torch_site import Network, TorchSite
 
-VOLUME = (144, 176, 144)  # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
+VOLUME = (
+    144,
+    176,
+    144,
+)  # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
 SIDE = 64  # largest side of a patch that is timed on a CPU
 STEPS = 3  # timed, after as many that warm up
 PREDICTION, SCAN = 3e4, 3e6  # bytes on disk of a predicted case, and of one of the three per site kept to look at
@@ -92,9 +96,9 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
     head = ("method", "runs", "rounds", "steps of all runs", unit, "disk", "")
     whose = f"the published sizes of its {len(first.data.case_refs(0))} sites" if absent else "the data"
     note = (
-        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. Disk: checkpoints and models, "
-        f"predictions and scans to look at; the cache of prepared cases takes about {_size(prepared).text} more. "
-        f"All together: {duration(3600 * hours)}."
+        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. All together: "
+        f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at; the cache of prepared "
+        f"cases takes about {_size(prepared).text} more."
     )
     return Grid("plan", f"Plan of {bench.name}", head, tuple(lines), note)
 
@@ -186,7 +190,9 @@ def measure(chosen: Study) -> Pace:
     network = Network(_module(chosen), chosen.train)
     gpu = network.device.type == "cuda"
     step = chosen.model.divisor
-    patch = chosen.train.patch if gpu else tuple(min(side, max(step, SIDE // step * step)) for side in chosen.train.patch)
+    patch = (
+        chosen.train.patch if gpu else tuple(min(side, max(step, SIDE // step * step)) for side in chosen.train.patch)
+    )
     batch = chosen.train.batch if gpu else 1
     whole = tuple(max(a, b) for a, b in zip(VOLUME, chosen.train.patch, strict=False)) if gpu else patch
     train = replace(chosen.train, patch=patch, window=(), batch=batch, epochs=1, steps=None)
@@ -196,17 +202,21 @@ def measure(chosen: Study) -> Pace:
     start = site.start
     training = _timed(lambda: site.fit(start, budget=Budget(steps=STEPS)), network) / STEPS
     predicting = _timed(lambda: site.score(start, [cases[0].name]), network)
-    full = prod(chosen.train.patch)
     if gpu:
         how = f"Measured on {network.device}: {training:.3g} s a step of {batch} patches, {predicting:.3g} s a scan."
         return Pace(training, predicting, str(network.device), how)
-    voxels = full / prod(patch)
-    scaled = training * voxels * chosen.train.batch, predicting * prod(VOLUME) / prod(patch) * 8
+    larger = prod(chosen.train.patch) / prod(patch)
     how = (
-        f"Measured on a CPU with a patch of {' x '.join(map(str, patch))} ({training:.3g} s) and scaled by the number of "
-        "voxels: these are CPU hours, and a GPU is tens to hundreds of times faster."
+        f"Measured on a CPU: {training:.3g} s a patch of {' x '.join(map(str, patch))}, and scaled by the number of "
+        "voxels. These are CPU hours; a GPU is tens to hundreds of times faster."
     )
-    return Pace(*scaled, "cpu", how)
+    return Pace(training * larger * chosen.train.batch, predicting * larger * _windows(chosen), "cpu", how)
+
+
+def _windows(chosen: Study) -> int:
+    """Return the number of positions of the sliding window in a scan."""
+    window, moved = chosen.train.window or chosen.train.patch, 1 - chosen.train.overlap
+    return prod(ceil(max(0, size - side) / (side * moved)) + 1 for size, side in zip(VOLUME, window, strict=False))
 
 
 def _module(chosen: Study) -> Any:

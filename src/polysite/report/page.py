@@ -17,11 +17,12 @@ from polysite.costs.speeds import Speeds
 from polysite.errors import RunError
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
-from polysite.report import costs, example_cases, figures, viewer
+from polysite.report import costs, example_cases, figures, published, viewer
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.figure_files import Picture as Picture
 from polysite.report.figure_files import write_figures
 from polysite.report.grid import Grid, Line, name, number
+from polysite.report.published import Paper
 from polysite.report.runs import Method
 from polysite.report.template import render
 
@@ -76,6 +77,9 @@ class Options:
         assessment: Folder of an assessment whose distances are shown.
         scans: Show slices of patients.
         remarks: Remarks at the top of the page.
+        figures: Names of figures to add, as the papers have them.
+        cases: Cases that the figure ``cases`` shows.
+        published: Published tables that are shown with the measured values beside them.
     """
 
     reference: str | None = None
@@ -85,6 +89,9 @@ class Options:
     assessment: Path | None = None
     scans: bool = True
     remarks: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    published: Paper = Paper()
 
 
 KINDS = {Grid: "grid", Picture: "picture", Folded: "folded", Markup: "html", str: "words"}  # as page.html calls them
@@ -144,6 +151,9 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     error = "Error bars: standard error over cases."
     bars = Picture("", figures.hospitals(comparison, comparison.main), error)
     yield Section("gets", "What every hospital gets", (*every[: 1 + (len(comparison.sites) > 1)], bars))
+    beside = published.tables(comparison, options.published, options.speeds)
+    if beside:
+        yield Section("published", "Published and measured", tuple(beside))
     shown = example_cases.cases(comparison.methods, comparison.reference) if options.scans else []
     if shown:
         words = (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polysite.errors import RunError
-from polysite.report import costs
+from polysite.report import costs, published
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.page import Options, build
 from polysite.report.runs import Method
@@ -31,8 +31,9 @@ def comparison(
     if not replace:
         vacant(folder, "comparison")
     compared = compare(methods, options.reference, options.policy, options.tail)
-    grids = [*tables(compared), costs.table(methods, options.speeds)]
-    words = "\n\n".join([f"# {title}", *summary(compared), *compared.remarks])
+    beside = published.tables(compared, options.published, options.speeds)
+    grids = [*tables(compared), costs.table(methods, options.speeds), *beside]
+    words = "\n\n".join([f"# {title}", *summary(compared), *options.remarks, *compared.remarks])
     text = build(title, methods, options)
     with draft_folder(folder, "comparison") as draft:
         text.write(draft)

@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 from statistics import fmean, stdev
 
+from polysite.costs.model import Cost
 from polysite.costs.speeds import Speeds
 from polysite.errors import ConfigError, nearest
 from polysite.metrics.measures import EmptyMaskPolicy
@@ -46,17 +47,19 @@ class Paper:
     Args:
         tables: Names of published tables.
         methods: Names of every method of the benchmark in these tables.
+        setting: Only numbers of this setting; empty for all.
     """
 
     tables: tuple[str, ...] = ()
     methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    setting: str = ""
 
     def __post_init__(self) -> None:
         listed = {n.method for table in self.tables for n in numbers(table)}
         for ours, theirs in self.methods.items():
-            for name in theirs:
-                if self.tables and name not in listed:
-                    raise ConfigError(f"published.methods: {ours} is {name!r} in no table; {nearest(name, listed)}")
+            odd = next((title for title in theirs if title not in listed), None)
+            if odd is not None:
+                raise ConfigError(f"published.methods: {ours} is {odd!r} in no table; {nearest(odd, listed)}")
 
 
 def names() -> list[str]:
@@ -75,7 +78,11 @@ def numbers(table: str) -> tuple[Number, ...]:
         raise ConfigError(f"there is no published table {table!r}; {nearest(table, names())}")
     text = resources.files("polysite").joinpath("published", f"{table}.csv").read_text(encoding="utf-8")
     return tuple(
-        Number(**{**row, "value": _number(row["value"]), "spread": _number(row["spread"]), "printed": row["value"]})
+        Number(
+            *(row[k] for k in ("table", "method", "setting", "measure", "where")),
+            *(_number(row[k]) for k in ("value", "spread")),
+            *(row[k] for k in ("unit", "note", "value")),
+        )
         for row in csv.DictReader(text.splitlines())
     )
 
@@ -93,25 +100,46 @@ def sizes(table: str) -> dict[str, int]:
     return {n.where: int(n.value or 0) for n in numbers(table)}
 
 
+HEAD = ("method", "measure", "published", "measured", "difference", "within ±")
+NOTE = (
+    "Published value, measured value and their difference. Within ±: whether the difference is at most the published ±."
+)
+
+
 def tables(comparison: Comparison, paper: Paper, speeds: Speeds) -> list[Grid]:
     """Return every published table with the measured values beside it."""
-    return [_table(comparison, paper, table, speeds) for table in paper.tables]
-
-
-def _table(comparison: Comparison, paper: Paper, table: str, speeds: Speeds) -> Grid:
     ours = {theirs: m for m in comparison.methods for theirs in paper.methods.get(m.name, ())}
     look = _Look(comparison.policy, speeds)
-    lines = [_line(n, ours[n.method], look) for n in numbers(table) if n.method in ours and n.value is not None]
-    absent = list(dict.fromkeys(n.method for n in numbers(table) if n.method and n.method not in ours))
-    note = "Published value, measured value and their difference; within: whether it is at most the published ±."
-    note += f" Not measured here: {', '.join(absent)}." if absent else ""
-    title = f"Published and measured: {table.replace('_table', ', Table ')}"
-    head = ("method", "measure", "published", "measured", "difference", "within ±")
-    return Grid(f"published_{table}", f"{title[:1]}{title[1:]}", head, tuple(lines), note)
+    grids = []
+    for table in paper.tables:
+        listed = [n for n in numbers(table) if n.method and paper.setting in ("", n.setting)]
+        absent = list(dict.fromkeys(n.method for n in listed if n.method not in ours))
+        known = ((n, ours[n.method]) for n in listed if n.method in ours and n.value is not None)
+        lines = tuple(_line(n, method.name, look.values(n, method)) for n, method in known)
+        note = f"{NOTE} Not measured here: {', '.join(absent)}." if absent else NOTE
+        grids.append(Grid(f"published_{table}", _title(table), HEAD, lines, note))
+    return grids
 
 
-def _line(published: Number, method: Method, look: "_Look") -> Line:
-    found = look.values(published, method)
+def facts(table: str, setting: str, measured: Mapping[str, float]) -> Grid:
+    """Return the published numbers of a setting that are measured without any method, by the name of the measure."""
+    known = [n for n in numbers(table) if n.setting == setting and n.measure in measured]
+    lines = tuple(_line(n, n.method or n.setting, [measured[n.measure]]) for n in known)
+    return Grid(f"published_{table}", _title(table), ("", *HEAD[1:]), lines, NOTE)
+
+
+def _title(table: str) -> str:
+    """Return the title of a published table.
+
+    >>> _title("B_table1"), _title("C_text")
+    ('Published and measured: paper B, Table 1', 'Published and measured: paper C, text')
+    """
+    paper, _, place = table.partition("_")
+    return f"Published and measured: paper {paper}, {place.replace('table', 'Table ')}"
+
+
+def _line(published: Number, title: str, found: Sequence[float]) -> Line:
+    """Return the line of a published number and the values whose mean is set beside it."""
     measured = fmean(found) if found else None
     places = len(published.printed.partition(".")[2])
     unit = {"fraction": "", "mm (unit not printed)": "mm"}.get(published.unit, published.unit)
@@ -122,7 +150,7 @@ def _line(published: Number, method: Method, look: "_Look") -> Line:
     within = "" if gap is None or published.spread is None else ("yes" if abs(gap) <= published.spread else "no")
     return Line(
         (
-            name(method.name),
+            name(title),
             name(what),
             Cell(theirs, published.value),
             Cell("–") if measured is None else Cell(f"{measured:.{places}f}{beside}", measured),
@@ -141,7 +169,7 @@ class _Look:
 
     def values(self, published: Number, method: Method) -> Sequence[float]:
         """Return the measured values, whose mean is set beside the published number; none if it is not measured."""
-        known: Mapping[str, Callable[[costs.Cost], float | None]] = {
+        known: Mapping[str, Callable[[Cost], float | None]] = {
             "total SGD steps": lambda c: c.pooled_steps,
             "total maximum parallel SGD steps": lambda c: c.parallel_steps,
             "total communications": lambda c: c.bytes_of_busiest / 4e9,

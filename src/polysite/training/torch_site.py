@@ -539,9 +539,7 @@ def _radiomics(image: np.ndarray, mask: np.ndarray, spacing: Sequence[float], bi
     settings = Settings(bin_width=bin_width)
     if not mask.any():
         raise DataError("every voxel of every modality is background")
-    rows = [
-        list(features(x, mask, spacing=spacing, settings=settings).values()) if np.ptp(x) else NONE for x in image
-    ]
+    rows = [list(features(x, mask, spacing=spacing, settings=settings).values()) if np.ptp(x) else NONE for x in image]
     vector: np.ndarray = comparable(np.concatenate(rows)[None])[0]
     return vector
 
