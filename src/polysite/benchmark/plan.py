@@ -18,9 +18,9 @@ from polysite.benchmark.bench import Bench
 from polysite.benchmark.jobs import studies
 from polysite.config import Study
 from polysite.costs.model import Load
-from polysite.data.case import Case, CaseRef
+from polysite.data.case import Case
+from polysite.data.sources import Counted
 from polysite.engines.run_folder import KEPT
-from polysite.errors import DataError
 from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
@@ -36,28 +36,6 @@ VOLUME = (
 SIDE = 64  # largest side of a patch that is timed on a CPU
 STEPS = 3  # timed, after as many that warm up
 PREDICTION, SCAN = 3e4, 3e6  # bytes on disk of a predicted case, and of one of the three per site kept to look at
-
-
-@dataclass(frozen=True)
-class Expected:
-    """A source that lists cases by published numbers; none can be opened."""
-
-    sizes: Mapping[str, int]
-    modality_names: tuple[str, ...] = ("flair", "t1", "t1ce", "t2")
-    label_names: tuple[str, ...] = ("WT", "TC", "ET")
-    task: str = "segmentation"
-    dims: int = 3
-
-    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
-        """Return the cases of every site, all of one known group."""
-
-        def absent() -> Any:
-            raise DataError("these cases are only counted; name the data with --data")
-
-        def ref(site: str, k: int) -> CaseRef:
-            return CaseRef(site, f"{site}-{k:04d}", absent, absent, group="known", modalities=len(self.modality_names))
-
-        return {site: [ref(site, k) for k in range(count)] for site, count in self.sizes.items()}
 
 
 @dataclass(frozen=True)
@@ -106,7 +84,7 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
 def _counted(chosen: Study, bench: Bench) -> Study:
     """Return the study with a source that lists as many cases as were published."""
     split = replace(chosen.split, file="")
-    return replace(chosen, data=Expected(sizes(bench.sizes)), split=split)
+    return replace(chosen, data=Counted(sizes(bench.sizes)), split=split)
 
 
 def _begins(whole: Study, other: Study) -> bool:

@@ -77,14 +77,12 @@ def numbers(table: str) -> tuple[Number, ...]:
     if table not in names():
         raise ConfigError(f"there is no published table {table!r}; {nearest(table, names())}")
     text = resources.files("polysite").joinpath("published", f"{table}.csv").read_text(encoding="utf-8")
-    return tuple(
-        Number(
-            *(row[k] for k in ("table", "method", "setting", "measure", "where")),
-            *(_number(row[k]) for k in ("value", "spread")),
-            *(row[k] for k in ("unit", "note", "value")),
-        )
-        for row in csv.DictReader(text.splitlines())
-    )
+    rows = csv.DictReader(text.splitlines())
+    return tuple(_parsed(**row) for row in rows)
+
+
+def _parsed(value: str, spread: str, **texts: str) -> Number:
+    return Number(value=_number(value), spread=_number(spread), printed=value, **texts)
 
 
 def _number(text: str) -> float | None:
