@@ -114,7 +114,7 @@ class Study:
 # Keys that a phase may change: how and how long sites train, but neither the network nor the data.
 PHASE: Mapping[str, tuple[str, ...]] = {
     "train": ("lr", "gamma", "epochs", "patches", "steps", "optimiser", "momentum", "weight_decay", "loss", "augment"),
-    "run": ("rounds", "share", "validate_every", "best", "patience", "pooled"),
+    "run": ("rounds", "share", "validate_every", "best", "best_from", "patience", "pooled"),
 }
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from polysite import config, study
-from polysite.algorithms.base import serving_payloads
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.case import SPLITS, CaseRef
 from polysite.data.files import Files
 from polysite.data.split import SiteSplit, table
-from polysite.engines.phases import Evaluate, Phase, examine, find_best
+from polysite.engines.phases import Evaluate, Phase, examine, find_models
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.engines.simulator import Simulator
@@ -77,12 +76,9 @@ def evaluate(
     trained = sorted(s for s, splits in subject.dealt.items() if splits["train"])
     strangers = all(s.algorithm.strangers for s in phases)  # a phase starts from what the phases before it serve
     known = sorted(sites) if strangers else [s for s in trained if s in sites]
-    chosen, best = find_best(
-        folder, [Phase(s.algorithm, e, s.run) for s, e in zip(phases, engines, strict=True)],
-        folder.result.best_round, known,
-    )  # fmt: skip
-    served = [s for s in known if sites[s].cases(subject.split)]
-    sent = serving_payloads(chosen.algorithm, best.state, served)
+    built = [Phase(s.algorithm, e, s.run) for s, e in zip(phases, engines, strict=True)]
+    models = find_models(folder, built, folder.result, known)
+    sent = models.payloads([s for s in known if sites[s].cases(subject.split)])
 
     def write(split: str, clusters: CaseClusters | None) -> EvaluationFolder:
         return EvaluationFolder(
@@ -100,8 +96,8 @@ def evaluate(
         )
 
     owners = [] if subject.study.run.pooled else [s for s in trained if s in known]
-    models = chosen.transport.serve(best.round, sent)
-    examine(chosen, best, sent, models, subject.split, Evaluate(write, tolerance), owners if others else None)
+    served = models.phase.transport.serve(models.round, sent)
+    examine(models, sent, served, subject.split, Evaluate(write, tolerance), owners if others else None)
     return target
 
 

@@ -2,7 +2,7 @@
 
 Five functions and four attributes are required (``Algorithm``). Further methods are optional; each has a function of
 the same name here, which documents the default: ``shares``, ``diagnostics``, ``serving_payloads``, ``objections``,
-``is_finished``, ``facts``, ``check_sites``, ``tightened``, ``case_clusters``.
+``is_finished``, ``facts``, ``check_sites``, ``tightened``, ``site_clusters``, ``case_clusters``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -159,6 +159,12 @@ def tightened(algorithm: Any, fewest: int) -> Any:
     demands. Default: unchanged."""
     own = getattr(algorithm, "tightened", None)
     return algorithm if own is None else own(fewest)
+
+
+def site_clusters(algorithm: Any, state: Any, sites: Sequence[SiteId]) -> Mapping[SiteId, str]:
+    """Return the cluster of every site; the sites of a cluster share a model. Default: every site is its own."""
+    own = getattr(algorithm, "site_clusters", None)
+    return {i: i for i in sites} if own is None else dict(own(state, sites))
 
 
 def case_clusters(algorithm: Any, got: Payload) -> CaseClusters | None:

@@ -7,9 +7,11 @@ Paper: Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021
         c1, c2 = argmin of max a_ij over i in c1, j in c2,    a_ij = cos(D_i, D_j)
         if gamma_max < sqrt((1 - a) / 2),    a = max a_ij over i in c1, j in c2
 
-All sites begin in one cluster. Both halves continue from the model of the round. Running statistics are averaged; norms
-and cosines ignore them. With ``split_at`` every cluster is split after those rounds instead, regardless of the norms
-(the FeTS 2022 benchmark: after round 200 of 300, by complete linkage). eps1 = 0 is FedAvg.
+All sites begin in one cluster. Both halves continue from the model of the round; with ``split_first`` the cluster is
+split before that round is aggregated, so that each half takes the mean of its own replies. Running statistics are
+averaged; norms and cosines ignore them. With ``split_at`` every cluster is split in those rounds, regardless of the norms
+(the FeTS 2022 benchmark: before the aggregation of round 201 of 300, by complete linkage: split_at = [201],
+split_first = true, linkage = "complete"). eps1 = 0 is FedAvg.
 
 A cluster is not split in a round in which a share of less than ``quorum`` of its sites replied. A site that was absent
 from a split, or is new, next receives the model before that split. It joins the half with the update most similar to
@@ -67,7 +69,8 @@ class Cfl:
         after: Rounds before the first split.
         least: Fewest sites of a cluster that can be split, at least 2.
         linkage: How a cluster is split: single is the exact bipartition of the paper, complete the authors' program.
-        split_at: Rounds, counted from 1, after which every cluster is split, instead of by eps1, eps2 and gamma_max.
+        split_at: Rounds, counted from 1, in which every cluster is split, instead of by eps1, eps2 and gamma_max.
+        split_first: Whether a cluster is split before its replies are averaged: each half takes the mean of its own.
         quorum: Share of its sites that must reply for a cluster to be split, more than 0 and at most 1.
     """
 
@@ -79,6 +82,7 @@ class Cfl:
     least: int = 3
     linkage: Linkage = "single"
     split_at: tuple[int, ...] = ()
+    split_first: bool = False
     quorum: float = 1.0
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
@@ -113,12 +117,19 @@ class Cfl:
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         """Return the share of every site in the model of its cluster; 0 for a site that has yet to join a half."""
+        split = {c for c, cluster in state.clusters.items() if cluster.updates}
         came = {i: state.places.get(i, ALL) for i in sorted(replies)}
+        if self.split_first:
+            after = self.merge(state, replies).places
+            came = {i: c if c in split else after[i] for i, c in came.items()}
         total = {c: sum(replies[i]["weight"] for i in came if came[i] == c) for c in came.values()}
-        return {i: 0.0 if state.clusters[c].updates else replies[i]["weight"] / total[c] for i, c in came.items()}
+        return {i: 0.0 if c in split else replies[i]["weight"] / total[c] for i, c in came.items()}
 
     def diagnostics(self, state: State) -> Mapping[str, float]:
         return {"clusters": sum(not c.updates for c in state.clusters.values())}
+
+    def site_clusters(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, str]:
+        return {i: state.places.get(i, ALL) for i in sites}
 
     serve = serve_received
 
@@ -136,7 +147,10 @@ class Cfl:
             return whole
         order = sorted(moved)  # the halves are row numbers
         sides = {order[i]: f"{name}{side}" for side, half in enumerate(halves) for i in half}
-        fresh = {f"{name}{side}": Cluster(model, state.rounds) for side in range(len(halves))}
+        fresh = {}
+        for half in sorted(set(sides.values())):
+            own = {i: replies[i] for i in sides if sides[i] == half}
+            fresh[half] = Cluster(average(own) if self.split_first else model, state.rounds)
         clusters = {**state.clusters, name: replace(cluster, updates=moved), **fresh}
         return replace(state, clusters=clusters, places={**state.places, **sides})
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from polysite.algorithms.base import Algorithm, Facts, Kind, diagnostics, facts, shares
+from polysite.algorithms.base import Algorithm, Facts, Kind, diagnostics, facts, shares, site_clusters
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.weighted import Weighted
 from polysite.errors import ConfigError, nearest
@@ -108,6 +108,15 @@ class Clustered:
     def diagnostics(self, state: State) -> Mapping[str, float]:
         groups = {name: diagnostics(self.inner, inner) for name, inner in state.groups.items()}
         return {f"{what} ({name})": value for name, numbers in groups.items() for what, value in numbers.items()}
+
+    def site_clusters(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, str]:
+        """Return the group of every site, divided further if the inner algorithm has clusters of its own."""
+        found: dict[SiteId, str] = {}
+        for name, inner in state.groups.items():
+            within = self._of(name, sites)
+            deeper = site_clusters(self.inner, inner, within) if hasattr(self.inner, "site_clusters") else {}
+            found |= {i: f"{name}/{deeper[i]}" if i in deeper else name for i in within}
+        return found
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         return self.inner.serve(got, memory, site, cases)

@@ -7,8 +7,10 @@ Paper: Li et al., Ditto: Fair and Robust Federated Learning Through Personalizat
 
 The anchor of v_k is the received model w, not the locally trained w_k. v_k starts from the initial model, is kept from
 round to round and never leaves the site. A site is served its v_k; a site that never trained is served w. lam = 0 is
-local training beside FedAvg. The paper tries lam from 0.05 to 2, the FeTS 2022 benchmark takes 0.1. A round trains
-twice.
+local training beside FedAvg. The paper tries lam from 0.05 to 2 and chooses it per site; the default 0.1 is a choice of
+this project. The FeTS 2022 benchmark does not train this form: its Ditto comes after training (``fine_tune``), with lam
+0.001, 0.01, 0.1 or 1 chosen by the validation cases of every site. F_k is a mean over cases, so lam does not depend on
+their number. A round trains twice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,13 @@ Paper: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneou
 t_k is measured by the local training loop: the distance that a constant gradient of one would have moved a weight. For
 plain SGD that is the sum of the learning rates (eta times the number of steps); with momentum it includes the geometric
 sums of momentum. For Adam it is the sum of the learning rates too, which the theory does not cover. With equal numbers
-of steps FedNova is FedAvg; with steps in proportion to n_k it is w + (sum_k p_k^2) sum_k (w_k - w), the form of the
-FeTS 2022 benchmark.
+of steps FedNova is FedAvg. With ``steps = "sizes"`` t_k is n_k instead, as if the steps were in proportion to the
+cases:
+
+    w <- w + (g / K) sum_k (w_k - w),    g = K sum_k p_k^2
+
+That is the form of the FeTS 2022 benchmark (equations 4 and 5). The real steps are only nearly in proportion, because
+the last batch of an epoch may be smaller than the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,12 +36,21 @@ class State:
 
 @dataclass(frozen=True)
 class FedNova:
-    """Federated averaging with updates normalised by local effort; it has no hyper-parameter."""
+    """Federated averaging with updates normalised by local effort.
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count", "reach": "rate"}
+    Args:
+        steps: Local effort t_k: as measured in training, or the number of training cases (sizes).
+    """
+
+    steps: Literal["measured", "sizes"] = "measured"
+
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return {"model": "model", "weight": "count", "reach": "rate" if self.steps == "measured" else "count"}
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
@@ -45,7 +59,8 @@ class FedNova:
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(got["model"])
-        return Payload(model=fit.params, weight=site.size, reach=fit.reach), memory
+        reach = fit.reach if self.steps == "measured" else site.size
+        return Payload(model=fit.params, weight=site.size, reach=reach), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         """Move towards the mean of the w_k by weights p_k/t_k, which equals w - (sum p t) sum p (w - w_k)/t_k."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from polysite.algorithms.base import Algorithm, Facts, Kind, diagnostics, facts, shares
+from polysite.algorithms.base import Algorithm, Facts, Kind, diagnostics, facts, shares, site_clusters
 from polysite.algorithms.fedavg import FedAvg
 from polysite.errors import ConfigError, nearest
 from polysite.payload import Payload, SiteId
@@ -86,6 +86,9 @@ class Weighted:
 
     def diagnostics(self, state: Any) -> Mapping[str, float]:
         return diagnostics(self.inner, state)
+
+    def site_clusters(self, state: Any, sites: Sequence[SiteId]) -> Mapping[SiteId, str]:
+        return site_clusters(self.inner, state, sites)
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         return self.inner.serve(got, memory, site, cases)

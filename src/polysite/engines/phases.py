@@ -1,6 +1,8 @@
 """A study as a sequence of phases: validation, the best round, early stopping, checkpoints, the result.
 
-A phase starts from the best model of the phases before it. Rounds are counted through all phases.
+A phase starts from the best model of the phases before it. Rounds are counted through all phases. With ``run.best =
+"own"`` in the last phase, the sites end with the models of their own best rounds of that phase (``own_best.py``); the
+round that is best for all together is kept as well.
 """
 
 import logging
@@ -14,9 +16,10 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from polysite.algorithms import name_of
-from polysite.algorithms.base import Algorithm, case_clusters, is_finished, serving_payloads
+from polysite.algorithms.base import Algorithm, case_clusters, is_finished, serving_payloads, site_clusters
 from polysite.cluster.mixture import CaseClusters
 from polysite.engines import checkpoint, site_memory
+from polysite.engines.own_best import STRANGER, improved
 from polysite.engines.plan import Plan
 from polysite.engines.record import Result, RoundRecord, SiteValidation, mean_score, measure_of
 from polysite.engines.rounds import Progress, Watch, run_rounds
@@ -50,6 +53,15 @@ class Checkpoint:
     at: Progress  # without the memories
     begins: int = 0  # first round of the phase, in the checkpoint that a phase began from
     kept: tuple[SiteId, ...] = ()  # sites whose memory lies beside the checkpoint; other sites keep their own
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that sites use in the end, with the phase that serves them."""
+
+    phase: Phase
+    round: int  # the best one; with models of several rounds, the last of these
+    payloads: Callable[[Sequence[SiteId]], Mapping[SiteId, Payload]]  # from which sites choose their model
 
 
 class EvaluationWriter(Protocol):
@@ -96,14 +108,14 @@ def run_phases(
         _enter(phases, at.phase, folder)
     handed: Mapping[SiteId, int] = {}
     while True:
-        at = _train(phases[at.phase if at else 0], params, seed, folder, at, handed, watch)
+        at = _train(phases, params, seed, folder, at, handed, watch)
         if at.phase + 1 == len(phases):
             return _finish(phases, folder, at, about, evaluate)
         at, handed = _next(phases, folder, at, params)
 
 
 def _train(
-    phase: Phase,
+    phases: Sequence[Phase],
     params: Tree,
     seed: int,
     folder: RunFolder,
@@ -112,6 +124,7 @@ def _train(
     watch: Watch,
 ) -> Progress:
     """Run the remaining rounds of a phase; returns the position after them."""
+    phase = phases[at.phase if at else 0]
     plan, transport, began = phase.plan, phase.transport, time.perf_counter()
     if at and _is_over(phase, at):  # interrupted after its last round
         transport.remember(at.memories, at.versions)
@@ -125,7 +138,7 @@ def _train(
         at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)
         done, ended = r.index + 1 - at.first, is_finished(phase.algorithm, r.state)
         if done % plan.validate_every == 0 or done == plan.rounds or ended:
-            at, record = _validate(phase, folder, at, record)
+            at, record = _validate(phases, folder, at, record)
         incidents = (*record.incidents, *transport.incidents())
         record = replace(record, incidents=incidents, elapsed=round(time.perf_counter() - began, 3))
         folder.append(record)
@@ -163,7 +176,11 @@ def _next(
     start, handed = _enter(phases, index, folder)
     phase = phases[index]
     state = phase.algorithm.init(phase.transport.lift(start or params), phase.transport.names)
-    return replace(at, state=state, memories={}, versions={}, waited=0, phase=index, first=first), handed
+    at = replace(at, state=state, memories={}, versions={}, waited=0, phase=index, first=first, own={})
+    if _chooses_own(phases, index) and not phase.plan.best_from:
+        scores = phase.transport.score(at.round, _served_now(phase, at), "validation")
+        at = _choose_own(phase, folder, at, scores)[0] if any(scores.values()) else at
+    return at, handed
 
 
 def _enter(
@@ -200,13 +217,22 @@ def _enter(
     return model, {i: sent[i].nbytes for i in phase.transport.names if i in sent}
 
 
-def _keep(folder: RunFolder, path: Path, phase: Phase, at: Progress, begins: int = 0) -> None:
-    """Write a checkpoint, with the memory of every site in a file of its own."""
+def _keep(
+    folder: RunFolder,
+    path: Path,
+    phase: Phase,
+    at: Progress,
+    begins: int = 0,
+    versions: Mapping[SiteId, int] | None = None,
+) -> None:
+    """Write a checkpoint, with the memory of every site in a file of its own; ``versions`` names the sites that it is
+    kept for, with the version of their memory: by default those that keep their memories themselves."""
     name = name_of(phase.algorithm)
     memories = [Memory(i, name, at.versions.get(i, -1), content) for i, content in at.memories.items() if content]
     kept = tuple(m.site for m in memories)
-    elsewhere = {i: v for i, v in at.versions.items() if i not in phase.transport.memories()}
-    folder.keep(path, Checkpoint(replace(at, memories={}), begins, kept), memories, elsewhere)
+    if versions is None:
+        versions = {i: v for i, v in at.versions.items() if i not in phase.transport.memories()}
+    folder.keep(path, Checkpoint(replace(at, memories={}), begins, kept), memories, versions)
     phase.transport.retain(folder.needed())
 
 
@@ -232,6 +258,8 @@ def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None
             at = _load(folder, path, phases).at
             if at.best_round >= 0:
                 _load(folder, folder.best(at.best_round), phases)
+            for round in {own.round for own in at.own.values()} if at.phase + 1 == len(phases) else ():
+                _load(folder, folder.own(round), phases)
             if at.phase:
                 _load(folder, folder.phase(at.phase), phases)
         except RunError as problem:
@@ -268,18 +296,75 @@ def find_best(
     return phases[best.phase], best
 
 
-def _validate(phase: Phase, folder: RunFolder, at: Progress, record: RoundRecord) -> tuple[Progress, RoundRecord]:
+def find_own(folder: RunFolder, phases: Sequence[Phase], sites: Sequence[SiteId]) -> Models:
+    """Return the models of these sites' own best rounds; the sites' memories are restored to them."""
+    phase, rounds = phases[-1], folder.own_rounds()
+    mine = {i: rounds.get(i, rounds[STRANGER]) for i in sites}
+    sent: dict[SiteId, Payload] = {}
+    memories: dict[SiteId, Payload] = {}
+    versions: dict[SiteId, int] = {}
+    if len(phases) > 1:
+        _enter(phases, len(phases) - 1, folder, sites)
+    for round in sorted(set(mine.values())):
+        at, users = _load(folder, folder.own(round), phases).at, [i for i in sites if mine[i] == round]
+        sent |= serving_payloads(phase.algorithm, at.state, users)
+        memories |= {i: at.memories[i] for i in users if i in at.memories}
+        versions |= {i: at.versions[i] for i in users if i in at.versions}
+    phase.transport.remember(memories, versions)
+    return Models(phase, max(mine.values()), lambda asked: {i: sent[i] for i in asked})
+
+
+def find_models(folder: RunFolder, phases: Sequence[Phase], result: Result, sites: Sequence[SiteId]) -> Models:
+    """Return the models that sites use according to the result of a run; their memories are restored to them."""
+    if result.best_rounds:
+        return find_own(folder, phases, sites)
+    phase, best = find_best(folder, phases, result.best_round, sites)
+    return Models(phase, best.round, lambda asked: serving_payloads(phase.algorithm, best.state, asked))
+
+
+def _chooses_own(phases: Sequence[Phase], index: int) -> bool:
+    """Return whether sites choose their own best round in a phase. Only the last phase decides what they end with."""
+    return index + 1 == len(phases) and phases[index].plan.best == "own"
+
+
+def _choose_own(
+    phase: Phase, folder: RunFolder, at: Progress, scores: Mapping[SiteId, Scores]
+) -> tuple[Progress, bool]:
+    """Update the own best rounds of the sites; keep a checkpoint for those for which this round is the best so far."""
+    sites = sorted({*phase.transport.names, *phase.transport.audience})
+    better = improved(at.own, site_clusters(phase.algorithm, at.state, sites), scores, at.round)
+    at = replace(at, own={**at.own, **better})
+    if better:
+        mine = replace(at, memories={i: m for i, m in at.memories.items() if i in better})
+        _keep(folder, folder.own(at.round), phase, mine, versions={i: at.versions.get(i, -1) for i in better})
+    return at, bool(better)
+
+
+def _served_now(phase: Phase, at: Progress) -> Mapping[SiteId, Payload]:
+    return serving_payloads(phase.algorithm, at.state, phase.transport.audience)
+
+
+def _validate(
+    phases: Sequence[Phase], folder: RunFolder, at: Progress, record: RoundRecord
+) -> tuple[Progress, RoundRecord]:
     """Have every site score the model; keep a checkpoint if it is the best so far. Without scores nothing changes."""
-    sent = serving_payloads(phase.algorithm, at.state, phase.transport.audience)
+    phase = phases[at.phase]
+    plan, sent = phase.plan, _served_now(phase, at)
     scores = phase.transport.score(at.round, sent, "validation")
     if not any(scores.values()):
         return at, record
-    score = mean_score(scores, phase.plan.best)
-    better = score > at.best_score
-    best = (at.round, score, 0) if better else (at.best_round, at.best_score, at.waited + 1)
-    at = replace(at, best_round=best[0], best_score=best[1], waited=best[2])
+    score, earliest = mean_score(scores, "site" if plan.best == "site" else "case"), at.first + plan.best_from - 1
+    eligible = not plan.best_from or at.round >= earliest
+    reigning = at.best_score if not plan.best_from or at.best_round >= earliest else -1.0
+    better, progress = eligible and score > reigning, not eligible
+    if better:
+        at = replace(at, best_round=at.round, best_score=score)
+    if eligible and _chooses_own(phases, at.phase):
+        at, progress = _choose_own(phase, folder, at, scores)
+    at = replace(at, waited=0 if better or progress else at.waited + 1)
     means = {i: SiteValidation.of(s) for i, s in scores.items()}
     record = replace(record, validation=means, measure=measure_of(scores), mean_score=score, best_round=at.best_round)
+    record = replace(record, best_rounds={i: own.round for i, own in at.own.items() if i != STRANGER})
     if phase.plan.peek:  # for the report; nothing is chosen by it
         seen = phase.transport.score(at.round, sent, "test")
         record = replace(record, peeked={i: SiteValidation.of(s) for i, s in seen.items() if s})
@@ -291,7 +376,7 @@ def _validate(phase: Phase, folder: RunFolder, at: Progress, record: RoundRecord
 def _chosen(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> Progress:
     """Return a position with a best round; if no round has been scored yet, score the last one now."""
     if at.best_round < 0:
-        at, _ = _validate(phases[at.phase], folder, at, RoundRecord(at.round, at.phase, {}))
+        at, _ = _validate(phases, folder, at, RoundRecord(at.round, at.phase, {}))
     if at.best_round < 0:
         raise RunError(
             f"no site judged any round of {folder.path}, so there is no best one; nothing is lost, its checkpoints are "
@@ -307,16 +392,22 @@ def _finish(
     about: Mapping[str, Any],
     evaluate: Evaluate | None,
 ) -> Result:
-    """Export the last and the best model, evaluate the best one, write the result."""
+    """Export the last and the best models, evaluate the best ones, write the result."""
     at = _chosen(phases, folder, at)
     last = phases[at.phase]
-    _export(
-        last.transport, folder, "last", at.round, serving_payloads(last.algorithm, at.state, last.transport.audience)
-    )
+    _export(last.transport, folder, "last", at.round, _served_now(last, at))
     phase, best = find_best(folder, phases, at.best_round)
-    sent = serving_payloads(phase.algorithm, best.state, phase.transport.audience)
-    served = _export(phase.transport, folder, "best", best.round, sent)
-    validation, test = _evaluated(phase, best, sent, served, evaluate)
+    own = {i: own.round for i, own in at.own.items() if i in last.transport.audience}
+    others = [i for i, round in own.items() if (round, at.phase) != (best.round, best.phase)]
+    common = _common(phase, best, folder, others)
+    if own:
+        models = find_own(folder, phases, sorted({*last.transport.names, *last.transport.audience}))
+    else:
+        models = Models(phase, best.round, lambda sites: serving_payloads(phase.algorithm, best.state, sites))
+    transport = models.phase.transport
+    sent = models.payloads(transport.audience)
+    served = _export(transport, folder, "best", models.round, sent)
+    validation, test = _evaluated(models, sent, served, evaluate)
     if not any((*validation.values(), *test.values())):
         raise RunError(
             f"no site judged the best model of {folder.path}, so there is no result; nothing is lost, its models and "
@@ -330,29 +421,47 @@ def _finish(
         validation=validation,
         test=test,
         incidents=tuple(phase.transport.incidents()),
+        best_rounds=own,
+        common={
+            split: {**{i: s for i, s in scores.items() if i not in others}, **common.get(split, {})}
+            for split, scores in (("validation", validation), ("test", test))
+            if own
+        },
     )
     folder.finish(result)
     return result
 
 
+def _common(
+    phase: Phase, best: Progress, folder: RunFolder, sites: Collection[SiteId]
+) -> dict[str, Mapping[SiteId, Scores]]:
+    """Export the model of the common best round and score it, by split, at these sites, which use another; if there are
+    none, do nothing. The sites' memories must be those of that round."""
+    if not sites:
+        return {}
+    sent = _served_now(phase, best)
+    _export(phase.transport, folder, "common", best.round, sent)
+    others = {i: payload for i, payload in sent.items() if i in sites}
+    return {split: phase.transport.score(best.round, others, split) for split in ("validation", "test")}
+
+
 def _evaluated(
-    phase: Phase, best: Progress, sent: Mapping[SiteId, Payload], served: Served, evaluate: Evaluate | None
+    models: Models, sent: Mapping[SiteId, Payload], served: Served, evaluate: Evaluate | None
 ) -> tuple[Mapping[SiteId, Scores], Mapping[SiteId, Scores]]:
     """Score the validation and the test cases; the split that is reported is examined by all measures on the way."""
-    transport = phase.transport
+    transport = models.phase.transport
     if evaluate is None:
-        validation = transport.score(best.round, sent, "validation")
-        return validation, transport.score(best.round, sent, "test")
-    owners = () if phase.plan.pooled else transport.names
-    test = examine(phase, best, sent, served, "test", evaluate, owners)
+        validation = transport.score(models.round, sent, "validation")
+        return validation, transport.score(models.round, sent, "test")
+    owners = () if models.phase.plan.pooled else transport.names
+    test = examine(models, sent, served, "test", evaluate, owners)
     if any(test.values()):
-        return transport.score(best.round, sent, "validation"), test
-    return examine(phase, best, sent, served, "validation", evaluate, owners), test
+        return transport.score(models.round, sent, "validation"), test
+    return examine(models, sent, served, "validation", evaluate, owners), test
 
 
 def examine(
-    phase: Phase,
-    best: Progress,
+    models: Models,
     sent: Mapping[SiteId, Payload],
     served: Served,
     split: str,
@@ -362,8 +471,7 @@ def examine(
     """Predict every case of a split once per model, compute all measures, and hand them to the evaluation's writer.
 
     Args:
-        phase: The phase of the best round.
-        best: The position after that round.
+        models: The models that the sites use.
         sent: Payloads of the sites whose cases are examined.
         served: The models that these sites use.
         split: The split to examine.
@@ -374,19 +482,19 @@ def examine(
     Returns:
         The scores of every site's own model.
     """
-    transport, scores = phase.transport, {i: dict[str, CaseScore]() for i in sent}
+    transport, scores = models.phase.transport, {i: dict[str, CaseScore]() for i in sent}
     across = owners is not None and transport.can_cross
     absent = [i for i in owners or () if i not in sent] if across else []  # they have a model, but no case to examine
-    more = serving_payloads(phase.algorithm, best.state, absent) if absent else {}
-    models = {**served.models, **(transport.serve(best.round, more).models if more else {})}
-    shared = Served(models, served.hidden).shared is not None
+    more = models.payloads(absent) if absent else {}
+    trees = {**served.models, **(transport.serve(models.round, more).models if more else {})}
+    shared = Served(trees, served.hidden).shared is not None
     rows = transport.examine(
-        best.round, sent if shared else {**sent, **more}, split, evaluate.tolerance, across and not shared
+        models.round, sent if shared else {**sent, **more}, split, evaluate.tolerance, across and not shared
     )
     first = next(rows, None)
     if first is None:  # no case in this split
         return scores
-    clusters = case_clusters(phase.algorithm, next(iter(sent.values()), Payload()))
+    clusters = case_clusters(models.phase.algorithm, next(iter(sent.values()), Payload()))
     with evaluate.write(split, clusters) as writer:
         for owner, site, examined in chain([first], rows):
             writer.add(SHARED if shared else owner, site, examined)

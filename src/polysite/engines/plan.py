@@ -20,7 +20,9 @@ class Plan:
         rounds: Number of rounds.
         share: Share of the sites that take part in a round.
         validate_every: Validate after this many rounds.
-        best: Choose the best round by the mean validation score over all cases, or over the means of the sites.
+        best: Choose the best round by the mean validation score over all cases, or over the means of the sites; or let
+            every site (every cluster of sites that share a model) have the best round of its own.
+        best_from: First round of the phase that can be the best, counted from 1; 0: models of earlier phases can, too.
         patience: Stop after this many validations without a better one; None: never.
         peek: Also score the test cases at every validation, for the report alone: the papers' "best mean".
         checkpoint_every: Write a checkpoint after this many rounds.
@@ -32,7 +34,8 @@ class Plan:
     rounds: int = 30
     share: float = 1.0
     validate_every: int = 1
-    best: Literal["case", "site"] = "case"
+    best: Literal["case", "site", "own"] = "case"
+    best_from: int = 0
     patience: int | None = None
     peek: bool = False
     checkpoint_every: int = 5
@@ -46,6 +49,11 @@ class Plan:
                 raise ConfigError(f"run.{name} must be at least one, got {getattr(self, name)}")
         if self.patience is not None and self.patience < 1:
             raise ConfigError(f"run.patience must be at least one, got {self.patience}")
+        if not 0 <= self.best_from <= self.rounds:
+            raise ConfigError(
+                f"run.best_from must lie between 0 and run.rounds = {self.rounds}, or no round could be the best; got "
+                f"{self.best_from}"
+            )
         if not 0 < self.share <= 1:
             raise ConfigError(f"run.share must lie in (0, 1], got {self.share}")
 

@@ -63,6 +63,7 @@ class RoundRecord:
     measure: str = ""  # Dice or accuracy; empty if this round was not validated
     mean_score: float | None = None
     best_round: int | None = None  # up to now
+    best_rounds: Mapping[SiteId, int] = field(default_factory=dict)  # of every site, with ``run.best = "own"``
     peeked: Mapping[SiteId, SiteValidation] = field(default_factory=dict)  # test scores, with ``run.peek``
     incidents: tuple[Incident, ...] = ()
     elapsed: float = 0.0  # seconds since the phase began or was resumed
@@ -106,7 +107,11 @@ def read_records(lines: Iterable[str]) -> list[RoundRecord]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Content of ``result.json``: the best round and the scores of its model."""
+    """Content of ``result.json``: the best round and the scores of its model.
+
+    With ``run.best = "own"`` every site uses the model of its own best round. ``validation`` and ``test`` are scores of
+    these models, and ``common`` has those of the model of ``best_round``.
+    """
 
     task: str
     labels: tuple[str, ...]
@@ -117,6 +122,14 @@ class Result:
     validation: Mapping[SiteId, Scores]
     test: Mapping[SiteId, Scores]
     incidents: tuple[Incident, ...] = ()  # since the last round
+    best_rounds: Mapping[SiteId, int] = field(default_factory=dict)  # by site; empty if best_round is that of all
+    common: Mapping[str, Mapping[SiteId, Scores]] = field(default_factory=dict)  # by split: scores of best_round
+
+    def round_of(self, site: SiteId | None) -> int:
+        """Return the round whose model a site uses; None stands for the model that all sites share."""
+        agreed = {*self.best_rounds.values()}
+        common = agreed.pop() if len(agreed) == 1 else self.best_round
+        return common if site is None else self.best_rounds.get(site, common)
 
     @property
     def split(self) -> str:
@@ -136,7 +149,8 @@ class Result:
         """Return the result as mappings, lists and numbers."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("validation", "test"):
-            values[name] = {i: scores_to_plain(scores) for i, scores in values[name].items()}
+            values[name] = _sites_to_plain(values[name])
+        values["common"] = {split: _sites_to_plain(sites) for split, sites in self.common.items()}
         return values
 
     @classmethod
@@ -145,12 +159,21 @@ class Result:
         found = json.loads(text)
         try:
             for name in ("validation", "test"):
-                found[name] = {i: scores_from_plain(cases) for i, cases in found[name].items()}
+                found[name] = _sites_from_plain(found[name])
+            found["common"] = {split: _sites_from_plain(sites) for split, sites in found.get("common", {}).items()}
             for name in ("labels", "modalities", "incidents"):
                 found[name] = tuple(found.get(name, ()))
             return cls(**{"task": "segmentation", "best_phase": 0, **found})
         except (TypeError, KeyError, AttributeError) as problem:
             raise ValueError(f"not the result of a run: {problem!r}") from problem
+
+
+def _sites_to_plain(sites: Mapping[SiteId, Scores]) -> dict[SiteId, Any]:
+    return {i: scores_to_plain(scores) for i, scores in sites.items()}
+
+
+def _sites_from_plain(sites: Mapping[SiteId, Any]) -> dict[SiteId, Scores]:
+    return {i: scores_from_plain(cases) for i, cases in sites.items()}
 
 
 def scores_to_plain(scores: Scores) -> dict[str, Any]:

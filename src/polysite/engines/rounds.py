@@ -7,6 +7,7 @@ from typing import Any
 
 from polysite.algorithms import name_of
 from polysite.algorithms.base import Algorithm, diagnostics, objections, shares
+from polysite.engines.own_best import Own
 from polysite.engines.plan import Plan, cohort
 from polysite.engines.record import RoundRecord, SiteRecord, finite
 from polysite.engines.reply_checks import screen
@@ -71,6 +72,7 @@ class Progress:
     phase: int = 0
     first: int = 0  # round with which the phase began
     versions: Mapping[SiteId, int] = field(default_factory=dict)  # of the memories: last round merged, by site
+    own: Mapping[SiteId, Own] = field(default_factory=dict)  # best round of every site, with ``run.best = "own"``
 
 
 class Watch:

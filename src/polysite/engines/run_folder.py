@@ -7,7 +7,7 @@
     versions.json      format of the folder, versions of polysite, Python and libraries, platform, seed
     rounds.jsonl       one RoundRecord a line: losses, validation scores, steps, seconds and bytes of every site
     log.txt            log messages
-    checkpoints/       the last two, the best, and the one that each phase began from
+    checkpoints/       the last two, the best, the own best of every site, and the one that each phase began from
     sites/NAME/        memory of this hospital at each checkpoint
     models/            best and last models as plain safetensors
     result.json        the Result: the best round, its scores per site, case and label
@@ -25,6 +25,7 @@ A new run gets a new folder; nothing is ever overwritten.
 
 import fcntl
 import json
+import math
 import os
 import platform
 import re
@@ -177,7 +178,8 @@ class RunFolder:
         kept = "".join(r.to_json() + "\n" for r in self.records() if r.round <= round)
         write_file(self.path / "rounds.jsonl", lambda p: p.write_text(kept))
         half = (p for inside in ("checkpoints", "sites", "models") for p in (self.path / inside).rglob(".*.partial"))
-        found = (p for kind in ("round", "best") for p in (self.path / "checkpoints").glob(f"{kind}-*.safetensors"))
+        kinds = ("round", "best", "own")
+        found = (p for kind in kinds for p in (self.path / "checkpoints").glob(f"{kind}-*.safetensors"))
         late = (p for p in found if _round(p) > round)
         for path in (*half, *late):
             path.unlink()
@@ -194,6 +196,18 @@ class RunFolder:
     def best(self, round: int) -> Path:
         """Return the path of the checkpoint of a best round."""
         return self.path / "checkpoints" / f"best-{round:06d}.safetensors"
+
+    def own(self, round: int) -> Path:
+        """Return the path of the checkpoint of a round that is the own best of some sites."""
+        return self.path / "checkpoints" / f"own-{round:06d}.safetensors"
+
+    def own_rounds(self, until: float = math.inf) -> dict[str, int]:
+        """Return the own best round of every site, as it was after a round; empty if sites have none of their own."""
+        found: dict[str, int] = {}
+        for path in sorted((self.path / "checkpoints").glob("own-*.safetensors")):
+            if (round := _round(path)) <= until:
+                found |= dict.fromkeys(json.loads(path.with_suffix(".json").read_text()), round)
+        return found
 
     def phase(self, phase: int) -> Path:
         """Return the path of the checkpoint that a phase began from; it is never deleted."""
@@ -233,6 +247,8 @@ class RunFolder:
         kept, old = self.checkpoints()[:KEPT], self.checkpoints()[KEPT:]
         bests = sorted((self.path / "checkpoints").glob("best-*.safetensors"))
         needed = {max((b for b in bests if _round(b) <= _round(c)), default=None) for c in kept} | set(bests[-1:])
+        bests += (self.path / "checkpoints").glob("own-*.safetensors")
+        needed |= {self.own(r) for until in (*map(_round, kept), math.inf) for r in self.own_rounds(until).values()}
         for path in (*old, *(b for b in bests if b not in needed)):
             path.unlink()
         there = {p.name.removesuffix(".damaged") for p in (self.path / "checkpoints").iterdir()}

@@ -391,7 +391,7 @@ def metadata(bundle: Bundle, weights: bytes) -> Config:
     return {
         "schema": SCHEMA,
         "version": VERSION,
-        "changelog": {VERSION: f"round {bundle.result.best_round + 1} of the run {bundle.run!r}"},
+        "changelog": {VERSION: f"round {bundle.result.round_of(bundle.site) + 1} of the run {bundle.run!r}"},
         "monai_version": version("monai"),
         "pytorch_version": version("torch").partition("+")[0],
         "numpy_version": version("numpy"),
@@ -438,7 +438,7 @@ def _about(bundle: Bundle) -> str:
         "own": f"The model of the hospital {bundle.site!r}",
         "others": f"The model that the hospital {bundle.site!r} uses, which did not train",
     }[bundle.whose]
-    when = f"round {bundle.result.best_round + 1} of {bundle.result.rounds}, the best by validation"
+    when = f"round {bundle.result.round_of(bundle.site) + 1} of {bundle.result.rounds}, the best by validation"
     return f"{whose}, from the run {bundle.run!r} ({method_of(bundle.study)}): {when}."
 
 

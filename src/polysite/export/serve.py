@@ -93,8 +93,8 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
 
 
 def _trained(folder: RunFolder, site: SiteId) -> bool:
-    """Return whether a site trained in a round up to the best one."""
-    until = [r for r in folder.records() if r.round <= folder.result.best_round]
+    """Return whether a site trained in a round up to the one whose model it uses."""
+    until = [r for r in folder.records() if r.round <= folder.result.round_of(site)]
     return any(site in r.sites and site not in r.refused for r in until)
 
 

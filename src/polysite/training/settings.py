@@ -24,6 +24,7 @@ class Train:
         exclusive: Every voxel has at most one label (softmax); otherwise labels may overlap (sigmoid).
         patch: Size of a patch in voxels; smaller cases are padded.
         augment: ``light`` flips, scales and shifts intensities; ``full`` adds noise, blur and contrast.
+        contrast: Apply the random contrast of ``full`` between the extremes of each modality, or of the whole image.
         window: Size of the sliding window; empty for that of the patch.
         overlap: Overlap of the sliding window.
         device: "auto", "cpu", "cuda" or "cuda:1".
@@ -45,6 +46,7 @@ class Train:
     exclusive: bool = False
     patch: tuple[int, ...] = (32, 32, 32)
     augment: Literal["full", "light", "none"] = "full"
+    contrast: Literal["modality", "image"] = "modality"
     window: tuple[int, ...] = ()
     overlap: float = 0.5
     device: str = "auto"

@@ -523,7 +523,8 @@ class TorchSite:
 
     def _batch(self, names: Sequence[str], rng: np.random.Generator, augment: Kind) -> Pair:
         self._drawn.append(names)
-        return self.network.patches.batch([self._volumes[n] for n in names], self.train.patch, rng, augment)
+        cases, train = [self._volumes[n] for n in names], self.train
+        return self.network.patches.batch(cases, train.patch, rng, augment, train.contrast)
 
     def _optimiser(self, weights: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
         if self.train.optimiser == "sgd":

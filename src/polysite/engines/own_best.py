@@ -1,0 +1,49 @@
+"""The best round of every site: ``run.best = "own"``.
+
+Sites that share a model (a cluster) are judged together, by the mean score of the validation cases of all of them; any
+other site by its own. A site whose cluster is new starts again without a best score. Where nobody in a cluster has a
+validation case, all sites together are the judges, as for a hospital that joins later.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polysite.engines.record import mean_score
+from polysite.payload import SiteId
+from polysite.site import Scores
+
+STRANGER = "*"  # stands for any site that did not take part; no site has this name
+Judge = str | None  # a cluster; None: all sites together
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Best round of a site so far."""
+
+    round: int
+    score: float
+    judge: Judge
+
+
+def improved(
+    own: Mapping[SiteId, Own], clusters: Mapping[SiteId, str], scores: Mapping[SiteId, Scores], round: int
+) -> dict[SiteId, Own]:
+    """Return the sites for which this round is better than any before.
+
+    Args:
+        own: Best round of every site so far.
+        clusters: Cluster of every site.
+        scores: Scores of the validation cases; not empty.
+        round: The round.
+    """
+    everyone, better = mean_score(scores, "case"), {}
+    judges: dict[SiteId, Judge] = {**clusters, STRANGER: None}
+    for site, cluster in judges.items():
+        heard = {i: s for i, s in scores.items() if s and cluster is not None and clusters.get(i) == cluster}
+        known = own.get(site)
+        if not heard and known and cluster is not None and known.judge == cluster:
+            continue  # its judges are absent this time
+        judge, score = (cluster, mean_score(heard, "case")) if heard else (None, everyone)
+        if known is None or known.judge != judge or score > known.score:
+            better[site] = Own(round, score, judge)
+    return better
