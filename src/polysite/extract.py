@@ -23,19 +23,23 @@ interrupted run continues. The folder is written as a whole or not at all.
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polysite.cluster.federated_mixture import federated
-from polysite.cluster.mixture import Mixture, agreement, pooled
+from polysite.cluster.federated_mixture import State, federated, mixture_of
+from polysite.cluster.mixture import Mixture, agreement
 from polysite.cluster.mixture import Settings as MixtureSettings
+from polysite.cluster.pooled_mixture import pooled
+from polysite.cluster.remarks import remarks
+from polysite.cluster.variability import Variability, variability
 from polysite.config import Study
 from polysite.data.cache import Arrays, Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
@@ -105,9 +109,19 @@ class Clusters:
     mixture: Mixture
     pooled: Mixture
     agreement: Mapping[str, float]
-    bic: Mapping[int, float]  # by number of clusters
-    exchanges: int
+    fit: State  # of the federated fit
+    pooled_fit: State
     settings: MixtureSettings
+    variability: Variability | None = None
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a person should know about the clusters."""
+        counts = {site: Counter[str]() for site in dict.fromkeys(self.table.sites)}
+        for site, cluster in zip(self.table.sites, self.names, strict=True):
+            counts[site][str(int(cluster) - 1)] += 1
+        held = {site: {c: float(n) for c, n in own.items()} for site, own in counts.items()}
+        return remarks(held, len(self.mixture.weights), self.fit.agreement, self.settings.fewest)
 
     @property
     def vectors(self) -> Values:
@@ -140,14 +154,29 @@ def run(
     clusters: MixtureSettings | None = None,
     jobs: int | None = None,
     parquet: bool = False,
+    repeats: int = 0,
+    perplexity: float = 30.0,
     watch: Watch = Watch(),
 ) -> Extracted:
-    """Extract features, find outliers, cluster the cases if wanted, and write a new folder."""
+    """Extract features, find outliers, cluster the cases if wanted, and write a new folder.
+
+    Args:
+        study: The study whose cases are described.
+        out: The new folder.
+        settings: How features are extracted.
+        label: Region of the features; None for the whole brain.
+        clusters: How cases are clustered; None not to.
+        jobs: Cases that are processed in parallel.
+        parquet: Also write features.parquet.
+        repeats: Fits with other seeds, and to bootstrap samples, that show how much the clusters vary.
+        perplexity: Perplexity of the t-SNE map.
+        watch: Observer of the progress.
+    """
     path = vacant(Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics"), "table")
     if parquet:
         _pyarrow()  # fails before the work, if it is missing
     table = extract(study, settings, label, jobs, watch)
-    far, groups = outliers(table), cluster(table, clusters) if clusters else None
+    far, groups = outliers(table), cluster(table, clusters, repeats) if clusters else None
     about = {
         "region": label or "brain",
         "settings": asdict(settings),
@@ -155,7 +184,8 @@ def run(
         "seed": study.seed,
         "cases": {site: table.sites.count(site) for site in dict.fromkeys(table.sites)},
         "outlying": {site: len({o.case for o in far if o.site == site}) for site in dict.fromkeys(table.sites)},
-        "remarks": list(_remarks(table, label)),
+        "remarks": [*_remarks(table, label), *_sentences(groups.remarks if groups else ())],
+        "perplexity": perplexity,
         "clusters": _plain(groups) if groups else None,
         "versions": versions(),
     }
@@ -289,16 +319,22 @@ def outliers(table: Table) -> tuple[Outlier, ...]:
     return tuple(sorted(extremes, key=lambda o: (order[o.site, o.case], -o.times)))
 
 
-def cluster(table: Table, settings: MixtureSettings = MixtureSettings()) -> Clusters:
-    """Cluster the cases: scaling, principal components and mixture, fitted federated and pooled."""
+def cluster(table: Table, settings: MixtureSettings = MixtureSettings(), repeats: int = 0) -> Clusters:
+    """Cluster the cases: scaling, principal components and mixture, fitted federated and pooled.
+
+    ``repeats`` further fits with other seeds, and as many to bootstrap samples, show how much the clusters vary.
+    """
     some = table.only(np.flatnonzero(np.isfinite(table.values).any(1)))
     vectors, sites = _filled(some), np.array(some.sites)
     state = federated({site: vectors[sites == site] for site in dict.fromkeys(some.sites)}, settings)
-    fitted, together = cast(Mixture, state.mixture), pooled(vectors, settings)
+    whole = pooled(vectors, settings)
+    fitted, together = mixture_of(state), mixture_of(whole)
     order = np.argsort(fitted.means[:, 0])  # numbered from left to right on the map, independent of rounding
     fitted = replace(fitted, weights=fitted.weights[order], means=fitted.means[order])
     agreed = agreement(fitted, together, vectors)
-    return Clusters(some, fitted, together, agreed, dict(state.bic), state.exchanges, settings)
+    chosen = replace(settings, components=len(fitted.weights))
+    varied = variability(vectors, chosen, repeats) if repeats and len(fitted.weights) > 1 else None
+    return Clusters(some, fitted, together, agreed, state, whole, settings, varied)
 
 
 def _filled(table: Table) -> Values:
@@ -399,10 +435,18 @@ def _plain(groups: Clusters) -> dict[str, Any]:
         "cases": len(groups.table.cases),
         "dimensions": int(groups.mixture.means.shape[1]),
         "components": int(groups.mixture.means.shape[0]),
-        "exchanges": groups.exchanges,
-        "bic": {str(count): score for count, score in groups.bic.items()},
+        "exchanges": groups.fit.exchanges,
+        "bic": {str(count): score for count, score in groups.fit.bic},
+        "pooled_bic": {str(count): score for count, score in groups.pooled_fit.bic},
         "agreement": dict(groups.agreement),
+        "restarts": groups.fit.agreement,
+        "variability": asdict(groups.variability) if groups.variability else None,
     }
+
+
+def _sentences(remarks: Iterable[str]) -> Iterator[str]:
+    """Yield the remarks as sentences."""
+    return (f"{remark[0].upper()}{remark[1:]}." for remark in remarks)
 
 
 def _cases(count: int) -> str:

@@ -161,8 +161,13 @@ def radiomics(
     ] = None,
     dimensions: Annotated[int, typer.Option(min=1, help="Principal components to cluster by.")] = 30,
     fewest: Annotated[
-        int, typer.Option(min=0, help="Minimum number of cases behind a sum that leaves a site; 0 for none.")
-    ] = 5,
+        int,
+        typer.Option(min=0, help="Minimum number of cases behind a sum that leaves a site; it changes the clusters."),
+    ] = 0,
+    repeats: Annotated[
+        int, typer.Option(min=0, help="Further fits with other seeds and bootstraps: how much the clusters vary.")
+    ] = 10,
+    perplexity: Annotated[float, typer.Option(min=1, help="Perplexity of the t-SNE map; 35 in paper C.")] = 30.0,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Cases to process in parallel; one per core by default.")
     ] = None,
@@ -188,7 +193,7 @@ def radiomics(
     with watching(quiet or as_json, False) as watch:
         done = extract.run(
             study, out, settings=settings, label=label, clusters=mixture if counts else None, jobs=jobs,
-            parquet=parquet, watch=watch,
+            parquet=parquet, repeats=repeats, perplexity=perplexity, watch=watch,
         )  # fmt: skip
     if as_json:
         print(json.dumps({"radiomics": str(done.folder), **done.about}))

@@ -319,7 +319,8 @@ class TorchSite:
         trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
         for k, p in self.network.parameters.items():
             p.requires_grad_(k in trained)
-        rate = (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma ** (self.round - self._first)
+        passed = self.round - self._first if budget.round is None else budget.round
+        rate = (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma**passed
         mixing = Mixing(trained, objective.mix, self._rng(None, _MIXING)) if objective.mix else None
         weights = mixing.weights if mixing else list(trained.values())
         force = _Force(objective.tilt or Tilt(), mixing.shared if mixing else trained)
