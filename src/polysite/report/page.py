@@ -77,8 +77,10 @@ class Options:
         assessment: Folder of an assessment whose distances are shown.
         scans: Show slices of patients.
         remarks: Remarks at the top of the page.
-        figures: Names of figures to add, as the papers have them.
-        cases: Cases that the figure ``cases`` shows.
+        figures: Figures of a paper to add, names of ``PAPER_FIGURES``.
+        cases: Names of cases to show.
+        owner: Hospital whose model is shown on all hospitals' cases; see `compare`.
+        questions: Tests of a user's own, as in ``scaffold > fedavg @ 12,13 / TC``.
         published: Published tables that are shown with the measured values beside them.
     """
 
@@ -91,7 +93,13 @@ class Options:
     remarks: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
+    owner: str | None = None
+    questions: tuple[str, ...] = ()
     published: Paper = Paper()
+
+    def compare(self, methods: Sequence[Method]) -> Comparison:
+        """Compare methods with these options."""
+        return compare(methods, self.reference, self.policy, self.tail, owner=self.owner, questions=self.questions)
 
 
 KINDS = {Grid: "grid", Picture: "picture", Folded: "folded", Markup: "html", str: "words"}  # as page.html calls them
@@ -133,7 +141,7 @@ def pictures(sections: Iterable[Section]) -> list[Picture]:
 def build(title: str, methods: Sequence[Method], options: Options = Options(), lead: str = "", live: str = "") -> Page:
     """Return the page of methods; without a lead, the summary of the results is the lead."""
     if all(run.finished for m in methods for run in m.runs):
-        comparison = compare(methods, options.reference, options.policy, options.tail)
+        comparison = options.compare(methods)
         sentences, sections = summary(comparison), list(_results(comparison, options))
         remarks = [*options.remarks, *comparison.remarks]
     else:
@@ -146,7 +154,7 @@ def build(title: str, methods: Sequence[Method], options: Options = Options(), l
 
 def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     grids = {g.name: g for g in tables(comparison)}
-    several = len(comparison.methods) > 1
+    several = len(comparison.trained) > 1
     every = [grids.pop("overview"), grids.pop(f"hospitals_{comparison.main}")]
     error = "Error bars: standard error over cases."
     bars = Picture("", figures.hospitals(comparison, comparison.main), error)
@@ -165,6 +173,8 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     tests = [g for n, g in grids.items() if n.startswith("tests_")]
     if several:
         yield Section("sure", "Are the differences statistically significant?", tuple(tests))
+    if "asked" in grids:
+        yield Section("asked", "Questions", (replace(grids["asked"], title=""),))
     if "best_mean" in grids:
         yield Section("peeked", "The “best mean” of some papers", (replace(grids["best_mean"], title=""),))
     if "fairness" in grids and len(comparison.sites) > 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 from polysite.errors import RunError
 from polysite.report import costs, published
-from polysite.report.compare import Comparison, compare, summary, tables
+from polysite.report.compare import Comparison, summary, tables
 from polysite.report.page import Options, build
 from polysite.report.runs import Method
 from polysite.storage import draft_folder, vacant, write_file
@@ -30,9 +30,9 @@ def comparison(
     """Write a folder with index.html and every table in ``tables.md``, ``tables.tex`` and NAME.csv."""
     if not replace:
         vacant(folder, "comparison")
-    compared = compare(methods, options.reference, options.policy, options.tail)
+    compared = options.compare(methods)
     beside = published.tables(compared, options.published, options.speeds)
-    grids = [*tables(compared), costs.table(methods, options.speeds), *beside]
+    grids = [*tables(compared), costs.table(compared.methods, options.speeds), *beside]
     words = "\n\n".join([f"# {title}", *summary(compared), *options.remarks, *compared.remarks])
     text = build(title, methods, options)
     with draft_folder(folder, "comparison") as draft:
@@ -55,6 +55,7 @@ def plain(comparison: Comparison) -> dict[str, Any]:
         "reference": comparison.reference,
         "policy": asdict(comparison.policy),
         "tests": [asdict(t) for t in comparison.tests],
+        "asked": [{**asdict(a.question), **asdict(a.test)} for a in comparison.asked],
         "remarks": list(comparison.remarks),
         "values": values,
     }
