@@ -30,10 +30,11 @@ class Compare:
 
     Args:
         tail: Alternative of the tests against the reference.
-        empty: ``penalty`` or ``excluded``: the distance if exactly one mask is empty.
+        empty: ``penalty``, ``excluded`` or ``excluded-case``: what a distance is if a mask is empty.
         hd95: ``max`` or ``union``: the definition of HD95.
         figures: Figures to draw besides those of every comparison.
         cases: Cases that the figure ``cases`` shows.
+        questions: Tests that the paper reports, as in ``scaffold > fedavg @ 12,13 / TC``.
     """
 
     tail: Tail = "two-sided"
@@ -41,6 +42,7 @@ class Compare:
     hd95: str = "max"
     figures: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
+    questions: tuple[str, ...] = ()
 
     @property
     def policy(self) -> EmptyMaskPolicy:

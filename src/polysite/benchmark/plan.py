@@ -33,7 +33,7 @@ VOLUME = (
     176,
     144,
 )  # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
-SIDE = 64  # largest side of a patch that is timed on a CPU
+SIDE = 32  # largest side of a patch that is timed on a CPU
 STEPS = 3  # timed, after as many that warm up
 PREDICTION, SCAN = 3e4, 3e6  # bytes on disk of a predicted case, and of one of the three per site kept to look at
 

@@ -1,5 +1,6 @@
 """Run a benchmark: all its jobs, in parallel as memory allows, and what the page about them needs."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -54,5 +55,16 @@ def options(bench: Bench, out: Path, methods: Sequence[Method], failed: Mapping[
         remarks=(*bench.remarks, *lost),
         figures=bench.compare.figures,
         cases=bench.compare.cases,
+        questions=tuple(q for q in bench.compare.questions if _known(q, names)),
         published=bench.published,
     )
+
+
+def _known(question: str, names: Sequence[str]) -> bool:
+    """Return whether both methods of a question are here; a row of one hospital's model is named after its method.
+
+    >>> _known("scaffold > local, model of 01 @ 3", ["scaffold", "local"]), _known("cfl < fedavg", ["fedavg"])
+    (True, False)
+    """
+    asked = re.split(r"!=|>|<", re.split(r"\s[@/]\s", question)[0])
+    return all(method.strip().partition(", model of ")[0] in names for method in asked)
