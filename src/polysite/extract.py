@@ -12,9 +12,9 @@
         index.html             maps and tables of the clusters; names no case
         radiomics.json         settings, agreement of the federated and the pooled fit, versions
 
-Cases are prepared as for training, but padded only if ``prepare.normalise = "padded"``, whose z-scores depend on it. The
-region is the brain, as in ``Prepare.brain``, or a label. The features are those of CFFT in the same study. A modality that was not acquired has no features,
-nor has a case with fewer than two voxels of the label.
+Cases are prepared as for training, but padded only if ``prepare.normalise = "padded"``, whose z-scores depend on it.
+The region is the brain, as ``Prepare.brain`` finds it, or a label; the features of the brain are those of CFFT in the
+same study. A modality that was not acquired has no features, nor has a case with fewer than two voxels of the label.
 
 Features are cached under a digest of the files, the preparation and the settings: a second run opens no scan, and an
 interrupted run continues. The folder is written as a whole or not at all.

@@ -258,9 +258,8 @@ def train(
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
     """
     dealt = check(study)
-    if isinstance(study.data, Files):
-        for remark in study.data.remarks:
-            logging.getLogger("polysite").warning(remark)
+    for remark in _remarks(study):
+        logging.getLogger("polysite").warning(remark)
     sites = build_sites(study, dealt, watch)  # before the folder: bad data leaves nothing behind
     phases = build_phases(study, sites)
     for each in phases:
@@ -274,6 +273,12 @@ def train(
             at = find_progress(folder, phases) if before else None
         final = _evaluation(study, dealt, sites, folder) if evaluate else None
         return conduct(study, _described(study, dealt), phases, _start(sites), folder, at, watch, final)
+
+
+def _remarks(study: Study) -> list[str]:
+    """Return remarks on how the data and the split were read."""
+    read = study.data.remarks if isinstance(study.data, Files) else ()
+    return [*read, *study.split.remarks(study.data.case_refs(study.seed))]
 
 
 def _evaluation(
@@ -365,7 +370,8 @@ def pinned(study: Study) -> Study:
 
 
 def _described(study: Study, dealt: Mapping[str, SiteSplit]) -> Iterator[str]:
-    """Yield a line per hospital: its number of cases, and the modalities hidden from it."""
+    """Yield the remarks on data and split; a line per hospital: its number of cases, the modalities hidden from it."""
+    yield from _remarks(study)
     for site, splits in dealt.items():
         hidden = {study.data.modality_names[k] for cases in splits.values() for case in cases for k in case.hidden}
         blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from polysite import config, study
+from polysite.algorithms.base import facts
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.jobs import studies
 from polysite.config import Study
-from polysite.costs.model import Load
 from polysite.data.case import Case
 from polysite.data.sources import Counted
 from polysite.engines.run_folder import KEPT
@@ -33,8 +33,9 @@ VOLUME = (
     176,
     144,
 )  # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
-SIDE = 32  # largest side of a patch that is timed on a CPU
-STEPS = 3  # timed, after as many that warm up
+SIDE = 64  # largest side of a patch that is timed on a CPU
+STEPS = 3  # timed on a GPU, after as many that warm up; one on a CPU
+ROUNDS = 3  # rehearsed of a phase; the others are like the last of these
 PREDICTION, SCAN = 3e4, 3e6  # bytes on disk of a predicted case, and of one of the three per site kept to look at
 
 
@@ -121,19 +122,22 @@ class _Rehearsed:
 
     @classmethod
     def of(cls, chosen: Study) -> "_Rehearsed":
+        """Rehearse a study."""
         seen: list[Any] = []
 
         def look(*state: Any) -> None:
             seen[:] = [state]
 
-        loads: Sequence[Mapping[str, Load]] = study.loads(chosen, look)
-        params = study.initial_params(chosen)
-        dealt = study.deal_cases(chosen)
+        short = _shortened(chosen)
+        loads = study.loads(short, look)
+        rounds = _lengthened(chosen, short, len(loads))
+        steps, cases = ([sum(getattr(x, k) for x in load.values()) for load in loads] for k in ("steps", "cases"))
+        params, dealt = study.initial_params(chosen), study.deal_cases(chosen)
         tested = {site: len(splits["test"]) for site, splits in dealt.items()}
         return cls(
-            rounds=len(loads),
-            steps=sum(x.steps for load in loads for x in load.values()),
-            cases=sum(x.cases for load in loads for x in load.values()),
+            rounds=sum(rounds),
+            steps=sum(n * x for n, x in zip(rounds, steps, strict=True)),
+            cases=sum(n * x for n, x in zip(rounds, cases, strict=True)),
             tested=sum(tested.values()),
             checkpoint=_bytes(seen, {k: prod(v.shape) for k, v in params.items()}),
             kept=KEPT + 1 + len(chosen.then),
@@ -146,6 +150,30 @@ class _Rehearsed:
             return self
         names = ("rounds", "steps", "cases")
         return replace(self, **{k: getattr(self, k) - getattr(before, k) for k in names})
+
+
+def _shortened(chosen: Study) -> Study:
+    """Return the study with a few rounds in every phase that has no exchanges of its own."""
+
+    def fewer(phase: Study) -> dict[str, int]:
+        return {} if facts(phase.algorithm).exchanges else {"rounds": min(ROUNDS, phase.run.rounds), "best_from": 0}
+
+    first, *later = config.phases(chosen)
+    run = replace(chosen.run, **fewer(first))  # type: ignore[arg-type]
+    then = tuple(
+        {**changes, "run": {**changes.get("run", {}), **fewer(phase)}}
+        for changes, phase in zip(chosen.then, later, strict=True)
+    )
+    return replace(chosen, run=run, then=then)
+
+
+def _lengthened(chosen: Study, short: Study, exchanges: int) -> list[int]:
+    """Return how many rounds of a study every rehearsed round stands for."""
+    counts: list[int] = []
+    for whole, part in zip(config.phases(chosen), config.phases(short), strict=True):
+        own = min(part.run.rounds, exchanges - len(counts))  # an algorithm may end its phase by itself
+        counts += [*[1] * (own - 1), 1 if whole.run == part.run else whole.run.rounds - own + 1]
+    return counts
 
 
 def _bytes(value: Any, elements: Mapping[str, int], key: str = "") -> int:
@@ -178,7 +206,8 @@ def measure(chosen: Study) -> Pace:
     cases = [_drawn(rng, chosen, whole, k) for k in range(batch)]
     site = TorchSite("plan", network, {"train": cases, "validation": cases[:1]}, chosen.data.label_names, train, 0)
     start = site.start
-    training = _timed(lambda: site.fit(start, budget=Budget(steps=STEPS)), network) / STEPS
+    steps = STEPS if gpu else 1
+    training = _timed(lambda: site.fit(start, budget=Budget(steps=steps)), network) / steps
     predicting = _timed(lambda: site.score(start, [cases[0].name]), network)
     if gpu:
         how = f"Measured on {network.device}: {training:.3g} s a step of {batch} patches, {predicting:.3g} s a scan."

@@ -48,13 +48,10 @@ class Settings:
             raise ConfigError(f"bin_width is {self.bin_width}; give a positive number")
         if self.bin_count is not None and not 1 <= self.bin_count <= MAX_BINS:
             raise ConfigError(f"bin_count is {self.bin_count}; give a whole number from 1 to {MAX_BINS}, or none")
-        if self.bin_range and not (
-            len(self.bin_range) == 2
-            and all(map(math.isfinite, self.bin_range))
-            and self.bin_range[0] < self.bin_range[1]
-            and self.bin_count is None
-        ):
-            raise ConfigError(f"bin_range is {list(self.bin_range)}; give a smaller and a larger value, and no bin_count")
+        low, high = self.bin_range if len(self.bin_range) == 2 else (0.0, 0.0 if self.bin_range else 1.0)
+        if not (-math.inf < low < high < math.inf) or (self.bin_range and self.bin_count is not None):
+            given = list(self.bin_range)
+            raise ConfigError(f"bin_range is {given}; give a smaller and a larger value, and no bin_count")
         if not math.isfinite(self.voxel_array_shift):
             raise ConfigError(f"voxel_array_shift is {self.voxel_array_shift}; give a number")
 
@@ -71,8 +68,9 @@ class Settings:
             edges[-1] += 1  # so that the largest value is in the last bin
             return edges.astype(np.float64)
         if self.bin_range:
-            edges = replace(self, bin_range=()).edges(*self.bin_range, dtype)
-            edges = edges[edges <= self.bin_range[1]].astype(np.float64)  # what lies beyond is in the last bin
+            low, high = self.bin_range
+            edges = replace(self, bin_range=()).edges(low, high, dtype)
+            edges = edges[edges <= high].astype(np.float64)  # what lies beyond is in the last bin
             edges[0] = -math.inf  # or in the first
             return edges
         if (largest - least) / self.bin_width > MAX_BINS - 1:
