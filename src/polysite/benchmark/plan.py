@@ -153,18 +153,16 @@ class _Rehearsed:
 
 
 def _shortened(chosen: Study) -> Study:
-    """Return the study with a few rounds in every phase that has no exchanges of its own."""
+    """Return the study with a few rounds in every phase, and with one start of a mixture that has more."""
 
-    def fewer(phase: Study) -> dict[str, int]:
-        return {} if facts(phase.algorithm).exchanges else {"rounds": min(ROUNDS, phase.run.rounds), "best_from": 0}
+    def fewer(phase: Study) -> dict[str, dict[str, int]]:
+        if facts(phase.algorithm).exchanges:
+            return {"algorithm": {"restarts": 1}} if hasattr(phase.algorithm, "restarts") else {}
+        return {"run": {"rounds": min(ROUNDS, phase.run.rounds), "best_from": 0}}
 
     first, *later = config.phases(chosen)
-    run = replace(chosen.run, **fewer(first))  # type: ignore[arg-type]
-    then = tuple(
-        {**changes, "run": {**changes.get("run", {}), **fewer(phase)}}
-        for changes, phase in zip(chosen.then, later, strict=True)
-    )
-    return replace(chosen, run=run, then=then)
+    then = tuple(config.merge(changes, fewer(phase)) for changes, phase in zip(chosen.then, later, strict=True))
+    return replace(config.vary(replace(chosen, then=()), fewer(first)), then=then)
 
 
 def _lengthened(chosen: Study, short: Study, exchanges: int) -> list[int]:
