@@ -126,6 +126,33 @@ def test_other_parts_and_pooled_training_can_be_examined(tmp_path):
     assert about["unit"] == "mm" and about["trained"] == ["pooled"] and len(about["shown"]) == 3
 
 
+@pytest.mark.parametrize("algorithm", [ps.Local(), ps.FedAvg()], ids=["personal", "shared"])
+def test_models_of_own_best_rounds_are_examined_and_found_again(algorithm, tmp_path, elsewhere, monkeypatch):
+    """Every test case once by the model that its hospital uses, and once more where the common best is another."""
+    seen, predictions = Counter(), TorchSite._predictions
+
+    def counted(self, params, cases):
+        seen.update(c for c in cases if c in self.cases("test"))
+        return predictions(self, params, cases)
+
+    monkeypatch.setattr(TorchSite, "_predictions", counted)
+    study = replace(SMALL, algorithm=algorithm, train=replace(SMALL.train, lr=8.0), run=ps.Plan(rounds=4, best="own"))
+    run = ps.train(study, tmp_path / "run")
+    result = run.result
+    assert len({result.best_round, *result.best_rounds.values()}) > 1  # or nothing would be shown
+    found = rows_of(tmp_path / "run" / "evaluation" / "test")
+    names = {r["model"] for r in found}
+    for site, cases in result.test.items():
+        for case in cases:
+            other = result.best_rounds[site] != result.best_round
+            assert seen[case] == (1 if names == {"*"} else 3) + other  # three hospitals' models on every case
+    before = (tmp_path / "run" / "evaluation" / "test" / "cases.csv").read_text()
+    ps.evaluate(tmp_path / "run", again=True)
+    assert (tmp_path / "run" / "evaluation" / "test" / "cases.csv").read_text() == before
+    if algorithm.strangers:
+        assert {r["site"] for r in rows_of(ps.evaluate(tmp_path / "run", on=elsewhere))} == {"abbey", "north"}
+
+
 def test_what_cannot_be_examined_is_refused_and_leaves_nothing_behind(root, elsewhere, tmp_path):
     before = sorted(root.rglob("*"))
     with pytest.raises(RunError, match="exists already; --again"):

@@ -228,6 +228,19 @@ def test_fednova_forgets_the_number_of_steps_where_fedavg_does_not():
 def test_fednova_with_steps_in_proportion_to_size_is_the_benchmarks_form():
     models = B + (1 - ETA * A) ** N * (Q0 - B)
     assert first(FedNova(), bed(steps=N)) == pytest.approx(Q0 + sum(P**2) * sum(models - Q0), abs=1e-12)
+    assert first(FedNova("sizes"), bed(steps=N)) == pytest.approx(first(FedNova(), bed(steps=N)), abs=1e-12)
+
+
+def test_fednova_by_sizes_is_the_benchmarks_form_whatever_the_steps():
+    """Equations 4 and 5: gamma = K sum p^2 of the mean update; a factor of a site is one of its own term alone."""
+    models, gamma = B + (1 - ETA * A) ** STEPS * (Q0 - B), len(P) * sum(P**2)
+    sites = bed(steps=STEPS)
+    assert first(FedNova("sizes"), sites) == pytest.approx(Q0 + gamma / len(P) * sum(models - Q0), abs=1e-12)
+    assert first(FedNova("sizes"), sites) != pytest.approx(first(FedNova(), sites), abs=1e-3)
+    factors = np.array([0.3, 1, 1, 1])
+    q = factors * N / sum(factors * N)
+    weighted = first(Weighted({"s0": 0.3}, FedNova("sizes")), sites)
+    assert weighted == pytest.approx(Q0 + sum(q * N) * sum(q * (models - Q0) / N), abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -998,6 +1011,32 @@ def test_cfl_at_fixed_rounds():
     states = cfl(Cfl(split_at=(3, 5), least=2), sites, 7)
     assert [len(set(s.places.values())) for s in states] == [1, 1, 2, 2, 4, 4, 4]
     assert [len(set(s.places.values())) for s in cfl(Cfl(split_at=(3, 5)), sites, 7)] == [1, 1, 2, 2, 2, 2, 2]
+
+
+def test_cfl_splits_before_or_after_it_averages():
+    """Either way by the updates of round 3; the halves then have the mean of all, or each the mean of its own."""
+    numbers = np.array([2, 6, 2, 2])
+    sites, c = bed(a=np.ones(4), b=TWO_KINDS, n=numbers), 1 - (1 - ETA) ** K
+    middle = sum(numbers * TWO_KINDS) / 12
+    before = middle + (1 - c) ** 2 * (Q0 - middle)
+    after, early = (cfl(Cfl(split_at=(3,), least=2, split_first=x), sites, 6) for x in (False, True))
+    assert [groups(s) for s in early] == [groups(s) for s in after] == 2 * [{tuple(sites)}] + 4 * [groups(after[-1])]
+    for half, own in (("0", [0, 2]), ("1", [1, 3])):
+        aim = numbers[own] @ TWO_KINDS[own] / numbers[own].sum()
+        assert after[2].clusters[half].model["w"] == pytest.approx(middle + (1 - c) * (before - middle), abs=1e-12)
+        assert early[2].clusters[half].model["w"] == pytest.approx(aim + (1 - c) * (before - aim), abs=1e-12)
+        # one round ahead of a split after the round before, where the sides are the same
+        late = cfl(Cfl(split_at=(2,), least=2), sites, 3)[-1]
+        assert late.clusters[half].model["w"] == pytest.approx(early[2].clusters[half].model["w"], abs=1e-12)
+
+
+def test_cfl_shares_are_those_of_the_halves_if_it_splits_first():
+    numbers = np.array([2, 6, 2, 2])
+    sites, algorithm = bed(a=np.ones(4), b=TWO_KINDS, n=numbers), Cfl(split_at=(2,), least=2, split_first=True)
+    rounds = run_rounds(algorithm, Simulator(algorithm, sites), {"w": np.array([Q0])}, Plan(rounds=3), seed=0)
+    whole, *rest = [r.shares for r in rounds]
+    assert whole == pytest.approx({"s0": 1 / 6, "s1": 1 / 2, "s2": 1 / 6, "s3": 1 / 6})
+    assert rest[0] == rest[1] == pytest.approx({"s0": 0.5, "s1": 0.75, "s2": 0.5, "s3": 0.25})
 
 
 class Away(Simulator):

@@ -1,5 +1,7 @@
 """Cases, patches of them and their augmentation."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from scipy.ndimage import gaussian_filter
 
 from polysite.data.case import Case, channels
 from polysite.errors import DataError
-from polysite.training.patches import Patches, blur, contrast
+from polysite.training.patches import Patches, blur, contrast, full
 
 
 def test_channels_may_overlap_and_strangers_are_named():
@@ -104,10 +106,34 @@ def test_blur_is_scipys(shape):
 def test_contrast_is_monais_and_keeps_the_extremes():
     x = torch.randn(3, 9, 9, 9)
     y = x.clone()
-    contrast(y, 1.7)
+    for modality in y:
+        contrast(modality, 1.7)
     expected = torch.stack([AdjustContrast(1.7)(c) for c in x])
     assert torch.allclose(y, expected, atol=1e-5) and not torch.allclose(y, x, atol=0.1)
     assert torch.allclose(y.amin((1, 2, 3)), x.amin((1, 2, 3))) and torch.allclose(y.amax((1, 2, 3)), x.amax((1, 2, 3)))
     flat = torch.full((1, 2, 2), 3.0)
     contrast(flat, 0.5)
     assert torch.equal(flat, torch.full((1, 2, 2), 3.0))
+
+
+@pytest.mark.parametrize("extremes", ["modality", "image"])
+def test_contrast_is_between_the_extremes_of_a_modality_or_of_the_whole_image(extremes):
+    """As MONAI adjusts one modality, or an array with all of them; the random choices are the same."""
+
+    draws, x = iter([0.9, 0.9, 0.9, 0.0]), torch.randn(3, 6, 6, 6) * torch.tensor([1.0, 3.0, 0.5]).view(3, 1, 1, 1)
+    contrast_alone = SimpleNamespace(random=lambda: next(draws), uniform=lambda low, high: 1.7)
+    y = x.clone()
+    full(y, contrast_alone, torch.empty_like(x), extremes)
+    whole = AdjustContrast(1.7)(x) if extremes == "image" else torch.stack([AdjustContrast(1.7)(c) for c in x])
+    assert torch.allclose(y, whole, atol=1e-5)
+
+
+def test_training_draws_its_contrast_as_it_is_told():
+    cases = [(torch.randn(2, 8, 8, 8) * torch.tensor([1.0, 4.0]).view(2, 1, 1, 1), torch.zeros(1, 8, 8, 8))] * 40
+    patches = Patches(torch.device("cpu"))
+    one, other = (
+        patches.batch(cases, (8, 8, 8), np.random.default_rng(0), "full", extremes)[0].clone()
+        for extremes in ("modality", "image")
+    )
+    differ = (one != other).flatten(1).any(1)
+    assert 4 <= differ.sum() <= 24  # of 40, each with probability 0.3; all other choices are the same

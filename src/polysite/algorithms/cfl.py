@@ -9,8 +9,8 @@ Paper: Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021
 
 All sites begin in one cluster. Both halves continue from the model of the round; with ``split_first`` the cluster is
 split before that round is aggregated, so that each half takes the mean of its own replies. Running statistics are
-averaged; norms and cosines ignore them. With ``split_at`` every cluster is split in those rounds, regardless of the norms
-(the FeTS 2022 benchmark: before the aggregation of round 201 of 300, by complete linkage: split_at = [201],
+averaged; norms and cosines ignore them. With ``split_at`` every cluster is split in those rounds, regardless of the
+norms (the FeTS 2022 benchmark: before the aggregation of round 201 of 300, by complete linkage: split_at = [201],
 split_first = true, linkage = "complete"). eps1 = 0 is FedAvg.
 
 A cluster is not split in a round in which a share of less than ``quorum`` of its sites replied. A site that was absent

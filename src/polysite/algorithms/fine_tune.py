@@ -10,9 +10,9 @@ lists are given, every pair of a learning rate and a lam is trained. The site ke
 highest mean Dice (accuracy) on its validation cases. w is a candidate too, so the validation score of a site never
 falls. A site without validation cases keeps w, as does a site that does not train.
 
-No model is sent in either direction; a site reports only its choice. The benchmark takes 30 epochs; fine-tuning with lr
-in 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, and Ditto with lr in 0.01, 0.04, 0.1, 0.4 and lam in 0.001, 0.01, 0.1, 1 (Table A.4).
-Its equation 24 sums the loss over cases; F_k is their mean here.
+No model is sent in either direction; a site reports only its choice. The benchmark takes 30 epochs; it fine-tunes with
+lr in 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, and Ditto with lr in 0.01, 0.04, 0.1, 0.4 and lam in 0.001, 0.01, 0.1, 1 (Table
+A.4). Its equation 24 sums the loss over cases; F_k is their mean here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -46,7 +46,7 @@ MAX_TOLERANCE = 1e6
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "kind": get_args(RequestKind),
     "split": ("", "validation", "test"),
-    "name": ("", "best", "last"),
+    "name": ("", "best", "common", "last"),
 }
 STUDY = re.compile(r"[A-Za-z0-9-]{1,64}")
 

@@ -1,10 +1,10 @@
 """Random patches and their augmentation, computed on the device of the network.
 
 All random choices come from one NumPy generator on the host, so a round can be replayed; only the noise itself is drawn
-on the device. The full augmentations and their probabilities are those of the FeTS 2022 benchmark, as its text has them:
-the noise has a standard deviation of 0.25 (MONAI's default draws it below that). The benchmark adjusts the contrast
-between the extremes of the whole image, which is ``contrast = "image"``. Every batch reuses the same memory: on a CPU,
-allocating memory costs more than all the arithmetic.
+on the device. The full augmentations and their probabilities are those of the FeTS 2022 benchmark, by its text: noise
+has a standard deviation of 0.25 (MONAI by default draws one below that). The benchmark adjusts the contrast between the
+extremes of the whole image, which is ``contrast = "image"``. Every batch reuses the same memory: on a CPU, allocating
+memory costs more than all the arithmetic.
 """
 
 import math
@@ -87,9 +87,7 @@ def put(target: torch.Tensor, source: torch.Tensor, axes: Sequence[int]) -> None
     np.copyto(target.numpy(), source.numpy()[backwards])  # torch would allocate a flipped copy first
 
 
-def full(
-    image: torch.Tensor, rng: np.random.Generator, scratch: torch.Tensor, extremes: Extremes = "modality"
-) -> None:
+def full(image: torch.Tensor, rng: np.random.Generator, scratch: torch.Tensor, extremes: Extremes = "modality") -> None:
     """Apply noise, blur, intensity scaling and contrast in place, each with its probability."""
     if rng.random() < 0.15:
         image.add_(noise(scratch, rng), alpha=0.25)

@@ -39,6 +39,7 @@ from polysite.deploy.site.worker import Worker
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError, RunError
 from polysite.payload import Payload, decode, encode
+from polysite.training.torch_site import TorchSite
 
 
 def test_a_server_that_stops_anywhere_goes_on_to_the_same_end(tmp_path):
@@ -280,6 +281,40 @@ def test_what_a_phase_began_from_outlives_better_rounds_and_a_restart(tmp_path):
     done = coordinator.resume(tmp_path / "deployed", Fragile(hosts), deadlines=FAST)
     one, other = states(whole.folder.path), states(done.folder.path)
     assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+
+
+OWN = """
+[[then]]
+algorithm = { name = "clustered", groups = { one = ["a", "b"], two = ["c"] } }
+run.rounds = 2
+"""
+
+
+@pytest.mark.parametrize("algorithm, then", [("ditto", ""), ("fedavg", OWN)], ids=["personal", "groups"])
+def test_own_best_rounds_are_those_of_the_simulator_also_after_a_restart(algorithm, then, tmp_path, monkeypatch):
+    """One hospital likes what the others do not, so that its best round is another."""
+    score = TorchSite._score
+
+    def contrary(self, logits, truth):
+        found = score(self, logits, truth)
+        return found if self.name != "c" else replace(found, labels={k: 1 - v for k, v in found.labels.items()})
+
+    monkeypatch.setattr(TorchSite, "_score", contrary)
+    keys = {"run.rounds": "3", "run.validate_every": "1", "run.best": '"own"', "model.filters": "[2, 2, 2]"}
+    chosen = parse(BASE + then, {"algorithm.name": f'"{algorithm}"', "train.lr": "0.5", **keys})
+    alone = study.train(chosen, tmp_path / "simulated")
+    hosts = workers(tmp_path)
+    last = alone.result.rounds - 1
+    with pytest.raises(Stop):
+        go(tmp_path, chosen, Fragile(hosts, lambda h: h["kind"] == "train" and h["round"] == last))
+    done = coordinator.resume(tmp_path / "deployed", Fragile(hosts), deadlines=FAST)
+    assert done.result.best_rounds == alone.result.best_rounds and done.result.best_round == alone.result.best_round
+    assert values(done) == values(alone)
+    for split, sites in alone.result.common.items():
+        assert {i: sorted(map(str, s.values())) for i, s in sites.items()} == {
+            i: sorted(map(str, s.values())) for i, s in done.result.common[split].items()
+        }
+    assert alone.result.best_rounds["a"] != alone.result.best_rounds["c"]
 
 
 class Anew(Inside):
