@@ -202,9 +202,8 @@ def six_scanners(cases=10):
 def found(tmp_path_factory):
     """Six planted scanners, clustered."""
     of = Study(data=Phantom((32, 32, 32), six_scanners()))
-    # with so few cases of a scanner at a site, sums of any number are told, as under secure aggregation
     groups = MixtureSettings(components=6, dimensions=10)
-    return extract.run(of, tmp_path_factory.mktemp("six") / "out", settings=WIDE, clusters=groups)
+    return extract.run(of, tmp_path_factory.mktemp("six") / "out", settings=WIDE, clusters=groups, repeats=2)
 
 
 @pytest.mark.slow
@@ -235,6 +234,9 @@ def test_what_is_written_of_clusters(found):
     assert total["cases"] == "60"
     about = json.loads((found.folder / "radiomics.json").read_text())
     assert about["clusters"]["components"] == 6 and about["clusters"]["agreement"]["rand"] >= 0.9
+    assert {k: len(v) for k, v in about["clusters"]["variability"].items()} == {"seeds": 2, "bootstraps": 2}
+    assert about["clusters"]["bic"]["6"] == pytest.approx(about["clusters"]["pooled_bic"]["6"], rel=0.05)
+    assert any("coincide with the hospitals" in remark for remark in about["remarks"])  # five scanners of six
 
 
 LOOK = """
@@ -264,8 +266,9 @@ def test_names_are_nothing_but_names_on_the_page(tmp_path):
     shown = clusters.Shown(nasty, list("12345") * 4, rng.normal(size=(20, 3)), ["_a", "$b"], rng.uniform(size=(20, 2)))
     groups = {"agreement": dict.fromkeys(("rand", "explained", "other_explained", "percentiles"), 1.0)}
     groups |= {"dimensions": 3, "exchanges": 9, "components": 5, "bic": {"5": 1.0}, "settings": {}}
+    groups |= {"pooled_bic": {"5": 1.0}, "restarts": 1.0, "variability": {"seeds": [1.0], "bootstraps": [0.5]}}
     counts = dict.fromkeys(nasty, 5)
-    about = {"seed": 0, "region": "", "settings": {}, "prepare": {}, "remarks": [], "versions": {"polysite": "1"}}
+    about = {"seed": 0, "perplexity": 30.0, "region": "", "settings": {}, "prepare": {}, "remarks": [], "versions": {"polysite": "1"}}
     page = tmp_path / "page.html"
     page.write_text(clusters.page(shown, {**about, "clusters": groups, "cases": counts, "outlying": counts}))
     seen, errors = browse(page, "return document.querySelectorAll('img').length")
@@ -300,7 +303,7 @@ def test_maps_of_few_cases_and_of_one_component():
         ({"label": "wt"}, ConfigError, "no label 'wt'"),
         ({"settings": Settings(bin_width=1e-6)}, ConfigError, "case 'north-000' of site 'north', t1: bin_width"),
         ({"clusters": MixtureSettings(components=10, fewest=0)}, DataError, "3 cases cannot be 10 clusters"),
-        ({"clusters": MixtureSettings(components=2)}, DataError, "none of 2 sites has 5 cases"),
+        ({"clusters": MixtureSettings(components=2, fewest=5)}, DataError, "none of 2 sites has 5 cases"),
     ],
 )
 def test_what_is_refused(tmp_path, change, error, words):

@@ -167,7 +167,7 @@ def answer(asked: Mapping[str, Values], vectors: ArrayLike, fewest: float = 0) -
         return {"cases": cases, "sums": table.sum(0), "products": table.T @ table}
     points = (table - asked["centre"]) @ asked["axes"].T
     if stage == "check":
-        return {"cases": cases, "counts": _in_pairs(points, asked)}
+        return {"cases": cases, "counts": _in_pairs(points, asked, fewest)}
     sums = _of_groups(points, asked, fewest) if stage == "groups" else _of_fits(points, asked, fewest)
     return {"cases": cases, "products": points.T @ points, **sums}
 
@@ -182,10 +182,12 @@ def _of_groups(points: Values, asked: Mapping[str, Values], fewest: float) -> Ar
     return {"counts": member.sum(0), "sums": member.T @ points, "squares": member.T @ points**2}
 
 
-def _in_pairs(points: Values, asked: Mapping[str, Values]) -> Values:
-    """Return how many cases are in a component of a runner-up (row) and in one of the first fit (column)."""
+def _in_pairs(points: Values, asked: Mapping[str, Values], fewest: float) -> Values:
+    """Return how many cases are in a component of a runner-up (row) and in one of the first fit (column), or 0 for too
+    few."""
     first, *others = (np.eye(len(fit[0]))[joint(points, *fit).argmax(1)] for fit in _fits(asked))
-    return np.concatenate([other.T @ first for other in others])
+    counts = np.concatenate([other.T @ first for other in others])
+    return np.where(counts < fewest, 0.0, counts)
 
 
 def _of_fits(points: Values, asked: Mapping[str, Values], fewest: float) -> Arrays:
