@@ -29,11 +29,12 @@ def row(dice, hd95=1.0, truth=10.0, predicted=10.0):
 
 
 def write(
-    path: Path, cases, *, own=False, rounds=3, split="test", unit="mm", seed=0, fold=0, split_seed=None, **settings
-):
+    path: Path, cases, *, own=False, rounds=3, split="test", unit="mm", seed=0, fold=0, file="", split_seed=None,
+    **settings,
+):  # fmt: skip
     """A finished and evaluated run; ``cases`` is site -> case -> label -> Dice or a whole row."""
     study = config.build({"seed": seed, **settings})
-    study = replace(study, split=replace(study.split, folds=5, fold=fold)) if fold else study
+    study = replace(study, split=replace(study.split, folds=5, fold=fold, file=file)) if fold else study
     study = replace(study, split=replace(study.split, seed=split_seed))
     folder = RunFolder.create(path, config.dump(study), seed)
     whole = {

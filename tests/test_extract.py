@@ -23,8 +23,10 @@ from polysite.data.phantom import Hospital, draw, write
 from polysite.data.prepare import Prepare
 from polysite.data.sources import Phantom, PhantomClasses
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.radiomics import NAMES, Settings, features
+from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.report import clusters
+from polysite.study import build_sites
+from polysite.training.settings import Train
 
 SIDE = (24, 24, 24)
 LABELS = "WT=1,2,4; TC=1,4; ET=4"
@@ -131,6 +133,28 @@ def test_a_label_is_the_region_where_asked_for(scans, tmp_path):
     assert done.about["remarks"] == ["1 case with fewer than two voxels of TC: empty cells."]
     grouped = extract.cluster(done.table, MixtureSettings(components=2, dimensions=3))
     assert len(grouped.names) == 11 and "north-001" not in grouped.table.cases
+
+
+HEADS = {"north": Hospital(3), "south": Hospital(2, missing=("t2",))}
+
+
+@pytest.mark.parametrize("how", ["nonzero", "all", "padded"])
+def test_the_table_has_the_numbers_of_cfft(how):
+    """Padded to the patch at the sites, and still the same brain."""
+    of = study(Phantom(SIDE, HEADS), prepare=Prepare(normalise=how), train=Train(patch=(32, 24, 40), device="cpu"))
+    table, sites = extract.extract(of, WIDE), build_sites(of)
+    for site, case, values in zip(table.sites, table.cases, comparable(table.values), strict=True):
+        (own,) = sites[site].radiomics([case], WIDE.bin_width)
+        np.testing.assert_allclose(values, own, rtol=1e-6, atol=1e-6)  # sums in another order, in single precision
+        assert sites[site].shares(case) == pytest.approx(table.shares[table.cases.index(case)])
+    plain = extract.extract(replace(of, prepare=Prepare()), WIDE)
+    same = np.isclose(comparable(table.values), comparable(plain.values), rtol=0.05).mean()
+    assert same == 1 if how == "nonzero" else same < 0.6  # other z-scores, other grey levels
+
+
+def test_padding_to_a_patch_of_other_dimensions_is_refused():
+    with pytest.raises(ConfigError, match=r"train.patch = \[8, 8\] has 2 sides for 3D data"):
+        extract.extract(study(prepare=Prepare(normalise="padded"), train=Train(patch=(8, 8))))
 
 
 def test_flat_images_and_classes(tmp_path):

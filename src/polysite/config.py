@@ -161,9 +161,10 @@ def _phase(base: Study, changes: Mapping[str, Any], at: str) -> Study:
             f"{at}: run.rounds = {phase.run.rounds} may end before {name} has tuned: with the fit of the clusters it "
             f"takes up to {known.exchanges}"
         )
-    if known.masks_head and phase.prepare.normalise != "nonzero":
+    if known.masks_head and phase.prepare.normalise == "none":
         raise ConfigError(
-            f"{at}: {name} needs prepare.normalise = 'nonzero', which separates the head from the background"
+            f"{at}: {name} needs prepare.normalise = 'nonzero', 'padded' or 'all', which separate the head from the "
+            "background"
         )
     return phase
 

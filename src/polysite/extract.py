@@ -12,9 +12,9 @@
         index.html             maps and tables of the clusters; names no case
         radiomics.json         settings, agreement of the federated and the pooled fit, versions
 
-Cases are prepared as for training, but not padded. The region consists of the voxels that are not zero in some
-modality, which is the brain in skull-stripped scans, or of a label. A modality that was not acquired has no features,
-nor has a case with fewer than two voxels of the label.
+Cases are prepared as for training, but padded only if ``prepare.normalise = "padded"``, whose z-scores depend on it.
+The region is the brain, as ``Prepare.brain`` finds it, or a label; the features of the brain are those of CFFT in the
+same study. A modality that was not acquired has no features, nor has a case with fewer than two voxels of the label.
 
 Features are cached under a digest of the files, the preparation and the settings: a second run opens no scan, and an
 interrupted run continues. The folder is written as a whole or not at all.
@@ -58,7 +58,7 @@ from polysite.study import deal_cases
 
 Values = NDArray[np.float64]
 
-VERSION = 1  # of the extraction; a new version invalidates the cache
+VERSION = 2  # of the extraction; a new version invalidates the cache
 PAPER = Settings(bin_width=0.09)  # Manthe et al. 2023, for z-scored brains; 0.15 on CC359
 MAX_WIDTHS = 100.0  # outliers lie farther outside the inner range than so many times its width
 MIN_CASES = 10  # for outliers
@@ -74,7 +74,7 @@ class Table:
     sites: tuple[SiteId, ...]  # of the cases
     cases: tuple[str, ...]
     values: Values  # cases x (modalities x 93); NaN if undefined
-    shares: Values  # cases x labels: labelled fraction of the voxels that are not zero; for a class, 1 or 0
+    shares: Values  # cases x labels: labelled fraction of the brain; for a class, 1 or 0
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def run(
     table = extract(study, settings, label, jobs, watch)
     far, groups = outliers(table), cluster(table, clusters, repeats) if clusters else None
     about = {
-        "region": label or "not zero",
+        "region": label or "brain",
         "settings": asdict(settings),
         "prepare": asdict(study.prepare),
         "seed": study.seed,
@@ -209,6 +209,11 @@ def extract(
     if label is not None and (data.task == "classification" or label not in data.label_names):
         known = nearest(label, data.label_names) if data.task == "segmentation" else "these images have classes only"
         raise ConfigError(f"there is no label {label!r} to take as the region: {known}")
+    if study.prepare.normalise == "padded" and len(study.train.patch) != data.dims:
+        raise ConfigError(
+            f"train.patch = {list(study.train.patch)} has {len(study.train.patch)} sides for {data.dims}D data; "
+            "prepare.normalise = 'padded' pads to it"
+        )
     at_once = max(1, min(jobs or cores(), len(refs)))
     one = _Extraction(study, settings, label, max(1, cores() // at_once), Cache(place()))
     rows: list[Arrays] = []
@@ -251,25 +256,31 @@ class _Extraction:
     threads: int
     cache: Cache
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Names of the modalities."""
+        return self.study.data.modality_names
+
     def __call__(self, ref: CaseRef) -> Arrays:
-        how = ["radiomics", VERSION, version("monai"), asdict(self.study.prepare), asdict(self.settings), self.label]
+        padded = self.study.prepare.normalise == "padded"
+        patch = self.study.train.patch if padded else [1] * self.study.data.dims
+        recipe = [asdict(self.study.prepare), list(patch), asdict(self.settings), self.label, self.modalities]
+        how = ["radiomics", VERSION, version("monai"), *recipe]
         known = self.cache.recall(ref, how)
         if known is None:
-            raw = ref.open()
-            case = self.study.prepare.apply(raw, [1] * (raw.image.ndim - 1))
-            known = self._of(case)
+            known = self._of(self.study.prepare.apply(ref.open(), patch))
             self.cache.keep(ref, how, known)
         return known
 
     def _of(self, case: Case) -> Arrays:
-        inside = (case.image != 0).any(0)
+        inside = self.study.prepare.brain(case.image, self.modalities)
         if not inside.any():
-            raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is zero")
+            raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is background")
         names = self.study.data.label_names
         region = inside if self.label is None else case.label[names.index(self.label)] > 0
         table = np.full((len(case.image), len(NAMES)), np.nan)
-        for k, (modality, image) in enumerate(zip(self.study.data.modality_names, case.image, strict=True)):
-            if image.any() and np.count_nonzero(region) > 1:
+        for k, (modality, image) in enumerate(zip(self.modalities, case.image, strict=True)):
+            if np.ptp(image) and np.count_nonzero(region) > 1:
                 try:
                     values = features(image, region, spacing=case.spacing, settings=self.settings, threads=self.threads)
                 except (ConfigError, DataError) as problem:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,9 @@ def build_sites(
             if isinstance(problem, DataError) and isinstance(source, Files):
                 raise DataError(f"{problem} ('polysite data check' lists all problems)") from problem
             raise
+    brain = partial(study.prepare.brain, modalities=source.modality_names)
     return {
-        site: TorchSite(site, network, cases, source.label_names, study.train, study.seed, task)
+        site: TorchSite(site, network, cases, source.label_names, study.train, study.seed, task, brain)
         for site, cases in ready.items()
     }
 
@@ -235,9 +237,8 @@ def train(
     for phase in config.phases(study):
         phase.algorithm.init({}, [site for site, splits in dealt.items() if splits["train"]])  # may refuse these sites
         check_sites(phase.algorithm, *({i: len(s[k]) for i, s in dealt.items()} for k in ("train", "validation")))
-    if isinstance(study.data, Files):
-        for remark in study.data.remarks:
-            logging.getLogger("polysite").warning(remark)
+    for remark in _remarks(study):
+        logging.getLogger("polysite").warning(remark)
     sites = build_sites(study, dealt, watch)  # before the folder: bad data leaves nothing behind
     phases = build_phases(study, sites)
     for each in phases:
@@ -251,6 +252,12 @@ def train(
             at = find_progress(folder, phases) if before else None
         final = _evaluation(study, dealt, sites, folder) if evaluate else None
         return conduct(study, _described(study, dealt), phases, _start(sites), folder, at, watch, final)
+
+
+def _remarks(study: Study) -> list[str]:
+    """Return remarks on how the data and the split were read."""
+    read = study.data.remarks if isinstance(study.data, Files) else ()
+    return [*read, *study.split.remarks(study.data.case_refs(study.seed))]
 
 
 def _evaluation(
@@ -342,7 +349,8 @@ def pinned(study: Study) -> Study:
 
 
 def _described(study: Study, dealt: Mapping[str, SiteSplit]) -> Iterator[str]:
-    """Yield a line per hospital: its number of cases, and the modalities hidden from it."""
+    """Yield the remarks on data and split; a line per hospital: its number of cases, the modalities hidden from it."""
+    yield from _remarks(study)
     for site, splits in dealt.items():
         hidden = {study.data.modality_names[k] for cases in splits.values() for case in cases for k in case.hidden}
         blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""

@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 from polysite.data import manifest
+from polysite.data.check import check
+from polysite.data.files import Files, channel
 from polysite.data.layouts import LAYOUTS, scan
 from polysite.data.manifest import Row
 from polysite.errors import ConfigError, DataError
@@ -258,6 +260,21 @@ def classes_in_splits(root):
                 volume(root / split / name / f"{number}.nii.gz")
 
 
+CC359 = ("CC0001_philips_15_55_M", "CC0061_philips_3_55_F", "CC0121_siemens_15_61_M", "CC0181_siemens_3_36_F",
+         "CC0240_ge_15_60_F", "CC0319_ge_3_45_M", "CC0320_ge_3_50_F")  # fmt: skip
+
+
+def cc359(root):
+    """As its archives unpack: both kinds of masks; maps of tissues are called like the scans."""
+    for number, case in enumerate(CC359):
+        volume(root / f"Original/Original/{case}.nii.gz", 7 + number)
+        volume(root / f"Silver-standard-machine-learning/Silver-standard/{case}_ss.nii.gz", 1)
+    for case in CC359[:-1]:
+        volume(root / f"Silver-standard-STAPLE/STAPLE/{case}_staple.nii.gz", 1)
+    volume(root / f"hippocampus_staple/{CC359[-1]}_staple.nii.gz", 1)
+    volume(root / f"WM-GM-CSF/{CC359[-1]}.nii.gz", 1, 2, 3)
+
+
 SCANS = [  # layout, builder, cases of every site, modalities, labels or classes, one of the rows
     (
         "brats", fets, {"1": 2, "2": 2}, ("t1", "t1ce", "t2", "flair"), OLD,
@@ -328,6 +345,13 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
             "sub-r001/anat/sub-r001_space-MNI152_dseg.nii.gz", {"label_1": (1,), "label_5": (5,)}),
     ),
     (
+        "cc359", cc359,
+        {"ge_3": 2, "ge_15": 1, "philips_3": 1, "philips_15": 1, "siemens_3": 1, "siemens_15": 1}, ("t1",),
+        {"brain": (1,)},
+        Row("philips_15", CC359[0], {"t1": f"Original/Original/{CC359[0]}.nii.gz"},
+            f"Silver-standard-STAPLE/STAPLE/{CC359[0]}_staple.nii.gz", {"brain": (1,)}),
+    ),
+    (
         "prostate", prostate, {"BIDMC": 2, "HK": 2, "RUNMC": 2}, ("t2",), {"prostate": (1, 2)},
         Row("HK", "Case01", {"t2": "HK/Case01.nii.gz"}, "HK/Case01_Segmentation.nii.gz", {"prostate": (1, 2)}),
     ),
@@ -386,6 +410,25 @@ def test_a_dataset_is_recognised_and_read(root, layout, build, sites, modalities
     assert found.manifest.label_names == tuple(labels)
     assert [r for r in found.manifest.rows if (r.site, r.case) == (sample.site, sample.case)] == [sample]
     assert [f for r in found.manifest.rows for f in (*r.images.values(), r.label) if f and not on_disk(found, f)] == []
+
+
+def test_probabilities_of_staple_are_cut_at_one_half(root):
+    """CC359's STAPLE maps; where there is none, the mask by machine learning counts."""
+    cc359(root)
+    chances = np.linspace(0, 1, 64, dtype=np.float32).reshape(4, 4, 4)
+    file = root / f"Silver-standard-STAPLE/STAPLE/{CC359[0]}_staple.nii.gz"
+    nibabel.save(nibabel.nifti1.Nifti1Image(chances, np.eye(4)), file)
+    files = Files(str(root))
+    assert next(r for r in files.manifest.rows if r.case == CC359[-1]).label.endswith("_ss.nii.gz")
+    case = files.case_refs(0)["philips_15"][0]
+    assert np.array_equal(case.open().label[0], chances > 0.5) and case.volumes() == {"brain": 0.032}
+    assert not check(files).problems
+    assert any("nothing was taken from WM-GM-CSF, hippocampus_staple" in remark for remark in files.remarks)
+    shutil.rmtree(root / "Silver-standard-STAPLE")
+    assert all(r.label.endswith("_ss.nii.gz") for r in scan(root).manifest.rows)
+    multiple = root / "twos_staple.nii.gz"  # whole numbers stay what they are
+    volume(multiple, 1, 2)
+    assert set(np.unique(channel(files.manifest, str(multiple), {}).array)) == {0, 1, 2}
 
 
 def on_disk(found, name):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import nibabel
 import numpy as np
 import pytest
-from monai.transforms import NormalizeIntensity
+from monai.transforms import Compose, CropForeground, NormalizeIntensity, ResizeWithPadOrCrop, SpatialPad
 
 from polysite.data.cache import Cache, place
 from polysite.data.case import Case
@@ -278,3 +278,96 @@ def test_a_cache_that_cannot_be_is_said(cache, files, tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     with pytest.raises(ConfigError, match="set POLYSITE_CACHE"):
         place()
+
+
+def published(image, patch):
+    """Crop, pad, then z-scores over all voxels, with the transforms of the published code of papers B and C."""
+    steps = [
+        CropForeground(select_fn=lambda x: x > 0, allow_smaller=True),
+        SpatialPad(patch),
+        NormalizeIntensity(nonzero=False, channel_wise=True),
+    ]
+    return np.asarray(Compose(steps)(image.copy()))
+
+
+PADDED = Prepare(normalise="padded")
+
+
+@pytest.mark.parametrize("patch", [(8, 8, 8), (16, 24, 16), (32, 32, 32)])
+def test_padded_is_crop_pad_and_z_scores_of_everything(patch):
+    c = case()
+    c.image[:, :3], c.image[:, :, 12:], c.image[1, :, :, :5] = 0, 0, 0
+    c.label[:] = c.label * (c.image > 0).any(0)
+    found = PADDED.apply(c, patch)
+    unpadded = 2e-6 if patch == (8, 8, 8) else 0  # MONAI then sums a strided crop, which rounds differently
+    np.testing.assert_allclose(found.image, published(c.image, patch), rtol=0, atol=unpadded)
+    assert found.image.shape[1:] == found.label.shape[1:] and found.label.sum() == c.label.sum()
+    assert found.image.mean((1, 2, 3)) == pytest.approx(0, abs=1e-5)
+    assert found.image.std((1, 2, 3)) == pytest.approx(1, abs=1e-5)
+
+
+def test_padded_on_a_real_scan_and_through_the_cache(shared, tmp_path):
+    refs = Files(str(shared / "tcga_lgg"), exclude=("EZ",)).case_refs(0)["CS"][:2]
+    for ref in refs:
+        expected = published(ref.open().image, (96, 128, 32))
+        store = Cache(tmp_path)
+        for _ in ("made", "opened"):
+            np.testing.assert_array_equal(store.get(ref, PADDED, (96, 128, 32)).image, expected)
+
+
+def test_a_modality_that_was_not_acquired_stays_zero():
+    c = case((10, 10, 10))
+    c.image[1] = 0
+    found = PADDED.apply(c, (16, 16, 16)).image
+    assert not found[1].any() and found[0].min() < 0
+
+
+def test_sizes_are_cropped_and_padded_about_the_centre():
+    c = case((20, 9, 12))
+    found = Prepare(size=(0, 16, 8), normalise="none").apply(c, (8, 8, 8))
+    np.testing.assert_array_equal(found.image[:, :, 3:12], c.image[..., 2:10])
+    np.testing.assert_array_equal(found.label[:, :, 3:12], c.label[..., 2:10])
+    for k in range(2):  # the darkest value, since zero means nothing here
+        assert (found.image[k, :, :3] == c.image[k].min()).all() and not found.label[:, :, 12:].any()
+    padded = Prepare(size=(0, 16, 8), normalise="padded").apply(c, (8, 8, 8)).image
+    by_monai = [ResizeWithPadOrCrop((20, 16, 8)), NormalizeIntensity(channel_wise=True)]
+    np.testing.assert_array_equal(padded, np.asarray(Compose(by_monai)(c.image.copy())))
+    with pytest.raises(ConfigError, match="2 numbers for 3D data"):
+        Prepare(size=(16, 16)).apply(c, (8, 8, 8))
+    with pytest.raises(ConfigError, match="0 to keep an axis"):
+        Prepare(size=(-1, 16, 16))
+
+
+def head(modalities, **changes):
+    """A ball in a box: the mask of it, and what each preparation takes for the brain."""
+    grid = np.stack(np.meshgrid(*[np.arange(14)] * 3, indexing="ij"))
+    ball = ((grid - 6.5) ** 2).sum(0) < 25
+    rng = np.random.default_rng(0)
+    image = np.stack([ball * rng.uniform(5, 9, ball.shape) for _ in modalities]).astype(np.float32)
+    for k, where in changes.items():
+        image[modalities.index(k)] *= where(grid)
+    raw = Case("s", "c", image, ball[None].astype(np.uint8))
+    masks = {}
+    for how in ("nonzero", "all", "padded"):
+        prepared = Prepare(normalise=how).apply(raw, (20, 20, 20))
+        masks[how] = Prepare(normalise=how).brain(prepared.image, modalities), prepared.label[0] > 0
+    return masks
+
+
+def test_the_brain_is_the_same_in_every_preparation_and_never_padding():
+    for mask, ball in head(["t1", "T2_FLAIR"]).values():
+        np.testing.assert_array_equal(mask, ball)
+
+
+def test_the_brain_is_where_flair_exceeds_its_minimum():
+    def half(grid):
+        return grid[0] < 7
+
+    masks = head(["t1", "T2_FLAIR"], T2_FLAIR=half)
+    assert all((masks[how][0] < masks[how][1]).any() and masks[how][0].sum() * 2 == masks[how][1].sum()
+               for how in ("all", "padded"))  # fmt: skip
+    np.testing.assert_array_equal(*masks["nonzero"])
+    for mask, ball in head(["t1", "t2"], t2=half).values():  # no FLAIR: any modality
+        np.testing.assert_array_equal(mask, ball)
+    for mask, ball in head(["t1", "flair"], flair=lambda grid: grid[0] < 0).values():  # not acquired
+        np.testing.assert_array_equal(mask, ball)

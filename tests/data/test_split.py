@@ -151,6 +151,113 @@ def test_the_published_fold_files_are_read(tmp_path):
         Split(file=str(tmp_path / "nowhere_test_fold_2.csv")).apply(sites, 0)
 
 
+def published(folder, tests, rest, name="partitioning_1"):
+    """Write published folds: the names of test and other cases of each; a name begins with its site."""
+    for fold, parts in enumerate(zip(tests, rest, strict=True)):
+        for part, cases in zip(("test", "train"), parts, strict=True):
+            with (folder / f"{name}_{part}_fold_{fold}.csv").open("w", newline="") as file:
+                rows = csv.writer(file)
+                rows.writerow(["", "Subject_ID", "Partition_ID"])
+                rows.writerows([k, n, n[0]] for k, n in enumerate(cases))
+    return str(folder / f"{name}_test_fold_{{fold}}.csv")
+
+
+def test_published_folds_by_number(tmp_path):
+    sites = {"x": hospital(8, "x"), "y": hospital(4, "y"), "z": hospital(4, "z")}
+    everyone = [*names(sites["x"]), *names(sites["y"])]
+    tests = [["x0000", "x0001", "y0001"], ["x0002", "y0001", "y0003"]]
+    file = published(tmp_path, tests, [[n for n in everyone if n not in t] for t in tests])
+    for fold in (0, 1):
+        split = Split(file=file, folds=2, fold=fold)
+        split.check(sites)
+        found = split.apply(sites, 0)
+        assert [n for each in found.values() for n in names(each["test"])] == tests[fold]
+        assert list(found) == ["x", "y"]  # no fold names a case of z
+        assert split.remarks(sites) == [
+            f"site z has no case and is left out: partitioning_1_test_fold_{fold}.csv names none",
+            "1 case in the test set of more than one of these 2 folds: y0001; a comparison uses the mean of the "
+            "scores of such a case",
+        ]
+    assert not Split(folds=2).remarks(sites)
+    with pytest.raises(DataError, match=r"test_fold_1.csv names the case 'y0001' of site 'y', which is not in"):
+        Split(file=file, folds=2, fold=1).check({"x": sites["x"]})
+    for wrong in ({"file": file}, {"file": file.replace("{fold}", "0"), "folds": 2}):
+        with pytest.raises(ConfigError, match="contradict"):
+            Split(**wrong)
+
+
+FOLDS = ("partitioning_1_folds", 1251, 23, ["FeTS2022_00150", "FeTS2022_01163"], [790, 794, 791, 789, 790])
+LIMITED = (
+    "partitioning_1_homogeneous_known_tumor_folds", 278, 18, ["FeTS2022_00134", "FeTS2022_01164"],
+    [168, 173, 172, 169, 166],
+)  # fmt: skip
+
+
+def fets(shared):
+    """The cases of FeTS 2022 by site, named as a scan of the folder names them."""
+    sites = {}
+    with (shared / "fets_partitions" / "fets2022_partitioning_1.csv").open() as file:
+        for row in csv.DictReader(file):
+            site = row["Partition_ID"].zfill(2)
+            sites.setdefault(site, []).append(patient(row["Subject_ID"], site))
+    return sites
+
+
+@pytest.mark.parametrize(("folder", "cases", "count", "twice", "trained"), [FOLDS, LIMITED], ids=["full", "limited"])
+def test_the_published_folds_of_fets_2022(shared, folder, cases, count, twice, trained):
+    """Paper B: 80 % of what is not tested trains, rounded down at every site; 790 and 208 cases in fold 0."""
+    sites, tested = fets(shared), Counter()
+    file = str(shared / "fets_folds" / folder / "partitioning_1_test_fold_{fold}.csv")
+    for fold in range(5):
+        split = Split(file=file, folds=5, fold=fold, validation=0.2, rounding="up")
+        split.check(sites)
+        found = split.apply(sites, 0)
+        assert len(found) == count and all(each[k] for each in found.values() for k in each)
+        assert sum(len(each["train"]) for each in found.values()) == trained[fold]
+        assert sum(len(v) for each in found.values() for v in each.values()) == cases
+        if (cases, fold) == (1251, 0):
+            assert sum(len(each["validation"]) for each in found.values()) == 208
+        tested.update(n for each in found.values() for n in names(each["test"]))
+    assert len(tested) == cases and sorted(n for n, times in tested.items() if times > 1) == twice
+    said = split.remarks(sites)
+    assert said[-1].startswith(f"2 cases in the test set of more than one of these 5 folds: {', '.join(twice)};")
+    assert len(said) == 1 or "sites 16, 18, 21, 22, 23 have no case and are left out" in said[0]
+    own = Counter(n for fold in folds_of(sites) for each in fold.values() for n in names(each["test"]))
+    assert len(own) == 1251 and set(own.values()) == {1}  # its own folds test every case once
+
+
+def test_the_split_of_paper_c(shared):
+    """833, 218 and 200 cases: int(0.85 n) of every site are not tested, and int(0.8 m) of these train."""
+    found = Split(validation=0.2, test=0.15, rounding="up", validation_of="rest").apply(fets(shared), 0)
+    sums = {k: sum(len(each[k]) for each in found.values()) for k in ("train", "validation", "test")}
+    assert sums == {"train": 833, "validation": 218, "test": 200}
+
+
+def sizes(n, **changes):
+    return tuple(len(v) for v in Split(**changes).apply({"s": hospital(n)}, 0)["s"].values())
+
+
+@pytest.mark.parametrize(
+    ("n", "rounding", "validation"), [(12, "up", 3), (16, "up", 4), (39, "down", 7), (12, "nearest", 2),
+                                      (35, "up", 7), (10, "up", 2), (10, "down", 2), (5, "up", 1)]
+)  # fmt: skip
+def test_rounding_as_published(n, rounding, validation):
+    """Paper A, Table 5: 12 and 16 cases give 3 and 4 to validate, 39 of the prostate 7."""
+    assert sizes(n, validation=0.2, test=0.0, rounding=rounding) == (n - validation, validation, 0)
+
+
+def test_shares_of_what_is_not_tested():
+    assert sizes(40, validation=0.25, test=0.5, validation_of="all") == (10, 10, 20)
+    assert sizes(40, validation=0.25, test=0.5, validation_of="rest") == (15, 5, 20)
+    assert sizes(40, validation=0.6, test=0.5, validation_of="rest") == (8, 12, 20)  # together more than one
+    with pytest.raises(ConfigError, match="leave cases to train on"):
+        Split(validation=0.6, test=0.5)
+    for n in range(2, 40):  # every part that there can be has a case, whatever the rounding
+        for rounding in ("nearest", "up", "down"):
+            train, validation, test = sizes(n, rounding=rounding, validation_of="rest")
+            assert train and validation and bool(test) == (n > 2)
+
+
 def deal(federation, sites, seed=0, **kwargs):
     return federation.deal(sites, lambda s: Split(**kwargs).apply(s, seed), seed)
 

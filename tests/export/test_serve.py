@@ -103,7 +103,16 @@ VARIANTS = {
     "cropped": {"prepare": ps.Prepare(normalise="all")},
     "plain": {"prepare": ps.Prepare(normalise="none", clip=(100.0, 400.0)), "seed": 3},
     "hidden": {"federation": HideModalities(1)},
+    "z-scores of padding": {
+        "prepare": ps.Prepare(normalise="padded"),
+        "train": ps.Train(patch=(24, 24, 24), window=(16, 20, 16), device="cpu"),
+    },
+    "resized": {"prepare": ps.Prepare(normalise="padded", size=(0, 24, 16))},
+    "resized, dark": {"prepare": ps.Prepare(normalise="all", clip=(50, 400), size=(24, 16, 0))},
 }
+
+
+PADDED = ("padded", "z-scores of padding", "resized")
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -132,7 +141,7 @@ def test_a_bundle_answers_voxel_for_voxel_as_polysite_does(name, scans, tmp_path
         written = [nibabel.load(answers / who / f"{who}_{label}.nii.gz") for label in ("whole", "in_side")]
         scan = nibabel.load(scans / "east" / who / "scan_t1.nii.gz")
         assert all(w.shape == scan.shape and np.allclose(w.affine, scan.affine, atol=1e-6) for w in written)
-        there = np.asarray(scan.dataobj) > 0 if name == "padded" else True  # padding is no part of a scan
+        there = np.asarray(scan.dataobj) > 0 if name in PADDED else True  # padding is no part of a scan
         right = bits(w.dataobj for w in written) == nearest(said, np.asarray(case["image"].affine), scan) * there
         assert right.mean() > 0.99 if name == "resampled" else right.all()
         checked += 1

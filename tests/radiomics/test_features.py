@@ -3,6 +3,7 @@
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal, localcontext
 from itertools import product
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polysite.data.case import Case
+from polysite.data.files import Files
+from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError
 from polysite.radiomics import NAMES, Settings, comparable, extraction, features
 from polysite.training.radiomics import features as tensor_features
-from radiomics.volumes import Volume, ball, real, smooth, volumes
+from radiomics.volumes import PATCH, REAL_PATCH, Volume, ball, real, scan, smooth, volumes
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
 OPTIONS = {
@@ -74,6 +78,28 @@ def test_pyradiomics_on_real_cases(shared, way):
     for name, volume in real(shared).items():
         arrays, options = asked(volume)
         agree(WAYS[way](*arrays, **options), REFERENCE[name])
+
+
+def prepared_features(case, patch, modalities):
+    """Modality -> features of the brain after the preparation of papers B and C."""
+    prepare = Prepare(normalise="padded")
+    image = prepare.apply(case, patch).image
+    mask = prepare.brain(image, modalities)
+    return {m: features(x, mask, settings=Settings(bin_width=0.09)) for m, x in zip(modalities, image, strict=True)}
+
+
+def test_pyradiomics_after_the_padded_preparation():
+    """The reference was prepared without MONAI, so z-scores differ in their last bit."""
+    case = Case("s", "c", scan(), np.zeros((1, *scan().shape[1:]), np.uint8))
+    for modality, found in prepared_features(case, PATCH, ("t1", "flair")).items():
+        agree(found, REFERENCE[f"padded: {modality}"], 1e-5)
+
+
+def test_pyradiomics_after_the_padded_preparation_of_a_real_scan(shared):
+    files = Files(str(shared / "tcga_lgg"), exclude=("EZ",))
+    case = files.case_refs(0)["CS"][0].open()
+    for modality, found in prepared_features(case, REAL_PATCH, files.modality_names).items():
+        agree(found, REFERENCE[f"real: padded {modality}"], 1e-5)
 
 
 def by_definition(levels):
@@ -164,6 +190,33 @@ def test_turns_padding_labels_and_threads_change_nothing(order, signs, rim, thre
     agree(found, EXPECTED, 1e-10)
 
 
+CC359 = Settings(bin_width=0.15, bin_range=(-1.01, 10.81))  # paper C, appendix C
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bins_of_a_whole_dataset(way):
+    """Levels by NumPy: those of the edges between the dataset's smallest and largest value."""
+    noise, mask = 1 + 2 * smooth(np.random.default_rng(6), (12, 13, 14)), ball((12, 13, 14))
+    assert noise.min() < -1.05 and noise.max() < 9
+    edges = np.arange(-1.05, 10.81, 0.15)
+    levels = np.clip(np.digitize(noise, edges), 1, len(edges))
+    found = WAYS[way](noise, mask, settings=CC359)
+    # whole numbers in bins of width 1, with a voxel of level 1 so that levels keep their numbers
+    expected = features(levels, mask, settings=Settings(bin_width=1))
+    assert levels[mask > 0].min() == 1
+    for name in NAMES:
+        if not name.startswith("firstorder") or name.endswith(("Entropy", "Uniformity")):
+            assert found[name] == pytest.approx(expected[name], rel=1e-9), name
+    assert found["firstorder_Minimum"] == noise[mask > 0].min()
+    # the level of a grey value does not depend on the image: without its darkest voxels, the others keep theirs
+    bright = (mask * (noise > 0.65)).astype(np.uint8)
+    by_image = WAYS[way](noise, bright, settings=Settings(bin_width=0.15))["glcm_JointAverage"]
+    by_dataset = WAYS[way](noise, bright, settings=CC359)["glcm_JointAverage"]
+    assert by_dataset - by_image == pytest.approx(np.digitize(0.65, edges) - 1, abs=1e-9)
+    above = WAYS[way](noise + 100, mask, settings=CC359)  # everything in the last bin
+    assert above["firstorder_Entropy"] == pytest.approx(0, abs=1e-12)
+
+
 def test_the_number_of_threads_does_not_matter():
     volume = VOLUMES["large"]
     arrays, options = asked(volume)
@@ -198,6 +251,25 @@ def test_a_flat_region_has_no_skewness():
     for way in WAYS.values():
         found = way(np.full((7, 7, 7), 0.1), np.ones((7, 7, 7), np.uint8))
         assert [found[f"firstorder_{n}"] for n in ("Skewness", "Kurtosis", "Variance", "Range")] == [0, 0, 0, 0]
+
+
+def exact_moments(values):
+    """Skewness and kurtosis with a hundred digits, but for the last rounding."""
+    with localcontext(prec=100):
+        exact = [Decimal(float(v)) for v in values]
+        mean = sum(exact) / len(exact)
+        second, third, fourth = (sum((v - mean) ** k for v in exact) / len(exact) for k in (2, 3, 4))
+        return float(third / second ** Decimal("1.5")), float(fourth / second**2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("offset", [0.0, 1e3, -1e5, 1e8, 1e10])
+def test_an_offset_does_not_blur_skewness(offset, way):
+    image = np.random.default_rng(1).gamma(2.0, 10.0, (17, 19, 23)) + offset
+    found = WAYS[way](image, np.ones(image.shape, np.uint8), settings=Settings(bin_count=32))
+    skewness, kurtosis = exact_moments(image.ravel())
+    assert found["firstorder_Skewness"] == pytest.approx(skewness, rel=1e-12)
+    assert found["firstorder_Kurtosis"] == pytest.approx(kurtosis, rel=1e-12)
 
 
 def test_rare_levels_among_many():
@@ -254,6 +326,10 @@ def test_refused_spacing(spacing):
         {"bin_width": math.nan},
         {"bin_count": 0},
         {"bin_count": 10**7},
+        {"bin_range": (3.0, 1.0)},
+        {"bin_range": (1.0,)},
+        {"bin_range": (0.0, math.inf)},
+        {"bin_range": (0.0, 1.0), "bin_count": 5},
         {"voxel_array_shift": math.inf},
     ],
 )

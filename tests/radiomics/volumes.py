@@ -37,6 +37,34 @@ def voxels(shape, *where):
     return found
 
 
+PATCH, REAL_PATCH = (24, 16, 32), (128, 128, 32)  # that the padded volumes are padded to
+
+
+def scan() -> np.ndarray:
+    """T1 and FLAIR of a drawn head on black, as they are stored."""
+    rng, shape = np.random.default_rng(5), (20, 18, 22)
+    head = ball(shape, 0.8)
+    return np.stack([head * np.round(400 + 90 * smooth(rng, shape)) for _ in range(2)]).astype(np.float32)
+
+
+def padded(image: np.ndarray, patch: tuple[int, ...]) -> np.ndarray:
+    """Crop to what is not zero, pad with zeros to the patch, then z-scores over all voxels; without MONAI."""
+    box = tuple(slice(i.min(), i.max() + 1) for i in np.nonzero(image.any(0)))
+    image = image[:, *box]
+    rims = [((wide := max(p - n, 0)) // 2, wide - wide // 2) for n, p in zip(image.shape[1:], patch, strict=True)]
+    image = np.pad(image, [(0, 0), *rims]).astype(np.float64)
+    axes = (1, 2, 3)
+    return ((image - image.mean(axes, keepdims=True)) / image.std(axes, keepdims=True)).astype(np.float32)
+
+
+def brains(image: np.ndarray, patch: tuple[int, ...], names: tuple[str, ...]) -> dict[str, Volume]:
+    """Every modality after that preparation, in the mask of the brain, FLAIR above its minimum."""
+    made = padded(image, patch)
+    flair = made[names.index("flair")]
+    mask = (flair > flair.min()).astype(np.uint8)
+    return {name: Volume(m, mask, options={"binWidth": 0.09}) for name, m in zip(names, made, strict=True)}
+
+
 def volumes() -> dict[str, Volume]:
     rng = np.random.default_rng(8)
     shape = (14, 17, 19)
@@ -84,22 +112,26 @@ def volumes() -> dict[str, Volume]:
         "many grey levels": Volume(noise, ball(shape), options={"binWidth": 0.01}),
         "large": Volume(large, ball(large.shape), options=ninth),
         "large zones": Volume(large, ball(large.shape, 1.0), options={"binWidth": 1.5}),
+        **{f"padded: {name}": volume for name, volume in brains(scan(), PATCH, ("t1", "flair")).items()},
     }
 
 
 def real(shared) -> dict[str, Volume]:
-    """A tumour, a whole head and a hippocampus, of the data beside the repository."""
+    """A tumour, a whole head, a padded head and a hippocampus, of the data beside the repository."""
     import nibabel
 
     tumour = sorted((shared / "tcga_lgg" / "CS").iterdir())[0]
     flair, seg = (np.asarray(nibabel.load(tumour / f"{name}.nii.gz").dataobj) for name in ("flair", "seg"))
     brain = (flair > 0).astype(np.uint8)
+    three = [np.asarray(nibabel.load(tumour / f"{name}.nii.gz").dataobj) for name in ("flair", "post", "pre")]
+    heads = brains(np.stack(three).astype(np.float32), REAL_PATCH, ("flair", "post", "pre"))
     hippocampus = shared / "msd_hippocampus"
     name = sorted(p.name for p in (hippocampus / "images").glob("*.nii.gz"))[0]
     image, label = (nibabel.load(hippocampus / kind / name) for kind in ("images", "labels"))
     return {
         "real: tumour": Volume(flair, seg, options={"binWidth": 5}),
         "real: head": Volume(flair.astype(np.float32), brain, options={"binCount": 64}),
+        **{f"real: padded {name}": volume for name, volume in heads.items()},
         "real: hippocampus": Volume(
             np.asarray(image.dataobj),
             np.asarray(label.dataobj).astype(np.int16),

@@ -141,6 +141,20 @@ def test_every_table_as_markdown_latex_and_csv(tmp_path):
     assert float(overview["Dice (value)"]) == pytest.approx(mean)
 
 
+def test_published_folds_are_joined_and_a_case_of_two_folds_is_said(tmp_path):
+    files = {"data": {"name": "files", "path": "x"}, "file": "x_test_fold_{fold}.csv"}
+    dice = [{"a": {"one": 0.4, "two": 0.6}}, {"a": {"two": 0.8, "three": 0.3}, "b": {"four": 0.5}}]
+    found = [{s: {c: {"WT": v} for c, v in each.items()} for s, each in fold.items()} for fold in dice]
+    runs = [write(tmp_path / "folds" / f"f{k}", c, fold=k, **files) for k, c in enumerate(found, 1)]
+    (joined,) = load(*runs)
+    assert joined.in_several_folds == [("a", "two")]
+    assert joined.of(None, "dice") == pytest.approx([0.4, 0.3, 0.7, 0.5])  # one, three, two, four
+    said = "two of a is in the test set of more than one fold and counts once, with the mean of the scores."
+    assert said in compare([joined]).remarks
+    seeds = [write(tmp_path / "seeds" / str(k), found[0], seed=k, **files) for k in (0, 1)]
+    assert not load(*seeds)[0].in_several_folds
+
+
 def test_the_command_writes_a_folder_and_names_runs(tmp_path):
     runs = [write(tmp_path / n, cases(k / 20), algorithm={"name": n}) for k, n in enumerate(("fedavg", "fedprox"))]
     words = ["compare", str(runs[0]), f"mine={runs[1]}", "--out", str(tmp_path / "out"), "--json", "--empty", "373.13"]

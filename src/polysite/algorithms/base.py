@@ -51,7 +51,7 @@ class Facts:
     exchanges: int = 0
     """Rounds that it needs to finish; 0 if any number is enough."""
     masks_head: bool = False
-    """It separates the head from the background by zero voxels (``prepare.normalise = 'nonzero'``)."""
+    """It separates the head from the background in normalised images (not ``prepare.normalise = 'none'``)."""
 
 
 class Algorithm(Protocol[S]):

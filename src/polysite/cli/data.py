@@ -149,6 +149,10 @@ def radiomics(
     bin_count: Annotated[
         int | None, typer.Option(metavar="N", help="Fixed number of grey levels instead of a fixed width.")
     ] = None,
+    bin_range: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="LOW HIGH", help="Grey levels of a dataset with this range instead of each scan's own."),
+    ] = None,
     label: Annotated[
         str | None, typer.Option(metavar="NAME", help="Label whose region is described; the whole brain by default.")
     ] = None,
@@ -180,7 +184,7 @@ def radiomics(
     from polysite.radiomics import Settings
 
     study = study_of(source, override or [])
-    settings = Settings(bin_width=bin_width, bin_count=bin_count)
+    settings = Settings(bin_width=bin_width, bin_count=bin_count, bin_range=bin_range or ())
     try:
         counts = tuple(int(k) for k in clusters.split(",")) if clusters else ()
     except ValueError:

@@ -189,6 +189,8 @@ def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool =
         stamp = [p.stat().st_mtime_ns for p in _files_of(file) if p.is_file()] if keep else []
         opened[file] = _kept(file, *stamp) if stamp else images.read(file)
     image = opened[file]
+    if images.stem(file.name).endswith("_staple"):
+        image = _decided(image)
     if index is None and image.channels == 1:
         return image
     if index is None:
@@ -196,6 +198,12 @@ def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool =
     if index >= image.channels:
         raise DataError(f"{file} has {image.channels} channels; there is no channel {index} (the first is 0)")
     return image if image.channels == 1 else Image(image.array[..., index], image.affine, image.unit)
+
+
+def _decided(image: Image) -> Image:
+    """Return a map of the probabilities that STAPLE writes as a mask, 1 above one half; other values as they are."""
+    fractions = image.array.dtype.kind == "f" and 0 <= image.array.min() and image.array.max() <= 1
+    return replace(image, array=(image.array > 0.5).astype(np.uint8)) if fractions else image
 
 
 @lru_cache(maxsize=2)

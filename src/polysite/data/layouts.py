@@ -29,6 +29,7 @@ TRUTHS = ("seg", "label", "mask", "segmentation", "labels", "truth")
 PAIRS = {"images": ("labels", "masks"), "imagestr": ("labelstr",)}
 BRATS_CASE = re.compile(r"(brats|fets)(\d+_|-[a-z]+-)", re.IGNORECASE)
 BRATS_2023 = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair", "segm": "seg"}  # Segm: in one case of 2020
+CC359_CASE = re.compile(r"CC\d{4}_(?P<scanner>[a-z]+_\d+)_\d+_[MF]")  # vendor, field strength (15 or 3), age, sex
 BIDS_IMAGE = re.compile(r"t[12]w|flair|t2starw?|pdw|pdt2|t[12]map|inplanet[12]|unit1|angio|swi|ct")
 BIDS_FOLDER = re.compile(
     r"(?!.*sourcedata/)(?:(?P<home>.+?)/)??(?:rawdata/|derivatives/(?P<pipeline>[^/]+)/)?"
@@ -222,6 +223,20 @@ def _session(files: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], str]:
     return {m: images[m] for m in natural(images)}, truth.get("file", "")
 
 
+def cc359(root: Path) -> list[Row]:
+    """Original/CC0001_philips_15_55_M.nii.gz and STAPLE/*_staple.nii.gz or Silver-standard/*_ss.nii.gz, as of CC359."""
+    folders = {f: files for f, files in _images(root, 4).items() if "hippocampus" not in f.lower()}
+    everything = {name: file for files in folders.values() for name, file in files.items()}
+    rows = []
+    for folder, files in folders.items():
+        for case, file in files.items() if "original" in folder.lower().split("/") else ():
+            if match := CC359_CASE.fullmatch(case):
+                masks = (everything.get(f"{case}_{kind}", "") for kind in ("staple", "ss"))
+                truth = next(filter(None, masks), "")
+                rows.append(Row(match["scanner"], case, {"t1": file}, truth, {"brain": (1,)}))
+    return rows if any(r.label for r in rows) else []
+
+
 def prostate(root: Path) -> list[Row]:
     """SITE/Case00.nii.gz and Case00_segmentation.nii.gz, as of the multi-site prostate MRI."""
     rows = []
@@ -288,9 +303,16 @@ def _unique_names(rows: list[Row]) -> list[Row]:
 
 
 LAYOUTS: Mapping[str, Layout] = {  # in the order in which they are tried
-    f.__name__: f for f in (brats, kits, msd, nnunet, luna, bids, prostate, tree, pairs, imagefolder)
+    f.__name__: f for f in (brats, kits, msd, nnunet, luna, bids, cc359, prostate, tree, pairs, imagefolder)
 }
-COMPLETE = ("brats", "kits", "prostate", "tree", "imagefolder")  # use every folder; one that is not used is remarked on
+COMPLETE = (
+    "brats",
+    "kits",
+    "cc359",
+    "prostate",
+    "tree",
+    "imagefolder",
+)  # use every folder; one that is not used is remarked on
 
 
 def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:

@@ -1,4 +1,4 @@
-"""Preparation of a case for a network, with MONAI's transforms: reorient, resample, crop, normalise, pad."""
+"""Preparation of a case for a network, with MONAI's transforms: reorient, resample, crop, resize, normalise, pad."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +22,18 @@ class Prepare:
         spacing: Resample to this voxel size in millimetres; empty keeps it as stored.
         clip: Clip intensities to this range, as in [-200, 300] for CT; empty for no clipping.
         crop: Crop to the box around all voxels that are not zero.
-        normalise: Voxels for the z-score of every modality: those that are not zero, all, or none (no z-score).
+        size: Then crop or pad every axis about its centre to this number of voxels, as in [0, 256, 256]; 0 keeps an
+            axis, empty keeps all.
+        normalise: Voxels for the z-score of every modality: those that are not zero, all, all after padding to the
+            patch with zeros ("padded"), or none (no z-score).
     """
 
     orientation: str = ""
     spacing: tuple[float, ...] = ()
     clip: tuple[float, ...] = ()
     crop: bool = True
-    normalise: Literal["nonzero", "all", "none"] = "nonzero"
+    size: tuple[int, ...] = ()
+    normalise: Literal["nonzero", "all", "padded", "none"] = "nonzero"
 
     def __post_init__(self) -> None:
         letters = self.orientation
@@ -39,11 +43,12 @@ class Prepare:
             raise ConfigError(f"prepare.spacing = {list(self.spacing)}: millimetres, more than zero")
         if self.clip and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
             raise ConfigError(f"prepare.clip = {list(self.clip)}: two intensities, the lower first")
+        if any(side < 0 for side in self.size):
+            raise ConfigError(f"prepare.size = {list(self.size)}: voxels along every axis, 0 to keep an axis as it is")
 
     def apply(self, case: Case, patch: Sequence[int]) -> Case:
         """Return the prepared case, at least as large as the patch."""
         from monai.transforms.croppad.array import SpatialPad  # here, since it takes seconds to import
-        from monai.transforms.intensity.array import NormalizeIntensity
 
         dims = case.image.ndim - 1
         if dims != len(patch):
@@ -56,15 +61,44 @@ class Prepare:
         box = _foreground(image, case.label) if self.crop else (slice(None),) * (image.ndim - 1)
         image = image[:, *box].astype(np.float32)  # a copy: MONAI normalises in place
         label = case.label if case.label.ndim == 1 else case.label[:, *box]
-        if self.normalise != "none":
-            image = np.asarray(NormalizeIntensity(nonzero=self.normalise == "nonzero", channel_wise=True)(image))
+        zero = self.normalise in ("nonzero", "padded")  # else zero is an arbitrary intensity, so pad with the darkest
+        if self.size:
+            image = np.stack([self._resized(m[None], 0.0 if zero else m.min())[0] for m in image])
+            label = label if label.ndim == 1 else self._resized(label)
         size = [max(s, p) for s, p in zip(image.shape[1:], patch, strict=True)]
-        if self.normalise == "nonzero":
-            image = np.asarray(SpatialPad(size)(image))
-        else:  # zero is an arbitrary intensity here, so pad with the darkest value
+        if self.normalise == "padded":
+            image = _z_scores(np.asarray(SpatialPad(size)(image)), nonzero=False)
+        elif self.normalise == "nonzero":
+            image = np.asarray(SpatialPad(size)(_z_scores(image, nonzero=True)))
+        else:
+            image = _z_scores(image, nonzero=False) if self.normalise == "all" else image
             image = np.concatenate([np.asarray(SpatialPad(size, value=float(m.min()))(m[None])) for m in image])
         label = label if label.ndim == 1 else np.asarray(SpatialPad(size)(label))
         return replace(case, image=np.ascontiguousarray(image, np.float32), label=np.ascontiguousarray(label, np.uint8))
+
+    def brain(self, image: np.ndarray, modalities: Sequence[str]) -> np.ndarray:
+        """Return the mask of the brain in a prepared image, for radiomics.
+
+        After a z-score over all voxels the background has the minimum of every modality, and so has padding. The brain
+        is where FLAIR exceeds its minimum (the first modality whose name contains "flair"); without FLAIR, where any
+        modality does. Otherwise the background is zero, and the brain is where any modality is not.
+        """
+        if self.normalise not in ("all", "padded"):
+            return np.asarray((image != 0).any(0))
+        flair = [m for m, name in zip(image, modalities, strict=True) if "flair" in name.lower() and np.ptp(m)]
+        bright = [m > m.min() for m in flair[:1] or image]
+        return np.asarray(np.any(bright, axis=0))
+
+    def _resized(self, array: np.ndarray, value: float = 0.0) -> np.ndarray:
+        """Crop or pad about the centre; padding has the given value."""
+        from monai.transforms.croppad.array import ResizeWithPadOrCrop
+
+        if len(self.size) != array.ndim - 1:
+            raise ConfigError(
+                f"prepare.size = {list(self.size)} has {len(self.size)} numbers for {array.ndim - 1}D data"
+            )
+        size = [wanted or given for wanted, given in zip(self.size, array.shape[1:], strict=True)]
+        return np.ascontiguousarray(np.asarray(ResizeWithPadOrCrop(size, value=float(value))(array)))
 
     def _on_grid(self, case: Case) -> Case:
         """Reorient and resample; labels use the nearest voxel. The affine is dropped: later steps move the origin."""
@@ -98,6 +132,13 @@ class Prepare:
         truth = case.label if label is None else np.asarray(label).round().astype(np.uint8)
         spacing = tuple(float(s) for s in np.linalg.norm(np.asarray(image.affine)[:-1, :-1], axis=0))
         return replace(case, image=np.asarray(image), label=truth, spacing=spacing, affine=None)
+
+
+def _z_scores(image: np.ndarray, nonzero: bool) -> np.ndarray:
+    """Return every modality with mean 0 and deviation 1, over all voxels or those that are not zero."""
+    from monai.transforms.intensity.array import NormalizeIntensity
+
+    return np.asarray(NormalizeIntensity(nonzero=nonzero, channel_wise=True)(image))
 
 
 def _foreground(image: np.ndarray, label: np.ndarray) -> tuple[slice, ...]:

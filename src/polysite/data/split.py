@@ -2,7 +2,8 @@
 
 Each site is split by itself, deterministically in (seed, site), so that every hospital appears in every split. All
 cases of a patient stay in one split. Federated cross-validation makes folds inside every site; the test fold of the
-federation is the union of the sites' test folds.
+federation is the union of the sites' test folds, and every case is in one test fold. Published folds are read from
+files as they are: a case may be in two test folds, and a site in none.
 """
 
 import csv
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from zlib import crc32
 
 import numpy as np
@@ -23,6 +25,7 @@ PatientCases = tuple[CaseRef, ...]  # all cases of one patient
 
 SUBJECT, PARTITION, SPLIT = "Subject_ID", "Partition_ID", "Split"  # columns: the first two as in the files of FeTS
 OPEN = ("test fold", "rest")  # where a published fold puts a case
+FOLD = "{fold}"  # stands for the number of the fold in the name of a file
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,17 @@ class Split:
     Splits that the manifest fixes for cases are used unless ``folds`` or ``file`` is set.
 
     Args:
-        validation: Share of a site's cases (with folds, of those not tested); at least one case.
+        validation: Share of a site's cases (with folds or a file, of those not tested); at least one case.
         test: Share of a site's cases; at least one if the site has three or more.
         folds: Number of folds of a cross-validation, instead of the share ``test``; 0 for none.
         fold: The fold that is tested, from 0.
         by_group: Spread every group (grade, scanner, class) evenly over the splits.
         seed: None for the study's seed. Set it to repeat a study with other seeds on the same split.
         file: ``split.csv`` of an earlier run, or a published ``NAME_test_fold_K.csv`` beside ``NAME_train_fold_K.csv``.
+            ``NAME_test_fold_{fold}.csv`` with ``folds`` reads the published fold number ``fold``.
+        rounding: Numbers of validation and test cases among n: "nearest" to share * n; "down", int(share * n); or
+            "up", n - int((1 - share) * n).
+        validation_of: Cases of a site that ``validation`` is a share of: "all", or the "rest" that is not tested.
     """
 
     validation: float = 0.2
@@ -48,17 +55,23 @@ class Split:
     by_group: bool = False
     seed: int | None = None
     file: str = ""
+    rounding: Literal["nearest", "up", "down"] = "nearest"
+    validation_of: Literal["all", "rest"] = "all"
 
     def __post_init__(self) -> None:
-        if not (0 < self.validation < 1 and 0 <= self.test < 1 and self.validation + self.test < 1):
+        shared = self.test if self.validation_of == "all" else 0.0
+        if not (0 < self.validation < 1 and 0 <= self.test < 1 and self.validation + shared < 1):
             raise ConfigError(
                 f"split.validation = {self.validation} and split.test = {self.test} must leave cases to train on: "
                 "both below 1, validation above 0, their sum below 1"
             )
         if self.folds == 1 or self.folds < 0:
             raise ConfigError(f"split.folds = {self.folds}: at least two, or 0 for none")
-        if self.folds and self.file:
-            raise ConfigError("split.folds and split.file contradict one another; leave out one of them")
+        if self.file and bool(self.folds) != (FOLD in self.file):
+            raise ConfigError(
+                f"split.file = {self.file!r} and split.folds = {self.folds} contradict one another: published folds "
+                f"need their number in split.folds and {FOLD} in split.file; otherwise leave out one of them"
+            )
         if not 0 <= self.fold < max(1, self.folds):
             raise ConfigError(f"split.fold = {self.fold}: with split.folds = {self.folds} it lies below {self.folds}")
 
@@ -69,19 +82,54 @@ class Split:
     def apply(self, sites: Mapping[str, Sequence[CaseRef]], seed: int) -> Mapping[str, SiteSplit]:
         """Return every site's cases as ``train``, ``validation`` and ``test``."""
         seed = self.seed_of(seed)
-        fixed = _find(_read(Path(self.file)), sites) if self.file else None
-        return {site: self._site(site, cases, seed, fixed) for site, cases in sites.items()}
+        fixed = _find(self._rows(self.fold), sites) if self.file else None
+        absent = _absent(sites, fixed) if fixed is not None else ()
+        return {site: self._site(site, cases, seed, fixed) for site, cases in sites.items() if site not in absent}
 
     def check(self, sites: Mapping[str, Sequence[CaseRef]]) -> None:
         """Refuse a file that names unknown cases, and ``by_group`` without groups."""
-        rows = _read(Path(self.file)) if self.file else []
+        rows = self._rows(self.fold) if self.file else []
         known = {case.source for cases in sites.values() for case in cases}
         names = {name for _, name in known}
         for site, name, split in rows:
             if (site, name) not in known and (split not in OPEN or name not in names):
-                raise DataError(f"{self.file} names the case {name!r} of site {site!r}, which is not in the data")
+                file = self._path(self.fold)
+                raise DataError(f"{file} names the case {name!r} of site {site!r}, which is not in the data")
         if self.by_group and not any(case.group or case.category for cases in sites.values() for case in cases):
             raise DataError("split.by_group spreads groups or classes, but the data name none; set it to false")
+
+    def remarks(self, sites: Mapping[str, Sequence[CaseRef]]) -> list[str]:
+        """Return a sentence on sites that the file leaves out, and one on cases that several published folds test."""
+        if not self.file:
+            return []
+        found, absent = [], _absent(sites, _find(self._rows(self.fold), sites))
+        if absent:
+            one = len(absent) == 1
+            who = f"site{'s' * (not one)} {', '.join(absent)} {'has no case and is' if one else 'have no case and are'}"
+            found.append(f"{who} left out: {self._path(self.fold).name} names none")
+        tested = Counter(name for k in range(self.folds) for _, name, split in self._rows(k) if split == OPEN[0])
+        twice = sorted(name for name, times in tested.items() if times > 1)
+        if twice:
+            found.append(
+                f"{len(twice)} case{'s' * (len(twice) > 1)} in the test set of more than one of these {self.folds} "
+                f"folds: {', '.join(twice)}; a comparison uses the mean of the scores of such a case"
+            )
+        return found
+
+    def _path(self, fold: int) -> Path:
+        """Return the file of a fold."""
+        return Path(self.file.replace(FOLD, str(fold)))
+
+    def _rows(self, fold: int) -> list[tuple[str, str, str]]:
+        return _read(self._path(fold))
+
+    def _count(self, share: float, cases: int) -> int:
+        """Return a share of a number of cases as a whole number."""
+        if self.rounding == "nearest":
+            return round(share * cases)
+        down = share if self.rounding == "down" else 1 - share
+        count = int(down * cases + 1e-9)  # a product may lie a rounding error below a whole number
+        return count if self.rounding == "down" else cases - count
 
     def _site(self, site: str, cases: Sequence[CaseRef], seed: int, fixed: Mapping[CaseRef, str] | None) -> SiteSplit:
         twice = [name for name, count in Counter(case.name for case in cases).items() if count > 1]
@@ -119,7 +167,7 @@ class Split:
         train, validation, test = ([p for p, split in zip(dealt, fixed, strict=True) if split == k] for k in SPLITS)
         free = [p for p, split in zip(dealt, fixed, strict=True) if not split]
         if test_share and not test and len(free) >= 3:
-            test, free = self._take(free, min(max(1, round(test_share * len(dealt))), len(free) - 2))
+            test, free = self._take(free, min(max(1, self._count(test_share, len(dealt))), len(free) - 2))
         if (free or train) and not validation:
             rest = len(free) + len(train)
             if rest == 1:
@@ -128,7 +176,8 @@ class Split:
                     f"{(*free, *train)[0][0].name!r}; it takes two, one to train and one to validate: "
                     "add a case or leave the site out with data.exclude"
                 )
-            count = min(max(1, round(self.validation * (len(dealt) if test_share else rest))), rest - 1)
+            whole = len(dealt) if test_share and self.validation_of == "all" else rest
+            count = min(max(1, self._count(self.validation, whole)), rest - 1)
             validation, free = self._take(free, min(count, len(free)))
             if not validation:  # no patient is free, so some training patients must choose the best round
                 validation, train = self._take(train, count)
@@ -183,6 +232,11 @@ def _find(rows: Sequence[tuple[str, str, str]], sites: Mapping[str, Sequence[Cas
         if case is not None:
             splits[case] = "" if split == "rest" else split.removesuffix(" fold")
     return splits
+
+
+def _absent(sites: Mapping[str, Sequence[CaseRef]], fixed: Mapping[CaseRef, str]) -> list[str]:
+    """Return the sites that have cases, but none in the file."""
+    return [site for site, cases in sites.items() if cases and not any(case in fixed for case in cases)]
 
 
 def _read(file: Path) -> list[tuple[str, str, str]]:

@@ -264,6 +264,8 @@ def _preparation(bundle: Bundle) -> list[Config]:
     if prepare.crop:
         none: Config = {"start_coord_key": None, "end_coord_key": None}
         steps.append(_step("CropForeground", source_key="image", select_fn="$lambda x: x != 0", **none))
+    if prepare.size:
+        steps += _resized(prepare)
     return [_loading(scans), *steps, *_intensities(prepare, list(bundle.study.train.patch))]
 
 
@@ -276,18 +278,32 @@ def _loading(scans: Scans) -> Config:
 
 def _intensities(prepare: Prepare, patch: list[int]) -> list[Config]:
     """Return normalisation and padding: with zeros, or with the minimum of every modality if zero is no background."""
+    normalised = _step("NormalizeIntensity", nonzero=prepare.normalise == "nonzero", channel_wise=True)
+    dense = _step("Lambda", func="$lambda x: x.clone()")  # a sum over a strided crop would round differently
+    zeros = _step("SpatialPad", spatial_size=patch)
     if prepare.normalise == "nonzero":
-        normalised = _step("NormalizeIntensity", nonzero=True, channel_wise=True)
-        return [normalised, _step("SpatialPad", spatial_size=patch)]
+        return [normalised, zeros]
+    if prepare.normalise == "padded":
+        return [zeros, dense, normalised]
+    padded = _with_the_darkest("SpatialPad", patch)
+    return padded if prepare.normalise == "none" else [dense, normalised, *padded]
+
+
+def _resized(prepare: Prepare) -> list[Config]:
+    """Return the crop or padding about the centre to ``prepare.size``."""
+    size = [side or -1 for side in prepare.size]
+    if prepare.normalise in ("nonzero", "padded"):
+        return [_step("ResizeWithPadOrCrop", spatial_size=size)]
+    return _with_the_darkest("ResizeWithPadOrCrop", size)
+
+
+def _with_the_darkest(kind: str, size: list[int]) -> list[Config]:
+    """Return steps that pad with the minimum of every modality."""
     darkest = "x.nan_to_num(float('inf')).amin(tuple(range(1, x.ndim)), keepdim=True)"
-    padded = [
-        _step("SpatialPad", spatial_size=patch, value="$float('nan')"),
+    return [
+        _step(kind, spatial_size=size, value="$float('nan')"),
         _step("Lambda", func=f"$lambda x: torch.where(x.isnan(), {darkest}, x)"),
     ]
-    if prepare.normalise == "none":
-        return padded
-    dense = _step("Lambda", func="$lambda x: x.clone()")  # a sum over a strided crop would round differently
-    return [dense, _step("NormalizeIntensity", nonzero=False, channel_wise=True), *padded]
 
 
 def _step(kind: str, key: str = "image", **options: Any) -> Config:

@@ -212,9 +212,9 @@ def _values(
     _over(pool, kernels.sums, cuts, values, float(settings.voxel_array_shift), plain)
     total, energy = plain.sum(0)
     mean = total / len(values)
-    powers, robust = np.empty((chunks, 6)), np.empty(chunks)
+    powers, robust = np.empty((chunks, 7)), np.empty(chunks)
     _over(pool, kernels.moments, cuts, values, mean, percentiles[10], percentiles[90], powers)
-    absolute, second, third, fourth, number, inside = powers.sum(0).tolist()
+    absolute, *about, number, inside = powers.sum(0).tolist()
     centre = inside / number if number else math.nan  # with two voxels, no value may lie between the percentiles
     _over(pool, kernels.deviation, cuts, values, centre, percentiles[10], percentiles[90], robust)
     return Values(
@@ -224,7 +224,7 @@ def _values(
         percentiles=percentiles,
         energy=float(energy),
         absolute=absolute,
-        powers=(second, third, fourth),
+        powers=formulas.central(about, len(values)),
         robust=float(robust.sum()) / number if number else math.nan,
         volume=volume,
     )

@@ -206,6 +206,23 @@ def percentiles(found: Mapping[int, float], voxels: int) -> dict[int, float]:
     return result
 
 
+def central(about: Sequence[float], voxels: int) -> tuple[float, float, float]:
+    """Return Σ (x − mean)ᵏ for k = 2 to 4, from Σ (x − c)ᵏ for k = 1 to 4 about the mean c as computed.
+
+    A computed mean is rounded: at an offset of 1e8 by 1e-8, which would show in the skewness. Σ (x − c) holds the rest.
+
+    >>> central([3 * 0.5, 2.75, 3.375, 5.1875], 3)  # of 0, 1 and 2 about 0.5
+    (2.0, 0.0, 2.0)
+    """
+    first, second, third, fourth = about
+    d = first / voxels
+    return (
+        second - d * first,
+        third - 3 * d * second + 2 * d * d * first,
+        fourth - 4 * d * third + 6 * d * d * second - 3 * d * d * d * first,
+    )
+
+
 def all_features(
     values: Values, directions: Iterable[Mapping[str, float]], zones: Zones, dependence: Counts, apart: Counts
 ) -> dict[str, float]:

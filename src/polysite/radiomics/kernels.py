@@ -51,8 +51,10 @@ def gather(first, last, image, mask, starts, values):  # type: ignore[no-untyped
 def digitise(first, last, values, mask, starts, edges, levels):  # type: ignore[no-untyped-def]
     """Write the number of edges at or below each value to an array with a rim."""
     top = len(edges) - 1
-    low = edges[0]
-    per = 1 / (edges[1] - edges[0])
+    low, per = 0.0, 0.0
+    if top > 1:  # not from the first edge, which may be minus infinity
+        per = 1 / (edges[2] - edges[1])
+        low = edges[1] - 1 / per
     for i in range(first, last):
         n = starts[i]
         for j in range(mask.shape[1]):
@@ -60,7 +62,7 @@ def digitise(first, last, values, mask, starts, edges, levels):  # type: ignore[
                 if mask[i, j, k]:
                     v = values[n]
                     n += 1
-                    t = min(int((v - low) * per), top)  # a first guess, as edges are not exactly even
+                    t = min(max(int((v - low) * per), 0), top)  # a first guess, as edges are not exactly even
                     while v < edges[t]:
                         t -= 1
                     while t < top and v >= edges[t + 1]:
@@ -91,21 +93,22 @@ def sums(first, last, values, shift, found):  # type: ignore[no-untyped-def]
 
 
 def moments(first, last, values, mean, low, high, found):  # type: ignore[no-untyped-def]
-    """Compute for each chunk Σ |x − mean|, Σ (x − mean)ᵏ for k = 2 to 4, and number and Σ of the x in [low, high]."""
+    """Compute for each chunk Σ |x − mean|, Σ (x − mean)ᵏ for k = 1 to 4, and number and Σ of the x in [low, high]."""
     for c in range(first, last):
-        absolute = second = third = fourth = inside = 0.0
+        absolute = plain = second = third = fourth = inside = 0.0
         n = 0
         for v in values[c * CHUNK : (c + 1) * CHUNK]:
             d = v - mean
             absolute += abs(d)
+            plain += d
             second += d * d
             third += d * d * d
             fourth += d * d * d * d
             here = (v >= low) & (v <= high)
             n += here
             inside += v * here
-        found[c, 0], found[c, 1], found[c, 2], found[c, 3] = absolute, second, third, fourth
-        found[c, 4], found[c, 5] = n, inside
+        found[c, 0], found[c, 1], found[c, 2], found[c, 3], found[c, 4] = absolute, plain, second, third, fourth
+        found[c, 5], found[c, 6] = n, inside
 
 
 def deviation(first, last, values, mean, low, high, found):  # type: ignore[no-untyped-def]

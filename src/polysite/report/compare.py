@@ -179,6 +179,13 @@ def _remarks(bare: Comparison) -> list[str]:
     runs = {m.name: len(m.runs) for m in bare.methods}
     if len(set(runs.values())) > 1:
         remarks.append(f"The methods have different numbers of runs: {', '.join(f'{n} {k}' for n, k in runs.items())}.")
+    again = sorted({key for m in bare.methods for key in m.in_several_folds})
+    if again:
+        remarks.append(
+            f"{', '.join(f'{case} of {site}' for site, case in again[:5])}{', …' * (len(again) > 5)} "
+            f"{'is' if len(again) == 1 else 'are'} in the test set of more than one fold and "
+            f"{'counts' if len(again) == 1 else 'count'} once, with the mean of the scores."
+        )
     small = sorted(s for s in bare.sites if sum(site == s for site, _ in common) < 5)
     if small:
         remarks.append(

@@ -223,6 +223,16 @@ class Method:
         main = "dice" if self.first.measure == "Dice" else "accuracy"
         return set(self.values(main))
 
+    @cached_property
+    def in_several_folds(self) -> list[Key]:
+        """Cases that runs on different folds tested, as two published folds may; their values are means."""
+        folds: dict[Key, set[int]] = {}
+        for run in self.runs:
+            for site, cases in run.scores.items():
+                for case in cases:
+                    folds.setdefault((site, case), set()).add(run.settings["split"].get("fold", 0))
+        return sorted(key for key, numbers in folds.items() if len(numbers) > 1)
+
     def of(
         self, site: str | None, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
     ) -> list[float]:

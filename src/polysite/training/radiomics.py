@@ -157,10 +157,12 @@ def _values(values: Tensor, least: float, largest: float, volume: float, setting
         mean,
         (values + settings.voxel_array_shift).square().sum(),
         away.abs().sum(),
+        away.sum(),
         square.sum(),
         (square * away).sum(),
         (square * square).sum(),
         (middle - middle.mean()).abs().mean(),  # NaN if there is no value between
     ]
-    mean_, energy, absolute, second, third, fourth, robust = torch.stack(sums).tolist()
-    return Values(least, largest, mean_, percentiles, energy, absolute, (second, third, fourth), robust, volume)
+    mean_, energy, absolute, *about, robust = torch.stack(sums).tolist()
+    powers = formulas.central(about, len(values))
+    return Values(least, largest, mean_, percentiles, energy, absolute, powers, robust, volume)

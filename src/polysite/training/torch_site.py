@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from polysite import tree
 from polysite.data.case import SPLITS, Case
+from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.metrics import surface
 from polysite.metrics.measures import measure
@@ -173,6 +174,7 @@ class TorchSite:
         train: Settings of local training.
         seed: Seed of the study.
         task: The task.
+        brain: Returns the mask of the brain in a prepared image, for radiomics.
     """
 
     def __init__(
@@ -184,6 +186,7 @@ class TorchSite:
         train: Train,
         seed: int,
         task: tasks.Task = tasks.Outline(),
+        brain: Callable[[np.ndarray], np.ndarray] = partial(Prepare().brain, modalities=()),
     ):
         self.name, self.network, self.labels, self.train, self.seed = name, network, tuple(labels), train, seed
         self.task, self.round, self._loss_name = task, 0, tasks.check_loss(task, train.loss)
@@ -195,6 +198,7 @@ class TorchSite:
         self._first, self._start = 0, network.start  # first round and initial parameters of the phase
         self._seen: dict[str, torch.Tensor] = {}  # shares of the labels in a random patch, by case
         self._amounts: list[float] = []  # of every channel, computed on first use
+        self._brain = brain
         self._radiomics: dict[tuple[str, float], np.ndarray] = {}  # by case and bin width, computed on first use
 
     @classmethod
@@ -252,7 +256,8 @@ class TorchSite:
             if (name, bin_width) not in self._radiomics:
                 image = self._volumes[name][0].cpu().numpy()
                 try:
-                    self._radiomics[name, bin_width] = _radiomics(image, self.grids[name][0], bin_width)
+                    mask = self._brain(image)
+                    self._radiomics[name, bin_width] = _radiomics(image, mask, self.grids[name][0], bin_width)
                 except (ConfigError, DataError) as problem:
                     raise DataError(f"case {name!r} of site {self.name!r}: {problem}") from problem
         return np.array([self._radiomics[name, bin_width] for name in cases])
@@ -260,7 +265,7 @@ class TorchSite:
     def shares(self, case: str) -> np.ndarray:
         """Return the share of the head that every label occupies; in a classification, the one-hot class."""
         image, truth = self._volumes[case]
-        head = (image != 0).any(0).sum() if truth.ndim > 1 else 1
+        head = int(self._brain(image.cpu().numpy()).sum()) if truth.ndim > 1 else 1
         labels: np.ndarray = (
             (truth.flatten(1).double().sum(1) / head if truth.ndim > 1 else truth.double()).cpu().numpy()
         )
@@ -530,14 +535,12 @@ class TorchSite:
         return kind(weights, rate, weight_decay=self.train.weight_decay, foreach=True)
 
 
-def _radiomics(image: np.ndarray, spacing: Sequence[float], bin_width: float) -> np.ndarray:
-    """Return all features of all modalities, in the region where any modality is not zero."""
-    mask, settings = (image != 0).any(0), Settings(bin_width=bin_width)
+def _radiomics(image: np.ndarray, mask: np.ndarray, spacing: Sequence[float], bin_width: float) -> np.ndarray:
+    """Return all features of all modalities inside a mask."""
+    settings = Settings(bin_width=bin_width)
     if not mask.any():
-        raise DataError("every voxel of every modality is zero")
-    rows = [
-        list(features(x, mask, spacing=spacing, settings=settings).values()) if np.ptp(x[mask]) else NONE for x in image
-    ]
+        raise DataError("every voxel of every modality is background")
+    rows = [list(features(x, mask, spacing=spacing, settings=settings).values()) if np.ptp(x) else NONE for x in image]
     vector: np.ndarray = comparable(np.concatenate(rows)[None])[0]
     return vector
 
