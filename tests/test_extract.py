@@ -292,7 +292,15 @@ def test_names_are_nothing_but_names_on_the_page(tmp_path):
     groups |= {"dimensions": 3, "exchanges": 9, "components": 5, "bic": {"5": 1.0}, "settings": {}}
     groups |= {"pooled_bic": {"5": 1.0}, "restarts": 1.0, "variability": {"seeds": [1.0], "bootstraps": [0.5]}}
     counts = dict.fromkeys(nasty, 5)
-    about = {"seed": 0, "perplexity": 30.0, "region": "", "settings": {}, "prepare": {}, "remarks": [], "versions": {"polysite": "1"}}
+    about = {
+        "seed": 0,
+        "perplexity": 30.0,
+        "region": "",
+        "settings": {},
+        "prepare": {},
+        "remarks": [],
+        "versions": {"polysite": "1"},
+    }
     page = tmp_path / "page.html"
     page.write_text(clusters.page(shown, {**about, "clusters": groups, "cases": counts, "outlying": counts}))
     seen, errors = browse(page, "return document.querySelectorAll('img').length")

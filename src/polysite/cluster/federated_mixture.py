@@ -103,6 +103,7 @@ class State:
     steps: int = 0  # exchanges of this stage
     likelihoods: Values = field(default_factory=lambda: np.empty(0))  # mean over cases, by fit
     converged: Values = field(default_factory=lambda: np.empty(0))  # 1 for a converged fit
+    cases: float = 0.0  # in the last exchange of EM
     kept: float = 1.0  # share of the variance that the principal components keep
     bic: tuple[tuple[int, float], ...] = ()  # of every number of components, when done
     agreement: float = 1.0  # of the best restarts: mean adjusted Rand index of the chosen fit and its runners-up
@@ -410,7 +411,7 @@ def _mixtures(state: State, total: Arrays) -> State:
     )
     leading = np.array([scores[known["sizes"] == size].min() for size in known["sizes"]])
     behind = scores - 2 * cases * PACE * np.maximum(change, 0.0) > leading
-    state = replace(state, likelihoods=likelihoods, converged=converged)
+    state = replace(state, likelihoods=likelihoods, converged=converged, cases=cases)
     if ((converged > 0) | behind).all() or state.steps + 1 >= settings.iterations:
         return _chosen(state, scores)
     counts, sums = (_apart(known, total[name]) for name in ("counts", "sums"))
@@ -433,8 +434,7 @@ def _chosen(state: State, scores: Values) -> State:
 
 
 def _check(state: State, total: Arrays) -> State:
-    """Compare the chosen fit with its runners-up: restarts that end in other clusters mean that there are no clear ones.
-    """
+    """Compare the chosen fit with its runners-up: restarts that end in other clusters mean that none are clear."""
     tables = np.split(total["counts"], len(state.known["sizes"]) - 1)
     return _done(replace(state, agreement=float(np.mean([rand_index(table) for table in tables]))))
 
