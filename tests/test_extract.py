@@ -205,7 +205,7 @@ def test_an_outlying_scan_is_told_to_its_own_site_alone(scans, tmp_path):
     assert rows(tmp_path / "out" / "outliers.csv") == rows(tmp_path / "out" / "sites" / "south" / "outliers.csv") != []
     others = [f for f in (tmp_path / "out").rglob("*") if f.suffix in (".html", ".json")]
     others.append(tmp_path / "out" / "sites" / "north" / "outliers.csv")
-    assert len(others) == 3 and not any("south-002" in f.read_text() for f in others)
+    assert len(others) == 4 and not any("south-002" in f.read_text() for f in others)
     (grid,) = [g for g in extract.tables(done) if g.name == "outliers"]
     assert [c.text for c in grid.lines[0].cells[:2]] == ["south", "south-002"]
 

@@ -421,8 +421,7 @@ def _publish_clusters(draft: Path, done: Extracted, groups: Clusters) -> None:
     np.savez(draft / "mixture.npz", **groups.mixture.arrays())  # type: ignore[arg-type]
     for grid in (clusters_page.by_site(shown), clusters_page.by_label(shown)):
         (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
-    text = clusters_page.page(shown, done.about)
-    (draft / "index.html").write_text(text, encoding="utf-8")
+    clusters_page.page(shown, done.about).write(draft)
 
 
 def _plain(groups: Clusters) -> dict[str, Any]:

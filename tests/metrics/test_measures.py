@@ -128,13 +128,32 @@ def test_a_penalty_is_a_distance(penalty):
 
 
 def test_policies_are_named():
-    with pytest.raises(ConfigError, match="empty = 'nan' is no policy; choose penalty or excluded"):
+    with pytest.raises(ConfigError, match="empty = 'nan' is no policy; choose penalty, excluded, excluded-case"):
         EmptyMaskPolicy(empty="nan")
-    with pytest.raises(ConfigError, match="hd95 = 'mean' is no policy; choose max or union"):
+    with pytest.raises(ConfigError, match="hd95 = 'mean' is no policy; choose max, union"):
         EmptyMaskPolicy(hd95="mean")
     assert "diagonal of the image" in EmptyMaskPolicy().words and "the larger of" in EmptyMaskPolicy().words
     assert "373.13" in EmptyMaskPolicy(penalty=373.13).words
     assert (
         "left out" in EmptyMaskPolicy("excluded").words
         and "together" in EmptyMaskPolicy("excluded", hd95="union").words
+    )
+
+
+def test_one_label_without_a_distance_drops_it_or_the_whole_case():
+    """HD95 of three cases and three labels; a false alarm in the third label of the last has none."""
+    near, far = {"hd95": 4.0, "truth": 9.0, "predicted": 9.0}, {"hd95": 10.0, "truth": 9.0, "predicted": 9.0}
+    alarm, nothing = ({"hd95": math.nan, "truth": 0.0, "predicted": n, "diagonal": 100.0} for n in (5.0, 0.0))
+    cases = [(near, near, far), (near, far, nothing), (near, near, alarm)]
+
+    def means(policy):
+        return [policy.mean([policy.value(row, "hd95") for row in case], "hd95") for case in cases]
+
+    assert means(EmptyMaskPolicy("excluded")) == [6.0, 7.0, 4.0]  # over the labels that have a distance
+    assert means(EmptyMaskPolicy("penalty")) == [6.0, 7.0, 36.0]
+    whole = means(EmptyMaskPolicy("excluded-case"))
+    assert whole[0] == 6.0 and math.isnan(whole[1]) and math.isnan(whole[2])
+    assert EmptyMaskPolicy("excluded-case").mean([1.0, math.nan], "sensitivity") == 1.0
+    assert (
+        "left out" in EmptyMaskPolicy("excluded-case").words and "any label" in EmptyMaskPolicy("excluded-case").words
     )

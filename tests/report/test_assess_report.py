@@ -1,5 +1,6 @@
 """The report of an assessment: a page that stands alone, figures in files, and a table for the terminal."""
 
+import json
 import re
 from dataclasses import dataclass
 from html import escape
@@ -103,11 +104,14 @@ def test_the_page_stands_alone_and_holds_every_figure(tmp_path, count, projectio
     assert set(re.findall(r'https?://[^"]*', text)) <= set(re.findall(r'xmlns(?::xlink)?="(https?://[^"]*)"', text))
     assert len(page.identities) == len(set(page.identities))  # the figures do not borrow from one another
     files = tmp_path / "new" / "folder" / "figures"
-    assert sorted(p.name for p in files.iterdir()) == sorted(f"{n}.{kind}" for n in drawn for kind in ("png", "svg"))
+    expected = [f"{n}.{kind}" for n in drawn for kind in ("png", "svg")]
+    assert sorted(p.name for p in files.iterdir()) == sorted([*expected, "captions.json"])
+    captions = json.loads((files / "captions.json").read_text(encoding="utf-8"))
+    assert sorted(captions) == drawn and "How far the values" in captions["distances-emd"]["caption"]
     for name in drawn:
         assert (files / f"{name}.svg").read_text(encoding="utf-8") in text
         with Image.open(files / f"{name}.png") as picture:
-            assert min(picture.size) > 100 and picture.info["dpi"] == pytest.approx((150, 150), abs=0.1)
+            assert min(picture.size) > 100 and picture.info["dpi"] == pytest.approx((300, 300), abs=0.1)
 
 
 def test_names_are_letters_never_markup(tmp_path):
@@ -184,7 +188,7 @@ def test_names_in_the_terminal_are_never_markup(capsys):
 
 
 @pytest.mark.parametrize("count", [2, 3, pytest.param(30, marks=pytest.mark.soak)])
-def test_figures_fit_any_number_of_hospitals(tmp_path, count):
+def test_figures_fit_any_number_of_hospitals(count):
     names = [f"{k} {'Sankt-Marien-Krankenhaus der Barmherzigen Schwestern' * (k % 3 == 0)}" for k in range(count)]
     found = assess({n: Hospital(5 + k % 4, k, 0.1 * k) for k, n in enumerate(names)})
     distance = found.distances["emd"]
@@ -198,7 +202,7 @@ def test_figures_fit_any_number_of_hospitals(tmp_path, count):
     ]
     for k, figure in enumerate(made):
         assert isinstance(figure, Figure)
-        assess_figures.save(figure, tmp_path, str(k), "title")
+        assess_figures.drawing(figure, str(k), "title")
         figure.draw_without_rendering()
         box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()  # around all that is drawn
         assert box.x0 > -0.05 and box.y0 > -0.05 and box.x1 < width + 0.05 and box.y1 < height + 0.05, k

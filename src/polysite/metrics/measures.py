@@ -2,7 +2,7 @@
 
 `measure` returns raw numbers: an empty mask has no surface, so its distances are NaN. An `EmptyMaskPolicy` turns them
 into the numbers that are averaged, and a report states it. BraTS gives a missed tumour 373.13 mm. Code that leaves such
-cases out, as that of a published comparison does, rewards a model that finds nothing at all.
+cases out, as that of papers B and C does, rewards a model that finds nothing at all.
 
 >>> import numpy as np
 >>> row = measure(np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), (1.0, 1.0))
@@ -12,8 +12,9 @@ cases out, as that of a published comparison does, rewards a model that finds no
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 from polysite.errors import ConfigError
@@ -58,6 +59,7 @@ MEASURES: Mapping[str, Measure] = {  # of a segmented label, in the order of tab
     "predicted": Measure("voxels of the prediction", 0, high=1e15, defined=True, shown=False),
     "diagonal": Measure("diagonal of the image", 0, high=1e9, defined=True, shown=False),
 }
+OF_SURFACES = ("hd95", "hd95_union", "assd", "nsd")  # undefined where exactly one mask is empty
 ACCURACY = Measure("accuracy", defined=True)  # the main measure of a classification
 
 
@@ -66,7 +68,7 @@ def about(name: str) -> Measure:
     return ACCURACY if name == "accuracy" else MEASURES[name]
 
 
-Empty = Literal["penalty", "excluded"]
+Empty = Literal["penalty", "excluded", "excluded-case"]
 Definition = Literal["max", "union"]
 Kind = Literal["", "missed", "false alarm", "both empty"]
 
@@ -111,7 +113,9 @@ class EmptyMaskPolicy:
     If both masks are empty, distances are left out, and Dice, IoU and NSD are 1.
 
     Args:
-        empty: ``penalty`` counts a penalty if one mask is empty; ``excluded`` leaves the case out.
+        empty: ``penalty`` counts a penalty if one mask is empty; ``excluded`` leaves the label of the case out, so that
+            the mean of a case is over the labels that have a distance; ``excluded-case`` leaves the mean of a case out
+            if any label has no distance, also where both masks are empty, as the code of paper B does.
         penalty: The diagonal of the image, or a distance; BraTS uses 373.13 mm.
         hd95: ``max`` is the larger of the two directed percentiles, ``union`` the percentile of all distances.
     """
@@ -123,7 +127,7 @@ class EmptyMaskPolicy:
     def __post_init__(self) -> None:
         for name, given, known in (("empty", self.empty, Empty), ("hd95", self.hd95, Definition)):
             if given not in get_args(known):
-                raise ConfigError(f"{name} = {given!r} is no policy; choose {' or '.join(get_args(known))}")
+                raise ConfigError(f"{name} = {given!r} is no policy; choose {', '.join(get_args(known))}")
         if self.penalty != "diagonal" and not (
             isinstance(self.penalty, int | float) and not isinstance(self.penalty, bool) and 0 < self.penalty < math.inf
         ):
@@ -135,13 +139,26 @@ class EmptyMaskPolicy:
         raw = row["hd95_union" if union else measure]
         if kind == "both empty":
             return 1.0 if measure == "nsd" else raw
-        if not kind or measure not in ("hd95", "hd95_union", "assd", "nsd"):
+        if not kind or measure not in OF_SURFACES:
             return raw
-        if self.empty == "excluded":
+        if self.empty != "penalty":
             return math.nan
         if measure == "nsd":
             return 0.0
         return row["diagonal"] if self.penalty == "diagonal" else float(self.penalty)
+
+    def mean(self, values: Iterable[float], measure: str) -> float:
+        """Return the mean of a measure over the labels of a case; NaN means that the case is left out.
+
+        >>> EmptyMaskPolicy("excluded").mean([4.0, 8.0, math.nan], "hd95")
+        6.0
+        >>> EmptyMaskPolicy("excluded-case").mean([4.0, 8.0, math.nan], "hd95")
+        nan
+        """
+        each = list(values)
+        known = [x for x in each if not math.isnan(x)]
+        whole = self.empty == "excluded-case" and measure in OF_SURFACES
+        return fmean(known) if known and not (whole and len(known) < len(each)) else math.nan
 
     @staticmethod
     def kind(row: Mapping[str, float]) -> Kind:
@@ -161,6 +178,8 @@ class EmptyMaskPolicy:
         one = {
             "penalty": f"counts {distance} in HD95 and ASSD and 0 in NSD",
             "excluded": "is left out of HD95, ASSD and NSD, so that a missed label can improve their means",
+            "excluded-case": "is left out of HD95, ASSD and NSD, so that a missed label can improve their means; the "
+            "mean over labels leaves out every case of which any label has no distance",
         }
         return (
             f"HD95 is {how[self.hd95]}. A case where exactly one mask is empty has Dice 0 and {one[self.empty]}; "

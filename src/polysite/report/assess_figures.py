@@ -24,6 +24,7 @@ from polysite.heterogeneity.assessment import LEVEL, Assessment, Distance, Quant
 from polysite.heterogeneity.distances import Values
 from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.payload import SiteId
+from polysite.report.figure_files import Drawing, write_drawing
 from polysite.report.figures import COLOURS
 
 USUAL, MARKED, INK, SOFT, BLANK = COLOURS[0], COLOURS[5], "#1c2430", "#5b6675", "#eef1f4"
@@ -34,7 +35,7 @@ LETTER = 0.078  # inches: width of a letter
 MAX_LETTERS = 26  # of a name
 CLOSE = 0.15  # inches between a point and its name beyond which a line joins them
 DOTS = 2000  # more dots are drawn as pixels, so that the page stays small
-DPI = 150
+DPI = 150  # of dots that are drawn as pixels
 Box = tuple[float, float, float, float]
 
 
@@ -180,17 +181,22 @@ def angles(assessment: Assessment, component: str) -> Figure:
     return figure
 
 
-def save(figure: Figure, folder: Path, name: str, title: str) -> str:
-    """Write ``NAME.svg`` and ``NAME.png``, and return the SVG; the title is for screen readers."""
+def drawing(figure: Figure, name: str, title: str) -> Drawing:
+    """Return a figure as SVG with letters as text; the title is for screen readers."""
     text, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Type", "Format"))
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(text, format="svg", metadata=nothing, dpi=DPI)
-        figure.savefig(folder / f"{name}.png", dpi=DPI)
-    drawing = re.sub(r'<g id="[^"]*"', "<g", text.getvalue())  # ids would repeat on a page with many figures
-    drawing = drawing[drawing.index("<svg ") :].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
-    (folder / f"{name}.svg").write_text(drawing, encoding="utf-8")
-    return drawing
+    svg = re.sub(r'<g id="[^"]*"', "<g", text.getvalue())  # ids would repeat on a page with many figures
+    svg = svg[svg.index("<svg ") :].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+    return Drawing(svg, figure)
+
+
+def save(figure: Figure, folder: Path, name: str, title: str) -> Drawing:
+    """Write ``NAME.svg`` and ``NAME.png``, and return the SVG; the title is for screen readers."""
+    drawn = drawing(figure, name, title)
+    write_drawing(folder, name, drawn)
+    return drawn
 
 
 def short(name: str) -> str:

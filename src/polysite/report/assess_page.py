@@ -17,7 +17,7 @@ from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.verdict import Finding, Verdict, tests
 from polysite.payload import SiteId
 from polysite.report import assess_figures as draw
-from polysite.report.page import Picture
+from polysite.report.figure_files import Picture, write_figures
 from polysite.report.template import render
 
 FIRST = ("emd", "euclidean")  # the distances of the paper, which are shown large
@@ -41,8 +41,9 @@ EVIDENCE = {
 
 def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping[str, Any]) -> Path:
     """Write the self-contained ``index.html`` and its figures; ``about`` is printed at the end."""
-    pictures = folder / "figures"
-    pictures.mkdir(parents=True, exist_ok=True)
+    heatmaps, maps = _heatmaps(assessment), _maps(assessment)
+    held, angles = _held(assessment), _angles(assessment)
+    write_figures(folder / "figures", [*heatmaps, *maps, held, *angles])
     page = folder / "index.html"
     text = render(
         "assess.html",
@@ -53,10 +54,10 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
         findings=_by_site(verdict.findings),
         evidence=EVIDENCE,
         site_tests=_site_tests(assessment),
-        heatmaps=_heatmaps(assessment, pictures),
-        maps=_maps(assessment, pictures),
-        held=_held(assessment, pictures),
-        angles=_angles(assessment, pictures),
+        heatmaps=heatmaps,
+        maps=maps,
+        held=held,
+        angles=angles,
         quantities=list(_quantities(assessment)),
         tables=[_pairs(assessment, assessment.distances[name]) for name in FIRST if name in assessment.distances],
         all_pairs=len(assessment.sites) <= draw.MANY,
@@ -136,15 +137,16 @@ def _by_site(findings: tuple[Finding, ...]) -> dict[str, list[str]]:
     return {**texts, "all together": whole} if whole else texts
 
 
-def _heatmaps(assessment: Assessment, folder: Path) -> list[Picture]:
+def _heatmaps(assessment: Assessment) -> list[Picture]:
     """Draw the main distances large, the others small."""
     shown = []
     for name, distance in assessment.distances.items():
         figure = draw.heatmap(assessment, distance, small=name not in FIRST)
         title = distance.title[0].upper() + distance.title[1:]
-        svg = draw.save(figure, folder, f"distances-{name}", f"{title} between all hospitals, as a table of colours")
+        file = f"distances-{name}"
+        svg = draw.drawing(figure, file, f"{title} between all hospitals, as a table of colours")
         caption = f"{EXPLAINED[name]}{_unit(assessment, name)}.\n{_outcome(assessment, distance)}"
-        shown.append(Picture(title, svg, caption, narrow=name not in FIRST))
+        shown.append(Picture(title, svg, caption, narrow=name not in FIRST, name=file))
     return shown
 
 
@@ -167,24 +169,25 @@ def _outcome(assessment: Assessment, distance: Distance) -> str:
     )
 
 
-def _maps(assessment: Assessment, folder: Path) -> list[Picture]:
+def _maps(assessment: Assessment) -> list[Picture]:
     """Draw a map and a tree of each main distance."""
     shown = []
     for distance in (assessment.distances[name] for name in FIRST if name in assessment.distances):
         name, words = distance.name, f"of the hospitals by the {distance.title}"
         share = draw.places(distance.matrix)[1]
         kept = f"The map reproduces {share:.0%} of the squared distances."
-        svg = draw.save(draw.plane(assessment, distance), folder, f"map-{name}", f"Map {words}")
-        shown.append(Picture(f"Map by {SHORT[name]} distance", svg, kept))
-        svg = draw.save(draw.dendrogram(assessment, distance), folder, f"tree-{name}", f"Tree {words}")
+        svg = draw.drawing(draw.plane(assessment, distance), f"map-{name}", f"Map {words}")
+        shown.append(Picture(f"Map by {SHORT[name]} distance", svg, kept, name=f"map-{name}"))
+        svg = draw.drawing(draw.dendrogram(assessment, distance), f"tree-{name}", f"Tree {words}")
         apart = "Separate groups are coloured." if len(distance.linked) > 1 else "There are no separate groups."
-        shown.append(Picture(f"Tree by {SHORT[name]} distance", svg, apart if len(assessment.sites) > 2 else ""))
+        caption = apart if len(assessment.sites) > 2 else ""
+        shown.append(Picture(f"Tree by {SHORT[name]} distance", svg, caption, name=f"tree-{name}"))
     return shown
 
 
-def _held(assessment: Assessment, folder: Path) -> Picture:
+def _held(assessment: Assessment) -> Picture:
     title, most = "Data of the hospitals", assessment.settings.levels
-    svg = draw.save(draw.distributions(assessment), folder, "distributions", f"{title}, quantity by quantity")
+    svg = draw.drawing(draw.distributions(assessment), "distributions", f"{title}, quantity by quantity")
     few = max(assessment.cases[s] for s in assessment.sites) <= most
     caption = (
         f"One dot is one case{'' if few else f', or the mean of several if there are more than {most}'}; "
@@ -193,15 +196,15 @@ def _held(assessment: Assessment, folder: Path) -> Picture:
         f"{draw.STAR} and orange: the hospital differs significantly from all others together in this quantity. "
         "EMD: the mean Earth Mover's distance over all pairs of hospitals."
     )
-    return Picture(title, svg, caption)
+    return Picture(title, svg, caption, name="distributions")
 
 
-def _angles(assessment: Assessment, folder: Path) -> list[Picture]:
+def _angles(assessment: Assessment) -> list[Picture]:
     shown = []
     for name in assessment.angles:
         file, words = f"angles-{name.replace(' ', '-')}", f"Angles of {name} between and within hospitals"
-        svg = draw.save(draw.angles(assessment, name), folder, file, words)
-        shown.append(Picture(name[0].upper() + name[1:], svg, ""))
+        svg = draw.drawing(draw.angles(assessment, name), file, words)
+        shown.append(Picture(name[0].upper() + name[1:], svg, "", name=file))
     return shown
 
 

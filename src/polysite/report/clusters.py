@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from polysite.data.manifest import natural
 from polysite.report.figures import COLOURS, MARKERS, WIDE, _plain, _svg
 from polysite.report.grid import Cell, Grid, Line, name, number
-from polysite.report.page import Folded, Picture, Section, layout
+from polysite.report.page import Folded, Page, Picture, Section, layout
 
 Values = NDArray[np.float64]
 
@@ -238,7 +238,7 @@ def sections(shown: Shown, seed: int = 0, perplexity: float = PERPLEXITY) -> Ite
     yield Section("labels", "Labels per cluster", (by_label(shown), *figure))
 
 
-def page(shown: Shown, about: Mapping[str, Any]) -> str:
+def page(shown: Shown, about: Mapping[str, Any]) -> Page:
     """Return the page of ``polysite radiomics``, which names no case; ``about`` is ``radiomics.json``."""
     parts = [*sections(shown, about["seed"], about["perplexity"])]
     parts.append(Section("fit", "Federated and pooled", (fit(about["clusters"]),)))

@@ -12,39 +12,25 @@ from dataclasses import dataclass, replace
 from math import isnan
 from statistics import fmean
 
-import numpy as np
-
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.metrics import classification
 from polysite.metrics.fairness import Fairness, fairness
 from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, about
-from polysite.metrics.statistics import Tail, holm, interval, rank_biserial, signed_rank, wins
+from polysite.metrics.statistics import Tail
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
-from polysite.report.runs import Key, Method
-
-LEVEL = 0.05
-
-
-@dataclass(frozen=True)
-class Test:
-    """The test of a method against the reference by one measure. A difference above 0 is better, also for distances."""
-
-    measure: str
-    method: str
-    cases: int
-    difference: float
-    low: float
-    high: float
-    p: float
-    adjusted: float
-    effect: float
-    cases_won: tuple[int, int, int]  # better, equal, worse
-    hospitals_won: tuple[int, int, int]
-
-    @property
-    def significant(self) -> bool:
-        """Whether the adjusted p-value is at most 0.05."""
-        return self.adjusted <= LEVEL
+from polysite.report.paired_tests import (
+    LEVEL,
+    Answer,
+    Test,
+    answers,
+    ask,
+    corrected,
+    find_site,
+    gains,
+    p_value,
+    paired,
+)
+from polysite.report.runs import Method
 
 
 @dataclass(frozen=True)
@@ -57,6 +43,7 @@ class Comparison:
     tests: Sequence[Test]
     remarks: Sequence[str]
     tail: Tail = "two-sided"
+    asked: Sequence[Answer] = ()  # tests of a user's own
 
     @property
     def measures(self) -> list[str]:
@@ -82,6 +69,21 @@ class Comparison:
         """Sites of all methods."""
         return sorted({s for m in self.methods for s in m.sites})
 
+    @property
+    def trained(self) -> list[Method]:
+        """Methods without the rows in which all hospitals use the model of one."""
+        return [m for m in self.methods if not m.owner]
+
+    def find(self, name: str) -> Method:
+        """Return the method of a name."""
+        return next(m for m in self.methods if m.name == name)
+
+    @property
+    def sites_by_size(self) -> list[str]:
+        """Sites of all methods, by decreasing number of cases in all splits."""
+        sizes = {s: max(m.sizes.get(s, 0) for m in self.methods) for s in self.sites}
+        return sorted(self.sites, key=lambda s: (-sizes[s], s))
+
     def fairness(self, method: Method) -> Fairness:
         """Return how evenly a method serves the hospitals."""
         return fairness({s: fmean(v) for s in method.sites if (v := method.of(s, self.main, self.policy))})
@@ -92,17 +94,59 @@ def compare(
     reference: str | None = None,
     policy: EmptyMaskPolicy = EmptyMaskPolicy(),
     tail: Tail = "two-sided",
+    *,
+    owner: str | None = None,
+    questions: Sequence[str] = (),
 ) -> Comparison:
-    """Compare finished runs of one task on the same cases."""
+    """Compare finished runs of one task on the same cases.
+
+    Args:
+        methods: The methods.
+        reference: Method that the others are tested against; fedavg, or else the first, if None.
+        policy: Rule for distances of empty masks.
+        tail: Alternative of the tests.
+        owner: Hospital whose model is shown on all hospitals' cases, in a row of its own. If None, that of the hospital
+            with most cases, for methods in which hospitals train alone. An empty text shows none.
+        questions: Tests of a user's own (`polysite.report.paired_tests`).
+    """
     names = [m.name for m in methods]
     _comparable(methods)
     if reference is not None and reference not in names:
         raise ConfigError(f"there is no method {reference!r} to compare with; {nearest(reference, names)}")
     chosen = reference or ("fedavg" if "fedavg" in names else names[0])
-    bare = Comparison(methods, chosen, policy, (), (), tail)
+    bare = Comparison(_with_owners(methods, owner), chosen, policy, (), (), tail)
     tested = [k for k in ("dice", "hd95", "accuracy") if k in bare.measures]
     tests = [t for measure in tested for t in _tests(bare, measure, tail)]
-    return replace(bare, tests=tests, remarks=list(_remarks(bare)))
+    asked = ask(questions, bare.methods, bare.measures, policy)
+    return replace(bare, tests=tests, remarks=list(_remarks(bare)), asked=asked)
+
+
+def _with_owners(methods: Sequence[Method], owner: str | None) -> list[Method]:
+    """Add a row after each method whose hospitals have models of their own: one hospital's model on all cases."""
+    if owner == "":
+        return list(methods)
+    shown, found = [], False
+    for method in methods:
+        site = find_site(owner, method.sites) if owner else _largest(method)
+        beside = method.under(site) if site else None
+        shown += [method, beside] if beside else [method]
+        found = found or beside is not None
+    if owner and not found:
+        sites = sorted({s for m in methods for s in m.sites})
+        if find_site(owner, sites) is None:
+            raise ConfigError(f"there is no site {owner!r} whose model could be shown; {nearest(owner, sites)}")
+        raise ConfigError(
+            f"no method here has a model of {owner!r} that was evaluated on the cases of all hospitals; "
+            "'polysite evaluate RUN --again' does this"
+        )
+    return shown
+
+
+def _largest(method: Method) -> str | None:
+    """Return the hospital with most cases, if all hospitals train alone."""
+    if any(run.exchanged or run.settings["run"]["pooled"] for run in method.runs) or not method.matrix():
+        return None
+    return max(method.sites, key=lambda s: method.sizes[s])
 
 
 def _comparable(methods: Sequence[Method]) -> None:
@@ -133,36 +177,9 @@ def _main(method: Method) -> str:
 
 def _tests(bare: Comparison, measure: str, tail: Tail) -> list[Test]:
     """Test every other method against the reference, corrected for their number."""
-    reference = next(m for m in bare.methods if m.name == bare.reference)
-    tests = []
-    for method in bare.methods:
-        pairs = _gains(method, reference, measure, bare.policy)
-        if method.name == bare.reference or not pairs:
-            continue
-        gain, sites = np.array(list(pairs.values())), [site for site, _ in pairs]
-        hospitals = [float(gain[[s == site for s in sites]].mean()) for site in dict.fromkeys(sites)]
-        alone = {site for site in sites if sites.count(site) == 1}  # one case cannot be resampled within its hospital
-        low, high = interval(gain, ["" if site in alone else site for site in sites])
-        p, effect, mean = signed_rank(gain, tail), rank_biserial(gain), float(gain.mean())
-        tests.append(Test(measure, method.name, len(pairs), mean, low, high, p, p, effect, wins(gain), wins(hospitals)))
-    corrected = holm(np.array([t.p for t in tests]))
-    return [replace(t, adjusted=float(p)) for t, p in zip(tests, corrected, strict=True)]
-
-
-def _gains(method: Method, reference: Method, measure: str, policy: EmptyMaskPolicy) -> dict[Key, float]:
-    """Return by how much a method is better in every case: the mean over the labels for which at least one has a value.
-
-    A distance is undefined if both masks are empty. If the other method predicts something there, its penalty is
-    compared with 0, so that a false alarm stays in the comparison, unless the policy excludes such cases.
-    """
-    gains: dict[Key, list[float]] = {}
-    for label in method.first.labels:
-        a, b = method.values(measure, policy, label), reference.values(measure, policy, label)
-        whole = about(measure).distance and policy.empty == "penalty"
-        for key in (a.keys() | b.keys()) if whole else (a.keys() & b.keys()):
-            if key in method.keys and key in reference.keys:
-                gains.setdefault(key, []).append(about(measure).better * (a.get(key, 0.0) - b.get(key, 0.0)))
-    return {key: fmean(gains[key]) for key in sorted(gains)}
+    reference = bare.find(bare.reference)
+    pairs = {m.name: gains(m, reference, measure, bare.policy) for m in bare.trained if m.name != bare.reference}
+    return corrected([paired(measure, title, each, tail) for title, each in pairs.items() if each])
 
 
 def _remarks(bare: Comparison) -> list[str]:
@@ -176,7 +193,7 @@ def _remarks(bare: Comparison) -> list[str]:
             f"{len(common)} cases were evaluated by all methods; more by {', '.join(uneven)}. Tables show all cases of "
             "a method, tests use the cases that both have."
         )
-    runs = {m.name: len(m.runs) for m in bare.methods}
+    runs = {m.name: len(m.runs) for m in bare.trained}
     if len(set(runs.values())) > 1:
         remarks.append(f"The methods have different numbers of runs: {', '.join(f'{n} {k}' for n, k in runs.items())}.")
     again = sorted({key for m in bare.methods for key in m.in_several_folds})
@@ -194,7 +211,7 @@ def _remarks(bare: Comparison) -> list[str]:
         )
     if bare.methods[0].first.split == "validation":
         remarks.append("The best round was chosen on these cases, so the scores are too good.")
-    if len(bare.methods) > 1 and len(common) < 6:
+    if len(bare.trained) > 1 and len(common) < 6:
         remarks.append(f"With {len(common)} cases no test can show a difference.")
     tolerances = {run.evaluation.about["tolerance"] for m in bare.methods for run in m.runs if run.evaluation}
     if len(tolerances) > 1:
@@ -217,12 +234,13 @@ def tables(comparison: Comparison) -> list[Grid]:
             _hospitals(comparison, "accuracy"),
             _fair(comparison),
             *_tested(comparison),
+            *answers(comparison.asked),
             *_peeked(comparison),
         ]
     grids = [_overview(comparison), _hospitals(comparison, "dice")]
     if "hd95" in comparison.measures:
         grids += [_hospitals(comparison, "hd95"), _more(comparison)]
-    grids += [_fair(comparison), *_tested(comparison), *_peeked(comparison)]
+    grids += [_fair(comparison), *_tested(comparison), *answers(comparison.asked), *_peeked(comparison)]
     return [*grids, _empties(comparison)] if "hd95" in comparison.measures else grids
 
 
@@ -350,7 +368,7 @@ def _tested(comparison: Comparison) -> list[Grid]:
         for t in tests:
             gain = Cell(f"{t.difference:+.{digits}f} [{t.low:+.{digits}f}, {t.high:+.{digits}f}]", t.difference)
             cells = (
-                name(t.method), gain, number(t.effect, "+.2f"), _p(t.p), _p(t.adjusted, " *" * t.significant),
+                name(t.method), gain, number(t.effect, "+.2f"), p_value(t.p), p_value(t.adjusted, " *" * t.significant),
                 Cell("{} / {} / {}".format(*t.cases_won), t.cases_won[0]),
                 Cell("{} / {} / {}".format(*t.hospitals_won), t.hospitals_won[0]),
             )  # fmt: skip
@@ -371,14 +389,10 @@ def _tested(comparison: Comparison) -> list[Grid]:
     return grids
 
 
-def _p(value: float, star: str = "") -> Cell:
-    return Cell(f"{'< 0.001' if value < 0.001 else f'{value:.3f}'}{star}", value)
-
-
 def _peeked(comparison: Comparison) -> list[Grid]:
     """Return a table of test scores, with the round chosen on validation cases or on test cases (``run.peek``)."""
     lines = []
-    for m in comparison.methods:
+    for m in comparison.trained:
         looks = [(run.mean_of_hospitals, run.best_mean) for run in m.runs if not isnan(run.best_mean)]
         if looks:
             honest, best = (fmean(x) for x in zip(*looks, strict=True))
@@ -438,10 +452,10 @@ def _classes(comparison: Comparison) -> Grid:
 
 def summary(comparison: Comparison) -> list[str]:
     """Return the main results as sentences."""
-    means = {m.name: fmean(m.of(None, comparison.main, comparison.policy)) for m in comparison.methods}
+    means = {m.name: fmean(m.of(None, comparison.main, comparison.policy)) for m in comparison.trained}
     what = about(comparison.main).title
-    if len(comparison.methods) == 1:
-        (only,) = comparison.methods
+    if len(comparison.trained) == 1:
+        (only,) = comparison.trained
         fair = comparison.fairness(only)
         sentences = [
             f"{only.name} reaches a mean {what} of {means[only.name]:.3f} on {len(only.of(None, comparison.main))} "
@@ -467,7 +481,7 @@ def summary(comparison: Comparison) -> list[str]:
     how = "" if comparison.tail == "two-sided" else f" one-sided ({comparison.tail})"
     reference = f"{comparison.reference} ({means[comparison.reference]:.3f})"
     sentences.append(f"Against {reference}, tested{how} over cases: {'; '.join(outcome)}.")
-    worst_of = {m.name: comparison.fairness(m).worst for m in comparison.methods}
+    worst_of = {m.name: comparison.fairness(m).worst for m in comparison.trained}
     fairest = max(worst_of, key=lambda n: worst_of[n][1])
     site, value = worst_of[fairest]
     sentences.append(f"With {fairest} even the lowest-scoring hospital ({site}) reaches {what} {value:.3f}.")

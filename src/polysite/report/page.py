@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from markupsafe import Markup
@@ -19,19 +19,29 @@ from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
 from polysite.report import costs, example_cases, figures, viewer
 from polysite.report.compare import Comparison, compare, summary, tables
+from polysite.report.figure_files import Picture as Picture
+from polysite.report.figure_files import write_figures
 from polysite.report.grid import Grid, Line, name, number
 from polysite.report.runs import Method
 from polysite.report.template import render
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure with its title and caption."""
+class Page(str):
+    """HTML of a page with its figures, which can also be written to files."""
 
-    title: str
-    svg: str
-    caption: str
-    narrow: bool = False
+    pictures: tuple[Picture, ...]
+    __slots__ = ("pictures",)
+
+    def __new__(cls, html: str, pictures: Iterable[Picture]) -> Self:
+        """Keep the figures with the page."""
+        text = super().__new__(cls, html)
+        text.pictures = tuple(pictures)
+        return text
+
+    def write(self, folder: Path) -> None:
+        """Write ``index.html`` and the folder ``figures/``."""
+        (folder / "index.html").write_text(self, encoding="utf-8")
+        write_figures(folder / "figures", self.pictures)
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,10 @@ class Options:
         assessment: Folder of an assessment whose distances are shown.
         scans: Show slices of patients.
         remarks: Remarks at the top of the page.
+        figures: Figures of a paper to add, names of ``PAPER_FIGURES``.
+        cases: Names of cases to show.
+        owner: Hospital whose model is shown on all hospitals' cases; see `compare`.
+        questions: Tests of a user's own, as in ``scaffold > fedavg @ 12,13 / TC``.
     """
 
     reference: str | None = None
@@ -75,6 +89,14 @@ class Options:
     assessment: Path | None = None
     scans: bool = True
     remarks: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    owner: str | None = None
+    questions: tuple[str, ...] = ()
+
+    def compare(self, methods: Sequence[Method]) -> Comparison:
+        """Compare methods with these options."""
+        return compare(methods, self.reference, self.policy, self.tail, owner=self.owner, questions=self.questions)
 
 
 KINDS = {Grid: "grid", Picture: "picture", Folded: "folded", Markup: "html", str: "words"}  # as page.html calls them
@@ -89,8 +111,8 @@ def layout(
     summary: Sequence[str] = (),
     remarks: Sequence[str] = (),
     live: str = "",
-) -> str:
-    """Return a page as HTML.
+) -> Page:
+    """Return a page as HTML, with its figures.
 
     Args:
         title: The heading.
@@ -101,15 +123,22 @@ def layout(
         remarks: Warnings before the sections.
         live: State of the run folder; a page with one reloads when that state changes.
     """
-    shown = [(section, [(KINDS[type(block)], block) for block in section.blocks]) for section in sections]
+    parts = list(sections)
+    shown = [(section, [(KINDS[type(block)], block) for block in section.blocks]) for section in parts]
     about = {"version": version, "summary": summary, "remarks": remarks, "live": live}
-    return render("page.html", title=title, lead=lead, sections=shown, **about)
+    return Page(render("page.html", title=title, lead=lead, sections=shown, **about), pictures(parts))
 
 
-def build(title: str, methods: Sequence[Method], options: Options = Options(), lead: str = "", live: str = "") -> str:
+def pictures(sections: Iterable[Section]) -> list[Picture]:
+    """Return the figures of sections; a figure without a name of its own is named by its section and title."""
+    drawn = [(section.id, block) for section in sections for block in section.blocks if isinstance(block, Picture)]
+    return [replace(p, name=p.name or f"{where} {p.title}") for where, p in drawn]
+
+
+def build(title: str, methods: Sequence[Method], options: Options = Options(), lead: str = "", live: str = "") -> Page:
     """Return the page of methods; without a lead, the summary of the results is the lead."""
     if all(run.finished for m in methods for run in m.runs):
-        comparison = compare(methods, options.reference, options.policy, options.tail)
+        comparison = options.compare(methods)
         sentences, sections = summary(comparison), list(_results(comparison, options))
         remarks = [*options.remarks, *comparison.remarks]
     else:
@@ -122,12 +151,18 @@ def build(title: str, methods: Sequence[Method], options: Options = Options(), l
 
 def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     grids = {g.name: g for g in tables(comparison)}
-    several = len(comparison.methods) > 1
+    several = len(comparison.trained) > 1
     every = [grids.pop("overview"), grids.pop(f"hospitals_{comparison.main}")]
     error = "Error bars: standard error over cases."
     bars = Picture("", figures.hospitals(comparison, comparison.main), error)
     yield Section("gets", "What every hospital gets", (*every[: 1 + (len(comparison.sites) > 1)], bars))
-    shown = example_cases.cases(comparison.methods, comparison.reference) if options.scans else []
+    from polysite.report.paper_figures import paper_figures  # imports this module
+
+    chosen = replace(options, figures=tuple(n for n in options.figures if n != "clusters"))  # shown below anyway
+    drawn = paper_figures(comparison, chosen)
+    if drawn:
+        yield Section("figures", "Figures", tuple(drawn))
+    shown = example_cases.cases(comparison.trained, comparison.reference) if options.scans else []
     if shown:
         words = (
             "The worst, the median and the best case of every hospital by the mean Dice of "
@@ -138,6 +173,8 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     tests = [g for n, g in grids.items() if n.startswith("tests_")]
     if several:
         yield Section("sure", "Are the differences statistically significant?", tuple(tests))
+    if "asked" in grids:
+        yield Section("asked", "Questions", (replace(grids["asked"], title=""),))
     if "best_mean" in grids:
         yield Section("peeked", "The “best mean” of some papers", (replace(grids["best_mean"], title=""),))
     if "fairness" in grids and len(comparison.sites) > 1:
@@ -146,10 +183,10 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     if far:
         bars = Picture("", figures.hospitals(comparison, "hd95"), error)
         yield Section("distances", "Surface distances and other measures", (far[0], bars, *far[1:]))
-    drawn = [Picture(m.name, figures.matrix(v), "", True) for m in comparison.methods if (v := m.matrix())]
-    if drawn:
+    matrices = [Picture(m.name, figures.matrix(v), "", True) for m in comparison.methods if (v := m.matrix())]
+    if matrices:
         caption = "Mean Dice of each hospital's own model (rows) on the cases of every hospital (columns)."
-        yield Section("whose", "Every hospital's model on all hospitals' cases", (caption, *drawn))
+        yield Section("whose", "Every hospital's model on all hospitals' cases", (caption, *matrices))
 
 
 def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
@@ -189,6 +226,17 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         yield Section("trouble", "Absent sites, refused replies, incidents", tuple(trouble))
 
 
+def cluster_pictures(methods: Sequence[Method]) -> list[Picture]:
+    """Return the figures of clusters of cases, of every method that has such clusters."""
+    found = [list(_clusters(m, "")) for m in methods]
+    several = sum(map(bool, found)) > 1
+    return [
+        replace(p, title=f"{m.name}: {p.title}" if several else p.title, name=p.name + f" {m.name}" * several)
+        for m, sections in zip(methods, found, strict=True)
+        for p in pictures(sections)
+    ]
+
+
 def _clusters(method: Method, mark: str) -> Iterator[Section]:
     """Yield the clusters of cases in the first run of a method, if it has any."""
     from polysite.report import clusters  # imports this module
@@ -216,7 +264,14 @@ def _clusters(method: Method, mark: str) -> Iterator[Section]:
     prefix = f"{method.name}: " if mark else ""
     for k, section in enumerate(clusters.sections(shown)):
         blocks = (fit, *section.blocks) if k == 0 else section.blocks
-        yield Section(section.id + mark, prefix + section.title, blocks)
+        yield Section(section.id + mark, prefix + section.title, tuple(_called(b, section.id) for b in blocks))
+
+
+def _called(block: Any, section: str) -> Any:
+    """Return a figure of clusters with a name for its files; other blocks stay as they are."""
+    if not isinstance(block, Picture):
+        return block
+    return replace(block, name=block.name or f"clusters {block.title or section}")
 
 
 def _groups(method: Method) -> str:

@@ -7,35 +7,42 @@ from typing import Any
 
 from polysite.errors import RunError
 from polysite.report import costs
-from polysite.report.compare import Comparison, compare, summary, tables
+from polysite.report.compare import Comparison, summary, tables
+from polysite.report.figure_files import write_figures
 from polysite.report.page import Options, build
 from polysite.report.runs import Method
 from polysite.storage import draft_folder, vacant, write_file
 
 
-def page(path: Path, methods: Sequence[Method], options: Options = Options()) -> Path:
-    """Write the page of one run, replacing an existing one."""
+def page(path: Path, methods: Sequence[Method], options: Options = Options(), files: bool = False) -> Path:
+    """Write the page of one run, replacing an existing one; with ``files`` also its figures.
+
+    Figures of ``index.html`` go to ``figures/`` beside it, those of ``page.html`` to ``page_figures/``.
+    """
     text = build(f"Results of {methods[0].name}", methods, options)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"the page {path} could not be written: {problem}") from problem
     write_file(path, lambda p: p.write_text(text, encoding="utf-8"))
+    if files:
+        beside = "figures" if path.stem == "index" else f"{path.stem}_figures"
+        write_figures(path.parent / beside, text.pictures)
     return path
 
 
 def comparison(
     folder: Path, title: str, methods: Sequence[Method], options: Options = Options(), replace: bool = False
 ) -> Comparison:
-    """Write a folder with index.html and every table in ``tables.md``, ``tables.tex`` and NAME.csv."""
+    """Write a folder with index.html, ``figures/`` and every table in ``tables.md``, ``tables.tex`` and NAME.csv."""
     if not replace:
         vacant(folder, "comparison")
-    compared = compare(methods, options.reference, options.policy, options.tail)
-    grids = [*tables(compared), costs.table(methods, options.speeds)]
+    compared = options.compare(methods)
+    grids = [*tables(compared), costs.table(compared.methods, options.speeds)]
     words = "\n\n".join([f"# {title}", *summary(compared), *compared.remarks])
     text = build(title, methods, options)
     with draft_folder(folder, "comparison") as draft:
-        (draft / "index.html").write_text(text, encoding="utf-8")
+        text.write(draft)
         body = "\n".join(g.markdown() for g in grids)
         (draft / "tables.md").write_text(f"{words}\n\n{body}", encoding="utf-8")
         (draft / "tables.tex").write_text("\n".join(g.latex() for g in grids), encoding="utf-8")
@@ -54,6 +61,7 @@ def plain(comparison: Comparison) -> dict[str, Any]:
         "reference": comparison.reference,
         "policy": asdict(comparison.policy),
         "tests": [asdict(t) for t in comparison.tests],
+        "asked": [{**asdict(a.question), **asdict(a.test)} for a in comparison.asked],
         "remarks": list(comparison.remarks),
         "values": values,
     }

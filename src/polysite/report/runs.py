@@ -10,7 +10,7 @@ import re
 import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isnan, nan
 from pathlib import Path
@@ -20,6 +20,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from polysite.data.split import SPLIT
 from polysite.engines.phases import SHARED
 from polysite.engines.record import RoundRecord, mean_score, measure_of
 from polysite.engines.run_folder import RunFolder
@@ -141,7 +142,7 @@ class Summary:
     def values(
         self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
     ) -> dict[Key, float]:
-        """Return a measure of every case: of one label, or the mean over the labels for which it is defined."""
+        """Return a measure of every case: of one label, or the mean over the labels by the policy."""
         names = [label] if label else self.labels
         if self.evaluation and self.measure == "Dice":
             own = self.evaluation.own
@@ -151,7 +152,8 @@ class Summary:
             values = {(s, c): [case.labels[k] for k in names] for s, c, case in flat}
         else:
             return {}
-        return {key: mean for key, numbers in sorted(values.items()) if not isnan(mean := _mean(numbers))}
+        means = {key: policy.mean(numbers, measure) for key, numbers in sorted(values.items())}
+        return {key: mean for key, mean in means.items() if not isnan(mean)}
 
     def named(self, values: Mapping[Key, float]) -> Mapping[Key, float]:
         """Return the values with the seed added to the names of phantoms: with another seed they are other patients."""
@@ -159,6 +161,47 @@ class Summary:
         if not str(self.settings["data"]["name"]).startswith("phantom") or other:
             return values
         return {(site, f"{case}, seed {self.settings['seed']}"): value for (site, case), value in values.items()}
+
+    @cached_property
+    def held(self) -> Mapping[str, Mapping[str, int]]:
+        """Cases of every site by split, from ``split.csv``; empty where the cases are elsewhere."""
+        counts: dict[str, dict[str, int]] = {}
+        try:
+            with (self.path / "split.csv").open(newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    splits = counts.setdefault(row["Site"], {})
+                    splits[row[SPLIT]] = splits.get(row[SPLIT], 0) + 1
+        except (OSError, ValueError, KeyError):
+            return {}
+        return counts
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether any site sent something."""
+        return any(site.bytes_up for record in self.records for site in record.sites.values())
+
+    def under(self, owner: str) -> "Summary | None":
+        """Return the run as if all hospitals used the model of one; None if it was not evaluated on the others' cases.
+
+        Records keep the work of that hospital alone.
+        """
+        if self.evaluation is None or self.measure != "Dice":
+            return None
+        rows = [{**row, "model": SHARED} for row in self.evaluation.rows if row["model"] == owner]
+        if len({row["site"] for row in rows}) < max(2, len(self.sites)):
+            return None
+        one = replace(self.evaluation, rows=rows)
+        records = [
+            replace(
+                r,
+                sites=_only(r.sites, owner),
+                validation=_only(r.validation, owner),
+                shares=_only(r.shares, owner),
+                handed=_only(r.handed, owner),
+            )
+            for r in self.records
+        ]
+        return replace(self, records=records, scores=_scores_of(one), evaluation=one)
 
     @property
     def begins(self) -> list[int]:
@@ -195,6 +238,7 @@ class Method:
 
     name: str
     runs: tuple[Summary, ...]
+    owner: str = ""  # hospital whose model all hospitals use here, in a row beside that of the method itself
 
     @property
     def first(self) -> Summary:
@@ -205,6 +249,21 @@ class Method:
     def sites(self) -> list[str]:
         """Sites of all runs."""
         return sorted({s for run in self.runs for s in run.sites})
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Number of cases of every site in all splits; evaluated cases where the others are not known."""
+        known: dict[str, int] = {}
+        for site, splits in ((s, splits) for run in self.runs for s, splits in run.held.items()):
+            known[site] = max(known.get(site, 0), sum(splits.values()))
+        return {site: known.get(site) or len({c for s, c in self.keys if s == site}) for site in self.sites}
+
+    def under(self, owner: str) -> "Method | None":
+        """Return the method as if all hospitals used the model of one; None if this was not evaluated."""
+        runs = [run.under(owner) for run in self.runs]
+        if self.owner or not all(runs):
+            return None
+        return Method(f"{self.name}, model of {owner}", tuple(run for run in runs if run), owner)
 
     @property
     def evaluated(self) -> bool:
@@ -354,6 +413,10 @@ def _identity(run: Summary) -> str:
     chosen = dict(run.settings)
     chosen["split"] = {k: v for k, v in chosen["split"].items() if k not in ("fold", "seed")}
     return json.dumps({k: v for k, v in chosen.items() if k != "seed"}, sort_keys=True)
+
+
+def _only(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if k == key}
 
 
 def _mean_by_key(tables: Sequence[Mapping[Key, float]]) -> dict[Key, float]:

@@ -19,7 +19,7 @@ from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distanc
 from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.verdict import Verdict, tests
 from polysite.report import costs
-from polysite.report.compare import compare, summary, tables
+from polysite.report.compare import summary, tables
 from polysite.report.grid import Grid
 from polysite.report.page import Options
 from polysite.report.runs import Method
@@ -27,16 +27,16 @@ from polysite.report.runs import Method
 
 def show(methods: Sequence[Method], options: Options = Options(), full: bool = False) -> None:
     """Print the scores of every hospital and a summary; with ``full`` also tests and costs."""
-    comparison = compare(methods, options.reference, options.policy, options.tail)
+    comparison = options.compare(methods)
     console = Console(highlight=False)
     grids = tables(comparison)
     names = (
         "overview",
         f"hospitals_{comparison.main}",
-        *(("tests_dice", "tests_hd95", "tests_accuracy") if full else ()),
+        *(("tests_dice", "tests_hd95", "tests_accuracy", "asked") if full else ()),
     )
     wanted = [g for g in grids if g.name in names]
-    for grid in [*wanted, *([costs.table(methods, options.speeds)] if full else [])]:
+    for grid in [*wanted, *([costs.table(comparison.methods, options.speeds)] if full else [])]:
         show_grid(grid)
     for sentence in (*summary(comparison), *comparison.remarks):
         console.print(Text(sentence))
