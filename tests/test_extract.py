@@ -263,6 +263,31 @@ def test_what_is_written_of_clusters(found):
     assert any("coincide with the hospitals" in remark for remark in about["remarks"])  # five scanners of six
 
 
+def test_scans_are_drawn_for_their_own_hospital(tmp_path):
+    """The most typical case of every cluster that a hospital has, and those asked for; names of no other hospital."""
+    two = {"north": Hospital(6, scanner=5, second=11, contrast=1.0), "south": Hospital(4, scanner=5, contrast=1.0)}
+    of = Study(data=Phantom(SIDE, two))
+    groups = MixtureSettings(components=2, dimensions=3)
+    options = {"settings": WIDE, "clusters": groups, "examples": True, "named": ["south-003"]}
+    done = extract.run(of, tmp_path / "out", **options)
+    kinds = {(s, c) for s, c in zip(done.table.sites, done.clusters.names, strict=True)}
+    for site in of.data.sites:
+        files = sorted((tmp_path / "out" / "sites" / site / "figures").iterdir())
+        captions = json.loads((tmp_path / "out" / "sites" / site / "figures" / "captions.json").read_text())
+        assert all(case.startswith(site) for case in captions) and all(file.stat().st_size for file in files)
+        assert len(files) == 2 * len(captions) + 1
+        typical = [c for c in captions.values() if "typical of cluster" in c["caption"]]
+        assert len(typical) == sum(s == site for s, _ in kinds)
+    asked = json.loads((tmp_path / "out" / "sites" / "south" / "figures" / "captions.json").read_text())
+    assert "asked for by name" in asked["south-003"]["caption"]
+    assert any("for their own hospital only" in word for word in extract.words(done))
+    maps = {p.name for p in (tmp_path / "out" / "figures").iterdir()}
+    assert any("t-sne" in name and name.endswith(".png") for name in maps)
+    with pytest.raises(ConfigError, match="there is no case 'south-03' to draw; did you mean 'south-"):
+        extract.run(of, tmp_path / "no", settings=WIDE, named=["south-03"])
+    assert not (tmp_path / "no").exists()
+
+
 LOOK = """
 const text = document.body.textContent;
 return {

@@ -70,7 +70,7 @@ def distances(mixture: Mixture, vectors: Values) -> Values:
 
 
 def outside(mixture: Mixture, vector: Values) -> float:
-    """Return the share of a case's features that lie outside the range that is scaled; constant features are left out."""
+    """Return the share of a case's features that lie outside the range that is scaled, without constant features."""
     differ = mixture.high > mixture.low
     beyond = (vector < mixture.low) | (vector > mixture.high)
     return float(beyond[differ].mean())
