@@ -13,11 +13,10 @@ from monai.metrics.hausdorff_distance import compute_hausdorff_distance
 from pyarrow import parquet
 
 import polysite as ps
-from polysite import evaluation_folder
 from polysite.data.federation import LeaveOut
 from polysite.data.phantom import write
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.report import runs
+from polysite.report import runs, scans
 from polysite.report.runs import read
 from polysite.study import build_sites
 from polysite.training.torch_site import TorchSite
@@ -214,14 +213,10 @@ def test_a_large_scan_is_thinned_out_but_seen_everywhere():
     label = np.zeros((1, 200, 8, 8), np.uint8)
     label[0, 150:153, 2:4, 2:4] = 1
     label[0, 151, 1:6, 1:6] = 1
-    slices = evaluation_folder._slices(label)
-    assert (
-        len(slices) <= evaluation_folder.SLICES
-        and {150, 151, 152} <= set(slices)
-        and (slices[0], slices[-1]) == (0, 199)
-    )
+    slices = scans._slices(label)
+    assert len(slices) <= scans.SLICES and {150, 151, 152} <= set(slices) and (slices[0], slices[-1]) == (0, 199)
     assert max(np.diff(slices)) <= 8
-    grey = evaluation_folder._grey(np.array([[0.0, 1.0, 2.0, 3.0]]))
+    grey = scans._grey(np.array([[0.0, 1.0, 2.0, 3.0]]))
     assert grey.tolist()[0][0] == 0 and grey.max() == 255
 
 

@@ -16,9 +16,10 @@ The owner of a model is the hospital that uses it, or ``*`` where all use the sa
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from math import ceil
+from math import prod
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -32,18 +33,18 @@ from polysite.cluster.mixture import CaseClusters, agreement
 from polysite.cluster.pooled_mixture import pooled
 from polysite.config import Study
 from polysite.data.cache import Cache, place
-from polysite.data.case import SPLITS, Case, CaseRef
+from polysite.data.case import SPLITS, CaseRef
 from polysite.data.split import SiteSplit
 from polysite.engines.phases import SHARED
 from polysite.engines.run_folder import versions
 from polysite.errors import ConfigError
 from polysite.payload import SiteId
-from polysite.report.preview import axes_of, turned, turned_size, widest
+from polysite.report.preview import axes_of
+from polysite.report.scans import upright_scan
 from polysite.site import Examined
 from polysite.storage import draft_folder
-from polysite.training.torch_site import TorchSite, packed
+from polysite.training.torch_site import TorchSite
 
-SLICES, SIDE = 64, 192  # largest scan that is kept to look at: slices, and pixels of a side
 Row = dict[str, Any]
 
 
@@ -127,6 +128,10 @@ class EvaluationFolder:
             "split": self.split,
             "data": self.data,
             "cases": {site: len(names) for site, names in sorted(cases.items())},
+            "groups": {site: self._groups(site) for site in sorted(self.dealt)},
+            "voxel": {
+                s: {c: prod(self.sites[s].grids[c][0]) for c in sorted(cases[s])} for s in cases if s in self.sites
+            },
             "trained": self.trained,
             "tolerance": self.tolerance,
             "unit": self._units.pop() if len(self._units) == 1 else "",
@@ -137,6 +142,11 @@ class EvaluationFolder:
             **self._clusters(),
         }
         (self._draft / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+    def _groups(self, site: SiteId) -> dict[str, int]:
+        """Return the number of cases of every group (grade, scanner) of a site, in all splits; "" if not known."""
+        counts = Counter(ref.group for split in SPLITS for ref in self.dealt[site].get(split, ()))
+        return dict(sorted(counts.items()))
 
     def _clusters(self) -> dict[str, dict[str, Any]]:
         """Write the cluster and coordinates of every case; return how the clusters were fitted, and how well they agree
@@ -178,8 +188,10 @@ class EvaluationFolder:
                 chosen.setdefault(ranked[-1], "best")
                 for name, why in chosen.items():
                     case = cache.get(refs[name], self.study.prepare, self.study.train.patch)
-                    cut = _scan(kept, case, _axes(self.study, refs[name]))
-                    yield {"site": site, "case": name, "why": why, **cut}
+                    scan = upright_scan(case, _axes(self.study, refs[name]))
+                    for what, array in (("image", scan.image), ("truth", scan.truth[None])):
+                        _add(kept, f"{site}/{name}/{what}", array)
+                    yield {"site": site, "case": name, "why": why, **scan.crop}
 
 
 def _add(archive: ZipFile, name: str, array: np.ndarray) -> None:
@@ -208,40 +220,3 @@ def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
 def _axes(chosen: Study, case: CaseRef) -> str:
     """Return the orientation of the prepared case."""
     return chosen.prepare.orientation or axes_of(case.open())
-
-
-def _scan(archive: ZipFile, case: Case, axes: str) -> dict[str, Any]:
-    """Add image and ground truth, upright and at most SLICES x SIDE x SIDE, to the archive; return the crop."""
-    image, label = turned(case.image, axes), turned(case.label, axes)
-    step = max(1, ceil(max(image.shape[2:]) / SIDE))
-    slices = _slices(label)
-    for what, array in (("image", _grey(image)), ("truth", packed(label)[None])):
-        _add(archive, f"{case.site}/{case.name}/{what}", array[:, slices, ::step, ::step])
-    _, height, width = turned_size(case.spacing, axes)
-    return {"axes": axes, "slices": slices, "step": step, "pixel": [height, width], "sides": bool(axes and case.unit)}
-
-
-def _slices(label: np.ndarray) -> list[int]:
-    """Return the slices to keep: all, or half of SLICES spread over the scan and half over the labelled part, extended
-    by a quarter on each side, with the widest."""
-    count = label.shape[1]
-    if count <= SLICES:
-        return list(range(count))
-    (labelled,) = np.nonzero(label.any((0, 2, 3)))
-    low, high = (labelled[0], labelled[-1]) if len(labelled) else (0, count - 1)
-    margin = (high - low) // 4 + 2
-    low, high = max(0, low - margin), min(count - 1, high + margin)
-    half = SLICES // 2
-    within = np.linspace(low, high, min(half - 1, high - low + 1)).round()
-    everywhere = np.linspace(0, count - 1, half).round()  # shows false positives elsewhere
-    return sorted({int(k) for k in (*within, *everywhere)} | {widest(label)})
-
-
-def _grey(image: np.ndarray) -> np.ndarray:
-    """Return every modality as 0 to 255, between its 1st and 99.5th percentile; zero stays black."""
-    grey = np.zeros(image.shape, np.uint8)
-    for k, volume in enumerate(image):
-        inside = volume[volume != 0]
-        low, high = np.percentile(inside, (1, 99.5)) if len(inside) else (0.0, 1.0)
-        grey[k] = (255 * np.clip((volume - low) / max(high - low, 1e-9), 0, 1)).round() * (volume != 0)
-    return grey

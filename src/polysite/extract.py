@@ -6,6 +6,7 @@
         features.csv           site, case, then MODALITY_FEATURE; a feature that is undefined is an empty cell
         outliers.csv           a row per feature of a case that is an outlier, see ``outliers``
         sites/NAME/outliers.csv   the rows of one site, to be sent to it
+        sites/NAME/figures/    scans of that site: typical ones of clusters, outliers, those named (--examples)
         clusters.csv           cluster, probability and two principal components of every case (--clusters)
         cluster_sites.csv, cluster_labels.csv   cases per site, and mean volume of every label, in each cluster
         mixture.npz            scaling, principal components and mixture of the federated fit
@@ -52,7 +53,11 @@ from polysite.payload import SiteId
 from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.radiomics.extraction import cores
 from polysite.report import clusters as clusters_page
+from polysite.report.example_cases import Scan
+from polysite.report.figure_files import Picture, write_figures
 from polysite.report.grid import Grid, Line, name, number
+from polysite.report.preview import axes_of
+from polysite.report.scans import upright_scan
 from polysite.storage import draft_folder, vacant
 from polysite.study import deal_cases
 
@@ -115,6 +120,11 @@ class Clusters:
     variability: Variability | None = None
 
     @property
+    def named(self) -> Iterator[tuple[tuple[SiteId, str], str]]:
+        """Site and name of every case with its cluster."""
+        return zip(zip(self.table.sites, self.table.cases, strict=True), self.names, strict=True)
+
+    @property
     def remarks(self) -> list[str]:
         """What a person should know about the clusters."""
         counts = {site: Counter[str]() for site in dict.fromkeys(self.table.sites)}
@@ -155,7 +165,9 @@ def run(
     jobs: int | None = None,
     parquet: bool = False,
     repeats: int = 0,
-    perplexity: float = 30.0,
+    perplexity: float = clusters_page.PERPLEXITY,
+    examples: bool = False,
+    named: Sequence[str] = (),
     watch: Watch = Watch(),
 ) -> Extracted:
     """Extract features, find outliers, cluster the cases if wanted, and write a new folder.
@@ -170,6 +182,8 @@ def run(
         parquet: Also write features.parquet.
         repeats: Fits with other seeds, and to bootstrap samples, that show how much the clusters vary.
         perplexity: Perplexity of the t-SNE map.
+        examples: Draw the most typical scan of every cluster at every site, and outliers, for that site.
+        named: Cases to draw as well.
         watch: Observer of the progress.
     """
     path = vacant(Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics"), "table")
@@ -190,8 +204,11 @@ def run(
         "versions": versions(),
     }
     done = Extracted(path, table, far, groups, about)
+    drawn = list(_examples(study, done, examples, named))
     with draft_folder(path, "table of radiomics") as draft:
         _publish(draft, done, parquet)
+        for site in dict.fromkeys(site for site, _ in drawn):
+            write_figures(draft / "sites" / file_name(site) / "figures", [p for s, p in drawn if s == site])
     return done
 
 
@@ -337,6 +354,49 @@ def cluster(table: Table, settings: MixtureSettings = MixtureSettings(), repeats
     return Clusters(some, fitted, together, agreed, state, whole, settings, varied)
 
 
+def _examples(study: Study, done: Extracted, typical: bool, named: Sequence[str]) -> Iterator[tuple[SiteId, Picture]]:
+    """Yield pictures of scans with the site that they are for: typical ones of clusters, outliers, and named ones."""
+    from polysite.report import cluster_examples
+
+    table, groups = done.table, done.clusters
+    why: dict[tuple[SiteId, str], list[str]] = {}
+    unknown = next((case for case in named if case not in table.cases), None)
+    if unknown is not None:
+        raise ConfigError(f"there is no case {unknown!r} to draw; {nearest(unknown, table.cases)}")
+    if typical and groups:
+        some, own = groups.table, groups.mixture.assign(groups.vectors)
+        apart = np.linalg.norm(groups.mixture.transform(groups.vectors) - groups.mixture.means[own], axis=1)
+        found = cluster_examples.typical(some.sites, groups.names, some.cases, apart)
+        for (site, cluster), case in found.items():
+            why.setdefault((site, case), []).append(f"typical of cluster {cluster}")
+    for site, case in zip(table.sites, table.cases, strict=True):
+        if case in named:
+            why.setdefault((site, case), []).append("asked for by name")
+    for each in done.outliers if typical else ():
+        reasons = why.setdefault((each.site, each.case), [])
+        if not any(reason.startswith("outlier") for reason in reasons):
+            reasons.append(f"outlier by {each.feature}, {each.times:.0f} widths outside")
+    refs = {(ref.site, ref.name): ref for ref in _all_cases(study)} if why else {}
+    clusters = (
+        dict(zip(zip(groups.table.sites, groups.table.cases, strict=True), groups.names, strict=True)) if groups else {}
+    )
+    for at, reasons in why.items():
+        drawing = cluster_examples.draw_scan(_scan(study, refs[at]), table.modalities)
+        where = f", cluster {clusters[at]}" if at in clusters else ""
+        yield (
+            at[0],
+            Picture(f"{at[1]}{where}", drawing, f"{at[1]} of {at[0]}{where}: {'; '.join(reasons)}.", name=at[1]),
+        )
+
+
+def _scan(study: Study, ref: CaseRef) -> Scan:
+    """Return a prepared case upright, without its labels."""
+    raw = ref.open()
+    axes = study.prepare.orientation or axes_of(raw)
+    case = study.prepare.apply(raw, [1] * study.data.dims)
+    return upright_scan(replace(case, label=np.zeros((1, *case.image.shape[1:]), np.uint8)), axes)
+
+
 def _filled(table: Table) -> Values:
     """Return the features with zeros for undefined values, as in CFFT: a missing modality separates cases."""
     return comparable(table.values)
@@ -389,6 +449,8 @@ def words(done: Extracted) -> list[str]:
             *clusters_page.words(shown_clusters(done.clusters)),
             f"Page with maps: {done.folder / 'index.html'}",
         ]
+    if any((done.folder / "sites").glob("*/figures")):
+        sentences.append(f"Scans, for their own hospital only: {done.folder / 'sites'}/NAME/figures/")
     return [*sentences, f"Table: {done.folder / 'features.csv'}"]
 
 

@@ -20,6 +20,7 @@ from polysite.engines import checkpoint
 from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload, decode, encode
 
+
 def pooled(vectors, settings=Settings()):
     """The mixture of the pooled fit."""
     return fed.mixture_of(pooled_fit(vectors, settings))
@@ -548,7 +549,7 @@ def test_federated_is_pooled_where_clusters_overlap_and_as_likely_as_those_of_sc
 
 
 def test_restarts_agree_on_clear_clusters_and_disagree_where_there_are_none():
-    x, _, sites = planted(0, (60, 60, 60), 20)
+    _, _, sites = planted(0, (60, 60, 60), 20)
     clear = fed.federated(sites, Settings(components=3, restarts=10))
     assert clear.agreement > 0.95
     noise = np.random.default_rng(0).normal(size=(90, 20))

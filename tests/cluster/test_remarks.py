@@ -1,4 +1,4 @@
-"""What is said about clusters that are empty, that are hospitals, that another seed would change, or that were bound."""
+"""What is said about clusters that are empty, that are hospitals, or that another seed would change."""
 
 import pytest
 

@@ -1,5 +1,4 @@
-"""Clusters of phantoms with two scanner types inside every hospital: found again, across hospitals, federated as pooled.
-"""
+"""Clusters of phantoms with two scanners inside every hospital: found again across hospitals, federated as pooled."""
 
 from dataclasses import replace
 

@@ -237,11 +237,11 @@ def test_background_around_all_slices_is_cut_off_but_nothing_that_is_drawn():
     image, truth = np.zeros((2, 6, 100, 200), np.uint8), np.zeros((6, 100, 200), np.uint8)
     image[1, 3, 40:60, 50:90] = 200
     truth[2, 30, 150] = 1
-    cut = module._trimmed(replace(case, image=image, truth=truth, predicted={"alone": truth}))
+    cut = module.trim(replace(case, image=image, truth=truth, predicted={"alone": truth}))
     assert cut.image.shape == (2, 6, 36, 113) and cut.truth.shape == cut.predicted["alone"].shape == (6, 36, 113)
     assert cut.truth[2, 3, 106] == 1 and cut.truth.sum() == 1
     blank = replace(case, image=image * 0, truth=truth * 0, predicted={})
-    assert module._trimmed(blank).truth.shape == (6, 100, 200)
+    assert module.trim(blank).truth.shape == (6, 100, 200)
 
 
 def test_the_slice_that_shows_most_comes_first():

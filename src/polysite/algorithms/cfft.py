@@ -60,6 +60,7 @@ class State:
     mixture: Mapping[str, Any] | None = None  # arrays of the clusters, once fitted
     kept: float = 1.0  # share of the variance that the principal components keep
     agreement: float = 1.0  # adjusted Rand index of the best restarts of the mixture
+    fitted: float = 0.0  # cases that the mixture was fitted to
     models: Mapping[str, Tree] = field(default_factory=dict)  # of every cluster with training cases
     best: Mapping[str, Tree] = field(default_factory=dict)
     scores: Counts = field(default_factory=dict)  # mean scores of the best models
@@ -164,8 +165,8 @@ class Cfft:
         if self.fit == "pooled" or max(self.fewest, 1) >= fewest:
             return ""
         return (
-            "cfft sums the features of the cases of every cluster, and a cluster may have a single case here (the study "
-            f"could set algorithm.fewest = {fewest}, which changes its clusters)"
+            "cfft sums the features of the cases of every cluster, and a cluster may have a single case here (the "
+            f"study could set algorithm.fewest = {fewest}, which changes its clusters)"
         )
 
     def small_models(self, fewest: int) -> str:
@@ -182,7 +183,9 @@ class Cfft:
         if "mixture" not in got:
             return None
         mixture = Mixture.of({k: plain(v) for k, v in got["mixture"].items()})
-        return CaseClusters(mixture, self.fit, self.bin_width, self.settings, self.splits)
+        models = tuple(got.get(f"cluster_{c}", got["model"]) for c in range(len(mixture.weights)))
+        about = self.fit, self.bin_width, self.settings, self.splits
+        return CaseClusters(mixture, *about, cases=float(got.get("fitted", 0.0)), models=models, start=got["model"])
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -209,7 +212,9 @@ class Cfft:
     def serving_payloads(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         """Return the best models of all clusters, and the clusters by which a site assigns its patients."""
         models = {f"cluster_{c}": model for c, model in state.best.items()}
-        clusters = {"mixture": state.mixture} if state.mixture is not None else {}
+        clusters: dict[str, Any] = {}
+        if state.mixture is not None:
+            clusters = {"mixture": state.mixture, "fitted": state.fitted}
         return {i: Payload(model=state.start, **clusters, **models) for i in sites}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
@@ -367,7 +372,7 @@ def _fitted(state: State, fit: federated_mixture.State) -> State:
     mixture = federated_mixture.done(fit)
     if mixture is None:
         return state
-    return replace(state, mixture=mixture.arrays(), kept=fit.kept, agreement=fit.agreement)
+    return replace(state, mixture=mixture.arrays(), kept=fit.kept, agreement=fit.agreement, fitted=fit.cases)
 
 
 def _plainly(x: Any) -> Any:

@@ -1,6 +1,7 @@
 """Commands for finished runs: evaluate, compare, report, watch, serve-model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,11 +14,12 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders;
 Reference = Annotated[
     str | None, typer.Option(metavar="NAME", help="Method that the others are tested against; fedavg by default.")
 ]
-Empty = Annotated[
+EmptyMasks = Annotated[
     str,
     typer.Option(
         metavar="POLICY",
-        help="Distance if exactly one mask is empty: penalty (the image diagonal), a number of mm, or excluded.",
+        help="Distance if exactly one mask is empty: penalty (the image diagonal), a number of mm, excluded, or "
+        "excluded-case, which drops the mean of a case that has no distance in any label.",
     ),
 ]
 Definition = Annotated[
@@ -32,6 +34,14 @@ Assessment = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Folder of an assessment whose distances the page shows.")
 ]
 Scans = Annotated[bool, typer.Option("--scans/--no-scans", help="Show slices of patients on the page.")]
+Figures = Annotated[
+    list[str] | None,
+    typer.Option("--figure", metavar="NAME", help="Add a figure: bars, boxes, groups, volumes, cases or clusters."),
+]
+Cases = Annotated[
+    list[str] | None,
+    typer.Option("--case", metavar="NAME", help="Show this case: image, truth, every prediction. May be repeated."),
+]
 
 
 @app.command()
@@ -110,11 +120,29 @@ def compare(
     reference: Reference = None,
     out: Annotated[Path | None, typer.Option(help="New folder to write; one below comparisons/ by default.")] = None,
     on: Annotated[str | None, typer.Option(metavar="NAME", help="Evaluation to compare; test by default.")] = None,
-    empty: Empty = "penalty",
+    empty: EmptyMasks = "penalty",
     hd95: Definition = "max",
     tail: Annotated[
         str, typer.Option(help="Alternative of the tests: two-sided, greater (better than the reference) or less.")
     ] = ("two-sided"),
+    test: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="QUESTION",
+            help="Test of your own, as in 'scaffold > fedavg @ 12,13 / TC': > better, < worse, != differs; @ sites or "
+            "@ !sites to leave out; / label or measure. May be repeated; p is corrected over all of them (Holm).",
+        ),
+    ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SITE",
+            help="Hospital whose model gets a row of its own, on all hospitals' cases; by default the largest, for "
+            "methods in which hospitals train alone; none for no such row.",
+        ),
+    ] = None,
+    figure: Figures = None,
+    case: Cases = None,
     speeds: Speeds = None,
     assessment: Assessment = None,
     scans: Scans = True,
@@ -124,40 +152,47 @@ def compare(
 ) -> None:
     """Compare runs: tables, tests paired by case, costs.
 
-    Writes a page, Markdown, LaTeX and CSV. Runs that differ only in seed or fold are one method.
+    Writes a page, its figures as SVG and PNG, and all tables as Markdown, LaTeX and CSV. Runs that differ only in seed
+    or fold are one method.
     """
     from polysite.engines.run_folder import RunFolder
     from polysite.report import publish, tables
     from polysite.report.runs import methods, read
 
     compared = methods(read(path, name, on) for name, path in map(_named, runs))
-    options = options_of(compared, reference, empty, hd95, tail, speeds, assessment, scans)
+    options = replace(
+        options_of(compared, reference, empty, hd95, tail, speeds, assessment, scans, figure, case),
+        owner="" if owner == "none" else owner,
+        questions=tuple(test or ()),
+    )
     target = out or RunFolder.fresh(Path("comparisons"), "compare")
     done = publish.comparison(target, title, compared, options)
     if as_json:
         print(json.dumps({"comparison": str(target), **publish.plain(done)}))
     elif not quiet:
         tables.show(compared, options, full=True)
-        print(f"\nPage: {target / 'index.html'}; tables as Markdown, LaTeX and CSV beside it")
+        print(f"\nPage: {target / 'index.html'}; tables as Markdown, LaTeX and CSV, and figures/ beside it")
 
 
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, finished or not.")],
     out: Annotated[Path | None, typer.Option(help="Page to write; RUN/index.html by default.")] = None,
-    empty: Empty = "penalty",
+    empty: EmptyMasks = "penalty",
     hd95: Definition = "max",
+    figure: Figures = None,
+    case: Cases = None,
     speeds: Speeds = None,
     assessment: Assessment = None,
     scans: Scans = True,
 ) -> None:
-    """Write the HTML page of a run, finished or not."""
+    """Write the HTML page of a run, finished or not, and its figures as SVG and PNG."""
     from polysite.report import publish
     from polysite.report.runs import methods, read
 
     shown = methods([read(run)])
-    options = options_of(shown, None, empty, hd95, "two-sided", speeds, assessment, scans)
-    print(publish.page(out or run / "index.html", shown, options))
+    options = options_of(shown, None, empty, hd95, "two-sided", speeds, assessment, scans, figure, case)
+    print(publish.page(out or run / "index.html", shown, options, files=True))
 
 
 @app.command()
@@ -188,6 +223,8 @@ def options_of(
     speeds: str | None,
     assessment: Path | None,
     scans: bool,
+    figures: list[str] | None,
+    cases: list[str] | None,
 ) -> Any:
     """Return the options of a page; refuse values that do not exist."""
     from typing import get_args
@@ -195,24 +232,27 @@ def options_of(
     from polysite import config
     from polysite.costs.speeds import SPEEDS
     from polysite.errors import nearest
-    from polysite.metrics.measures import EmptyMaskPolicy
+    from polysite.metrics.measures import Empty, EmptyMaskPolicy
     from polysite.metrics.statistics import Tail
     from polysite.report.page import Options
 
     if speeds is not None and speeds not in SPEEDS:
         raise ConfigError(f"there are no speeds called {speeds!r}; {nearest(speeds, SPEEDS)}")
+    if cases and not scans:
+        raise ConfigError("--case shows images of patients and --no-scans leaves them out; leave one of the two out")
     if tail not in get_args(Tail):
         raise ConfigError(f"--tail {tail}: choose {', '.join(get_args(Tail))}")
     chosen = SPEEDS[speeds] if speeds else config.parse(methods[0].first.config).cost
     penalty: float | Literal["diagonal"] = "diagonal"
     kind = empty
-    if empty not in ("penalty", "excluded"):
+    if empty not in get_args(Empty):
         try:
             kind, penalty = "penalty", float(empty)
         except ValueError:
-            raise ConfigError(f"--empty {empty}: penalty, excluded, or a number of millimetres") from None
+            raise ConfigError(f"--empty {empty}: {', '.join(get_args(Empty))}, or a number of millimetres") from None
     policy = EmptyMaskPolicy(kind, penalty, hd95)  # type: ignore[arg-type]
-    return Options(reference, policy, tail, chosen, assessment, scans)  # type: ignore[arg-type]
+    shown = Options(reference, policy, tail, chosen, assessment, scans)  # type: ignore[arg-type]
+    return replace(shown, figures=tuple(figures or ()), cases=tuple(cases or ()))
 
 
 def _named(given: Path) -> tuple[str | None, Path]:

@@ -103,6 +103,7 @@ class State:
     steps: int = 0  # exchanges of this stage
     likelihoods: Values = field(default_factory=lambda: np.empty(0))  # mean over cases, by fit
     converged: Values = field(default_factory=lambda: np.empty(0))  # 1 for a converged fit
+    cases: float = 0.0  # in the last exchange of EM
     kept: float = 1.0  # share of the variance that the principal components keep
     bic: tuple[tuple[int, float], ...] = ()  # of every number of components, when done
     agreement: float = 1.0  # of the best restarts: mean adjusted Rand index of the chosen fit and its runners-up
@@ -167,7 +168,7 @@ def answer(asked: Mapping[str, Values], vectors: ArrayLike, fewest: float = 0) -
         return {"cases": cases, "sums": table.sum(0), "products": table.T @ table}
     points = (table - asked["centre"]) @ asked["axes"].T
     if stage == "check":
-        return {"cases": cases, "counts": _in_pairs(points, asked)}
+        return {"cases": cases, "counts": _in_pairs(points, asked, fewest)}
     sums = _of_groups(points, asked, fewest) if stage == "groups" else _of_fits(points, asked, fewest)
     return {"cases": cases, "products": points.T @ points, **sums}
 
@@ -182,10 +183,12 @@ def _of_groups(points: Values, asked: Mapping[str, Values], fewest: float) -> Ar
     return {"counts": member.sum(0), "sums": member.T @ points, "squares": member.T @ points**2}
 
 
-def _in_pairs(points: Values, asked: Mapping[str, Values]) -> Values:
-    """Return how many cases are in a component of a runner-up (row) and in one of the first fit (column)."""
+def _in_pairs(points: Values, asked: Mapping[str, Values], fewest: float) -> Values:
+    """Return how many cases are in a component of a runner-up (row) and in one of the first fit (column), or 0 for too
+    few."""
     first, *others = (np.eye(len(fit[0]))[joint(points, *fit).argmax(1)] for fit in _fits(asked))
-    return np.concatenate([other.T @ first for other in others])
+    counts = np.concatenate([other.T @ first for other in others])
+    return np.where(counts < fewest, 0.0, counts)
 
 
 def _of_fits(points: Values, asked: Mapping[str, Values], fewest: float) -> Arrays:
@@ -408,7 +411,7 @@ def _mixtures(state: State, total: Arrays) -> State:
     )
     leading = np.array([scores[known["sizes"] == size].min() for size in known["sizes"]])
     behind = scores - 2 * cases * PACE * np.maximum(change, 0.0) > leading
-    state = replace(state, likelihoods=likelihoods, converged=converged)
+    state = replace(state, likelihoods=likelihoods, converged=converged, cases=cases)
     if ((converged > 0) | behind).all() or state.steps + 1 >= settings.iterations:
         return _chosen(state, scores)
     counts, sums = (_apart(known, total[name]) for name in ("counts", "sums"))
@@ -431,8 +434,7 @@ def _chosen(state: State, scores: Values) -> State:
 
 
 def _check(state: State, total: Arrays) -> State:
-    """Compare the chosen fit with its runners-up: restarts that end in other clusters mean that there are no clear ones.
-    """
+    """Compare the chosen fit with its runners-up: restarts that end in other clusters mean that none are clear."""
     tables = np.split(total["counts"], len(state.known["sizes"]) - 1)
     return _done(replace(state, agreement=float(np.mean([rand_index(table) for table in tables]))))
 

@@ -14,13 +14,14 @@ payload brings it to every site, and every site assigns a case to the same clust
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polysite.errors import ConfigError, DataError
+from polysite.tree import Tree
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -41,8 +42,8 @@ class Settings:
         reg: Value added to the variances.
         tolerance: A fit has converged if its mean log-likelihood changes less than this.
         iterations: Largest number of iterations of a fit.
-        fewest: Federated fit: a site with fewer cases sends nothing, and no sum of a site is over fewer cases. More than
-            1 changes the clusters: see ``polysite.cluster.federated_mixture``.
+        fewest: Federated fit: a site with fewer cases sends nothing, and no sum of a site is over fewer cases. More
+            than 1 changes the clusters: see ``polysite.cluster.federated_mixture``.
         seed: Seed of the initialisation.
         starts: Starts of the fits: shared, which a federated fit and a pooled one compute alike, or kmeans, those of
             scikit-learn, for which all cases must be in one place.
@@ -220,6 +221,9 @@ class CaseClusters:
     bin_width: float  # of the grey levels of the radiomic features
     settings: Settings
     splits: tuple[str, ...] = ("train",)  # splits whose cases they were fitted to
+    cases: float = 0.0  # number of these cases
+    models: tuple[Tree, ...] = ()  # model of every cluster
+    start: Tree = field(default_factory=dict)  # model that the clusters began from
 
 
 def rank(variances: Values) -> int:

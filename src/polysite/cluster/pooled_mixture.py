@@ -61,6 +61,5 @@ def _scikit_learn(points: Values, known: dict[str, Values], kept: float, setting
     mixture = Mixture(**known, weights=best.weights_, means=best.means_, covariance=best.covariances_)
     rivals = others[: max(1, settings.restarts // RIVALS)]
     found = [agreement_of(best.predict(points), fit.predict(points)) for fit in rivals]
-    return State(
-        settings, kept=kept, bic=tuple(scores.items()), agreement=float(np.mean(found or [1.0])), mixture=mixture
-    )
+    alike, cases = float(np.mean(found or [1.0])), float(len(points))
+    return State(settings, cases=cases, kept=kept, bic=tuple(scores.items()), agreement=alike, mixture=mixture)

@@ -202,7 +202,7 @@ def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool =
 
 def _decided(image: Image) -> Image:
     """Return a map of the probabilities that STAPLE writes as a mask, 1 above one half; other values as they are."""
-    fractions = image.array.dtype.kind == "f" and 0 <= image.array.min() and image.array.max() <= 1
+    fractions = image.array.dtype.kind == "f" and image.array.min() >= 0 and image.array.max() <= 1
     return replace(image, array=(image.array > 0.5).astype(np.uint8)) if fractions else image
 
 

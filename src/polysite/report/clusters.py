@@ -27,7 +27,7 @@ Values = NDArray[np.float64]
 
 DOTS = 2000  # more cases are drawn as pixels, so that the page stays small
 FEW = 3  # a hospital with fewer cases in a cluster, or fewer than a tenth of its cases, is not said to be in it
-PERPLEXITY = 30.0  # of t-SNE; paper C takes 35
+PERPLEXITY = 35.0  # of t-SNE, that of paper C
 TITLE = "Clusters of scans that look alike"
 
 

@@ -1,16 +1,27 @@
 """Example cases of one or several methods, from their evaluations."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
+from polysite.errors import ConfigError, RunError, nearest
 from polysite.report.preview import turned
-from polysite.report.runs import Evaluation, Method
+from polysite.report.runs import Evaluation, Key, Method
 from polysite.report.viewer import Shown
 
 MAX_METHODS = 5  # side by side
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """A scan to look at: image (modality, slice, row, column) from 0 to 255, ground truth in bits, and the crop."""
+
+    image: np.ndarray
+    truth: np.ndarray  # (slice, row, column), bit k for label k
+    crop: Mapping[str, Any]  # axes, slices, step, pixel, sides
 
 
 def cases(methods: Sequence[Method], reference: str) -> list[Shown]:
@@ -25,7 +36,39 @@ def cases(methods: Sequence[Method], reference: str) -> list[Shown]:
     ranked = sorted(able, key=lambda m: (m.name != reference, -fmean(m.of(None, "dice") or [0.0])))
     beside = {m.name for m in ranked[:MAX_METHODS]}
     chosen = [ranked[0], *(m for m in able if m.name in beside and m is not ranked[0])]
-    return [_case(evaluation, place, why, chosen) for evaluation, place, why in _ranked(ranked[0])]
+    return [
+        _case(evaluation, (place["site"], place["case"]), _kept(evaluation, place), why, chosen)
+        for evaluation, place, why in _ranked(ranked[0])
+    ]
+
+
+def named(methods: Sequence[Method], names: Sequence[str]) -> list[Shown]:
+    """Return cases by name, with the predictions of all methods; the end of a name is enough where only one case fits.
+
+    A scan that no evaluation kept is prepared again from the data of the run.
+    """
+    from polysite.report.scans import read_scan  # imports torch
+
+    shown = []
+    for key in (_find(methods, text) for text in names):
+        runs = [
+            run for m in methods for run in m.runs if run.evaluation and run.evaluation.prediction(*key) is not None
+        ]
+        if not runs or runs[0].evaluation is None:
+            raise RunError(f"no prediction of case {key[1]!r} was kept; 'polysite evaluate RUN --again' makes it anew")
+        shown.append(_case(runs[0].evaluation, key, read_scan(runs[0], *key), "", methods))
+    return shown
+
+
+def _find(methods: Sequence[Method], text: str) -> Key:
+    """Return the site and name of the evaluated case that a user means."""
+    keys = sorted({key for m in methods for run in m.runs for key in run.values("dice")})
+    alike = [k for k in keys if k[1] == text] or [k for k in keys if k[1].endswith(text)]
+    if not alike:
+        raise ConfigError(f"there is no evaluated case {text!r}; {nearest(text, [case for _, case in keys])}")
+    if len(alike) > 1:
+        raise ConfigError(f"{text!r} may be any of {', '.join(case for _, case in alike[:4])}; write the whole name")
+    return alike[0]
 
 
 def _ranked(method: Method) -> list[tuple[Evaluation, Mapping[str, Any], str]]:
@@ -47,27 +90,30 @@ def _ranked(method: Method) -> list[tuple[Evaluation, Mapping[str, Any], str]]:
     return chosen
 
 
+def _kept(evaluation: Evaluation, place: Mapping[str, Any]) -> Scan:
+    return Scan(*evaluation.scan(place["site"], place["case"]), place)
+
+
 def _evaluations(method: Method, seed: int) -> list[Evaluation]:
     """Return the evaluations of the runs with one seed: phantoms of another seed are other patients."""
     return [run.evaluation for run in method.runs if run.evaluation and run.settings["seed"] == seed]
 
 
-def _case(first: Evaluation, place: Mapping[str, Any], why: str, methods: Sequence[Method]) -> Shown:
-    site, case = place["site"], place["case"]
-    image, truth = first.scan(site, case)
+def _case(first: Evaluation, key: Key, scan: Scan, why: str, methods: Sequence[Method]) -> Shown:
+    (site, case), crop = key, scan.crop
     predicted, scores = {}, {}
     for method in methods:
         for evaluation in _evaluations(method, methods[0].first.settings["seed"]):
             prediction = evaluation.prediction(site, case)
-            mask = None if prediction is None or (site, case) not in evaluation.own else _cut(prediction, place)
-            if mask is not None and mask.shape == truth.shape:  # another study may prepare cases differently
+            mask = None if prediction is None or (site, case) not in evaluation.own else _cut(prediction, crop)
+            if mask is not None and mask.shape == scan.truth.shape:  # another study may prepare cases differently
                 predicted[method.name] = mask
                 scores[method.name] = {label: row["dice"] for label, row in evaluation.own[site, case].items()}
                 break
-    about, (height, width) = first.about, place["pixel"]
+    about, (height, width) = first.about, crop["pixel"]
     return Shown(
-        site, case, why, tuple(about["modalities"]), tuple(about["labels"]), image, truth, predicted, scores,
-        (float(height), float(width)), bool(place["sides"]),
+        site, case, why, tuple(about["modalities"]), tuple(about["labels"]), scan.image, scan.truth, predicted, scores,
+        (float(height), float(width)), bool(crop["sides"]),
     )  # fmt: skip
 
 

@@ -1,9 +1,10 @@
 """Figures of runs as SVG text. Colours can be distinguished by colour-blind readers and in print."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +20,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", ":", "-.")
 FEW = 5  # up to so many methods are drawn as bars, more as dots
 WIDE = 7.2  # inches
+MAX_LETTERS = 40  # of a name in a legend
+MAX_ENTRIES = 12  # of a legend of weights
 
 
 def hospitals(comparison: Comparison, measure: str) -> str:
@@ -38,7 +41,7 @@ def _bars(comparison: Comparison, measure: str) -> str:
         axes.bar(x, means, width * 0.92, yerr=error, label=_plain(method.name), color=_colour(k), error_kw=look)
     axes.set_xticks(range(len(sites)), [_plain(s or "all") for s in sites], rotation=45 if len(sites) > 10 else 0)
     _scale(axes, comparison, measure, "y")
-    _legend(figure, axes, len(comparison.methods))
+    _legend(figure, dict(_entries(axes)))
     return draw(figure)
 
 
@@ -51,7 +54,14 @@ def _dots(comparison: Comparison, measure: str) -> str:
     for k, site in enumerate(comparison.sites):
         x = [fmean(v) if (v := m.of(site, measure, comparison.policy)) else np.nan for m in ranked]
         axes.plot(
-            x, range(len(ranked)), MARKERS[k % 7], color=_colour(k), ms=5, mec="white", mew=0.5, label=_plain(site)
+            x,
+            range(len(ranked)),
+            MARKERS[(k + k // 7) % 7],
+            color=_colour(k),
+            ms=5,
+            mec="white",
+            mew=0.5,
+            label=_plain(site),
         )
     for y, m in enumerate(ranked):
         error = _error(m.of(None, measure, comparison.policy))
@@ -61,7 +71,7 @@ def _dots(comparison: Comparison, measure: str) -> str:
     axes.grid(axis="y", color="#eeeeee")
     axes.set_axisbelow(True)
     _scale(axes, comparison, measure, "x")
-    _legend(figure, axes, len(comparison.sites))
+    _legend(figure, dict(_entries(axes)))
     return draw(figure)
 
 
@@ -81,7 +91,7 @@ def curves(methods: Sequence[Method]) -> str:
     axes.set_xlabel("round")
     axes.set_ylabel(f"{_measure(methods)}, validation cases")
     axes.set_ylim(bottom=0)
-    _legend(figure, axes, len(methods))
+    _legend(figure, dict(_entries(axes)))
     return draw(figure)
 
 
@@ -94,11 +104,8 @@ def site_curves(methods: Sequence[Method]) -> str:
             rounds, scores = method.curve(partial(Summary.site_curve, site=site))
             axes.plot(rounds, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.3, label=_plain(method.name))
         axes.set_ylim(0, 1)
-    if len(methods) > 1:
-        handles, names = panels[0][1].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)), frameon=False, fontsize=9)
-    figure.supxlabel("round", fontsize=10)
-    figure.supylabel(f"{_measure(methods)}, validation cases", fontsize=10)
+    _name_axes(panels, "round", f"{_measure(methods)}, validation")
+    _legend(figure, dict(_entries(panels[0][1])), below=True)
     return draw(figure)
 
 
@@ -114,7 +121,7 @@ def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]
     axes.set_ylabel(f"{_measure(methods)}, validation cases")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    _legend(figure, axes, len(methods))
+    _legend(figure, dict(_entries(axes)))
     return draw(figure)
 
 
@@ -159,11 +166,10 @@ def shares(methods: Sequence[Method]) -> str | None:
     for (_, axes), lines in zip(panels, series.values(), strict=True):
         _lines(axes, lines)
         axes.set_ylim(0, 1)
-    handles = {n: h for _, a in panels for h, n in zip(*a.get_legend_handles_labels(), strict=True)}
-    if len(handles) <= 12:
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
-    figure.supxlabel("round", fontsize=10)
-    figure.supylabel("weight in the aggregate", fontsize=10)
+    _name_axes(panels, "round", "weight in the aggregate")
+    entries = dict(entry for _, axes in panels for entry in _entries(axes))
+    if len(entries) <= MAX_ENTRIES:
+        _legend(figure, entries, below=True)
     return draw(figure)
 
 
@@ -179,7 +185,7 @@ def diagnostics(methods: Sequence[Method]) -> str | None:
     for what, axes in panels:
         _lines(axes, known[what])
         axes.legend(frameon=False, fontsize=8)
-    figure.supxlabel("round", fontsize=10)
+    _name_axes(panels, "round", "")
     return draw(figure)
 
 
@@ -208,7 +214,7 @@ def _panels(titles: Sequence[str], height: float) -> tuple[Figure, list[tuple[st
     made = []
     for k, title in enumerate(titles):
         axes = figure.add_subplot(rows, columns, k + 1)
-        axes.set_title(_plain(title), fontsize=10)
+        axes.set_title(_plain(_cut(title, 78 // columns)), fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
         made.append((title, axes))
@@ -240,13 +246,44 @@ def _scale(axes: Axes, comparison: Comparison, measure: str, axis: str) -> None:
             axes.set_xlim(left=0)
 
 
-def _legend(figure: Figure, axes: Axes, entries: int) -> None:
-    """Add a legend above the axes for few entries, below them for many."""
-    if entries == 1:
+def _legend(figure: Figure, entries: Mapping[str, Any], below: bool = False) -> None:
+    """Add a legend above the axes for few entries, below them for many, in as many columns as its names allow."""
+    if len(entries) < 2:
         return
+    few = len(entries) <= FEW and not below
+    size, longest = 10 if few else 8, max(len(_cut(name)) for name in entries)
+    columns = max(1, min(5, len(entries), int(figure.get_figwidth() / (0.0085 * size * longest + 0.45))))
+    rows = ceil(len(entries) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.02 * size * max(0, rows - 2))  # the axes keep their height
+    figure.legend(
+        entries.values(), [_cut(name) for name in entries], ncols=columns, frameon=False, fontsize=size,
+        loc="outside upper center" if few else "outside lower center",
+    )  # fmt: skip
+
+
+def _entries(axes: Axes) -> Iterator[tuple[str, Any]]:
+    """Yield the names of a legend with what is drawn for them."""
     handles, names = axes.get_legend_handles_labels()
-    where = "outside upper center" if entries <= FEW else "outside lower center"
-    figure.legend(handles, names, loc=where, ncols=min(5, entries), frameon=False, fontsize=10 if entries <= FEW else 8)
+    yield from zip(names, handles, strict=True)
+
+
+def _name_axes(panels: Sequence[tuple[str, Axes]], below: str, beside: str) -> None:
+    """Name the axes of the lowest panel of every column, and of the first panel of every row."""
+    columns = min(3, len(panels))
+    for k, (_, axes) in enumerate(panels):
+        if k + columns >= len(panels):
+            axes.set_xlabel(below, fontsize=9)
+        if k % columns == 0:
+            axes.set_ylabel(beside, fontsize=9)
+
+
+def _cut(name: str, most: int = MAX_LETTERS) -> str:
+    """Shorten a long name in the middle, because names often differ at their ends.
+
+    >>> _cut("hospital-of-the-north-17", 11)
+    'hospit…h-17'
+    """
+    return name if len(name) <= most else f"{name[: most - most // 3 - 2]}…{name[-(most // 3 + 1) :]}"
 
 
 def _colour(k: int) -> str:

@@ -162,7 +162,13 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     beside = published.tables(comparison, options.published, options.speeds)
     if beside:
         yield Section("published", "Published and measured", tuple(beside))
-    shown = example_cases.cases(comparison.methods, comparison.reference) if options.scans else []
+    from polysite.report.paper_figures import paper_figures  # imports this module
+
+    chosen = replace(options, figures=tuple(n for n in options.figures if n != "clusters"))  # shown below anyway
+    drawn = paper_figures(comparison, chosen)
+    if drawn:
+        yield Section("figures", "Figures", tuple(drawn))
+    shown = example_cases.cases(comparison.trained, comparison.reference) if options.scans else []
     if shown:
         words = (
             "The worst, the median and the best case of every hospital by the mean Dice of "
@@ -183,10 +189,10 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     if far:
         bars = Picture("", figures.hospitals(comparison, "hd95"), error)
         yield Section("distances", "Surface distances and other measures", (far[0], bars, *far[1:]))
-    drawn = [Picture(m.name, figures.matrix(v), "", True) for m in comparison.methods if (v := m.matrix())]
-    if drawn:
+    matrices = [Picture(m.name, figures.matrix(v), "", True) for m in comparison.methods if (v := m.matrix())]
+    if matrices:
         caption = "Mean Dice of each hospital's own model (rows) on the cases of every hospital (columns)."
-        yield Section("whose", "Every hospital's model on all hospitals' cases", (caption, *drawn))
+        yield Section("whose", "Every hospital's model on all hospitals' cases", (caption, *matrices))
 
 
 def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
@@ -226,6 +232,17 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         yield Section("trouble", "Absent sites, refused replies, incidents", tuple(trouble))
 
 
+def cluster_pictures(methods: Sequence[Method]) -> list[Picture]:
+    """Return the figures of clusters of cases, of every method that has such clusters."""
+    found = [list(_clusters(m, "")) for m in methods]
+    several = sum(map(bool, found)) > 1
+    return [
+        replace(p, title=f"{m.name}: {p.title}" if several else p.title, name=p.name + f" {m.name}" * several)
+        for m, sections in zip(methods, found, strict=True)
+        for p in pictures(sections)
+    ]
+
+
 def _clusters(method: Method, mark: str) -> Iterator[Section]:
     """Yield the clusters of cases in the first run of a method, if it has any."""
     from polysite.report import clusters  # imports this module
@@ -253,7 +270,14 @@ def _clusters(method: Method, mark: str) -> Iterator[Section]:
     prefix = f"{method.name}: " if mark else ""
     for k, section in enumerate(clusters.sections(shown)):
         blocks = (fit, *section.blocks) if k == 0 else section.blocks
-        yield Section(section.id + mark, prefix + section.title, blocks)
+        yield Section(section.id + mark, prefix + section.title, tuple(_called(b, section.id) for b in blocks))
+
+
+def _called(block: Any, section: str) -> Any:
+    """Return a figure of clusters with a name for its files; other blocks stay as they are."""
+    if not isinstance(block, Picture):
+        return block
+    return replace(block, name=block.name or f"clusters {block.title or section}")
 
 
 def _groups(method: Method) -> str:

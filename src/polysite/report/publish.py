@@ -8,26 +8,33 @@ from typing import Any
 from polysite.errors import RunError
 from polysite.report import costs, published
 from polysite.report.compare import Comparison, summary, tables
+from polysite.report.figure_files import write_figures
 from polysite.report.page import Options, build
 from polysite.report.runs import Method
 from polysite.storage import draft_folder, vacant, write_file
 
 
-def page(path: Path, methods: Sequence[Method], options: Options = Options()) -> Path:
-    """Write the page of one run, replacing an existing one."""
+def page(path: Path, methods: Sequence[Method], options: Options = Options(), files: bool = False) -> Path:
+    """Write the page of one run, replacing an existing one; with ``files`` also its figures.
+
+    Figures of ``index.html`` go to ``figures/`` beside it, those of ``page.html`` to ``page_figures/``.
+    """
     text = build(f"Results of {methods[0].name}", methods, options)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"the page {path} could not be written: {problem}") from problem
     write_file(path, lambda p: p.write_text(text, encoding="utf-8"))
+    if files:
+        beside = "figures" if path.stem == "index" else f"{path.stem}_figures"
+        write_figures(path.parent / beside, text.pictures)
     return path
 
 
 def comparison(
     folder: Path, title: str, methods: Sequence[Method], options: Options = Options(), replace: bool = False
 ) -> Comparison:
-    """Write a folder with index.html and every table in ``tables.md``, ``tables.tex`` and NAME.csv."""
+    """Write a folder with index.html, ``figures/`` and every table in ``tables.md``, ``tables.tex`` and NAME.csv."""
     if not replace:
         vacant(folder, "comparison")
     compared = options.compare(methods)

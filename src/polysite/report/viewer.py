@@ -88,7 +88,7 @@ def viewer(cases: Sequence[Shown], budget: int = 12_000_000) -> str:
     """Return an HTML viewer of these cases of at most about ``budget`` bytes; it states what was left out."""
     if not cases:
         return Markup("")
-    trimmed = [_trimmed(c) for c in cases]
+    trimmed = [trim(c) for c in cases]
     masks = [[_packed(m) for m in (c.truth, *c.predicted.values())] for c in trimmed]
     sheets, note = _fitted(trimmed, budget - sum(len(m) for each in masks for m in each))
     entries = [_entry(c, s, m) for c, s, m in zip(trimmed, sheets, masks, strict=True)]
@@ -100,7 +100,7 @@ def plate(cases: Sequence[Shown], most: int = MAX_ROWS) -> str:
     if not cases:
         return Markup("")
     chosen, note = _chosen(cases, most)
-    trimmed = [_trimmed(c) for c in chosen]
+    trimmed = [trim(c) for c in chosen]
     figures = []
     for rows in (trimmed[k : k + PLATE_ROWS] for k in range(0, len(trimmed), PLATE_ROWS)):
         picture = _png(_plate(rows))
@@ -120,7 +120,7 @@ class Sheet:
     size: tuple[float, float]  # height and width of a slice
 
 
-def _trimmed(case: Shown) -> Shown:
+def trim(case: Shown) -> Shown:
     """Return the case without the background around all slices, so that the head appears larger."""
     masks = [case.truth, *case.predicted.values()]
     seen = (case.image > DARK).any((0, 1)) | np.any([m.any(0) for m in masks], axis=0)

@@ -257,7 +257,7 @@ class TorchSite:
                 image = self._volumes[name][0].cpu().numpy()
                 try:
                     mask = self._brain(image)
-                    self._radiomics[name, bin_width] = _radiomics(image, mask, self.grids[name][0], bin_width)
+                    self._radiomics[name, bin_width] = radiomics_of(image, mask, self.grids[name][0], bin_width)
                 except (ConfigError, DataError) as problem:
                     raise DataError(f"case {name!r} of site {self.name!r}: {problem}") from problem
         return np.array([self._radiomics[name, bin_width] for name in cases])
@@ -536,7 +536,7 @@ class TorchSite:
         return kind(weights, rate, weight_decay=self.train.weight_decay, foreach=True)
 
 
-def _radiomics(image: np.ndarray, mask: np.ndarray, spacing: Sequence[float], bin_width: float) -> np.ndarray:
+def radiomics_of(image: np.ndarray, mask: np.ndarray, spacing: Sequence[float], bin_width: float) -> np.ndarray:
     """Return all features of all modalities inside a mask."""
     settings = Settings(bin_width=bin_width)
     if not mask.any():

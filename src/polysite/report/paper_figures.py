@@ -1,0 +1,344 @@
+"""Figures of a paper, by name: ``bars``, ``boxes``, ``groups``, ``volumes``, ``cases``, ``clusters``.
+
+``PAPER_FIGURES`` maps a name to a function of a comparison and the options of its page, which returns pictures; none if
+the runs do not hold what the figure shows. The figures are those of paper B (Manthe et al., Federated brain tumor
+segmentation: an extensive benchmark, 2024): sites by decreasing number of cases, mean ± one standard deviation.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil
+from statistics import fmean, stdev
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from polysite.errors import ConfigError, nearest
+from polysite.metrics.measures import about
+from polysite.report import example_cases
+from polysite.report.assess_figures import short
+from polysite.report.compare import Comparison
+from polysite.report.figure_files import Picture, draw
+from polysite.report.figures import COLOURS, WIDE, _plain
+from polysite.report.page import Options, cluster_pictures
+from polysite.report.runs import Method
+from polysite.report.viewer import COLOURS as LABEL_COLOURS
+from polysite.report.viewer import Shown, trim
+
+FULL = 6  # methods in one panel of bars
+REPEATED = 2  # methods that every panel repeats, at most
+LABELS = 4  # panels of box plots in a row
+COLUMNS = 7  # methods beside the ground truth of a chosen case
+UNKNOWN, GREY, INK = "#c4c9d0", "#8a93a0", "#1c2430"
+Draw = Callable[[Comparison, Options], list[Picture]]
+
+
+def paper_figures(comparison: Comparison, options: Options) -> list[Picture]:
+    """Return the figures that the options name; ``cases`` also if cases are named."""
+    names = list(dict.fromkeys([*options.figures, *(["cases"] if options.cases else [])]))
+    for name in names:
+        if name not in PAPER_FIGURES:
+            raise ConfigError(f"there is no figure {name!r}; {nearest(name, PAPER_FIGURES)}")
+    return [picture for name in names for picture in PAPER_FIGURES[name](comparison, options)]
+
+
+def bars(comparison: Comparison, options: Options) -> list[Picture]:
+    """Draw mean ± one standard deviation of every site, with several panels for many methods."""
+    panels = _panels(comparison)
+    what, split = about(comparison.main).title, comparison.methods[0].first.split
+    caption = (
+        f"Mean {what} of the {split} cases of every hospital, by decreasing number of cases (in brackets). Error bars: "
+        "one standard deviation over cases."
+    )
+    many = len(panels) > 1
+    return [
+        Picture(
+            f"{what} by hospital" + f", {k} of {len(panels)}" * many,
+            draw(_bars(comparison, methods)),
+            caption + " Every panel repeats the reference." * many,
+            name="bars" + f"-{k}" * many,
+        )
+        for k, methods in enumerate(panels, start=1)
+    ]
+
+
+def _panels(comparison: Comparison) -> list[list[Method]]:
+    """Divide the methods into panels of at most FULL; each repeats pooled training and the reference."""
+    if len(comparison.methods) <= FULL:
+        return [list(comparison.methods)]
+    pooled = [m for m in comparison.methods if m.first.settings["run"]["pooled"]]
+    first = [*pooled, comparison.find(comparison.reference)]
+    first = list({m.name: m for m in first}.values())[-REPEATED:]
+    rest = [m for m in comparison.methods if m not in first]
+    count = ceil(len(rest) / (FULL - len(first)))
+    size = ceil(len(rest) / count)
+    return [[*first, *rest[k : k + size]] for k in range(0, len(rest), size)]
+
+
+def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
+    sites = [*comparison.sites_by_size, None]
+    counts = comparison.find(comparison.reference).sizes
+    named = [f"{short(s)} ({counts.get(s, 0)})" if s else "all" for s in sites]
+    size = max(WIDE, 0.06 * len(sites) * len(methods) + 0.8), 2.9 + _depth(named)
+    figure = Figure(size, layout="constrained")
+    axes = figure.add_subplot()
+    width, top = 0.82 / len(methods), 1.0
+    for k, method in enumerate(methods):
+        values = [method.of(s, comparison.main, comparison.policy) for s in sites]
+        means = [fmean(v) if v else np.nan for v in values]
+        errors = [_deviation(v) for v in values]
+        top = max([top, *(m + e for m, e in zip(means, errors, strict=True) if m == m)])
+        x = np.arange(len(sites)) + (k - (len(methods) - 1) / 2) * width
+        look: dict[str, Any] = {"lw": 0.8, "capsize": 1.5, "capthick": 0.8, "ecolor": "#444"}
+        axes.bar(
+            x, means, width * 0.94, yerr=errors, label=_plain(method.name), color=COLOURS[k % len(COLOURS)],
+            error_kw=look,
+        )  # fmt: skip
+    _name_sites(axes, named)
+    axes.axvline(len(sites) - 1.5, color=UNKNOWN, lw=0.8)
+    axes.set_xlim(-0.6, len(sites) - 0.4)
+    axes.set_ylim(0, top + 0.01)
+    axes.set_yticks(np.arange(0, 1.01, 0.2))
+    axes.grid(axis="y", color="#eceff2")
+    axes.set_axisbelow(True)
+    axes.set_ylabel(f"{about(comparison.main).title}, mean ± SD")
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(methods) > 1:
+        figure.legend(
+            *axes.get_legend_handles_labels(), loc="outside upper center", ncols=min(3, len(methods)), frameon=False,
+            fontsize=9,
+        )  # fmt: skip
+    return figure
+
+
+def boxes(comparison: Comparison, options: Options) -> list[Picture]:
+    """Draw box plots over cases, a row per method: the mean over labels, then every label."""
+    labels = comparison.methods[0].first.labels
+    columns: list[str | None] = [None, *(labels if len(labels) > 1 else ())]
+    shown, what = list(reversed(comparison.methods)), about(comparison.main).title
+    across = min(LABELS, len(columns))
+    rows = ceil(len(columns) / across)
+    figure = Figure((max(WIDE, 2.4 + 2.0 * across), rows * (0.3 * len(shown) + 0.9)), layout="constrained")
+    for k, label in enumerate(columns):
+        axes = figure.add_subplot(rows, across, k + 1)
+        values = [m.of(None, comparison.main, comparison.policy, label) for m in shown]
+        _boxes(axes, values, vertical=False)
+        titles = [_plain(short(m.name)) for m in shown] if k % across == 0 else [""] * len(shown)
+        axes.set_yticks(range(1, len(shown) + 1), titles, fontsize=9)
+        axes.set_ylim(0.4, len(shown) + 0.6)
+        axes.set_xlim(-0.02, 1.02)
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+        axes.set_title(_plain(label or ("mean over labels" if len(labels) > 1 else "")), fontsize=10, loc="left")
+        axes.set_xlabel(what, fontsize=9)
+    cases = len(comparison.methods[0].of(None, comparison.main, comparison.policy))
+    caption = (
+        f"{what} over the {cases} {comparison.methods[0].first.split} cases of all hospitals. Box: middle half of the "
+        "cases with the median; whiskers: to the last case within 1.5 box lengths; triangle: mean; dots: other cases."
+    )
+    return [Picture(f"{what} over cases", draw(figure), caption, name="boxes")]
+
+
+def groups(comparison: Comparison, options: Options) -> list[Picture]:
+    """Draw the number of cases and their groups (grades, scanners) at every site."""
+    counts = _groups(comparison)
+    sites = sorted(counts, key=lambda s: (-sum(counts[s].values()), s))
+    names = sorted({g for groups in counts.values() for g in groups if g})
+    names += [""] if any("" in groups for groups in counts.values()) else []
+    figure = Figure((max(WIDE, 0.34 * len(sites) + 1.0), 2.6 + _depth([short(s) for s in sites])), layout="constrained")
+    axes = figure.add_subplot()
+    below = np.zeros(len(sites))
+    for k, group in enumerate(names):
+        height = np.array([counts[s].get(group, 0) for s in sites], float)
+        colour = COLOURS[k % len(COLOURS)] if group else UNKNOWN
+        axes.bar(range(len(sites)), height, 0.7, bottom=below, color=colour, label=_plain(group or "not known"))
+        below += height
+    for x, total in enumerate(below):
+        axes.annotate(f"{total:.0f}", (x, total), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    _name_sites(axes, [short(s) for s in sites])
+    axes.set_ylabel("cases")
+    axes.set_xlim(-0.6, len(sites) - 0.4)
+    axes.spines[["top", "right"]].set_visible(False)
+    known = names != [""]
+    if known:
+        axes.legend(frameon=False, fontsize=9)
+    caption = f"Cases of every hospital in all splits, {sum(map(int, below))} together"
+    caption += ", by group." if known else "; the data name no groups."
+    return [Picture("Cases by hospital", draw(figure), caption, name="groups")]
+
+
+def _groups(comparison: Comparison) -> dict[str, dict[str, int]]:
+    """Return the cases of every site by group; "" where it is not known."""
+    found: dict[str, dict[str, int]] = {}
+    for method in comparison.methods:
+        for run in method.runs:
+            for site, counts in (run.evaluation.about.get("groups", {}) if run.evaluation else {}).items():
+                if sum(counts.values()) > sum(found.get(site, {}).values()):
+                    found[site] = counts
+    reference = comparison.find(comparison.reference)
+    return found or {site: {"": count} for site, count in reference.sizes.items()}
+
+
+def volumes(comparison: Comparison, options: Options) -> list[Picture]:
+    """Draw box plots of the volume of every label at every site, from the ground truth of the evaluated cases."""
+    reference = comparison.find(comparison.reference)
+    known = [run.evaluation for run in reference.runs if run.evaluation]
+    if not known or comparison.main != "dice":
+        return []
+    litres = comparison.unit == "mm" and all("voxel" in e.about for e in known)
+    sizes: dict[tuple[str, str, str], float] = {}
+    for evaluation in known:
+        for (site, case), of in evaluation.own.items():
+            scale = evaluation.about["voxel"][site][case] / 1000 if litres else 1.0
+            sizes |= {(site, case, label): row["truth"] * scale for label, row in of.items()}
+    sites, labels = comparison.sites_by_size, reference.first.labels
+    figure = Figure(
+        (max(WIDE, 0.34 * len(sites) + 1.0), 1.7 * len(labels) + _depth([short(s) for s in sites])),
+        layout="constrained",
+    )
+    for k, label in enumerate(labels):
+        axes = figure.add_subplot(len(labels), 1, k + 1)
+        _boxes(axes, [[v for (s, _, n), v in sizes.items() if (s, n) == (site, label)] for site in sites], True)
+        last = k == len(labels) - 1
+        axes.set_xticks(range(1, len(sites) + 1), [""] * len(sites))
+        if last:
+            _name_sites(axes, [short(s) for s in sites], 1)
+        axes.set_title(_plain(label), fontsize=10, loc="left")
+        axes.set_ylabel("mL" if litres else "voxels", fontsize=9)
+        axes.set_xlim(0.4, len(sites) + 0.6)
+        axes.set_ylim(bottom=0)
+    caption = (
+        f"Volume of every label in the ground truth of the {reference.first.split} cases, hospitals by decreasing "
+        f"number of cases{'' if litres else '; the size of a voxel is not known'}. Boxes as in a box plot over cases."
+    )
+    return [Picture("Label volumes by hospital", draw(figure), caption, name="volumes")]
+
+
+def cases(comparison: Comparison, options: Options) -> list[Picture]:
+    """Draw chosen cases: modalities, ground truth and the prediction of every method, label by label, in one slice."""
+    if comparison.main != "dice" or not options.scans:
+        return []
+    pictures = []
+    for shown in example_cases.named(comparison.trained, options.cases):
+        methods = list(shown.predicted)
+        count = ceil(len(methods) / COLUMNS)
+        size = ceil(len(methods) / count)
+        for k in range(count):
+            part = methods[k * size : (k + 1) * size]
+            caption = (
+                f"Case {shown.case} of {shown.site} in the axial slice with most labelled voxels: the modalities, the "
+                f"ground truth and the predictions of {', '.join(part)}, a row per label; numbers are Dice."
+            )
+            title = f"Case {shown.case}" + f", {k + 1} of {count}" * (count > 1)
+            file = f"cases {shown.case}" + f" {k + 1}" * (count > 1)
+            pictures.append(Picture(title, draw(_case(trim(shown), part)), caption, name=file))
+    return pictures
+
+
+def _case(case: Shown, methods: Sequence[str]) -> Figure:
+    """Draw the modalities in the first column, then a column of masks for the ground truth and for every method."""
+    columns = ["truth", *methods]
+    ratio = min(1.4, case.truth.shape[1] * case.pixel[0] / (case.truth.shape[2] * case.pixel[1]))
+    panel = max(0.85, min(1.35, 9.5 / (1 + len(columns))))
+    rows = max(len(case.modalities), len(case.labels))
+    heads = ["\n".join(wrap(_cut(n, int(40 * panel)), max(6, int(13 * panel)))) for n in columns]
+    head = 0.15 * (1 + max(h.count("\n") for h in heads)) + 0.1
+    width, height = (1 + len(columns)) * (panel + 0.05) + 0.05, head + rows * (panel * ratio + 0.05)
+    figure = Figure((width, height))
+
+    def place(column: int, row: int) -> Axes:
+        left, top = 0.05 + column * (panel + 0.05), head + row * (panel * ratio + 0.05)
+        axes = figure.add_axes(
+            (left / width, 1 - (top + panel * ratio) / height, panel / width, panel * ratio / height),
+            xticks=[], yticks=[], facecolor="black",
+        )  # fmt: skip
+        axes.spines[:].set_visible(False)
+        return axes
+
+    for row, modality in enumerate(case.modalities):
+        _picture(place(0, row), case, case.image[row, case.start], modality)
+    for column, name in enumerate(columns, start=1):
+        mask = case.predicted[name] if column > 1 else case.truth
+        dice = case.scores.get(name, {}) if column > 1 else {}
+        for row, label in enumerate(case.labels):
+            text = f"{dice[label]:.2f}" if label in dice else label if column == 1 else ""
+            _picture(place(column, row), case, _coloured(case, mask, row), text)
+        x = (0.05 + column * (panel + 0.05) + panel / 2) / width
+        figure.text(
+            x, 1 - (head - 0.05) / height, heads[column - 1], ha="center", va="bottom", fontsize=8, parse_math=False
+        )
+    return figure
+
+
+def _picture(axes: Axes, case: Shown, pixels: np.ndarray, text: str) -> None:
+    aspect = case.pixel[0] / case.pixel[1]
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, aspect=aspect, interpolation="nearest")
+    if text:
+        behind = {"facecolor": "black", "edgecolor": "none", "alpha": 0.6, "pad": 1.2}
+        look: dict[str, Any] = {"color": "white", "fontsize": 7, "va": "top", "bbox": behind, "parse_math": False}
+        axes.text(0.03, 0.97, _cut(text, 14), transform=axes.transAxes, **look)
+
+
+def _coloured(case: Shown, mask: np.ndarray, label: int) -> np.ndarray:
+    """Return the first modality, darkened, with the voxels of a label in its colour."""
+    grey = np.repeat(case.image[0, case.start][..., None], 3, 2) * 0.55
+    inside = (mask[case.start] >> label & 1).astype(bool)
+    grey[inside] = 255 * np.array(to_rgb(LABEL_COLOURS[label % len(LABEL_COLOURS)]))
+    return grey.astype(np.uint8)
+
+
+def clusters(comparison: Comparison, options: Options) -> list[Picture]:
+    """Draw the cases by principal components and by t-SNE, coloured by hospital and by cluster."""
+    return cluster_pictures(comparison.trained)
+
+
+def _boxes(axes: Axes, values: Sequence[Iterable[float]], vertical: bool) -> None:
+    """Draw box plots with the mean as a triangle, at 1, 2, ..."""
+    dots = {"marker": "o", "ms": 2, "mfc": GREY, "mec": "none", "alpha": 0.5}
+    axes.boxplot(
+        [list(v) for v in values], orientation="vertical" if vertical else "horizontal", widths=0.6, showmeans=True,
+        patch_artist=True, boxprops={"facecolor": "#d6e6f2", "edgecolor": INK, "lw": 0.8},
+        medianprops={"color": INK, "lw": 1.4}, whiskerprops={"lw": 0.8}, capprops={"lw": 0.8}, flierprops=dots,
+        meanprops={"marker": "^", "ms": 4, "mfc": COLOURS[5], "mec": "none"}, manage_ticks=False,
+    )  # fmt: skip
+    axes.tick_params(labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y" if vertical else "x", color="#eceff2")
+    axes.set_axisbelow(True)
+
+
+def _name_sites(axes: Axes, names: Sequence[str], first: int = 0) -> None:
+    """Write the names of sites below the axes, slanted where they are long or many."""
+    look: dict[str, Any] = {"rotation": 50, "ha": "right", "rotation_mode": "anchor"} if _slanted(names) else {}
+    axes.set_xticks(range(first, first + len(names)), [_plain(n) for n in names], fontsize=9, **look)
+
+
+def _slanted(names: Sequence[str]) -> bool:
+    return sum(map(len, names)) > 70
+
+
+def _depth(names: Sequence[str]) -> float:
+    """Return the height in inches that the names below the axes take."""
+    return 0.2 + 0.055 * max(map(len, names)) if _slanted(names) else 0.2
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def _cut(text: str, most: int) -> str:
+    """Shorten a long name in the middle."""
+    side = max(1, most // 2)
+    return text if len(text) <= most else f"{text[:side]}…{text[-side:]}"
+
+
+PAPER_FIGURES: Mapping[str, Draw] = {
+    "bars": bars,
+    "boxes": boxes,
+    "groups": groups,
+    "volumes": volumes,
+    "cases": cases,
+    "clusters": clusters,
+}
