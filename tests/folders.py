@@ -29,10 +29,14 @@ def row(dice, hd95=1.0, truth=10.0, predicted=10.0):
 
 
 def write(
-    path: Path, cases, *, own=False, rounds=3, split="test", unit="mm", seed=0, fold=0, file="", split_seed=None,
-    **settings,
+    path: Path, cases, *, own=False, alone=False, rounds=3, split="test", unit="mm", seed=0, fold=0, file="",
+    split_seed=None, **settings,
 ):  # fmt: skip
-    """A finished and evaluated run; ``cases`` is site -> case -> label -> Dice or a whole row."""
+    """A finished and evaluated run; ``cases`` is site -> case -> label -> Dice or a whole row.
+
+    ``own``: every site has a model of its own. ``alone``: nothing is sent, and every model is evaluated on all cases,
+    with half the Dice on those of other sites.
+    """
     study = config.build({"seed": seed, **settings})
     study = replace(study, split=replace(study.split, folds=5, fold=fold, file=file)) if fold else study
     study = replace(study, split=replace(study.split, seed=split_seed))
@@ -46,7 +50,8 @@ def write(
         for s, found in whole.items()
     }
     for index in range(rounds):
-        effort = SiteRecord(loss=1.0, steps=4, lr_sum=0.1, seconds=0.1, bytes_down=100, bytes_up=200)
+        sent = (0, 0) if alone else (100, 200)
+        effort = SiteRecord(1.0, steps=4, lr_sum=0.1, seconds=0.1, bytes_down=sent[0], bytes_up=sent[1])
         score = SiteValidation(2, 0.5, {"WT": 0.2 * index})
         folder.append(
             RoundRecord(
@@ -64,17 +69,22 @@ def write(
     other = {s: {} for s in cases}
     validation, test = (scores if split == name else other for name in ("validation", "test"))
     folder.finish(Result("segmentation", ("WT",), ("t1",), rounds, rounds - 1, 0, validation, test))
-    _evaluation(path / "evaluation" / split, whole, own, unit)
+    _evaluation(path / "evaluation" / split, whole, own, unit, alone)
     return path
 
 
-def _evaluation(place: Path, whole, own, unit) -> None:
+def _evaluation(place: Path, whole, own, unit, alone) -> None:
     place.mkdir(parents=True)
+
+    def models(site):
+        return list(whole) if alone else [site if own else "*"]
+
     lines = [
-        {"model": s if own else "*", "site": s, "case": c, "label": k, **v}
+        {"model": m, "site": s, "case": c, "label": k, **(row(v["dice"] / 2, 9.0) if alone and m != s else v)}
         for s, found in whole.items()
         for c, labels in found.items()
         for k, v in labels.items()
+        for m in models(s)
     ]
     with (place / "cases.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(lines[0]))

@@ -12,10 +12,10 @@ from typing import Any
 
 from polysite import config
 from polysite.algorithms import name_of
-from polysite.algorithms.base import check_sites, facts
+from polysite.algorithms.base import check_sites, facts, trials
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
-from polysite.costs.model import Cost, Load, planned
+from polysite.costs.model import Cost, Load, planned, without_grid
 from polysite.costs.rehearsal import Effort, rehearse
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
@@ -180,10 +180,16 @@ def initial_params(study: Study) -> Tree:
     return Network(_module(study, task), replace(study.train, device="cpu", compile=False)).start
 
 
-def cost(study: Study) -> Cost:
+def cost(study: Study, grid: bool = True) -> Cost:
     """Forecast the steps, bytes, simulated time and energy of a study. Nothing is trained: the rounds are rehearsed
-    with the sizes of its hospitals."""
-    return planned(loads(study), study.cost, study.train.batch)
+    with the sizes of its hospitals.
+
+    Args:
+        study: The study.
+        grid: Count all candidates that fine-tuning chooses from; otherwise only the one that a site keeps.
+    """
+    done = loads(study)
+    return planned(done if grid else without_grid(done), study.cost, study.train.batch)
 
 
 def loads(study: Study, look: Callable[[Any, Mapping[str, Payload]], None] | None = None) -> list[Mapping[str, Load]]:
@@ -236,7 +242,7 @@ def _rehearsed(
         loads[0][site] = replace(mine, down=mine.down + last)
     if plan.pooled:
         loads = [{i: replace(load, down=0, up=0) for i, load in each.items()} for each in loads]
-    return list(loads)
+    return [{i: replace(load, trials=trials(study.algorithm)) for i, load in each.items()} for each in loads]
 
 
 def train(

@@ -148,6 +148,12 @@ def facts(algorithm: Any) -> Facts:
     return declared
 
 
+def trials(algorithm: Any) -> int:
+    """Return how many candidates every site trains in a round, of which it keeps one. Default: 1."""
+    count: int = getattr(algorithm, "trials", 1)
+    return count
+
+
 def check_sites(algorithm: Any, train: Mapping[SiteId, int], validation: Mapping[SiteId, int]) -> None:
     """Refuse numbers of cases with which the algorithm cannot work, before anything is trained. Default: accept all."""
     own = getattr(algorithm, "check_sites", None)

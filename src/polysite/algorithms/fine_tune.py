@@ -59,6 +59,11 @@ class FineTune:
             if odd is not None:
                 raise ConfigError(f"{name} holds {odd}; every one must be {'more than' if least else 'at least'} 0")
 
+    @property
+    def trials(self) -> int:
+        """Pairs of a learning rate and a lam that every site trains."""
+        return max(1, len(self.lr)) * len(self.lam)
+
     def init(self, params: Tree, sites: Sequence[SiteId]) -> None:
         return None
 

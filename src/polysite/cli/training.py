@@ -129,11 +129,12 @@ def cost(
     from polysite import study as studies
     from polysite.report import costs, tables
 
-    estimate = studies.cost(study)
+    estimate, single = studies.cost(study), studies.cost(study, grid=False)
     if as_json:
-        print(json.dumps({**asdict(estimate), "seconds": estimate.seconds}))
+        beside = {"without_grid": {**asdict(single), "seconds": single.seconds}} if single != estimate else {}
+        print(json.dumps({**asdict(estimate), "seconds": estimate.seconds, **beside}))
     else:
-        tables.show_grid(costs.forecast(studies.title(study), estimate, study.cost))
+        tables.show_grid(costs.forecast(studies.title(study), estimate, study.cost, single))
 
 
 @app.command()

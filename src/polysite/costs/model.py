@@ -13,7 +13,7 @@ waiting sites, the server and cooling. ``measured`` uses the records of a run; `
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from polysite.costs.speeds import Speeds
@@ -32,6 +32,7 @@ class Load:
     down: int = 0  # bytes received
     up: int = 0  # bytes sent
     patches: int | None = None  # trained on; None if not known
+    trials: int = 1  # candidates that were trained at once, of which the site keeps one
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,27 @@ def planned(exchanges: Iterable[Mapping[SiteId, Load]], speeds: Speeds, batch: i
     return _total(rounds, speeds, batch)
 
 
+def without_grid(exchanges: Iterable[Mapping[SiteId, Load]]) -> list[dict[SiteId, Load]]:
+    """Return the loads as if every site trained one candidate only, the one that it keeps.
+
+    >>> without_grid([{"a": Load(steps=12, cases=2, patches=36, trials=6)}])
+    [{'a': Load(steps=2, cases=2, down=0, up=0, patches=6, trials=1)}]
+    """
+    return [{i: _single(load) for i, load in loads.items()} for loads in exchanges]
+
+
+def _single(load: Load) -> Load:
+    patches = None if load.patches is None else load.patches // load.trials
+    return replace(load, steps=load.steps // load.trials, patches=patches, trials=1)
+
+
 def _one_machine(load: Mapping[SiteId, Load]) -> dict[SiteId, Load]:
     """Return the load if one machine did the work of all sites, without traffic."""
     where = max(load, key=lambda i: load[i].steps, default="")
-    return {where: Load(sum(x.steps for x in load.values()), sum(x.cases for x in load.values()))}
+    known = [x.patches for x in load.values() if x.steps and x.patches is not None]
+    patches = sum(known) if len(known) == sum(x.steps > 0 for x in load.values()) else None
+    steps, cases = (sum(getattr(x, k) for x in load.values()) for k in ("steps", "cases"))
+    return {where: Load(steps, cases, patches=patches)}
 
 
 def _names(rounds: Iterable[Mapping[SiteId, Load]]) -> list[SiteId]:

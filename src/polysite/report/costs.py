@@ -1,27 +1,37 @@
 """Tables of costs: steps, bytes, simulated time, energy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil
 from statistics import fmean
+from typing import Any
 
-from polysite.costs.model import Cost, Load, measured
+from polysite import config
+from polysite.algorithms.base import trials
+from polysite.costs.model import Cost, Load, measured, without_grid
 from polysite.costs.speeds import Speeds
 from polysite.engines.record import RoundRecord
+from polysite.errors import ConfigError
 from polysite.payload import SiteId
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.runs import Method, Summary
 
 HEAD = (
-    "method", "rounds", "best round", "steps", "parallel steps", "to sites", "from sites", "busiest site",
-    "simulated time", "of it network (%)", "energy (kWh, estimate)",
+    "method", "rounds", "best round", "steps", "steps if pooled", "parallel steps", "to sites", "from sites",
+    "busiest site", "simulated time", "of it network (%)", "energy (kWh, estimate)",
 )  # fmt: skip
 MEASURED = "Bytes: measured payloads of the training rounds, which never contain images."
+GRID = ", without its grid"
 
 
-def cost(run: Summary, speeds: Speeds) -> Cost:
-    """Return the cost of a run, from its records."""
+def cost(run: Summary, speeds: Speeds, grid: bool = True) -> Cost:
+    """Return the cost of a run, from its records; without ``grid`` as if sites trained only the candidate they keep."""
     pooled = run.settings["run"]["pooled"]
-    exchanges = ((load_of(record), pooled or record.pooled) for record in run.records)
-    return measured(exchanges, speeds, run.settings["train"]["batch"])
+    loads = [_with_effort(run, record, load_of(record)) for record in run.records]
+    exchanges = zip(loads if grid else without_grid(loads), run.records, strict=True)
+    central = ((load, pooled or record.pooled) for load, record in exchanges)
+    return measured(central, speeds, run.settings["train"]["batch"])
 
 
 def load_of(record: RoundRecord) -> dict[SiteId, Load]:
@@ -35,33 +45,72 @@ def load_of(record: RoundRecord) -> dict[SiteId, Load]:
     return {site: of(site) for site in dict.fromkeys([*record.sites, *record.validation, *record.handed])}
 
 
+def _with_effort(run: Summary, record: RoundRecord, loads: Mapping[SiteId, Load]) -> dict[SiteId, Load]:
+    """Add the patches that every site trained on, where whole passes over its training cases explain its steps."""
+    phases = _phases(run.config)
+    if record.phase >= len(phases):
+        return dict(loads)
+    phase = phases[record.phase]
+    size, batch, several = phase.train.patches, phase.train.batch, trials(phase.algorithm)
+    everybody = sum(splits.get("train", 0) for splits in run.held.values())
+
+    def patches(site: SiteId, steps: int) -> int | None:
+        if phase.train.steps or _fixed_steps(phase.algorithm):
+            return steps * batch
+        cases = run.held[site].get("train", 0) if site in run.held else everybody
+        once = ceil(cases * size / batch)
+        return steps // once * cases * size if once and steps % once == 0 else None
+
+    return {i: replace(x, patches=patches(i, x.steps), trials=several) for i, x in loads.items()}
+
+
+@lru_cache
+def _phases(text: str) -> Sequence[config.Study]:
+    """Return the phases of a configuration; none if this release cannot read it."""
+    try:
+        return config.phases(config.parse(text))
+    except ConfigError:
+        return ()
+
+
+def _fixed_steps(algorithm: Any) -> bool:
+    """Return whether an algorithm, or the one inside, sets the number of local steps."""
+    return bool(getattr(algorithm, "steps", None)) or (hasattr(algorithm, "inner") and _fixed_steps(algorithm.inner))
+
+
 def hours(run: Summary, speeds: Speeds) -> list[float]:
     """Return the simulated hours at the end of every round."""
     return [seconds / 3600 for seconds in cost(run, speeds).seconds_by_round]
 
 
 def table(methods: Sequence[Method], speeds: Speeds) -> Grid:
-    """Return a table of what the methods cost, as means over their runs."""
-    lines = []
+    """Return a table of what the methods cost, as means over their runs; fine-tuning also without its grid."""
+    lines, grids = [], False
     for method in methods:
         chosen = fmean(r.best_round + 1 for r in method.runs) if method.first.finished else None
         lines.append(_line(method.name, chosen, [cost(run, speeds) for run in method.runs]))
-    return Grid("cost", "Cost", HEAD, tuple(lines), f"{MEASURED} {_note(speeds)}")
+        if any(trials(phase.algorithm) > 1 for phase in _phases(method.first.config)):
+            grids = True
+            lines.append(_line(method.name + GRID, chosen, [cost(run, speeds, False) for run in method.runs]))
+    return Grid("cost", "Cost", HEAD, tuple(lines), f"{MEASURED} {_note(speeds, grids)}")
 
 
-def forecast(title: str, estimate: Cost, speeds: Speeds) -> Grid:
-    """Return a table of the estimated cost of a study."""
-    return Grid("cost", "Estimated cost", HEAD, (_line(title, None, [estimate]),), _note(speeds))
+def forecast(title: str, estimate: Cost, speeds: Speeds, single: Cost | None = None) -> Grid:
+    """Return a table of the estimated cost of a study; ``single`` is that without its grid, if it has one."""
+    lines = [_line(title, None, [estimate])]
+    lines += [_line(title + GRID, None, [single])] if single and single != estimate else []
+    return Grid("cost", "Estimated cost", HEAD, tuple(lines), _note(speeds, len(lines) > 1))
 
 
 def _line(title: str, chosen: float | None, costs: Sequence[Cost]) -> Line:
     simulated = fmean(c.seconds for c in costs)
     share = fmean(sum(c.communicating) for c in costs) / simulated if simulated else 0.0
-    energy = fmean(c.estimated_kwh for c in costs)
+    energy, pooled = fmean(c.estimated_kwh for c in costs), [c.pooled_steps for c in costs]
     cells = (
         number(fmean(c.rounds for c in costs), ".0f"),
         number(chosen, ".0f"),
         _whole(fmean(c.steps for c in costs)),
+        Cell("–") if None in pooled else _whole(fmean(p for p in pooled if p is not None)),
         _whole(fmean(c.parallel_steps for c in costs)),
         _bytes(fmean(c.bytes_down for c in costs)),
         _bytes(fmean(c.bytes_up for c in costs)),
@@ -73,9 +122,14 @@ def _line(title: str, chosen: float | None, costs: Sequence[Cost]) -> Line:
     return Line((name(title), *cells))
 
 
-def _note(speeds: Speeds) -> str:
+def _note(speeds: Speeds, grids: bool = False) -> str:
+    one = (
+        "Without its grid: as if every site trained only the learning rate and penalty that it keeps. " if grids else ""
+    )
     return (
-        "Parallel steps: in every round those of the site with most. Simulated time: a round lasts as long as its "
+        "Steps: taken by all sites, each of which rounds its last batch up. Steps if pooled: as if the patches of a "
+        "round formed one pool, as some papers count; a dash if not known. Parallel steps: in every round those of the "
+        f"site with most. {one}Simulated time: a round lasts as long as its "
         f"slowest site, with {words(speeds)}. Energy is a rough estimate: {speeds.watts:g} W while a site computes and "
         f"{speeds.kwh_per_gb:g} kWh per GB sent, without idle time, server and cooling."
     )

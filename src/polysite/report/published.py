@@ -174,7 +174,7 @@ class _Look:
             "estimated training time": lambda c: c.seconds / 3600,
         }
         if published.measure in known:
-            each = [known[published.measure](costs.cost(run, self.speeds)) for run in method.runs]
+            each = [known[published.measure](costs.cost(run, self.speeds, grid=False)) for run in method.runs]
             return [x for x in each if x is not None]
         if published.measure == "Dice" or (published.measure == "HD95" and method.evaluated):
             site, label = self._place(published.where, method)
