@@ -1,16 +1,12 @@
 """The benchmarks of papers B and C: every value of their protocols, and whole runs on a fake FeTS 2022."""
 
-import csv
 from pathlib import Path
 
-import fets
 import pytest
-from typer.testing import CliRunner
 
 from polysite import benchmark, config, study
 from polysite.algorithms import name_of
 from polysite.benchmark.jobs import studies
-from polysite.cli import app
 from polysite.data.sources import Counted
 from polysite.report.published import numbers, sizes
 
@@ -213,3 +209,103 @@ def test_the_network_and_the_split_of_paper_c():
     assert {f"institution {int(site)}": len(s["test"]) for site, s in dealt.items()} == tested
     parameters = sum(x.size for x in study.initial_params(counted).values())
     assert 1.35e6 < parameters < 1.45e6
+
+
+def rows(file):
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def bench(name, fake, out, *words):
+    """Run a benchmark at tiny scale on the fake FeTS 2022, and return what it printed."""
+    done = CliRunner().invoke(app, ["bench", name, "--scale", "tiny", "--data", str(fake), "--out", str(out), *words])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    return " ".join(done.output.split())
+
+
+def check_folder(name, out, folds, methods):
+    """Every run, table and figure of a benchmark is there, and its methods are joined over the folds."""
+    chosen = benchmark.load(name, "tiny")
+    for method in methods:
+        assert len(list((out / "runs" / method).glob("fold*/result.json"))) == folds, method
+    written = {f.name for f in (out / "comparison").iterdir()}
+    assert {
+        "index.html",
+        "overview.csv",
+        "hospitals_dice.csv",
+        "hospitals_hd95.csv",
+        "tests_dice.csv",
+        "cost.csv",
+    } <= written
+    assert {f"published_{table}.csv" for table in chosen.published.tables} <= written
+    drawn = {f.name for f in (out / "comparison" / "figures").iterdir()}
+    for figure in chosen.compare.figures:
+        assert any(n.startswith(figure) and n.endswith(".svg") for n in drawn), (figure, drawn)
+        assert any(n.startswith(figure) and n.endswith(".png") for n in drawn), (figure, drawn)
+    for table in chosen.published.tables:
+        listed = rows(out / "comparison" / f"published_{table}.csv")
+        assert {m for m in methods if m in chosen.published.methods} <= {r["method"] for r in listed}
+        for row in listed:
+            gap = float(row["measured (value)"]) - float(row["published (value)"])
+            assert float(row["difference (value)"]) == pytest.approx(gap, abs=1e-9)
+            assert row["within ±"] == ("" if "±" not in row["published"] else _within(row["published"], gap)), row
+
+
+def _within(published, gap):
+    return "yes" if abs(gap) <= float(published.partition(" ± ")[2]) else "no"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYSITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+needs_fets = pytest.mark.skipif(
+    not (SHARED / "fets_partitions").is_dir(), reason=f"the names and folds of FeTS 2022 are not in {SHARED}"
+)
+
+
+@needs_fets
+@pytest.mark.slow
+def test_a_fifth_of_the_cases_and_five_methods_over_the_published_limited_folds(tmp_path, cache):
+    fake, out = fets.write(tmp_path / "fets", SHARED, share=0.2), tmp_path / "out"
+    said = bench("paper_b_limited", fake, out, "--folds", str(fake / "folds_limited"), "--jobs", "2")
+    methods = list(benchmark.load("paper_b_limited").methods)
+    check_folder("paper_b_limited", out, 5, methods)
+    assert len(methods) == 5 and "The folds are the published ones" in said
+    tested = {
+        r["Subject_ID"] for k in range(5) for r in rows(fake / "folds_limited" / f"partitioning_1_test_fold_{k}.csv")
+    }
+    overview = (out / "comparison" / "tables.md").read_text()
+    assert f"over the {len(tested)} test cases" in overview and "count once" in overview
+    sites = {r["hospital"] for r in rows(out / "comparison" / "hospitals_dice.csv")} - {"all"}
+    assert sites == set(sizes("B_sizes_limited"))  # 18 institutions: five have no patient of known grade
+
+
+@needs_fets
+@pytest.mark.soak
+def test_papers_b_and_c_from_end_to_end(tmp_path, cache):
+    fake = fets.write(tmp_path / "fets", SHARED)
+    folds = {"paper_b": "folds", "paper_b_limited": "folds_limited"}
+    for name, place in folds.items():
+        bench(name, fake, tmp_path / name, "--folds", str(fake / place))
+        check_folder(name, tmp_path / name, 5, list(benchmark.load(name).methods))
+    bench("paper_c", fake, tmp_path / "paper_c")
+    check_folder("paper_c", tmp_path / "paper_c", 1, list(benchmark.load("paper_c").methods))
+    split = rows(tmp_path / "paper_c" / "runs" / "fedavg" / "fold0-seed0" / "split.csv")
+    assert [sum(r["Split"] == k for r in split) for k in ("train", "validation", "test")] == [833, 218, 200]
+
+
+@needs_fets
+def test_sites_and_folds_are_checked_before_any_training(tmp_path, cache):
+    fake = fets.write(tmp_path / "fets", SHARED, share=0.01, size=4)
+    words = ["bench", "paper_b", "--scale", "tiny", "--data", str(fake), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*words, "--folds", str(tmp_path)])
+    assert "partitioning_1_test_fold_0.csv is missing; name the folder of these files" in str(done.exception)
+    table = (fake / "partitioning_1.csv").read_text().splitlines()
+    (fake / "partitioning_1.csv").write_text("\n".join(line for line in table if not line.startswith("13,")) + "\n")
+    done = CliRunner().invoke(app, [*words, "--only", "fedavg", "--only", "prior cfl"])
+    assert "prior cfl, fold 0, seed 0: " in str(done.exception) and "'13'" in str(done.exception)
+    assert not (tmp_path / "out").exists()

@@ -60,8 +60,8 @@ def test_every_shipped_benchmark_is_a_list_of_studies_that_can_be_read():
     for name in benchmark.names():
         for scale in benchmark.load(name).scales:
             bench = benchmark.load(name, scale)
-            for study in benchmark_jobs.studies(bench, {}).values():
-                assert config.parse(config.dump(study)) == study
+            for each in benchmark_jobs.studies(bench, {}).values():
+                assert config.parse(config.dump(each)) == each
             assert bench.title and bench.about and (bench.radiomics or bench.reference in bench.methods)
 
 
@@ -160,8 +160,8 @@ def test_as_many_run_as_fit_into_memory(monkeypatch):
 
 
 def test_methods_that_test_different_cases_are_refused_before_training(tiny, tmp_path):
-    text = tiny.read_text().split("[methods]")[0] + '[methods]\nfedavg = {}\nmoved.federation = { name = "iid", sites = 2 }\n'
-    tiny.write_text(text + 'other.data = { sites = { south = { cases = 9 } } }\n')
+    methods = '[methods]\nfedavg = {}\nother.federation = { name = "dirichlet", sites = 2 }\n'
+    tiny.write_text(tiny.read_text().split("[methods]")[0] + methods)
     with pytest.raises(ConfigError, match="other and fedavg test different cases in fold 0, so they cannot be"):
         benchmark.run(benchmark.load(str(tiny)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
