@@ -407,6 +407,10 @@ def _sorted_directions(embedding):
         ({}, "This study sends none of them."),
         (
             {"then": ({"algorithm": "cfft", "run": {"rounds": 200}},)},
+            "This study sends sums and counts over the cases of a site and of its cases in every cluster, which may be",
+        ),
+        (
+            {"then": ({"algorithm": {"name": "cfft", "fewest": 5}, "run": {"rounds": 200}},)},
             "This study sends sums and counts over the cases of a site, at least 5, ",
         ),
         (

@@ -226,9 +226,8 @@ def six_scanners(cases=10):
 def found(tmp_path_factory):
     """Six planted scanners, clustered."""
     of = Study(data=Phantom((32, 32, 32), six_scanners()))
-    # with so few cases of a scanner at a site, sums of any number are told, as under secure aggregation
     groups = MixtureSettings(components=6, dimensions=10)
-    return extract.run(of, tmp_path_factory.mktemp("six") / "out", settings=WIDE, clusters=groups)
+    return extract.run(of, tmp_path_factory.mktemp("six") / "out", settings=WIDE, clusters=groups, repeats=2)
 
 
 @pytest.mark.slow
@@ -259,6 +258,34 @@ def test_what_is_written_of_clusters(found):
     assert total["cases"] == "60"
     about = json.loads((found.folder / "radiomics.json").read_text())
     assert about["clusters"]["components"] == 6 and about["clusters"]["agreement"]["rand"] >= 0.9
+    assert {k: len(v) for k, v in about["clusters"]["variability"].items()} == {"seeds": 2, "bootstraps": 2}
+    assert about["clusters"]["bic"]["6"] == pytest.approx(about["clusters"]["pooled_bic"]["6"], rel=0.05)
+    assert any("coincide with the hospitals" in remark for remark in about["remarks"])  # five scanners of six
+
+
+def test_scans_are_drawn_for_their_own_hospital(tmp_path):
+    """The most typical case of every cluster that a hospital has, and those asked for; names of no other hospital."""
+    two = {"north": Hospital(6, scanner=5, second=11, contrast=1.0), "south": Hospital(4, scanner=5, contrast=1.0)}
+    of = Study(data=Phantom(SIDE, two))
+    groups = MixtureSettings(components=2, dimensions=3)
+    options = {"settings": WIDE, "clusters": groups, "examples": True, "named": ["south-003"]}
+    done = extract.run(of, tmp_path / "out", **options)
+    kinds = {(s, c) for s, c in zip(done.table.sites, done.clusters.names, strict=True)}
+    for site in of.data.sites:
+        files = sorted((tmp_path / "out" / "sites" / site / "figures").iterdir())
+        captions = json.loads((tmp_path / "out" / "sites" / site / "figures" / "captions.json").read_text())
+        assert all(case.startswith(site) for case in captions) and all(file.stat().st_size for file in files)
+        assert len(files) == 2 * len(captions) + 1
+        typical = [c for c in captions.values() if "typical of cluster" in c["caption"]]
+        assert len(typical) == sum(s == site for s, _ in kinds)
+    asked = json.loads((tmp_path / "out" / "sites" / "south" / "figures" / "captions.json").read_text())
+    assert "asked for by name" in asked["south-003"]["caption"]
+    assert any("for their own hospital only" in word for word in extract.words(done))
+    maps = {p.name for p in (tmp_path / "out" / "figures").iterdir()}
+    assert any("t-sne" in name and name.endswith(".png") for name in maps)
+    with pytest.raises(ConfigError, match="there is no case 'south-03' to draw; did you mean 'south-"):
+        extract.run(of, tmp_path / "no", settings=WIDE, named=["south-03"])
+    assert not (tmp_path / "no").exists()
 
 
 LOOK = """
@@ -288,8 +315,17 @@ def test_names_are_nothing_but_names_on_the_page(tmp_path):
     shown = clusters.Shown(nasty, list("12345") * 4, rng.normal(size=(20, 3)), ["_a", "$b"], rng.uniform(size=(20, 2)))
     groups = {"agreement": dict.fromkeys(("rand", "explained", "other_explained", "percentiles"), 1.0)}
     groups |= {"dimensions": 3, "exchanges": 9, "components": 5, "bic": {"5": 1.0}, "settings": {}}
+    groups |= {"pooled_bic": {"5": 1.0}, "restarts": 1.0, "variability": {"seeds": [1.0], "bootstraps": [0.5]}}
     counts = dict.fromkeys(nasty, 5)
-    about = {"seed": 0, "region": "", "settings": {}, "prepare": {}, "remarks": [], "versions": {"polysite": "1"}}
+    about = {
+        "seed": 0,
+        "perplexity": 30.0,
+        "region": "",
+        "settings": {},
+        "prepare": {},
+        "remarks": [],
+        "versions": {"polysite": "1"},
+    }
     page = tmp_path / "page.html"
     page.write_text(clusters.page(shown, {**about, "clusters": groups, "cases": counts, "outlying": counts}))
     seen, errors = browse(page, "return document.querySelectorAll('img').length")
@@ -324,7 +360,7 @@ def test_maps_of_few_cases_and_of_one_component():
         ({"label": "wt"}, ConfigError, "no label 'wt'"),
         ({"settings": Settings(bin_width=1e-6)}, ConfigError, "case 'north-000' of site 'north', t1: bin_width"),
         ({"clusters": MixtureSettings(components=10, fewest=0)}, DataError, "3 cases cannot be 10 clusters"),
-        ({"clusters": MixtureSettings(components=2)}, DataError, "none of 2 sites has 5 cases"),
+        ({"clusters": MixtureSettings(components=2, fewest=5)}, DataError, "none of 2 sites has 5 cases"),
     ],
 )
 def test_what_is_refused(tmp_path, change, error, words):

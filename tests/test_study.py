@@ -168,6 +168,17 @@ def test_clusters_of_patients_are_tuned_and_the_ideal_pools_them(tmp_path):
         assert "Cases that look alike" in build(name, methods([found]))
 
 
+def test_the_rate_of_the_first_tuning_round_is_that_of_the_phase_whether_federated_or_pooled(tmp_path):
+    """The exchanges that fit the clusters are no rounds of training: at a decay of 0.5 the rates are 1, 1/2, 1/4."""
+    rates = []
+    for fit in ("federated", "pooled"):
+        own = {"name": "cfft", "components": 2, "rounds": 3, "dimensions": 3, "fit": fit}
+        run = ps.train(replace(TWO, then=({"algorithm": own, "run": {"rounds": 80}},)), tmp_path / fit, evaluate=False)
+        tuned = [r.sites["east"] for r in run.folder.records() if r.phase and r.sites["east"].steps]
+        rates.append([site.lr_sum / site.steps for site in tuned])
+    assert rates == [[1.0, 0.5, 0.25]] * 2
+
+
 def test_what_cfft_cannot_do_is_refused_before_anything_is_trained(tmp_path):
     last = {"algorithm": {"name": "cfft", "rounds": 1}, "run": {"rounds": 60}}
     with pytest.raises(ConfigError, match="nothing comes after cfft"):
@@ -176,7 +187,7 @@ def test_what_cfft_cannot_do_is_refused_before_anything_is_trained(tmp_path):
         replace(TWO, prepare=ps.Prepare(normalise="none"), then=(last,))
     for how in ("all", "padded"):
         replace(TWO, prepare=ps.Prepare(normalise=how), then=(last,))
-    with pytest.raises(ConfigError, match="cfft wants 10 clusters, and sites with at least 5 training cases have 0"):
+    with pytest.raises(ConfigError, match="cfft wants 10 clusters, and the sites have 9 cases in all to fit them to"):
         ps.train(replace(TWO, then=(last,)), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"write \[\[then\]\], with two brackets"):
         parse('[then]\nalgorithm = "fine_tune"')

@@ -29,6 +29,8 @@ from polysite import config
 from polysite import study as studies
 from polysite.algorithms import ALGORITHMS, find
 from polysite.cluster import mixture
+from polysite.cluster.federated_mixture import mixture_of
+from polysite.cluster.pooled_mixture import pooled
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
@@ -259,7 +261,7 @@ def _first_and_second(
     if any(kind in RADIOMICS for kind in kinds):
         train = [k for k, (_, split, _) in enumerate(_listed(dealt)) if split == "train"]
         one = mixture.Settings(components=1, dimensions=_tuning(study)[0].dimensions)
-        fitted = mixture.pooled(seen["radiomics"][train], one)
+        fitted = mixture_of(pooled(seen["radiomics"][train], one))
         for vectors in (seen, again):
             vectors["components"] = fitted.transform(vectors["radiomics"])
             vectors["radiomics"] = mixture.scaled(vectors["radiomics"], fitted.low, fitted.high)
@@ -302,13 +304,15 @@ def _leaves(kind: str, study: Study) -> str:
     fewest, levels = study.assess.fewest, study.assess.levels
     if kind in RADIOMICS:
         tuning, own = _tuning(study)
-        pooled = "the features of every case once, as its fit is pooled"
+        whole = "the features of every case once, as its fit is pooled"
+        few = tuning.fewest < 2
+        least = " and of its cases in every cluster, which may be one" if few else f", at least {tuning.fewest}"
         sums = (
-            f"sums and counts over the cases of a site, at least {tuning.fewest}, instead of the features of each; a "
-            "recipient of the sums of single sites may still work out some values"
+            f"sums and counts over the cases of a site{least}, instead of the features of each; a recipient of the "
+            "sums of single sites may still work out some values"
         )
         if own:
-            return f"This study sends {pooled if tuning.fit == 'pooled' else sums}."
+            return f"This study sends {whole if tuning.fit == 'pooled' else sums}."
         return f"This study sends none of them. One with algorithm cfft would send {sums}; with a pooled fit, all."
     if kind == "embedding":
         alone = ", never that of one case" if fewest > 1 else "; the mean of one case is its embedding"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import resources
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
@@ -34,6 +34,8 @@ from polysite.heterogeneity.exchange import Assess
 from polysite.models import MODELS, Model
 from polysite.models.encoders import ENCODERS, Bundled, Encoder
 from polysite.training.settings import Train
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,15 @@ def build(given: Mapping[str, Any], overrides: Mapping[str, str] | None = None) 
     if "preset" in wanted:
         wanted = _over_preset(preset(wanted.pop("preset")), wanted)
     return _build(Study, wanted, "")  # type: ignore[no-any-return]
+
+
+def convert(kind: type[T], given: Mapping[str, Any], at: str) -> T:
+    """Convert parsed TOML to a dataclass that is no part of a study; ``at`` is its place in the file, for errors.
+
+    >>> convert(Split, {"folds": 5}, "split").folds
+    5
+    """
+    return _build(kind, given, at)  # type: ignore[no-any-return]
 
 
 def _section(name: str, given: Any) -> Any:

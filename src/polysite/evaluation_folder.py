@@ -8,6 +8,7 @@
         predictions.npz        predictions of each hospital's model on its own cases: bit k of a voxel is label k
         scans.npz              the worst, median and best case of every hospital to look at
         clusters.csv           the cluster of every case, where the method has models for clusters of cases
+        mixture.npz            scaling, principal components and mixture, which assign a new case to its cluster
 
 The owner of a model is the hospital that uses it, or ``*`` where all use the same. ``predictions.npz`` and
 ``scans.npz`` are images of patients: they are written only where the images are, so a deployed run has neither.
@@ -27,7 +28,9 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 
-from polysite.cluster.mixture import CaseClusters, agreement, pooled
+from polysite.cluster.federated_mixture import mixture_of
+from polysite.cluster.mixture import CaseClusters, agreement
+from polysite.cluster.pooled_mixture import pooled
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, CaseRef
@@ -163,9 +166,11 @@ class EvaluationFolder:
             row |= {f"component {j + 1}": f"{x:.6g}" for j, x in enumerate(points[k])}
             rows.append(row | {f"share {n}": f"{x:.6g}" for n, x in zip(sites[s].labels, shares, strict=False)})
         _write_csv(self._draft / "clusters.csv", rows)
-        trained = vectors[[split == "train" for _, split, _ in cases]]
-        alike = agreement(mixture, pooled(trained, known.settings), trained)
-        return {"clusters": {"fit": known.fit, "components": len(mixture.weights), **alike}}
+        fitted = vectors[[split in known.splits for _, split, _ in cases]]
+        alike = agreement(mixture, mixture_of(pooled(fitted, known.settings)), fitted)
+        np.savez(self._draft / "mixture.npz", **mixture.arrays())  # type: ignore[arg-type]
+        how = {"fit": known.fit, "components": len(mixture.weights), "bin_width": known.bin_width, "cases": len(fitted)}
+        return {"clusters": {**how, **alike}}
 
     def _scans(self) -> Iterator[dict[str, Any]]:
         """Keep the worst, median and best case of every hospital, by the mean Dice of its own model."""

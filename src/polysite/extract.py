@@ -6,6 +6,7 @@
         features.csv           site, case, then MODALITY_FEATURE; a feature that is undefined is an empty cell
         outliers.csv           a row per feature that makes a case an outlier, see ``radiomics.outliers``
         sites/NAME/outliers.csv   the rows of one site, to be sent to it
+        sites/NAME/figures/    scans of that site: typical ones of clusters, outliers, those named (--examples)
         clusters.csv           cluster, probability and two principal components of every case (--clusters)
         cluster_sites.csv, cluster_labels.csv   cases per site, and mean volume of every label, in each cluster
         mixture.npz            scaling, principal components and mixture of the federated fit
@@ -23,19 +24,23 @@ interrupted run continues. The folder is written as a whole or not at all.
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polysite.cluster.federated_mixture import federated
-from polysite.cluster.mixture import Mixture, agreement, pooled
+from polysite.cluster.federated_mixture import State, federated, mixture_of
+from polysite.cluster.mixture import Mixture, agreement
 from polysite.cluster.mixture import Settings as MixtureSettings
+from polysite.cluster.pooled_mixture import pooled
+from polysite.cluster.remarks import remarks
+from polysite.cluster.variability import Variability, variability
 from polysite.config import Study
 from polysite.data.cache import Arrays, Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
@@ -50,7 +55,11 @@ from polysite.radiomics import outliers as far
 from polysite.radiomics.extraction import cores
 from polysite.radiomics.outliers import MIN_CASES
 from polysite.report import clusters as clusters_page
+from polysite.report.example_cases import Scan
+from polysite.report.figure_files import Picture, write_figures
 from polysite.report.grid import Grid, Line, name, number
+from polysite.report.preview import axes_of
+from polysite.report.scans import upright_scan
 from polysite.storage import draft_folder, vacant
 from polysite.study import deal_cases
 
@@ -105,9 +114,24 @@ class Clusters:
     mixture: Mixture
     pooled: Mixture
     agreement: Mapping[str, float]
-    bic: Mapping[int, float]  # by number of clusters
-    exchanges: int
+    fit: State  # of the federated fit
+    pooled_fit: State
     settings: MixtureSettings
+    variability: Variability | None = None
+
+    @property
+    def named(self) -> Iterator[tuple[tuple[SiteId, str], str]]:
+        """Site and name of every case with its cluster."""
+        return zip(zip(self.table.sites, self.table.cases, strict=True), self.names, strict=True)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a person should know about the clusters."""
+        counts = {site: Counter[str]() for site in dict.fromkeys(self.table.sites)}
+        for site, cluster in zip(self.table.sites, self.names, strict=True):
+            counts[site][str(int(cluster) - 1)] += 1
+        held = {site: {c: float(n) for c, n in own.items()} for site, own in counts.items()}
+        return remarks(held, len(self.mixture.weights), self.fit.agreement, self.settings.fewest)
 
     @property
     def vectors(self) -> Values:
@@ -140,14 +164,33 @@ def run(
     clusters: MixtureSettings | None = None,
     jobs: int | None = None,
     parquet: bool = False,
+    repeats: int = 0,
+    perplexity: float = clusters_page.PERPLEXITY,
+    examples: bool = False,
+    named: Sequence[str] = (),
     watch: Watch = Watch(),
 ) -> Extracted:
-    """Extract features, find outliers, cluster the cases if wanted, and write a new folder."""
+    """Extract features, find outliers, cluster the cases if wanted, and write a new folder.
+
+    Args:
+        study: The study whose cases are described.
+        out: The new folder.
+        settings: How features are extracted.
+        label: Region of the features; None for the whole brain.
+        clusters: How cases are clustered; None not to.
+        jobs: Cases that are processed in parallel.
+        parquet: Also write features.parquet.
+        repeats: Fits with other seeds, and to bootstrap samples, that show how much the clusters vary.
+        perplexity: Perplexity of the t-SNE map.
+        examples: Draw the most typical scan of every cluster at every site, and outliers, for that site.
+        named: Cases to draw as well.
+        watch: Observer of the progress.
+    """
     path = vacant(Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics"), "table")
     if parquet:
         _pyarrow()  # fails before the work, if it is missing
     table = extract(study, settings, label, jobs, watch)
-    extremes, groups = outliers(table), cluster(table, clusters) if clusters else None
+    extremes, groups = outliers(table), cluster(table, clusters, repeats) if clusters else None
     about = {
         "region": label or "brain",
         "settings": asdict(settings),
@@ -155,13 +198,17 @@ def run(
         "seed": study.seed,
         "cases": {site: table.sites.count(site) for site in dict.fromkeys(table.sites)},
         "outlying": {site: len({o.case for o in extremes if o.site == site}) for site in dict.fromkeys(table.sites)},
-        "remarks": list(_remarks(table, label)),
+        "remarks": [*_remarks(table, label), *_sentences(groups.remarks if groups else ())],
+        "perplexity": perplexity,
         "clusters": _plain(groups) if groups else None,
         "versions": versions(),
     }
     done = Extracted(path, table, extremes, groups, about)
+    drawn = list(_examples(study, done, examples, named))
     with draft_folder(path, "table of radiomics") as draft:
         _publish(draft, done, parquet)
+        for site in dict.fromkeys(site for site, _ in drawn):
+            write_figures(draft / "sites" / file_name(site) / "figures", [p for s, p in drawn if s == site])
     return done
 
 
@@ -275,16 +322,65 @@ def outliers(table: Table) -> tuple[Outlier, ...]:
     return tuple(sorted(found, key=lambda o: order[o.site, o.case]))
 
 
-def cluster(table: Table, settings: MixtureSettings = MixtureSettings()) -> Clusters:
-    """Cluster the cases: scaling, principal components and mixture, fitted federated and pooled."""
+def cluster(table: Table, settings: MixtureSettings = MixtureSettings(), repeats: int = 0) -> Clusters:
+    """Cluster the cases: scaling, principal components and mixture, fitted federated and pooled.
+
+    ``repeats`` further fits with other seeds, and as many to bootstrap samples, show how much the clusters vary.
+    """
     some = table.only(np.flatnonzero(np.isfinite(table.values).any(1)))
     vectors, sites = _filled(some), np.array(some.sites)
     state = federated({site: vectors[sites == site] for site in dict.fromkeys(some.sites)}, settings)
-    fitted, together = cast(Mixture, state.mixture), pooled(vectors, settings)
+    whole = pooled(vectors, settings)
+    fitted, together = mixture_of(state), mixture_of(whole)
     order = np.argsort(fitted.means[:, 0])  # numbered from left to right on the map, independent of rounding
     fitted = replace(fitted, weights=fitted.weights[order], means=fitted.means[order])
     agreed = agreement(fitted, together, vectors)
-    return Clusters(some, fitted, together, agreed, dict(state.bic), state.exchanges, settings)
+    chosen = replace(settings, components=len(fitted.weights))
+    varied = variability(vectors, chosen, repeats) if repeats and len(fitted.weights) > 1 else None
+    return Clusters(some, fitted, together, agreed, state, whole, settings, varied)
+
+
+def _examples(study: Study, done: Extracted, typical: bool, named: Sequence[str]) -> Iterator[tuple[SiteId, Picture]]:
+    """Yield pictures of scans with the site that they are for: typical ones of clusters, outliers, and named ones."""
+    from polysite.report import cluster_examples
+
+    table, groups = done.table, done.clusters
+    why: dict[tuple[SiteId, str], list[str]] = {}
+    unknown = next((case for case in named if case not in table.cases), None)
+    if unknown is not None:
+        raise ConfigError(f"there is no case {unknown!r} to draw; {nearest(unknown, table.cases)}")
+    if typical and groups:
+        some, own = groups.table, groups.mixture.assign(groups.vectors)
+        apart = np.linalg.norm(groups.mixture.transform(groups.vectors) - groups.mixture.means[own], axis=1)
+        found = cluster_examples.typical(some.sites, groups.names, some.cases, apart)
+        for (site, cluster), case in found.items():
+            why.setdefault((site, case), []).append(f"typical of cluster {cluster}")
+    for site, case in zip(table.sites, table.cases, strict=True):
+        if case in named:
+            why.setdefault((site, case), []).append("asked for by name")
+    for each in done.outliers if typical else ():
+        reasons = why.setdefault((each.site, each.case), [])
+        if not any(reason.startswith("outlier") for reason in reasons):
+            reasons.append(f"outlier by {each.feature}, {each.times:.0f} widths outside")
+    refs = {(ref.site, ref.name): ref for ref in _all_cases(study)} if why else {}
+    clusters = (
+        dict(zip(zip(groups.table.sites, groups.table.cases, strict=True), groups.names, strict=True)) if groups else {}
+    )
+    for at, reasons in why.items():
+        drawing = cluster_examples.draw_scan(_scan(study, refs[at]), table.modalities)
+        where = f", cluster {clusters[at]}" if at in clusters else ""
+        yield (
+            at[0],
+            Picture(f"{at[1]}{where}", drawing, f"{at[1]} of {at[0]}{where}: {'; '.join(reasons)}.", name=at[1]),
+        )
+
+
+def _scan(study: Study, ref: CaseRef) -> Scan:
+    """Return a prepared case upright, without its labels."""
+    raw = ref.open()
+    axes = study.prepare.orientation or axes_of(raw)
+    case = study.prepare.apply(raw, [1] * study.data.dims)
+    return upright_scan(replace(case, label=np.zeros((1, *case.image.shape[1:]), np.uint8)), axes)
 
 
 def _filled(table: Table) -> Values:
@@ -324,7 +420,7 @@ def tables(done: Extracted) -> list[Grid]:
         )
         grids.append(Grid("outliers", "Outliers", head, tuple(lines), note))
     if done.clusters:
-        shown = _shown(done.clusters)
+        shown = shown_clusters(done.clusters)
         fit = clusters_page.fit(done.about["clusters"])
         grids += [clusters_page.by_site(shown), clusters_page.by_label(shown), fit]
     return grids
@@ -339,11 +435,17 @@ def words(done: Extracted) -> list[str]:
     if not done.outliers and len(table.cases) >= MIN_CASES:
         sentences.append("There are no outliers.")
     if done.clusters:
-        sentences += [*clusters_page.words(_shown(done.clusters)), f"Page with maps: {done.folder / 'index.html'}"]
+        sentences += [
+            *clusters_page.words(shown_clusters(done.clusters)),
+            f"Page with maps: {done.folder / 'index.html'}",
+        ]
+    if any((done.folder / "sites").glob("*/figures")):
+        sentences.append(f"Scans, for their own hospital only: {done.folder / 'sites'}/NAME/figures/")
     return [*sentences, f"Table: {done.folder / 'features.csv'}"]
 
 
-def _shown(groups: Clusters) -> clusters_page.Shown:
+def shown_clusters(groups: Clusters) -> clusters_page.Shown:
+    """Return what pages and tables show of clusters."""
     some, points = groups.table, groups.mixture.transform(groups.vectors)
     return clusters_page.Shown(some.sites, groups.names, points, some.labels, some.shares)
 
@@ -367,7 +469,7 @@ def _publish(draft: Path, done: Extracted, parquet: bool) -> None:
 
 
 def _publish_clusters(draft: Path, done: Extracted, groups: Clusters) -> None:
-    shown, some = _shown(groups), groups.table
+    shown, some = shown_clusters(groups), groups.table
     sure = groups.mixture.probabilities(groups.vectors).max(1)
     plane = np.hstack([shown.points, np.zeros((len(some.cases), 1))])[:, :2]  # there may be only one component
     each = zip(some.sites, some.cases, groups.names, sure.tolist(), *plane.T.tolist(), strict=True)
@@ -385,10 +487,18 @@ def _plain(groups: Clusters) -> dict[str, Any]:
         "cases": len(groups.table.cases),
         "dimensions": int(groups.mixture.means.shape[1]),
         "components": int(groups.mixture.means.shape[0]),
-        "exchanges": groups.exchanges,
-        "bic": {str(count): score for count, score in groups.bic.items()},
+        "exchanges": groups.fit.exchanges,
+        "bic": {str(count): score for count, score in groups.fit.bic},
+        "pooled_bic": {str(count): score for count, score in groups.pooled_fit.bic},
         "agreement": dict(groups.agreement),
+        "restarts": groups.fit.agreement,
+        "variability": asdict(groups.variability) if groups.variability else None,
     }
+
+
+def _sentences(remarks: Iterable[str]) -> Iterator[str]:
+    """Yield the remarks as sentences."""
+    return (f"{remark[0].upper()}{remark[1:]}." for remark in remarks)
 
 
 def _cases(count: int) -> str:

@@ -157,6 +157,9 @@ class Budget:
     minibatch: int | None = None
     """Take all steps on the mini-batch of this number. The mini-batches of a round pass through the cases as epochs
     do."""
+    round: int | None = None
+    """Number of the round in the schedule of the learning rate, from 0; None counts the exchanges of the phase. An
+    algorithm whose first exchanges do not train counts its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
+from polysite.payload import Payload
 from polysite.training import tasks
 from polysite.training.torch_site import Network, TorchSite
 from polysite.tree import Tree
@@ -69,6 +70,19 @@ def deal_cases(study: Study) -> Mapping[str, SiteSplit]:
         raise DataError("no site has a training case")
     if not any(splits["validation"] for splits in dealt.values()):
         raise DataError("no site has a validation case, so no best round could be chosen; raise split.validation")
+    return dealt
+
+
+def check(study: Study) -> Mapping[str, SiteSplit]:
+    """Return the cases of every site; refuse what the algorithms of the study cannot do with these sites.
+
+    Nothing is prepared or trained: this finds unknown names of sites and too few cases before a long computation.
+    """
+    refuse_bare(study)
+    dealt = deal_cases(study)
+    for phase in config.phases(study):
+        phase.algorithm.init({}, [site for site, splits in dealt.items() if splits["train"]])  # may refuse these sites
+        check_sites(phase.algorithm, *({i: len(s[k]) for i, s in dealt.items()} for k in ("train", "validation")))
     return dealt
 
 
@@ -174,14 +188,23 @@ def cost(study: Study, grid: bool = True) -> Cost:
         study: The study.
         grid: Count all candidates that fine-tuning chooses from; otherwise only the one that a site keeps.
     """
+    done = loads(study)
+    return planned(done if grid else without_grid(done), study.cost, study.train.batch)
+
+
+def loads(study: Study, look: Callable[[Any, Mapping[str, Payload]], None] | None = None) -> list[Mapping[str, Load]]:
+    """Return the work and traffic of every site in each round of a study, by rehearsing the rounds.
+
+    ``look`` sees the server's state and the memories of the sites after every round.
+    """
     dealt, params = deal_cases(study), initial_params(study)
     train = {site: len(splits["train"]) for site, splits in dealt.items() if splits["train"]}
     validation = {site: len(splits["validation"]) for site, splits in dealt.items() if splits["validation"]}
-    loads: list[Mapping[str, Load]] = []
+    done: list[Mapping[str, Load]] = []
     for phase in config.phases(study):
         central = {POOLED: sum(train.values())}, {POOLED: sum(validation.values())}
-        loads += _rehearsed(phase, params, *(central if phase.run.pooled else (train, validation)), loads)
-    return planned(loads if grid else without_grid(loads), study.cost, study.train.batch)
+        done += _rehearsed(phase, params, *(central if phase.run.pooled else (train, validation)), done, look)
+    return done
 
 
 def _rehearsed(
@@ -190,6 +213,7 @@ def _rehearsed(
     train: Mapping[str, int],
     validation: Mapping[str, int],
     before: Sequence[Mapping[str, Load]],
+    look: Callable[[Any, Mapping[str, Payload]], None] | None,
 ) -> list[Mapping[str, Load]]:
     """Return the load of every site in each round of a phase. The first round includes the model handed over."""
     effort = Effort(study.train.batch, study.train.epochs, study.train.patches, study.train.steps)
@@ -209,6 +233,7 @@ def _rehearsed(
             validation=validation,
             validate_every=plan.validate_every,
             modalities=len(study.data.modality_names),
+            look=look,
         )
     )
     for site in train if before else ():
@@ -238,10 +263,7 @@ def train(
         after: A finished run of the same study with fewer phases, whose rounds are taken over.
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
     """
-    dealt = deal_cases(study)
-    for phase in config.phases(study):
-        phase.algorithm.init({}, [site for site, splits in dealt.items() if splits["train"]])  # may refuse these sites
-        check_sites(phase.algorithm, *({i: len(s[k]) for i, s in dealt.items()} for k in ("train", "validation")))
+    dealt = check(study)
     for remark in _remarks(study):
         logging.getLogger("polysite").warning(remark)
     sites = build_sites(study, dealt, watch)  # before the folder: bad data leaves nothing behind

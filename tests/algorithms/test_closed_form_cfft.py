@@ -16,7 +16,7 @@ from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Reply
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from polysite.site import CaseScore
+from polysite.site import Budget, CaseScore
 from quadratic import Quadratic
 
 START, ETA, K = {"w": np.array([3.0])}, 0.1, 5
@@ -311,6 +311,69 @@ def test_sums_are_refused_that_are_far_beyond_those_of_most_in_either_direction(
 
 
 def test_the_number_of_exchanges_covers_fit_announcement_tuning_and_the_last_scores():
-    """A federated fit takes up to 12 exchanges and its iterations; a pooled one takes a single exchange."""
-    assert Cfft(iterations=30, rounds=50).facts.exchanges == 12 + 30 + 1 + 50 + 1
+    """A federated fit takes 19 exchanges and its iterations, at most; a pooled one takes a single exchange."""
+    assert Cfft(iterations=30, rounds=50).facts.exchanges == 19 + 30 + 1 + 50 + 1
     assert Cfft(iterations=30, rounds=50, fit="pooled").facts.exchanges == 1 + 1 + 50 + 1
+
+
+class Scheduled(Shifted):
+    """Notes the round of every budget that it is given."""
+
+    def fit(self, params, objective=None, budget=Budget(), *, only=("*",), keep=None):
+        self.rounds.append(budget.round)
+        return super().fit(params, budget=budget, keep=keep)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.67])
+def test_rounds_of_tuning_are_counted_from_zero_however_long_the_fit_took(share):
+    schedules = []
+    for fit in ("federated", "pooled"):
+        made = {i: Scheduled(s.a, s.b, lr=ETA, steps=K, start=START) for i, s in sites().items()}
+        for s in made.values():
+            s.rounds = []  # shared by the copies of every round
+        algorithm = replace(TWO, fit=fit)
+        rounds = run_rounds(algorithm, Simulator(algorithm, made), START, Plan(rounds=80, share=share), seed=0)
+        next(r for r in rounds if is_finished(algorithm, r.state))
+        schedules.append([sorted(set(s.rounds)) for s in made.values()])
+        assert all(set(own) <= {0, 1, 2, 3} for own in schedules[-1])
+    assert share < 1 or schedules == [[[0, 1, 2, 3]] * 3] * 2
+
+
+def test_federated_and_pooled_tune_the_same_models():
+    """Same clusters and same rounds of tuning: the models are the same, number for number."""
+    ends = [played(replace(TWO, fit=fit))[1][-1].state for fit in ("federated", "pooled")]
+    for one, other in zip(*map(kinds, ends), strict=True):
+        assert ends[0].best[one]["w"] == pytest.approx(ends[1].best[other]["w"], rel=1e-12)
+
+
+@pytest.mark.parametrize(("cases", "count"), [("train", 27), ("train+validation", 27 + 5)])
+def test_clusters_are_fitted_to_the_cases_that_were_named(cases, count):
+    judges = {"a": [LOW, HIGH], "b": [LOW], "c": [HIGH, HIGH]}
+    for fit, field in (("federated", "sums"), ("pooled", "features")):
+        _, rounds = played(replace(TWO, fit=fit, cases=cases), judges=judges)
+        told = [p.payload[field]["cases"] for p in rounds[0].replies.values()]
+        assert sum(x.item() if fit == "federated" else len(x) for x in told) == count
+    with pytest.raises(ConfigError, match="28 clusters, and the sites have 27 cases in all"):
+        replace(TWO, components=(28,)).check_sites({"a": 8, "b": 12, "c": 7}, {"a": 5})
+    replace(TWO, components=(28,), cases="train+validation").check_sites({"a": 8, "b": 12, "c": 7}, {"a": 5})
+
+
+def test_what_is_odd_about_clusters_is_recorded_once(tmp_path):
+    """Three clusters of two kinds of cases, with sums withheld."""
+    algorithm = Cfft(components=(3,), fewest=5, dimensions=2, rounds=2)
+    folder = RunFolder.create(tmp_path / "run", "", 0)
+    phases = [
+        Phase(FedAvg(), Simulator(FedAvg(), sites()), Plan(rounds=1)),
+        Phase(algorithm, Simulator(algorithm, sites()), Plan(rounds=300)),
+    ]
+    run_phases(phases, START, 0, folder)
+    said = [i["what"] for r in folder.records() for i in r.incidents]
+    assert len(said) == len(set(said)) and any("fewer than 5 cases of a hospital were withheld" in s for s in said)
+    last = folder.records()[-1].diagnostics
+    assert 0 < last["variance kept"] <= 1 and "agreement with hospitals" in last
+
+
+def test_starts_from_cases_need_the_cases_in_one_place():
+    with pytest.raises(ConfigError, match="use starts = 'shared', or fit = 'pooled'"):
+        Cfft(starts="kmeans")
+    Cfft(starts="kmeans", fit="pooled")

@@ -13,10 +13,18 @@ from sklearn.mixture import GaussianMixture
 
 from polysite.cluster import federated_mixture as fed
 from polysite.cluster import quantiles
-from polysite.cluster.mixture import Mixture, Settings, agreement, pooled, scaled
+from polysite.cluster.mixture import Mixture, Settings, agreement, agreement_of, rand_index, scaled
+from polysite.cluster.pooled_mixture import pooled as pooled_fit
+from polysite.cluster.variability import variability
 from polysite.engines import checkpoint
 from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload, decode, encode
+
+
+def pooled(vectors, settings=Settings()):
+    """The mixture of the pooled fit."""
+    return fed.mixture_of(pooled_fit(vectors, settings))
+
 
 SIZES = (240, 160, 100, 70, 50, 40)
 
@@ -101,7 +109,7 @@ def test_pooled_is_percentiles_then_components_then_gaussians():
         table = np.nan_to_num(np.clip((x - low) / (high - low), 0, 1))
     points = PCA(30, svd_solver="full").fit_transform(table)
     expected = GaussianMixture(10, covariance_type="tied", n_init=5, random_state=4).fit(points)
-    mixture = pooled(x, Settings(seed=4))
+    mixture = pooled(x, Settings(seed=4, starts="kmeans"))
     assert mixture.axes.shape == (30, 93) and mixture.means.shape == (10, 30)
     assert np.allclose(mixture.transform(x), points, atol=1e-9)
     assert np.array_equal(mixture.assign(x), expected.predict(points))
@@ -159,7 +167,10 @@ HOLE = np.where(np.arange(36).reshape(12, 3) == 4, np.nan, X)
         (lambda: pooled(np.ones((12, 3)), Settings(components=2)), "no feature differs"),
         (lambda: fed.federated({"a": np.ones((12, 3))}, Settings(components=2)), "no feature differs"),
         (lambda: pooled(X, Settings(components=2)).assign(X[:, 1:]), "2 features, and the clusters are made of 3"),
-        (lambda: fed.federated({"a": X[:4], "b": X[:2]}, Settings(components=2)), "none of 2 sites has 5 cases"),
+        (
+            lambda: fed.federated({"a": X[:4], "b": X[:2]}, Settings(components=2, fewest=5)),
+            "none of 2 sites has 5 cases",
+        ),
     ],
 )
 def test_what_cannot_be_clustered_is_refused(use, sentence):
@@ -250,7 +261,7 @@ def test_federated_is_pooled_on_planted_clusters(seed):
     assert told["rand"] >= 0.99 and adjusted_rand_score(truth, state.mixture.assign(x)) >= 0.99
     assert 0 < told["percentiles"] < 1e-4
     assert told["explained"] == pytest.approx(told["other_explained"], abs=1e-4) and told["explained"] > 0.9
-    assert state.exchanges <= 20
+    assert state.exchanges <= 30
     assert agreement(reference, reference, x)["rand"] == 1 and agreement(reference, reference, x)["percentiles"] == 0
     flat = replace(reference, high=np.where(np.arange(93) == 9, reference.low, reference.high))
     assert agreement(flat, reference, x)["percentiles"] == agreement(reference, flat, x)["percentiles"] == 1
@@ -258,7 +269,7 @@ def test_federated_is_pooled_on_planted_clusters(seed):
 
 def test_principal_components_are_those_of_scikit_learn():
     x, _, sites = planted(1)
-    known = until("cells", sites, Settings()).known
+    known = until("groups", sites, Settings()).known
     pca = PCA(30, svd_solver="full").fit(scaled(x, known["low"], known["high"]))
     assert np.allclose(known["centre"], pca.mean_, rtol=0, atol=1e-12)
     assert np.allclose(known["axes"], pca.components_, rtol=0, atol=1e-6)
@@ -293,7 +304,7 @@ def test_when_a_fit_ends():
     ]:
         start = until("mixtures", sites, Settings(**{name: value}))
         end = fed.federated(sites, start.settings)
-        lengths[name, value] = end.exchanges - start.exchanges
+        lengths[name, value] = end.exchanges - start.exchanges - 1  # the last compares restarts
         assert (end.converged > 0).any() or name == "iterations"
     assert lengths["iterations", 1] == 1 and lengths["iterations", 4] == 4
     assert lengths["tolerance", 1.0] < lengths["tolerance", 1e-2] < lengths["tolerance", 1e-4]
@@ -350,7 +361,7 @@ def test_no_case_leaves_its_site(fewest, safe):
     left = False
     for stage, asked, said in gone(mine, Settings(components=10, fewest=fewest), sites):
         private = rows(mine)
-        if stage in ("products", "cells", "mixtures"):
+        if stage in ("products", "groups", "mixtures"):
             table = scaled(mine, asked["low"], asked["high"])
             private |= rows(table)
             if stage != "products":
@@ -366,7 +377,7 @@ def test_answers_have_the_same_form_whatever_the_number_of_cases():
     _, _, sites = planted(5, sizes=(60, 60, 60), features=12)
     small, large = sites["site 0"][:7], np.concatenate(list(sites.values()))
     for asked, one, other in (
-        (asked, one, fed.answer(asked, large)) for _, asked, one in gone(small, Settings(components=3), sites)
+        (asked, one, fed.answer(asked, large)) for _, asked, one in gone(small, Settings(components=3, fewest=5), sites)
     ):
         assert {k: v.shape for k, v in one.items()} == {k: v.shape for k, v in other.items()}
         for array in (*one.values(), *asked.values()):
@@ -389,7 +400,7 @@ def test_the_sum_of_all_answers_is_all_that_the_server_needs():
 def test_a_small_site_is_not_heard_but_served():
     _, _, sites = planted(0)
     with_small = {**sites, "small": sites["site 0"][:4] * 1.5}
-    one, other = (fed.federated(s, Settings(components=6)) for s in (sites, with_small))
+    one, other = (fed.federated(s, Settings(components=6, fewest=5)) for s in (sites, with_small))
     assert equal(one, other) and other.mixture.assign(with_small["small"]).shape == (4,)
 
 
@@ -482,12 +493,87 @@ def test_a_bracket_is_short_enough_beside_the_range_of_its_feature_or_else_besid
         assert quantiles.resolved(low, low + width, np.array(found)[:, None], 1e-6) == [short]
 
 
-@pytest.mark.parametrize(("more", "split"), [(3, "ca"), (2, "ca"), (1, "c"), (0, "")])
-def test_cells_are_split_that_scatter_most_and_never_those_that_do_not(more, split):
-    """Cell a scatters by 2 (0.01 + 0.04), b not at all, c by 0.25: each along its widest axis, 0.8 deviations apart."""
-    counts, means = np.array([2.0, 2.0, 1.0]), np.array([[0.0, 0.0], [10.0, 0.0], [20.0, 0.0]])
-    variances = np.array([[0.01, 0.04], [0.0, 0.0], [0.25, 0.0]])
-    halves = {"a": [[0.0, -0.16], [0.0, 0.16]], "b": [[10.0, 0.0]], "c": [[19.6, 0.0], [20.4, 0.0]]}
-    whole = dict(zip("abc", means[:, None].tolist(), strict=True))
-    want = [cell for name in "abc" for cell in (halves if name in split else whole)[name]]
-    assert np.allclose(sorted(fed._split(counts, means, variances, more).tolist()), want)
+@pytest.mark.parametrize(
+    ("counts", "want"),
+    [
+        ((2, 1, 0), [[0.0, 0.0], [19.6, 0.0], [20.4, 0.0]]),  # b has the larger scatter: 0.25 beside 2 x 0.05
+        ((2, 0, 0), [[0.0, -0.16], [0.0, 0.16], [9.0, 9.0]]),  # the second empty group finds nothing to share
+        ((2, 1, 4), [[0.0, 0.0], [20.0, 0.0], [10.0, 0.0]]),
+    ],
+)
+def test_an_empty_group_takes_half_of_the_widest(counts, want):
+    """Groups a, b, c: variances (0.01, 0.04), (0.25, 0) and none; halves are 0.8 deviations from the middle."""
+    n, means = np.array(counts, float), np.array([[0.0, 0.0], [20.0, 0.0], [10.0, 0.0]])
+    variances = np.array([[0.01, 0.04], [0.25, 0.0], [0.0, 0.0]])
+    before = np.full((3, 2), 9.0)
+    moved = fed._moved(before, n, n[:, None] * means, n[:, None] * (variances + means**2))
+    assert np.allclose(sorted(moved.tolist()), sorted(want))
+
+
+def test_means_are_drawn_by_their_cases_and_far_from_each_other():
+    """A mean without cases is never drawn, one at the place of another only if there is no other."""
+    means, counts = np.array([[0.0], [0.0], [50.0], [1e6]]), np.array([3.0, 3.0, 1.0, 0.0])
+    drawn = [sorted(fed._drawn(2, means, counts, np.random.default_rng(k)).ravel()) for k in range(40)]
+    assert all(each == [0.0, 50.0] for each in drawn)
+    first = [fed._drawn(1, means, counts, np.random.default_rng(k)).item() for k in range(300)]
+    assert 0.06 < np.mean(np.array(first) == 50.0) < 0.25  # one case in seven
+    assert len(fed._drawn(6, means, counts, np.random.default_rng(0))) == 6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_adjusted_rand_index_is_that_of_scikit_learn(seed):
+    rng = np.random.default_rng(seed)
+    one, other = rng.integers(4, size=50), rng.integers(3, size=50)
+    other = np.where(rng.random(50) < 0.6, one % 3, other)
+    assert agreement_of(one, other) == pytest.approx(adjusted_rand_score(one, other), abs=1e-12)
+    assert rand_index(np.full((1, 1), 9.0)) == 1 == adjusted_rand_score(np.zeros(9), np.zeros(9))
+
+
+@pytest.mark.parametrize("apart", [5.0, 8.0])
+def test_federated_is_pooled_where_clusters_overlap_and_as_likely_as_those_of_scikit_learn(apart):
+    """The starts are shared, so both take the same way, also to one of many optima; k-means++ of cases ends elsewhere.
+
+    0.3 is what scikit-learn's own likelihood differs by between seeds on such cases."""
+    gaps = []
+    for seed in range(3):
+        x, _, sites = planted(seed, (120, 80, 50, 30), apart=apart)
+        chosen = Settings(components=5, seed=seed, dimensions=12)
+        found, whole = fed.federated(sites, chosen), pooled_fit(x, chosen)
+        assert agreement_of(found.mixture.assign(x), whole.mixture.assign(x)) >= 0.98
+        assert found.bic[0][1] == pytest.approx(whole.bic[0][1], rel=0.01)
+        assert found.kept == pytest.approx(whole.kept, abs=1e-4) and 0.5 < found.kept < 1
+        assert found.agreement == pytest.approx(whole.agreement, abs=0.1)
+        other = pooled_fit(x, replace(chosen, starts="kmeans"))
+        gaps.append((found.mixture.likelihood(x) - other.mixture.likelihood(x)) / len(x))
+    assert np.mean(gaps) > -0.3 and min(gaps) > -1
+
+
+def test_restarts_agree_on_clear_clusters_and_disagree_where_there_are_none():
+    _, _, sites = planted(0, (60, 60, 60), 20)
+    clear = fed.federated(sites, Settings(components=3, restarts=10))
+    assert clear.agreement > 0.95
+    noise = np.random.default_rng(0).normal(size=(90, 20))
+    vague = fed.federated({"a": noise[:40], "b": noise[40:]}, Settings(components=6, dimensions=5, restarts=10))
+    assert vague.agreement < 0.7
+    assert pooled_fit(noise, Settings(components=6, dimensions=5, restarts=10, starts="kmeans")).agreement < 0.9
+    assert pooled_fit(noise, Settings(components=1)).agreement == 1  # nothing to disagree about
+
+
+def test_withheld_sums_change_the_clusters():
+    """Two kinds of cases at eight sites, three of each: no site has five of either, so no cluster is found."""
+    rng = np.random.default_rng(0)
+    kind = np.tile([0, 1], 24)
+    x = 6.0 * kind[:, None] + rng.normal(size=(48, 6))
+    sites = {f"s{k}": x[6 * k : 6 * k + 6] for k in range(8)}
+    free, bound = (fed.federated(sites, Settings(components=2, dimensions=4, fewest=n)).mixture for n in (0, 5))
+    assert adjusted_rand_score(kind, free.assign(x)) == 1
+    assert adjusted_rand_score(kind, bound.assign(x)) < 0.2
+
+
+def test_how_much_a_clustering_varies():
+    x, *_ = planted(0, (60, 60, 60), 20)
+    clear = variability(x, Settings(components=3), 3)
+    noise = np.random.default_rng(0).normal(size=(60, 10))
+    vague = variability(noise, Settings(components=5, dimensions=5), 3)
+    assert len(clear.seeds) == len(clear.bootstraps) == 3
+    assert min(clear.seeds + clear.bootstraps) > 0.9 > np.mean(vague.bootstraps)

@@ -2,7 +2,8 @@
 
 Five functions and four attributes are required (``Algorithm``). Further methods are optional; each has a function of
 the same name here, which documents the default: ``shares``, ``diagnostics``, ``serving_payloads``, ``objections``,
-``is_finished``, ``facts``, ``check_sites``, ``tightened``, ``site_clusters``, ``case_clusters``.
+``is_finished``, ``facts``, ``check_sites``, ``small_sums``, ``small_models``, ``remarks``, ``site_clusters``,
+``case_clusters``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -160,11 +161,25 @@ def check_sites(algorithm: Any, train: Mapping[SiteId, int], validation: Mapping
         own(train, validation)
 
 
-def tightened(algorithm: Any, fewest: int) -> Any:
-    """Return the algorithm with every sum that it sends taken over at least ``fewest`` cases, as a hospital's policy
-    demands. Default: unchanged."""
-    own = getattr(algorithm, "tightened", None)
-    return algorithm if own is None else own(fewest)
+def small_sums(algorithm: Any, fewest: int) -> str:
+    """Return a sentence about sums over fewer than ``fewest`` cases that would leave a site, though the site has more,
+    and which setting of the study prevents it. Default: none do."""
+    own = getattr(algorithm, "small_sums", None)
+    return "" if own is None else str(own(fewest))
+
+
+def small_models(algorithm: Any, fewest: int) -> str:
+    """Return a sentence about models of fewer than ``fewest`` training cases that would leave a site, though the site
+    has more, and which setting of the study prevents it. Default: none do."""
+    own = getattr(algorithm, "small_models", None)
+    return "" if own is None else str(own(fewest))
+
+
+def remarks(algorithm: Any, state: Any) -> Sequence[str]:
+    """Return sentences for a person about the state, which the engine logs and records when they are new. Default:
+    none."""
+    own = getattr(algorithm, "remarks", None)
+    return () if own is None else tuple(own(state))
 
 
 def site_clusters(algorithm: Any, state: Any, sites: Sequence[SiteId]) -> Mapping[SiteId, str]:

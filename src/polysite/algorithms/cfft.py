@@ -8,11 +8,15 @@ Paper: Manthe et al., Whole-brain radiomics for clustered federated personalizat
 
 CFFT is a phase after another algorithm. It first fits the clusters: 93 radiomic features per modality, within the head,
 are scaled between their 2nd and 98th percentile, projected on principal components and clustered by a Gaussian mixture.
-``fit = "federated"`` computes all three from sums over cases (cluster/federated_mixture.py, about 10 to 40 exchanges),
+``fit = "federated"`` computes all three from sums over cases (cluster/federated_mixture.py, about 15 to 50 exchanges),
 so the features of a case stay at its site. ``fit = "pooled"``, as in the paper, sends the features, in one exchange.
+Both take the same starts and find the same clusters. Until sums are added up securely, the server sees those of each
+site, and the sum over a cluster with one case at a site is that case; ``fewest`` withholds small sums, but it changes
+the clusters, so it is off by default, and a hospital that insists on a minimum refuses instead of changing the method.
 Then the sites receive the clusters and report their numbers of cases in each. ``rounds`` of fine-tuning follow, and one
 more exchange that scores the last models. The phase then ends by itself. ``run.rounds`` must leave room for all
-exchanges; ``run.patience`` is ignored.
+exchanges; ``run.patience`` is ignored. Only rounds of fine-tuning count for the decay of the learning rate: the first
+has the rate lr, the next lr * gamma, however many exchanges the fit took.
 
 A site receives the models of the clusters that it has cases of, and replies with these only. A cluster without
 validation cases at any site is sent to all sites and scored on all their validation cases. A cluster without training
@@ -20,7 +24,9 @@ cases keeps the initial model of the phase, which is a candidate in every cluste
 clusters were announced receives them when it is asked next. Scores of a round come from the sites that are present.
 With ``run.pooled`` all cases are in one place: the paper's "ideal", an upper bound.
 
-The paper takes ten clusters, 50 rounds, no augmentation (train.augment = "none") and bin_width 0.09 (0.15 for CC359).
+The paper takes ten clusters, fitted to training and validation cases with 20 restarts of 100 iterations and seed 6, 50
+rounds, no augmentation (train.augment = "none") and bin_width 0.09 (0.15 for CC359). Several numbers of clusters are
+compared by BIC; the paper chose ten by validation Dice, which takes a run for each.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,14 +38,16 @@ import numpy as np
 
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.cluster import federated_mixture
-from polysite.cluster.mixture import CaseClusters, Mixture, Settings, pooled
+from polysite.cluster.mixture import CaseClusters, Mixture, Settings
+from polysite.cluster.pooled_mixture import pooled
+from polysite.cluster.remarks import remarks, sites_index
 from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload, SiteId, mean, plain
 from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
 Counts = Mapping[str, float]  # cluster -> cases
-FIT = 12  # exchanges of a federated fit before its iterations: moments, counts, products, cells
+FIT = 19  # exchanges of a federated fit beside its iterations: moments, counts, products, groups, check
 ABSURD = 1e6  # times the median of the other sites: squares of features have heavy tails
 
 
@@ -50,6 +58,9 @@ class State:
     start: Tree
     fit: federated_mixture.State | None = None  # while clusters are fitted from sums
     mixture: Mapping[str, Any] | None = None  # arrays of the clusters, once fitted
+    kept: float = 1.0  # share of the variance that the principal components keep
+    agreement: float = 1.0  # adjusted Rand index of the best restarts of the mixture
+    fitted: float = 0.0  # cases that the mixture was fitted to
     models: Mapping[str, Tree] = field(default_factory=dict)  # of every cluster with training cases
     best: Mapping[str, Tree] = field(default_factory=dict)
     scores: Counts = field(default_factory=dict)  # mean scores of the best models
@@ -71,12 +82,15 @@ class Cfft:
             paper).
         bin_width: Width of the grey-level bins of the radiomic features, in standard deviations of the image.
         dimensions: Principal components that the features are projected on.
-        restarts: Random starts of the Gaussian mixture.
-        iterations: Iterations of the Gaussian mixture, at most.
-        fewest: Fewest cases behind a sum; a site with fewer training cases does not take part in the fit of the
-            clusters.
+        restarts: Random starts of the Gaussian mixture; 20 in the paper.
+        iterations: Iterations of the Gaussian mixture, at most; 100 in the paper.
+        starts: Starts of the Gaussian mixture: shared, the same for a federated and a pooled fit, or kmeans, those of
+            scikit-learn (the paper), only with a pooled fit.
+        cases: Cases that the clusters are fitted to: train, or train+validation (the paper).
+        fewest: Fewest cases behind a sum of a federated fit. More than 1 changes the clusters: a site withholds sums
+            over fewer of its cases, and clusters across sites may be lost.
         least: Fewest training cases of a cluster at a site, at least 1; a site with fewer does not train that cluster.
-        seed: Seed of the Gaussian mixture.
+        seed: Seed of the Gaussian mixture; 6 in the paper.
         lr: Local learning rate, more than 0; None: the site's own (train.lr).
         epochs: Local epochs per round, at least 1; None: the site's own (train.epochs).
         steps: Local iterations per round, at least 1, instead of epochs.
@@ -89,7 +103,9 @@ class Cfft:
     dimensions: int = 30
     restarts: int = 5
     iterations: int = 30
-    fewest: int = 5
+    starts: Literal["shared", "kmeans"] = "shared"
+    cases: Literal["train", "train+validation"] = "train"
+    fewest: int = 0
     least: int = 1
     seed: int = 0
     lr: float | None = None
@@ -110,6 +126,11 @@ class Cfft:
         within(self, rounds=(1, INF), least=(1, INF), epochs=(1, INF), steps=(1, INF))
         within(self, bin_width=(TINY, INF), lr=(TINY, INF))
         _ = self.settings  # refuses invalid settings of the mixture
+        if self.starts == "kmeans" and self.fit == "federated":
+            raise ConfigError(
+                "starts = 'kmeans' begins from single cases, which stay at their sites; use starts = 'shared', or "
+                "fit = 'pooled'"
+            )
 
     @property
     def facts(self) -> Facts:
@@ -127,33 +148,56 @@ class Cfft:
 
     def check_sites(self, train: Mapping[SiteId, int], validation: Mapping[SiteId, int]) -> None:
         """Refuse sites with too few cases for the clusters, and sites that cannot choose the best model."""
-        least = self.fewest if self.fit == "federated" else 1
-        cases = sum(n for n in train.values() if n >= least)
+        fitted = {i: n + (validation.get(i, 0) if "validation" in self.splits else 0) for i, n in train.items()}
+        least = max(self.fewest, 1) if self.fit == "federated" else 1
+        cases = sum(n for n in fitted.values() if n >= least)
         if cases < max(self.components):
+            what = f"sites with at least {least} cases have" if least > 1 else "the sites have"
             raise ConfigError(
-                f"cfft wants {max(self.components)} clusters, and sites with at least {least} training cases have "
-                f"{cases} in all; lower algorithm.components or algorithm.fewest"
+                f"cfft wants {max(self.components)} clusters, and {what} {cases} cases in all to fit them to; lower "
+                f"algorithm.components{' or algorithm.fewest' if least > 1 else ''}"
             )
         if not any(n and validation.get(i, 0) for i, n in train.items()):
             raise DataError("no site that trains has a validation case, by which cfft chooses; raise split.validation")
 
-    def tightened(self, fewest: int) -> "Cfft":
-        """Return this algorithm with sums over at least ``fewest`` cases."""
-        return replace(self, fewest=max(self.fewest, fewest), least=max(self.least, fewest))
+    def small_sums(self, fewest: int) -> str:
+        """Return what leaves a site over fewer than ``fewest`` cases, and the settings that would prevent it."""
+        if self.fit == "pooled" or max(self.fewest, 1) >= fewest:
+            return ""
+        return (
+            "cfft sums the features of the cases of every cluster, and a cluster may have a single case here (the "
+            f"study could set algorithm.fewest = {fewest}, which changes its clusters)"
+        )
+
+    def small_models(self, fewest: int) -> str:
+        """Return which model leaves a site after training on fewer than ``fewest`` cases, and how to prevent it."""
+        if self.least >= fewest:
+            return ""
+        return (
+            "cfft trains a model of every cluster, and a cluster may have a single case here (with algorithm.least = "
+            f"{fewest} in the study, a site would not train clusters with fewer cases)"
+        )
 
     def case_clusters(self, got: Payload) -> CaseClusters | None:
         """Return the clusters in a payload, once they are fitted."""
         if "mixture" not in got:
             return None
         mixture = Mixture.of({k: plain(v) for k, v in got["mixture"].items()})
-        return CaseClusters(mixture, self.fit, self.bin_width, self.settings)
+        models = tuple(got.get(f"cluster_{c}", got["model"]) for c in range(len(mixture.weights)))
+        about = self.fit, self.bin_width, self.settings, self.splits
+        return CaseClusters(mixture, *about, cases=float(got.get("fitted", 0.0)), models=models, start=got["model"])
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Splits whose cases the clusters are fitted to."""
+        return tuple(self.cases.split("+"))
 
     @property
     def settings(self) -> Settings:
         """Settings of the Gaussian mixture."""
         return Settings(
             dimensions=self.dimensions, components=self.components, restarts=self.restarts,
-            iterations=self.iterations, fewest=self.fewest, seed=self.seed,
+            iterations=self.iterations, fewest=self.fewest, seed=self.seed, starts=self.starts,
         )  # fmt: skip
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
@@ -168,15 +212,17 @@ class Cfft:
     def serving_payloads(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         """Return the best models of all clusters, and the clusters by which a site assigns its patients."""
         models = {f"cluster_{c}": model for c, model in state.best.items()}
-        clusters = {"mixture": state.mixture} if state.mixture is not None else {}
+        clusters: dict[str, Any] = {}
+        if state.mixture is not None:
+            clusters = {"mixture": state.mixture, "fitted": state.fitted}
         return {i: Payload(model=state.start, **clusters, **models) for i in sites}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         if "features" in got:
-            return Payload(features={"cases": self._vectors(site, "train")}), memory
+            return Payload(features={"cases": self._vectors(site)}), memory
         if "sums" in got:
             asked = {k: plain(v) for k, v in got["sums"].items()}
-            return Payload(sums=federated_mixture.answer(asked, self._vectors(site, "train"), self.fewest)), memory
+            return Payload(sums=federated_mixture.answer(asked, self._vectors(site), self.fewest)), memory
         if "mixture" in got:
             known = Payload(mixture=got["mixture"])
             train, judge = self._trained(known, site), self._members(known, site, site.cases("validation"))
@@ -239,11 +285,24 @@ class Cfft:
 
     def diagnostics(self, state: State) -> Mapping[str, float]:
         sizes = [fsum(counts.get(c, 0.0) for counts in state.train.values()) for c in state.models]
-        clusters = {"clusters with cases": len(sizes), "cases of the smallest": min(sizes)} if sizes else {}
+        clusters: dict[str, float] = {}
+        if sizes:
+            clusters = {"clusters with cases": len(sizes), "cases of the smallest": min(sizes)}
+            clusters |= {"variance kept": state.kept, "agreement of restarts": state.agreement}
+            clusters |= {"agreement with hospitals": sites_index(state.train)}
         return {"exchanges of the fit": state.fit.exchanges, **clusters} if state.fit else clusters
 
-    def _vectors(self, site: Site, split: str) -> np.ndarray:
-        return np.asarray(site.radiomics(site.cases(split), self.bin_width))
+    def remarks(self, state: State) -> Sequence[str]:
+        """Return what is odd about the clusters, once sites have counted their cases."""
+        if state.mixture is None or not state.train:
+            return ()
+        fewest = self.fewest if self.fit == "federated" else 0
+        return remarks(state.train, len(state.mixture["weights"]), state.agreement, fewest)
+
+    def _vectors(self, site: Site) -> np.ndarray:
+        """Return the features of the cases that the clusters are fitted to."""
+        parts = [site.radiomics(site.cases(split), self.bin_width) for split in self.splits if site.cases(split)]
+        return np.concatenate(parts)
 
     def _members(self, known: Payload, site: Site, cases: Cases) -> dict[str, Cases]:
         """Return the given cases by cluster; clusters without a case are left out."""
@@ -264,7 +323,8 @@ class Cfft:
         clusters = [c for c in state.models if c in state.train[site] or c in state.judges[site] or c in unjudged]
         models = {f"cluster_{c}": state.models[c] for c in clusters}
         marks = {"all": {c: np.ones(1) for c in unjudged}} if unjudged else {}
-        return Payload(**models, **marks, **({"last": 1.0} if state.judged == self.rounds else {}))
+        last = {"last": 1.0} if state.judged == self.rounds else {}
+        return Payload(**models, **marks, **last, round=float(state.judged))
 
     def _tuned(self, got: Payload, memory: Payload, site: Site) -> Payload:
         train, judges = self._trained(memory, site), self._members(memory, site, site.cases("validation"))
@@ -278,7 +338,8 @@ class Cfft:
                 means = [s.mean for s in site.score(got[name], asked).values()]
                 cases[c], scores[c] = float(len(means)), fsum(means)
             if c in train and "last" not in got:
-                fit = site.fit(got[name], budget=Budget(self.lr, self.epochs, self.steps), keep=train[c])
+                budget = Budget(self.lr, self.epochs, self.steps, round=int(got["round"]))
+                fit = site.fit(got[name], budget=budget, keep=train[c])
                 models[name] = fit.params
         return Payload(**_counted(judge=cases, score=scores), **models)
 
@@ -286,11 +347,10 @@ class Cfft:
         """Fit the clusters, or advance their federated fit."""
         if state.fit is None:
             rows = [plain(replies[i]["features"]["cases"]) for i in sorted(replies)]
-            return replace(state, mixture=pooled(np.concatenate(rows), self.settings).arrays())
+            return _fitted(state, pooled(np.concatenate(rows), self.settings))
         sums = {i: {k: plain(v) for k, v in p["sums"].items()} for i, p in replies.items()}
         fit = federated_mixture.learn(_plainly(state.fit), sums)
-        mixture = federated_mixture.done(fit)
-        return replace(state, fit=replace(fit, mixture=None), mixture=None if mixture is None else mixture.arrays())
+        return _fitted(replace(state, fit=replace(fit, mixture=None)), fit)
 
     def _merged(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         """Keep the scored models that beat the best so far, and average the fine-tuned ones."""
@@ -305,6 +365,14 @@ class Cfft:
             if tuned:
                 models[c] = mean(tuned, f"cluster_{c}", {i: state.train[i][c] for i in tuned})
         return replace(state, best=best, scores=scores, models=models, judged=state.judged + 1)
+
+
+def _fitted(state: State, fit: federated_mixture.State) -> State:
+    """Return the state with the clusters of a fit, if it is finished."""
+    mixture = federated_mixture.done(fit)
+    if mixture is None:
+        return state
+    return replace(state, mixture=mixture.arrays(), kept=fit.kept, agreement=fit.agreement, fitted=fit.cases)
 
 
 def _plainly(x: Any) -> Any:

@@ -3,11 +3,11 @@
 import sys
 import warnings
 
-from polysite.cli import audit, data, deploy, results, training
+from polysite.cli import audit, bench, data, deploy, results, training
 from polysite.cli.base import app
 from polysite.errors import PolysiteError
 
-__all__ = ["app", "audit", "data", "deploy", "main", "results", "training"]
+__all__ = ["app", "audit", "bench", "data", "deploy", "main", "results", "training"]
 
 
 def main() -> None:

@@ -161,8 +161,19 @@ def radiomics(
     ] = None,
     dimensions: Annotated[int, typer.Option(min=1, help="Principal components to cluster by.")] = 30,
     fewest: Annotated[
-        int, typer.Option(min=0, help="Minimum number of cases behind a sum that leaves a site; 0 for none.")
-    ] = 5,
+        int,
+        typer.Option(min=0, help="Minimum number of cases behind a sum that leaves a site; it changes the clusters."),
+    ] = 0,
+    repeats: Annotated[
+        int, typer.Option(min=0, help="Further fits with other seeds and bootstraps: how much the clusters vary.")
+    ] = 10,
+    perplexity: Annotated[float, typer.Option(min=1, help="Perplexity of the t-SNE map.")] = 35.0,
+    examples: Annotated[
+        bool, typer.Option("--examples", help="Draw a typical scan of every cluster, and outliers, for their hospital.")
+    ] = False,
+    example: Annotated[
+        list[str] | None, typer.Option(metavar="CASE", help="Draw this case for its hospital; can be repeated.")
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Cases to process in parallel; one per core by default.")
     ] = None,
@@ -188,7 +199,8 @@ def radiomics(
     with watching(quiet or as_json, False) as watch:
         done = extract.run(
             study, out, settings=settings, label=label, clusters=mixture if counts else None, jobs=jobs,
-            parquet=parquet, watch=watch,
+            parquet=parquet, repeats=repeats, perplexity=perplexity, examples=examples, named=example or (),
+            watch=watch,
         )  # fmt: skip
     if as_json:
         print(json.dumps({"radiomics": str(done.folder), **done.about}))

@@ -1,14 +1,13 @@
-"""Commands that train or plan a study: demo, train, assess, bench, cost, algorithms."""
+"""Commands that train or plan a study: demo, train, assess, cost, algorithms."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polysite.cli.base import Config, Json, Override, Quiet, app, overrides_of, study_of, watching
+from polysite.cli.base import Config, Json, Override, Quiet, app, study_of, watching
 from polysite.errors import PolysiteError
 
 
@@ -117,57 +116,6 @@ def assess(
         print(f"\nPage with figures: {done.folder / 'index.html'}")
         first = next(iter(sorted((done.folder / "strategies").iterdir())))
         print(f"To train the first strategy: polysite train {first}")
-
-
-@app.command()
-def bench(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Name of a benchmark, or a .toml file; without it, list all.")
-    ] = None,
-    scale: Annotated[str, typer.Option(help="full, or small: phantoms and few rounds, minutes.")] = "full",
-    data: Annotated[
-        Path | None, typer.Option(metavar="DATA", help="Your data: a manifest or a folder of images.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="Run only this method; can be repeated.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; an existing one is continued.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
-    override: Override = None,
-    quiet: Quiet = False,
-) -> None:
-    """Run a benchmark: methods x folds x seeds, and compare.
-
-    The same command continues a benchmark that was interrupted.
-    """
-    from polysite import benchmark
-    from polysite.report import publish, tables
-
-    if scale not in ("full", "small"):
-        raise PolysiteError(f"--scale {scale}: full or small")
-    if name is None:
-        for known in benchmark.names():
-            print(f"{known:12} {benchmark.load(known).title}")
-        return
-    chosen = benchmark.load(name, scale == "small").only(only or [])
-    given = {
-        **({"data.name": "files", "data.path": json.dumps(str(data))} if data else {}),
-        **overrides_of(override or []),
-    }
-    chosen.check_data(given, scale)
-    target = out or Path("benchmarks") / (f"{chosen.name}-small" if scale == "small" else chosen.name)
-    with tables.counting("runs", len(chosen.places) * len(chosen.methods), quiet) as step:
-        methods, failed = benchmark.run(chosen, target, given, jobs, step)
-    for job, why in failed.items():
-        print(f"polysite: {job} failed: {why}", file=sys.stderr)
-    if methods:
-        options = benchmark.options(chosen, target, methods, failed)
-        publish.comparison(target / "comparison", chosen.title, methods, options, replace=True)
-        if not quiet:
-            tables.show(methods, options, full=True)
-            print(f"\nPage and tables: {target / 'comparison' / 'index.html'}")
-    if failed:
-        raise typer.Exit(1)
 
 
 @app.command()

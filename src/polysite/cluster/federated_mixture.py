@@ -7,26 +7,36 @@ request, every site answers with sums over its cases, and the server uses only t
     moments   1           n, sum f, sum f^2 of every feature                     where the percentiles can be
     counts    2 to 4      cases at or below 257 edges in 4 brackets per feature  percentiles, to 1e-4 of the spread
     products  1           n, sum s, sum s s' of the scaled features              the principal components, exactly
-    cells     2 to 6      n, sum x x'; of every cell its n, sum x, sum x^2       a codebook of the projected cases
+    groups    4 to 12     n, sum x x'; of every group of every start its         an iteration of k-means
+                          n, sum x, sum x^2
     mixtures  until done  n, sum x x'; of every component of every fit           an iteration of EM, with
                           N_k = sum r_k, sum r_k x; the log-likelihood           S = sum x x'/n - sum_k N_k mu_k mu_k'/n
+    check     1 or none   cases in every pair of components of the best fit      whether restarts agree
+                          and of a runner-up
 
-The codebook is that of Linde, Buzo and Gray (1980): cells are split along their longest axis until there are four for
-each component. The server runs k-means on the cells to start the fits: one fit for every restart and number of
-components, all in the same exchanges. A fit ends if its mean log-likelihood changes less than ``tolerance``, or if at
-its pace it could not catch up with the best in ten more exchanges. The fit with the least BIC is chosen.
+There is one start for every restart and number of components, all in the same exchanges. For K components 3 K means are
+drawn from N(0, C) with the seed (seed, restart, K), where C is the covariance of the scaled features. An iteration of
+k-means moves them to the cases, K of them are drawn as in k-means++, by the cases that they stand for, k-means goes on
+with these, and EM begins from its groups. An empty group is put into the widest one. Since a start follows from the
+seed and from sums over all cases, it does not depend on how cases are dealt to sites:
+``polysite.cluster.pooled_mixture`` begins from the same starts and finds the same clusters. Their likelihood is that of
+scikit-learn's starts, on average (bench/clusters.py).
+
+A fit ends if its mean log-likelihood changes less than ``tolerance``, or if at its pace it could not catch up with the
+best of the same number of components in ten more exchanges. The fit with the least BIC is chosen.
 
 A site may be absent from any exchange. The exchange then covers exactly the cases of the other sites, since the server
 stores nothing about a site: percentiles may move to those of the others, an iteration of EM increases the likelihood of
 their cases, and fits are compared on the same cases. If sites come and go, the likelihood may never converge; EM then
 ends after ``iterations``.
 
-What leaves a site. A site with fewer than ``fewest`` cases sends nothing; its cases can still be assigned to clusters.
-A site drops cells and components with fewer than ``fewest`` of its cases, the smallest first, and counts these cases to
-the next nearest, so that no sum is over fewer cases. (Sums that are merely withheld would contradict the products, and
-S could collapse.) A component therefore moves by the sites that have enough cases of it; without any such site it stays
-at its start. ``fewest = 0`` turns both rules off. The fit is then the EM of scikit-learn, number for number, but the
-sum of a component with a single case is that case.
+What leaves a site are the sums above. With ``fewest = 0``, the default, the fit is the EM of scikit-learn, number for
+number, and sums are of as many cases as a site has in a group: the sum of a component with a single case is that case.
+With ``fewest = n`` a site with fewer than n cases sends nothing (its cases can still be assigned to clusters), and it
+drops groups and components with fewer than n of its cases, the smallest first, and counts these cases to the next
+nearest. (Sums that are merely withheld would contradict the products, and S could collapse.) **This is another
+method**: a component moves only by the sites that have n cases of it, so that clusters across sites are lost and tend
+to become the sites themselves. Protect the sum over the federation instead: the server needs no more than that.
 
 What a curious server could still learn from the answers of each site. Counts reveal values of single features in single
 cases, without their owner: to 1/256 of the first bracket everywhere, and finely next to both percentiles (which, with
@@ -34,14 +44,11 @@ fewer than 51 cases at all sites, are next to the smallest and the largest value
 cases than features determine its cases up to a rotation, which is little protection for very few cases. The sums of a
 site in two exchanges, or in two fits, differ by the cases that moved to another component, and many such differences
 may reveal a case; so may the difference between two runs if the site has one more case in the second. None of this is
-possible if the server sees only the sum of the answers. It needs no more: every answer may go through secure
-aggregation.
+possible if the server sees only the sum of the answers: every answer may go through secure aggregation.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil, log2
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -57,6 +64,7 @@ from polysite.cluster.mixture import (
     enough,
     flattened,
     joint,
+    rand_index,
     rank,
     responsibilities,
     scaled,
@@ -71,13 +79,15 @@ STAGES = {  # names of a site's answers in each stage
     "moments": {"cases", "sums", "squares"},
     "counts": {"cases", "counts"},
     "products": {"cases", "sums", "products"},
-    "cells": {"cases", "products", "counts", "sums", "squares"},
+    "groups": {"cases", "products", "counts", "sums", "squares"},
     "mixtures": {"cases", "products", "counts", "sums", "likelihoods"},
+    "check": {"cases", "counts"},
 }
 COUNTINGS = 4  # exchanges at most; the last brackets are then 2e-10 of the first
-CELLS = 4  # per component
-ROUNDS = 2  # exchanges with all cells, so that the cells of the last split move to their cases
+SPREAD, MOVES = 3, 2  # means that are drawn for every component, and exchanges after which one in three is kept
+GROUPINGS = 12  # exchanges of k-means at most
 HALF = 0.8  # deviations between the mean of a normal distribution and that of either half, sqrt(2 / pi)
+RIVALS = 5  # one runner-up is compared with the best fit for so many restarts
 PACE = 10  # exchanges in which a fit that is behind must be able to catch up
 DEAD = 1e-9  # cases: a component with fewer has no mean and stays in place
 
@@ -93,7 +103,10 @@ class State:
     steps: int = 0  # exchanges of this stage
     likelihoods: Values = field(default_factory=lambda: np.empty(0))  # mean over cases, by fit
     converged: Values = field(default_factory=lambda: np.empty(0))  # 1 for a converged fit
+    cases: float = 0.0  # in the last exchange of EM
+    kept: float = 1.0  # share of the variance that the principal components keep
     bic: tuple[tuple[int, float], ...] = ()  # of every number of components, when done
+    agreement: float = 1.0  # of the best restarts: mean adjusted Rand index of the chosen fit and its runners-up
     mixture: Mixture | None = None
 
 
@@ -110,6 +123,13 @@ def ask(state: State) -> Arrays:
 
 def done(state: State) -> Mixture | None:
     """Return the mixture once it is fitted, else None."""
+    return state.mixture
+
+
+def mixture_of(state: State) -> Mixture:
+    """Return the mixture of a finished fit."""
+    if state.mixture is None:
+        raise ValueError("this fit is not finished")
     return state.mixture
 
 
@@ -147,13 +167,28 @@ def answer(asked: Mapping[str, Values], vectors: ArrayLike, fewest: float = 0) -
     if stage == "products":
         return {"cases": cases, "sums": table.sum(0), "products": table.T @ table}
     points = (table - asked["centre"]) @ asked["axes"].T
-    sums = _of_cells(points, asked["cells"], fewest) if stage == "cells" else _of_fits(points, asked, fewest)
+    if stage == "check":
+        return {"cases": cases, "counts": _in_pairs(points, asked, fewest)}
+    sums = _of_groups(points, asked, fewest) if stage == "groups" else _of_fits(points, asked, fewest)
     return {"cases": cases, "products": points.T @ points, **sums}
 
 
-def _of_cells(points: Values, cells: Values, fewest: float) -> Arrays:
-    member = _shared(-squared_distances(points, cells), fewest, lambda near: np.eye(len(cells))[near.argmax(1)])
+def _of_groups(points: Values, asked: Mapping[str, Values], fewest: float) -> Arrays:
+    """Return the sums of the cases that are nearest to each mean."""
+    members = [
+        _shared(-squared_distances(points, means), fewest, lambda near: np.eye(near.shape[1])[near.argmax(1)])
+        for means in _apart(asked, asked["means"])
+    ]
+    member = np.concatenate(members, axis=1)
     return {"counts": member.sum(0), "sums": member.T @ points, "squares": member.T @ points**2}
+
+
+def _in_pairs(points: Values, asked: Mapping[str, Values], fewest: float) -> Values:
+    """Return how many cases are in a component of a runner-up (row) and in one of the first fit (column), or 0 for too
+    few."""
+    first, *others = (np.eye(len(fit[0]))[joint(points, *fit).argmax(1)] for fit in _fits(asked))
+    counts = np.concatenate([other.T @ first for other in others])
+    return np.where(counts < fewest, 0.0, counts)
 
 
 def _of_fits(points: Values, asked: Mapping[str, Values], fewest: float) -> Arrays:
@@ -195,8 +230,9 @@ def learn(state: State, answers: Mapping[SiteId, Mapping[str, Values]]) -> State
         "moments": _moments,
         "counts": _counts,
         "products": _products,
-        "cells": _cells,
+        "groups": _groups,
         "mixtures": _mixtures,
+        "check": _check,
     }
     new = steps[state.stage](state, _summed(state, answers))
     return replace(new, exchanges=state.exchanges + 1, steps=state.steps + 1 if new.stage == state.stage else 0)
@@ -254,59 +290,84 @@ def _products(state: State, total: Arrays) -> State:
     keep = min(rank(variances), state.settings.dimensions, int(cases))
     largest = axes[np.arange(keep), abs(axes[:keep]).argmax(1)]
     axes = axes[:keep] * np.sign(largest)[:, None]  # scikit-learn's choice of sign
-    cells = np.zeros((1, keep))
-    for axis in range(min(keep, 3)):  # the first splits need no exchange: these variances are known
-        step = HALF * np.sqrt(variances[axis]) * np.eye(keep)[axis]
-        cells = np.concatenate([cells - step, cells + step])
-    return replace(state, stage="cells", known={**state.known, "centre": centre, "axes": axes, "cells": cells})
+    kept = float(variances[:keep].sum() / np.maximum(variances, 0.0).sum())
+    return projected(state, {**state.known, "centre": centre, "axes": axes}, variances[:keep], kept)
 
 
-def _cells(state: State, total: Arrays) -> State:
-    held = total["counts"] > 0
-    counts = total["counts"][held]
-    means, squares = (total[name][held] / counts[:, None] for name in ("sums", "squares"))
-    wanted = CELLS * max(state.settings.candidates)
-    splits = max(0, ceil(log2(wanted / 2 ** min(means.shape[1], 3))))
-    if state.steps < splits:
-        cells = _split(counts, means, np.maximum(squares - means**2, 0.0), wanted - len(means))
-        return replace(state, known={**state.known, "cells": cells})
-    if state.steps < splits + ROUNDS - 1:
-        return replace(state, known={**state.known, "cells": means})
-    known = {name: array for name, array in state.known.items() if name != "cells"}
-    known |= _started(state.settings, counts, means, total["products"])
-    fits = len(known["sizes"])
-    return replace(state, stage="mixtures", known=known, likelihoods=np.full(fits, -np.inf), converged=np.zeros(fits))
+def projected(state: State, known: Mapping[str, Values], variances: Values, kept: float) -> State:
+    """Return the state with all starts, once scaling and principal components are known.
+
+    Args:
+        state: The state before.
+        known: ``low``, ``high``, ``centre`` and ``axes`` of the mixture.
+        variances: Variances along the axes.
+        kept: Share of the variance that the axes keep.
+    """
+    settings, sizes, means = state.settings, [], []
+    for count, rng in _streams(settings):
+        # drawn by feature, not by axis: axes of nearly equal variance may differ between two fits
+        drawn = (known["axes"] @ rng.normal(size=(known["axes"].shape[1], SPREAD * count))).T
+        means.append(drawn * np.sqrt(variances))
+        sizes.append(float(len(drawn)))
+    starts = {"sizes": np.array(sizes), "means": np.concatenate(means)}
+    return replace(state, stage="groups", known={**known, **starts}, kept=kept)
 
 
-def _split(counts: Values, means: Values, variances: Values, more: int) -> Values:
-    """Split the cells with the largest scatter in two, at most ``more`` of them."""
-    scatter = counts * variances.sum(1)
-    wide = np.argsort(-scatter, kind="stable")[: max(more, 0)]
-    wide = wide[scatter[wide] > 0]
-    axis = variances[wide].argmax(1)
-    step = HALF * np.sqrt(variances[wide, axis])[:, None] * np.eye(means.shape[1])[axis]
-    return np.concatenate([np.delete(means, wide, 0), means[wide] - step, means[wide] + step])
-
-
-def _started(settings: Settings, counts: Values, means: Values, products: Values) -> Arrays:
-    """Start a fit for every number of components and restart by k-means of the cells; the first by the best of ten."""
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
-
-    fits = []
+def _streams(settings: Settings) -> Iterator[tuple[int, np.random.Generator]]:
+    """Yield the number of components and the random generator of every start."""
     for count in settings.candidates:
         for restart in range(settings.restarts):
-            labels = np.arange(len(means))  # fewer cells than components: the others have no case
-            if len(means) > count:
-                means_of = KMeans(count, n_init=1 if restart else 10, random_state=settings.seed + restart)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ConvergenceWarning)  # for identical cells
-                    labels = means_of.fit(means, sample_weight=counts).labels_
-            share = np.eye(count)[labels] * counts[:, None]
-            fits.append(
-                _maximised(share.sum(0), share.T @ means, products, np.zeros((count, means.shape[1])), settings)
-            )
-    return _joined(fits)
+            yield count, np.random.default_rng([settings.seed, restart, count])
+
+
+def _groups(state: State, total: Arrays) -> State:
+    known, step = state.known, state.steps + 1
+    apart = (_apart(known, array) for array in (known["means"], total["counts"], total["sums"], total["squares"]))
+    groups = list(zip(*apart, strict=True))
+    moved = [_moved(*group) for group in groups]
+    if step == MOVES:
+        streams = zip(_streams(state.settings), moved, groups, strict=True)
+        moved = [_drawn(count, means, counts, rng) for (count, rng), means, (_, counts, *_) in streams]
+    means, sizes = np.concatenate(moved), np.array([float(len(each)) for each in moved])
+    still = step > MOVES and np.allclose(means, known["means"], rtol=0, atol=1e-12)
+    if step < GROUPINGS and not still:
+        return replace(state, known={**known, "means": means, "sizes": sizes})
+    fits = [_maximised(n, x, total["products"], before, state.settings) for before, n, x, _ in groups]
+    return replace(
+        state,
+        stage="mixtures",
+        known={**known, **_joined(fits)},
+        likelihoods=np.full(len(fits), -np.inf),
+        converged=np.zeros(len(fits)),
+    )
+
+
+def _drawn(count: int, means: Values, counts: Values, rng: np.random.Generator) -> Values:
+    """Draw so many of the means as k-means++ does: by their cases and the squared distance to those drawn before."""
+    near, chosen = np.ones(len(means)), []
+    for _ in range(count):
+        odds = counts * near
+        odds = odds if odds.sum() > 0 else near + 1.0  # fewer places than components
+        chosen.append(means[np.searchsorted(np.cumsum(odds / odds.sum()), rng.random() * (1 - 1e-9))])
+        near = squared_distances(means, np.array(chosen)).min(1)
+    return np.array(chosen)
+
+
+def _moved(before: Values, counts: Values, sums: Values, squares: Values) -> Values:
+    """Return the means of the groups; an empty group takes half of the one with the largest scatter."""
+    size = np.maximum(counts, DEAD)[:, None]
+    means = np.where(counts[:, None] > DEAD, sums / size, before)
+    variances = np.where(counts[:, None] > DEAD, np.maximum(squares / size - means**2, 0.0), 0.0)
+    scatter = counts * variances.sum(1)
+    for empty in np.flatnonzero(counts <= DEAD):
+        wide = int(scatter.argmax())
+        if not scatter[wide] > 0:
+            break
+        axis = int(variances[wide].argmax())
+        step = HALF * np.sqrt(variances[wide, axis]) * np.eye(means.shape[1])[axis]
+        means[empty], means[wide] = means[wide] + step, means[wide] - step
+        scatter[wide] = 0.0  # another empty group takes half of another
+    return means
 
 
 Fit = tuple[Values, Values, Values]  # weights, means, covariance
@@ -348,8 +409,9 @@ def _mixtures(state: State, total: Arrays) -> State:
     scores = np.array(
         [bic(x * cases, cases, *means.shape) for x, (_, means, _) in zip(likelihoods, _fits(known), strict=True)]
     )
-    behind = scores - 2 * cases * PACE * np.maximum(change, 0.0) > scores.min()
-    state = replace(state, likelihoods=likelihoods, converged=converged)
+    leading = np.array([scores[known["sizes"] == size].min() for size in known["sizes"]])
+    behind = scores - 2 * cases * PACE * np.maximum(change, 0.0) > leading
+    state = replace(state, likelihoods=likelihoods, converged=converged, cases=cases)
     if ((converged > 0) | behind).all() or state.steps + 1 >= settings.iterations:
         return _chosen(state, scores)
     counts, sums = (_apart(known, total[name]) for name in ("counts", "sums"))
@@ -362,8 +424,22 @@ def _mixtures(state: State, total: Arrays) -> State:
 
 def _chosen(state: State, scores: Values) -> State:
     """Choose the fit with the least BIC; among equal numbers of components, that is the likeliest."""
-    sizes, best = state.known["sizes"], int(scores.argmin())
-    least = tuple((count, float(scores[sizes == count].min())) for count in state.settings.candidates)
-    weights, means, covariance = list(_fits(state.known))[best]
+    sizes, settings = state.known["sizes"], state.settings
+    least = tuple((count, float(scores[sizes == count].min())) for count in settings.candidates)
+    order = [k for k in np.argsort(scores, kind="stable") if sizes[k] == sizes[scores.argmin()]]
+    fits = list(_fits(state.known))
+    rivals = order[1 : 1 + max(1, settings.restarts // RIVALS)] if sizes[order[0]] > 1 else []
+    state = replace(state, bic=least, known={**state.known, **_joined([fits[k] for k in (order[0], *rivals)])})
+    return replace(state, stage="check") if rivals else _done(state)
+
+
+def _check(state: State, total: Arrays) -> State:
+    """Compare the chosen fit with its runners-up: restarts that end in other clusters mean that none are clear."""
+    tables = np.split(total["counts"], len(state.known["sizes"]) - 1)
+    return _done(replace(state, agreement=float(np.mean([rand_index(table) for table in tables]))))
+
+
+def _done(state: State) -> State:
+    weights, means, covariance = next(_fits(state.known))
     scale = {name: state.known[name] for name in ("low", "high", "centre", "axes")}
-    return replace(state, bic=least, mixture=Mixture(**scale, weights=weights, means=means, covariance=covariance))
+    return replace(state, mixture=Mixture(**scale, weights=weights, means=means, covariance=covariance))

@@ -9,17 +9,19 @@ Paper: Manthe, Duffner and Lartizien, Whole-brain radiomics for clustered federa
 A feature that is the same in (nearly) all cases is scaled to zero. The mixture consists of a few plain arrays: a
 payload brings it to every site, and every site assigns a case to the same cluster, the one that scikit-learn assigns.
 
-``pooled`` fits the mixture if all cases are in one place, ``polysite.cluster.federated_mixture`` if they are not.
+``polysite.cluster.pooled_mixture`` fits the mixture if all cases are in one place, and
+``polysite.cluster.federated_mixture`` if they are not.
 """
 
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polysite.errors import ConfigError, DataError
+from polysite.tree import Tree
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -40,8 +42,11 @@ class Settings:
         reg: Value added to the variances.
         tolerance: A fit has converged if its mean log-likelihood changes less than this.
         iterations: Largest number of iterations of a fit.
-        fewest: Federated fit: a site with fewer cases sends nothing, and no sum of a site is over fewer cases.
+        fewest: Federated fit: a site with fewer cases sends nothing, and no sum of a site is over fewer cases. More
+            than 1 changes the clusters: see ``polysite.cluster.federated_mixture``.
         seed: Seed of the initialisation.
+        starts: Starts of the fits: shared, which a federated fit and a pooled one compute alike, or kmeans, those of
+            scikit-learn, for which all cases must be in one place.
     """
 
     percentiles: tuple[float, float] = (2.0, 98.0)
@@ -51,8 +56,9 @@ class Settings:
     reg: float = 1e-6
     tolerance: float = 1e-3
     iterations: int = 100
-    fewest: int = 5
+    fewest: int = 0
     seed: int = 0
+    starts: Literal["shared", "kmeans"] = "shared"
 
     def __post_init__(self) -> None:
         if not isinstance(self.components, int):
@@ -214,39 +220,10 @@ class CaseClusters:
     fit: str  # "federated" or "pooled"
     bin_width: float  # of the grey levels of the radiomic features
     settings: Settings
-
-
-def pooled(vectors: ArrayLike, settings: Settings = Settings()) -> Mixture:
-    """Fit the mixture of pooled cases with scikit-learn."""
-    from sklearn.decomposition import PCA
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.mixture import GaussianMixture
-
-    rows = checked(vectors)
-    enough(len(rows), settings)
-    low, high = np.percentile(rows, settings.percentiles, axis=0)
-    high = flattened(low, high)
-    table = scaled(rows, low, high)
-    with np.errstate(invalid="ignore"):  # without any variance, which ``rank`` refuses
-        pca = PCA(min(settings.dimensions, *table.shape), svd_solver="full").fit(table)
-    keep = rank(pca.explained_variance_)
-    points = (table - pca.mean_) @ pca.components_[:keep].T
-    fits = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the best restart counts, converged or not
-        for count in settings.candidates:
-            fit = GaussianMixture(
-                count,
-                covariance_type="tied",
-                n_init=settings.restarts,
-                reg_covar=settings.reg,
-                tol=settings.tolerance,
-                max_iter=settings.iterations,
-                random_state=settings.seed,
-            )
-            fits.append(fit.fit(points))
-    best = min(fits, key=lambda fit: fit.bic(points))
-    return Mixture(low, high, pca.mean_, pca.components_[:keep], best.weights_, best.means_, best.covariances_)
+    splits: tuple[str, ...] = ("train",)  # splits whose cases they were fitted to
+    cases: float = 0.0  # number of these cases
+    models: tuple[Tree, ...] = ()  # model of every cluster
+    start: Tree = field(default_factory=dict)  # model that the clusters began from
 
 
 def rank(variances: Values) -> int:
@@ -256,6 +233,32 @@ def rank(variances: Values) -> int:
     return int((variances > FLAT * variances[0]).sum())
 
 
+def rand_index(table: Values) -> float:
+    """Return the adjusted Rand index of two groupings from the number of cases in every pair of their groups.
+
+    >>> rand_index(np.array([[3.0, 0.0], [0.0, 4.0]])), round(rand_index(np.array([[2.0, 2.0], [2.0, 2.0]])), 3)
+    (1.0, -0.167)
+    """
+
+    def pairs(counts: Values) -> float:
+        return float((counts * (counts - 1)).sum() / 2)
+
+    both, one, other, every = (pairs(x) for x in (table, table.sum(1), table.sum(0), table.sum(keepdims=True)))
+    chance = one * other / every if every else 0.0
+    return (both - chance) / ((one + other) / 2 - chance) if (one + other) / 2 > chance else 1.0
+
+
+def agreement_of(one: Labels, other: Labels) -> float:
+    """Return the adjusted Rand index of two groupings of the same cases.
+
+    >>> agreement_of(np.array([0, 0, 1]), np.array([5, 5, 2]))
+    1.0
+    """
+    table = np.zeros((int(one.max()) + 1, int(other.max()) + 1))
+    np.add.at(table, (one, other), 1.0)
+    return rand_index(table)
+
+
 def agreement(one: Mixture, other: Mixture, vectors: ArrayLike) -> dict[str, float]:
     """Return the agreement of two mixtures on some cases, for a report (federated versus pooled).
 
@@ -263,14 +266,12 @@ def agreement(one: Mixture, other: Mixture, vectors: ArrayLike) -> dict[str, flo
     the scaled features' variance that the projection keeps. ``percentiles``: largest difference of a percentile,
     relative to the feature's spread in the other mixture; 1 for a feature that is constant in only one mixture.
     """
-    from sklearn.metrics import adjusted_rand_score
-
     spread = other.high - other.low
     moved = np.maximum(abs(one.low - other.low), abs(one.high - other.high))
     apart = np.where(spread > 0, moved / np.where(spread > 0, spread, 1.0), 0.0)
     apart[(one.high > one.low) != (spread > 0)] = 1.0
     return {
-        "rand": float(adjusted_rand_score(other.assign(vectors), one.assign(vectors))),
+        "rand": agreement_of(one.assign(vectors), other.assign(vectors)),
         "explained": _explained(one, vectors),
         "other_explained": _explained(other, vectors),
         "percentiles": float(apart.max()),

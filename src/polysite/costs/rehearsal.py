@@ -133,6 +133,7 @@ def rehearse(
     validation: Mapping[SiteId, int] | None = None,
     validate_every: int = 1,
     modalities: int = 1,
+    look: Callable[[Any, Mapping[SiteId, Payload]], None] | None = None,
 ) -> Iterator[dict[SiteId, Load]]:
     """Yield the load of every site, round by round.
 
@@ -149,6 +150,7 @@ def rehearse(
         validation: Number of validation cases of every site.
         validate_every: Rounds between validations.
         modalities: Modalities of an image.
+        look: Called after every round with the server's state and the memories of the sites.
     """
     elements = {k: math.prod(v.shape) for k, v in params.items()}
     start = {k: np.ones((1,) * len(v.shape), str(v.dtype).rpartition(".")[2]) for k, v in params.items()}
@@ -164,6 +166,8 @@ def rehearse(
             steps = sum(f.steps for f in site.fits)
             loads[i] = Load(steps, 0, _nbytes(got, elements), _nbytes(replies[i], elements), site.patches)
         state = algorithm.merge(state, replies) if replies else state
+        if look:
+            look(state, memory)
         ended = hasattr(algorithm, "is_finished") and algorithm.is_finished(state)
         if (index + 1) % validate_every == 0 or index + 1 == rounds or ended:
             loads.update({i: replace(loads.get(i, Load()), cases=n) for i, n in (validation or {}).items()})

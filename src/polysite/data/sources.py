@@ -5,7 +5,7 @@ A source names its modalities and labels, and lists the cases of every site with
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from polysite.data.case import Case, CaseRef
 from polysite.data.files import Files
@@ -20,7 +20,7 @@ from polysite.data.phantom import (
     picture,
     three_clinics,
 )
-from polysite.errors import ConfigError
+from polysite.errors import ConfigError, DataError
 
 
 class Source(Protocol):
@@ -208,6 +208,51 @@ class AtHospitals:
         raise ConfigError("the cases of this study are at the hospitals: 'polysite deploy run' asks them")
 
 
+@dataclass(frozen=True)
+class Counted:
+    """Cases of which only the number is known: for costs and plans before the data are here.
+
+    Args:
+        sizes: Number of cases of every site.
+        modalities: Names of the modalities.
+        labels: Labels to segment.
+    """
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    modalities: tuple[str, ...] = ("flair", "t1", "t1ce", "t2")
+    labels: tuple[str, ...] = ("WT", "TC", "ET")
+
+    @property
+    def task(self) -> str:
+        """The task: ``segmentation``."""
+        return "segmentation"
+
+    @property
+    def dims(self) -> int:
+        """Number of spatial dimensions: 3."""
+        return 3
+
+    @property
+    def modality_names(self) -> tuple[str, ...]:
+        """Names of the modalities."""
+        return self.modalities
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Labels to segment."""
+        return self.labels
+
+    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
+        """Return as many cases as every site has, all of one known group; none can be opened."""
+        return {site: [self._ref(site, k) for k in range(count)] for site, count in self.sizes.items()}
+
+    def _ref(self, site: str, index: int) -> CaseRef:
+        def absent() -> NoReturn:
+            raise DataError(f"the cases of site {site!r} are only counted; name the data under [data]")
+
+        return CaseRef(site, f"{site}-{index:04d}", absent, absent, group="known", modalities=len(self.modalities))
+
+
 def _check(shape: tuple[int, ...], sites: Mapping[str, Hospital]) -> None:
     if len(shape) != 3 or min(shape) < 24:
         raise ConfigError(f"data.shape = {list(shape)}: a phantom has three sides of at least 24 voxels")
@@ -220,4 +265,5 @@ SOURCES: Mapping[str, type] = {
     "phantom_classes": PhantomClasses,
     "files": Files,
     "hospitals": AtHospitals,
+    "counted": Counted,
 }

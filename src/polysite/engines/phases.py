@@ -132,7 +132,7 @@ def _train(
     resume, at = at, at or Progress(-1, None, {})
     for r in run_rounds(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch):
         record = r.record(at.phase, handed if r.index == at.first else {}, plan.pooled)
-        record = replace(record, incidents=tuple(transport.incidents()))
+        record = replace(record, incidents=(*record.incidents, *transport.incidents()))
         heard = {i: r.index for i in r.replies if i not in r.refused}
         versions = {**at.versions, **heard}
         at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)

@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from polysite.algorithms import name_of
-from polysite.algorithms.base import Algorithm, diagnostics, objections, shares
+from polysite.algorithms.base import Algorithm, diagnostics, objections, remarks, shares
 from polysite.engines.own_best import Own
 from polysite.engines.plan import Plan, cohort
 from polysite.engines.record import RoundRecord, SiteRecord, finite
@@ -31,6 +32,7 @@ class Round:
     refused: Mapping[SiteId, str]  # sites whose reply was not merged, and why
     shares: Mapping[SiteId, float]  # weight of every reply in the aggregate
     diagnostics: Mapping[str, float]  # numbers that the algorithm reports
+    remarks: tuple[str, ...] = ()  # new sentences of the algorithm for a person
 
     def record(self, phase: int, handed: Mapping[SiteId, int], pooled: bool) -> RoundRecord:
         """Return the record of this exchange, before any validation."""
@@ -44,6 +46,7 @@ class Round:
             diagnostics=dict(self.diagnostics),
             handed=dict(handed),
             pooled=pooled,
+            incidents=tuple({"time": _now(), "what": sentence} for sentence in self.remarks),
         )
 
     def _site(self, site: SiteId, reply: Reply) -> SiteRecord:
@@ -126,10 +129,18 @@ def run_rounds(
         heard = {i: r.payload for i, r in replies.items() if i not in refused}
         transport.settle(heard)
         counted = shares(algorithm, state, heard) if heard else {}
+        known = remarks(algorithm, state)
         if heard:
             state = algorithm.merge(state, heard)
-        yield Round(index, state, sent, replies, refused, counted, diagnostics(algorithm, state))
+        new = tuple(sentence for sentence in remarks(algorithm, state) if sentence not in known)
+        for sentence in new:
+            log.warning("round %d: %s", index, sentence)
+        yield Round(index, state, sent, replies, refused, counted, diagnostics(algorithm, state), new)
         del sent, replies, sound, heard  # release the models of all sites before the next round's arrive
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _collect(

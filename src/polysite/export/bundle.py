@@ -7,20 +7,23 @@ whereas training also keeps labelled voxels outside of it.
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from polysite import config, study
 from polysite.algorithms import name_of
+from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.prepare import Prepare
 from polysite.engines.record import Result, mean_score
+from polysite.export.routing import CLUSTERS, OUTSIDE, QUANTILE, cluster_file, limits
 from polysite.models import Model
 from polysite.models.densenet import DenseNet
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
@@ -86,6 +89,7 @@ class Bundle:
     whose: Whose
     model: Tree
     scans: Scans
+    clusters: CaseClusters | None = None  # by which the model of a scan is chosen; ``model`` is then the global one
 
     @property
     def labels(self) -> list[str]:
@@ -125,17 +129,20 @@ class Bundle:
     @cached_property
     def packages(self) -> dict[str, str]:
         """Versions of the required packages besides MONAI, torch and numpy."""
-        names = ["safetensors", "pillow" if self.scans.flat else "nibabel", *(["polysite"] if self.ours else [])]
+        names = [
+            "safetensors",
+            "pillow" if self.scans.flat else "nibabel",
+            *(["polysite"] if self.ours or self.clusters else []),
+        ]
         return {name: version(name) for name in names}
 
-    @cached_property
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by the names of the network."""
+    def weights(self, model: Tree) -> dict[str, torch.Tensor]:
+        """Return parameters and buffers of a model by the names of the network."""
         module = self.study.model.build(
             dims=self.dims, modalities=len(self.scans.modalities), outputs=len(self.channels), seed=self.study.seed
         )
         network = Network(module, replace(self.study.train, device="cpu", compile=False))
-        network.write({k: torch.as_tensor(v, device="cpu") for k, v in self.model.items()})
+        network.write({k: torch.as_tensor(v, device="cpu") for k, v in model.items()})
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         return {k: v.detach().contiguous() for k, v in tensors.items()}
 
@@ -177,8 +184,9 @@ def inference(bundle: Bundle) -> Config:
         "network": f"$(load_model(@network_def, @bundle_root + '/{WEIGHTS}'), @network_def.to(@device).eval())[1]",
         "preprocessing": {"_target_": "Compose", "transforms": _preparation(bundle)},
         "dataset": {"_target_": "Dataset", "data": "@data", "transform": "@preprocessing"},
+        **_router(bundle),
         "inferer": _inferer(bundle),
-        "predict": _predict(bundle.study.train.autocast),
+        "predict": _predict(bundle.study.train.autocast, "@router(image)" if bundle.clusters else "@network"),
         "postprocessing": {"_target_": "Compose", "transforms": _decision(bundle)},
         "evaluator": "$lambda case: @postprocessing({**case, 'pred': @predict(case['image'])})",
         **_writing(bundle),
@@ -324,9 +332,20 @@ def _inferer(bundle: Bundle) -> Config:
     }
 
 
-def _predict(autocast: bool) -> str:
+def _router(bundle: Bundle) -> Config:
+    """Return the entry that chooses the network of a scan, where there are several."""
+    if bundle.clusters is None:
+        return {}
+    options: Config = {"cases": bundle.clusters.cases, "bin_width": bundle.clusters.bin_width}
+    options |= {"normalise": bundle.study.prepare.normalise, "modalities": list(bundle.scans.modalities)}
+    place = "$@bundle_root + '/models'"
+    return {"router": {"_target_": "polysite.export.routing.Router", "folder": place, "network": "@network", **options}}
+
+
+def _predict(autocast: bool, network: str) -> str:
     """Return the function from image to logits; on a GPU in bfloat16, if the run used it."""
-    alone = "lambda image: @inferer(image.as_tensor()[None].to(@device), lambda x: @network(x).float())[0].cpu()"
+    windows = "@inferer(image.as_tensor()[None].to(@device), lambda x: network(x).float())[0].cpu()"
+    alone = f"lambda image: (lambda network: {windows})({network})"
     if autocast:
         alone = f"torch.autocast(@device.type, torch.bfloat16, enabled=@device.type == 'cuda')({alone})"
     return f"$torch.no_grad()({alone})"
@@ -368,6 +387,7 @@ def _writing(bundle: Bundle) -> Config:
                 f"$csv.writer(@table).writerows([['case', *@classes], *{rows}])",
                 "$pathlib.Path(@output_dir).mkdir(parents=True, exist_ok=True)",
                 f"${file}.write_text(@table.getvalue(), encoding='utf-8', newline='')",
+                *_routes(bundle),
             ],
         }
     end, save = (".png", SAVE_PICTURE) if bundle.scans.flat else (".nii.gz", SAVE_VOLUME)
@@ -377,13 +397,18 @@ def _writing(bundle: Bundle) -> Config:
         "place": f"$lambda case, name: pathlib.Path(@output_dir, case, f'{{case}}_{{name}}{end}')",
         "save": f"$lambda mask, scan, path: (path.parent.mkdir(parents=True, exist_ok=True), {save}, print(path))",
         "run": [
-            f"$[[{each} for name, mask in zip(@masks, done['pred'].numpy())] for done in map(@evaluator, @dataset)]"
+            f"$[[{each} for name, mask in zip(@masks, done['pred'].numpy())] for done in map(@evaluator, @dataset)]",
+            *_routes(bundle),
         ],
     }
 
 
-def metadata(bundle: Bundle, weights: bytes) -> Config:
-    """Return the metadata of a bundle."""
+def _routes(bundle: Bundle) -> list[str]:
+    return ["$@router.write(@output_dir, @case_of)"] if bundle.clusters else []
+
+
+def metadata(bundle: Bundle, files: Mapping[str, bytes]) -> Config:
+    """Return the metadata of a bundle with these files of weights."""
     train, scans = bundle.study.train, bundle.scans
     shape = ["*"] * bundle.dims if bundle.classifies else list(train.window or train.patch)
     known = bundle.study.prepare.clip if bundle.study.prepare.normalise == "none" else ()
@@ -405,7 +430,8 @@ def metadata(bundle: Bundle, weights: bytes) -> Config:
         "eval_metrics": {
             f"{split}_{name}": value for split in ("validation", "test") for name, value in bundle.scores(split).items()
         },
-        "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(weights).hexdigest()},
+        "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(files[WEIGHTS]).hexdigest()},
+        **_routing(bundle, files),
         "network_data_format": {
             "inputs": {
                 "image": {
@@ -432,9 +458,27 @@ def metadata(bundle: Bundle, weights: bytes) -> Config:
     }
 
 
+def _routing(bundle: Bundle, files: Mapping[str, bytes]) -> Config:
+    """Return the part of the metadata about clusters of cases."""
+    if bundle.clusters is None:
+        return {}
+    mixture, digests = bundle.clusters.mixture, {n: hashlib.sha256(content).hexdigest() for n, content in files.items()}
+    wide = [float(x) if np.isfinite(x) else None for x in limits(mixture, bundle.clusters.cases)]
+    about = {
+        "clusters": len(mixture.weights),
+        "dimensions": mixture.means.shape[1],
+        "fitted_cases": bundle.clusters.cases,
+        "far": f"more than {OUTSIDE:.0%} of the features outside the 2nd to 98th percentile of the fitted cases, or a "
+        f"squared Mahalanobis distance above the {QUANTILE:.1%} quantile of new cases of the nearest cluster",
+        "far_above": wide,
+        "sha256": {name: digest for name, digest in digests.items() if name != WEIGHTS},
+    }
+    return {"routing": about}
+
+
 def _about(bundle: Bundle) -> str:
     whose = {
-        "all": "The model that all hospitals share",
+        "all": "The models that all hospitals share" if bundle.clusters else "The model that all hospitals share",
         "own": f"The model of the hospital {bundle.site!r}",
         "others": f"The model that the hospital {bundle.site!r} uses, which did not train",
     }[bundle.whose]
@@ -468,9 +512,35 @@ The bundle was written with these versions; newer ones should work.
 **Input.** {_wanted(bundle)}
 
 **Output.** {_given(bundle)}
-
+{_routed(bundle)}
 `configs/inference.json` prepares and predicts scans exactly as polysite does. The weights are in `{WEIGHTS}`; their
 SHA-256 is in `configs/metadata.json`.
+"""
+
+
+def _routed(bundle: Bundle) -> str:
+    """Return the section of the README about clusters of cases, if models are chosen by them."""
+    if bundle.clusters is None:
+        return ""
+    count, dims = bundle.clusters.mixture.means.shape
+    wide = limits(bundle.clusters.mixture, bundle.clusters.cases)
+    beyond = (
+        f", or if its squared Mahalanobis distance to the nearest cluster exceeds the {QUANTILE:.1%} quantile of new "
+        f"cases of that cluster ({min(wide):.1f} to {max(wide):.1f} here)"
+        if np.isfinite(wide).all()
+        else ""
+    )
+    far = (
+        f"A scan is far if more than {OUTSIDE:.0%} of its features lie outside the range from the 2nd to the 98th "
+        f"percentile of the cases that the clusters were fitted to{beyond}."
+    )
+    return f"""
+**Models.** There are {count}, one per cluster of scans that look alike, and a global one. The radiomic features of a
+prepared scan are scaled and projected on {dims} principal components, and a Gaussian mixture says which cluster it
+belongs to (`models/{CLUSTERS}`); the scan gets the model of its cluster (`models/{cluster_file(0)}`, ...). A scan that
+is far from all clusters gets the global model, `{WEIGHTS}`. {far} `PREDICTIONS/routes.csv`
+names cluster, model and distance (above 1: far) of every scan. The run itself has no such rule: there, a far scan gets
+the model of its most probable cluster.
 """
 
 

@@ -6,6 +6,7 @@
         configs/inference.json     reads scans, prepares them as polysite does, predicts, writes the predictions
         configs/metadata.json      inputs and outputs, required packages, the digest of the weights
         models/model.safetensors   the parameters, by the names of the network
+        models/clusters.safetensors, models/cluster_K.safetensors   where models are chosen by the scan: routing.py
         docs/README.md             description and instructions
 """
 
@@ -17,16 +18,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import safetensors
+import safetensors.numpy
 import safetensors.torch
 
 from polysite import config, study
+from polysite.algorithms.base import case_clusters, serving_payloads
+from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data import images
 from polysite.data.federation import HideModalities
 from polysite.data.files import Files
+from polysite.engines import checkpoint
+from polysite.engines.phases import Checkpoint
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.export.bundle import WEIGHTS, Bundle, Config, Scans, Whose, inference, metadata, method_of, readme
+from polysite.export.routing import CLUSTERS, cluster_file
 from polysite.payload import SiteId
 from polysite.report.runs import title
 from polysite.storage import draft_folder, vacant
@@ -47,19 +54,29 @@ def serve_model(run: Path | str, site: SiteId | None = None, out: Path | str | N
     own = folder.path / "bundles" / (file_name(site) if site else "shared")
     target = vacant(Path(out) if out else own, "bundle")
     bundle = _find(folder, site)
-    weights = safetensors.torch.save(bundle.weights, {"format": "pt"})
+    models = _models(bundle)
     files = {
         "configs/inference.json": _json(inference(bundle)),
-        "configs/metadata.json": _json(metadata(bundle, weights)),
+        "configs/metadata.json": _json(metadata(bundle, models)),
         "docs/README.md": readme(bundle, target.name).encode(),
     }
     with draft_folder(target, "bundle") as draft:
-        for name, content in {WEIGHTS: weights, **files}.items():
+        for name, content in {**models, **files}.items():
             (draft / name).parent.mkdir(exist_ok=True)
             (draft / name).write_bytes(content)
         if target.exists():
             raise RunError(f"{target} was written meanwhile by another process; it is left as it is")
     return target
+
+
+def _models(bundle: Bundle) -> dict[str, bytes]:
+    """Return the files of the parameters, and of the clusters by which one is chosen."""
+    known, place = bundle.clusters, Path(WEIGHTS).parent
+    models = {WEIGHTS: bundle.model}
+    if known is not None:
+        models |= {str(place / cluster_file(k)): model for k, model in enumerate(known.models)}
+    files = {name: safetensors.torch.save(bundle.weights(m), {"format": "pt"}) for name, m in models.items()}
+    return files | ({str(place / CLUSTERS): safetensors.numpy.save(known.mixture.arrays())} if known else {})
 
 
 def _json(value: Config) -> bytes:
@@ -87,9 +104,26 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
             f"{site!r} did not train until the best round of {folder.path}, and {method_of(chosen)} has no model for "
             "such a hospital: train longer, with a larger run.share, or use an algorithm that has one"
         )
+    name, scans = title(folder.path), _scans(chosen, result.modalities, site)
+    if (folder.path / "models" / "best.group-1.safetensors").exists():  # shared models, one per cluster of patients
+        known = _clusters(folder, chosen)
+        return Bundle(name, chosen, result, None, "all", known.start, scans, known)
     file = _file(folder, chosen, site)
     whose: Whose = "all" if file.stem == "best" else "own" if trained else "others"
-    return Bundle(title(folder.path), chosen, result, site, whose, _open(file), _scans(chosen, result.modalities, site))
+    return Bundle(name, chosen, result, site, whose, _open(file), scans)
+
+
+def _clusters(folder: RunFolder, chosen: Study) -> CaseClusters:
+    """Return the clusters of patients with their models, from the checkpoint of the best round."""
+    algorithm = config.phases(chosen)[folder.result.best_phase].algorithm
+    kept: Checkpoint = checkpoint.load(folder.best(folder.result.best_round), modules={type(algorithm).__module__})
+    known = case_clusters(algorithm, serving_payloads(algorithm, kept.at.state, ["anyone"])["anyone"])
+    if known is None:
+        raise RunError(
+            f"the models of {folder.path} are for groups of patients, but {method_of(chosen)} does not say which; let "
+            f"polysite choose, with 'polysite evaluate {folder.path} --on DATA'"
+        )
+    return known
 
 
 def _trained(folder: RunFolder, site: SiteId) -> bool:
@@ -101,11 +135,6 @@ def _trained(folder: RunFolder, site: SiteId) -> bool:
 def _file(folder: RunFolder, chosen: Study, site: SiteId | None) -> Path:
     """Return the file of the model: one for all, or one per hospital."""
     models = folder.path / "models"
-    if (models / "best.group-1.safetensors").exists():  # shared models, one per cluster of patients
-        raise ConfigError(
-            f"{method_of(chosen)} has a model for every cluster of patients and chooses by the scan, which a bundle "
-            f"cannot; the models are in {models}, and 'polysite evaluate {models.parent} --on' evaluates other scans"
-        )
     shared = models / "best.safetensors"
     if site is None and not shared.exists():
         raise ConfigError(

@@ -27,6 +27,7 @@ Values = NDArray[np.float64]
 
 DOTS = 2000  # more cases are drawn as pixels, so that the page stays small
 FEW = 3  # a hospital with fewer cases in a cluster, or fewer than a tenth of its cases, is not said to be in it
+PERPLEXITY = 35.0  # of t-SNE, that of paper C
 TITLE = "Clusters of scans that look alike"
 
 
@@ -57,13 +58,13 @@ class Shown:
         return {c: n for c, n in own.most_common() if n >= least}
 
 
-def tsne(vectors: Values, seed: int = 0) -> Values | None:
-    """Return t-SNE coordinates in the plane; None for fewer than five vectors."""
+def tsne(vectors: Values, seed: int = 0, perplexity: float = PERPLEXITY) -> Values | None:
+    """Return t-SNE coordinates in the plane; None for fewer than five vectors. Few vectors lower the perplexity."""
     from sklearn.manifold import TSNE
 
     if len(vectors) < 5:
         return None
-    perplexity = min(30.0, (len(vectors) - 1) / 3)
+    perplexity = min(perplexity, (len(vectors) - 1) / 3)
     start = vectors[:, :2] if vectors.shape[1] > 1 else np.hstack([vectors, np.zeros_like(vectors)])
     start = start / (start[:, 0].std() or 1.0) * 1e-4  # principal components, scaled as scikit-learn does
     points: Values = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(vectors)
@@ -192,30 +193,37 @@ def fit(fitted: Mapping[str, Any]) -> Grid:
         ("largest difference of a percentile, as a share of its feature's range", _percent(agreed["percentiles"])),
         ("principal components", number(fitted["dimensions"], "d")),
         ("exchanges with every hospital", number(fitted["exchanges"], "d")),
+        ("agreement of the best restarts: adjusted Rand index", number(fitted["restarts"])),
+    ]
+    varied = fitted["variability"] or {}
+    titles = {"seeds": "with other seeds", "bootstraps": "fitted to bootstrap samples of the cases"}
+    lines += [
+        (f"agreement of {len(found)} clusterings {titles[how]}: mean and lowest adjusted Rand index", _spread(found))
+        for how, found in varied.items()
     ]
     lines += [
         (
-            f"BIC of {_clusters(int(count))} (lower is better)",
-            Cell(f"{score:.0f}", score, int(count) == fitted["components"]),
+            f"BIC of {_clusters(int(count))}, federated and pooled (lower is better)",
+            Cell(f"{score:.0f} / {fitted['pooled_bic'][count]:.0f}", score, int(count) == fitted["components"]),
         )
         for count, score in fitted["bic"].items()
     ]
     note = (
         "Federated: percentiles, principal components and mixture are fitted to sums over the cases of a hospital, so "
-        "that the features of no case leave it. Pooled: fitted to the features of all cases in one place. The clusters "
-        "shown here are the federated ones."
+        "that the features of no case leave it. Pooled: fitted to the features of all cases in one place, from the "
+        "same starts. The clusters shown here are the federated ones."
     )
     return Grid("cluster_fit", "Federated and pooled", ("", "value"), tuple(Line((name(n), c)) for n, c in lines), note)
 
 
-def sections(shown: Shown, seed: int = 0) -> Iterator[Section]:
+def sections(shown: Shown, seed: int = 0, perplexity: float = PERPLEXITY) -> Iterator[Section]:
     """Yield the sections of a page about clusters."""
     explained = (
         "A dot is a case. Scans of neighbouring cases have similar grey values and textures. The colour is the "
         "hospital on the left, the cluster on the right."
     )
     pictures = [Picture("Principal components", maps(shown.points, shown, ("first", "second")), explained)]
-    spread = tsne(shown.points, seed)
+    spread = tsne(shown.points, seed, perplexity)
     if spread is not None:
         caption = (
             "The same cases by t-SNE, which keeps neighbours together; distances between groups have no meaning. It "
@@ -232,7 +240,7 @@ def sections(shown: Shown, seed: int = 0) -> Iterator[Section]:
 
 def page(shown: Shown, about: Mapping[str, Any]) -> Page:
     """Return the page of ``polysite radiomics``, which names no case; ``about`` is ``radiomics.json``."""
-    parts = [*sections(shown, about["seed"])]
+    parts = [*sections(shown, about["seed"], about["perplexity"])]
     parts.append(Section("fit", "Federated and pooled", (fit(about["clusters"]),)))
     parts.append(Section("far", "Outliers", (_outlying(about),)))
     made = {k: about[k] for k in ("region", "settings", "prepare", "seed")} | {"mixture": about["clusters"]["settings"]}
@@ -308,6 +316,10 @@ def _count(n: int) -> Cell:
 
 def _percent(value: float) -> Cell:
     return Cell(f"{100 * value:.1f} %", value)
+
+
+def _spread(found: Sequence[float]) -> Cell:
+    return Cell(f"{fmean(found):.2f}, {min(found):.2f}", fmean(found))
 
 
 def _share(values: Values) -> Cell:

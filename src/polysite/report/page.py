@@ -17,11 +17,12 @@ from polysite.costs.speeds import Speeds
 from polysite.errors import RunError
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
-from polysite.report import costs, example_cases, figures, viewer
+from polysite.report import costs, example_cases, figures, published, viewer
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.figure_files import Picture as Picture
 from polysite.report.figure_files import write_figures
 from polysite.report.grid import Grid, Line, name, number
+from polysite.report.published import Paper
 from polysite.report.runs import Method
 from polysite.report.template import render
 
@@ -80,6 +81,7 @@ class Options:
         cases: Names of cases to show.
         owner: Hospital whose model is shown on all hospitals' cases; see `compare`.
         questions: Tests of a user's own, as in ``scaffold > fedavg @ 12,13 / TC``.
+        published: Published tables that are shown with the measured values beside them.
     """
 
     reference: str | None = None
@@ -93,6 +95,7 @@ class Options:
     cases: tuple[str, ...] = ()
     owner: str | None = None
     questions: tuple[str, ...] = ()
+    published: Paper = Paper()
 
     def compare(self, methods: Sequence[Method]) -> Comparison:
         """Compare methods with these options."""
@@ -156,6 +159,9 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     error = "Error bars: standard error over cases."
     bars = Picture("", figures.hospitals(comparison, comparison.main), error)
     yield Section("gets", "What every hospital gets", (*every[: 1 + (len(comparison.sites) > 1)], bars))
+    beside = published.tables(comparison, options.published, options.speeds)
+    if beside:
+        yield Section("published", "Published and measured", tuple(beside))
     from polysite.report.paper_figures import paper_figures  # imports this module
 
     chosen = replace(options, figures=tuple(n for n in options.figures if n != "clusters"))  # shown below anyway

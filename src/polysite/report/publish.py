@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polysite.errors import RunError
-from polysite.report import costs
+from polysite.report import costs, published
 from polysite.report.compare import Comparison, summary, tables
 from polysite.report.figure_files import write_figures
 from polysite.report.page import Options, build
@@ -38,8 +38,9 @@ def comparison(
     if not replace:
         vacant(folder, "comparison")
     compared = options.compare(methods)
-    grids = [*tables(compared), costs.table(compared.methods, options.speeds)]
-    words = "\n\n".join([f"# {title}", *summary(compared), *compared.remarks])
+    beside = published.tables(compared, options.published, options.speeds)
+    grids = [*tables(compared), costs.table(compared.methods, options.speeds), *beside]
+    words = "\n\n".join([f"# {title}", *summary(compared), *options.remarks, *compared.remarks])
     text = build(title, methods, options)
     with draft_folder(folder, "comparison") as draft:
         text.write(draft)

@@ -18,7 +18,7 @@ from polysite.data.manifest import Manifest, format_labels
 from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance
 from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.verdict import Verdict, tests
-from polysite.report import costs
+from polysite.report import costs, published
 from polysite.report.compare import summary, tables
 from polysite.report.grid import Grid
 from polysite.report.page import Options
@@ -38,7 +38,9 @@ def show(methods: Sequence[Method], options: Options = Options(), full: bool = F
     wanted = [g for g in grids if g.name in names]
     for grid in [*wanted, *([costs.table(comparison.methods, options.speeds)] if full else [])]:
         show_grid(grid)
-    for sentence in (*summary(comparison), *comparison.remarks):
+    for grid in published.tables(comparison, options.published, options.speeds) if full else ():
+        show_grid(grid)
+    for sentence in (*summary(comparison), *options.remarks, *comparison.remarks):
         console.print(Text(sentence))
 
 

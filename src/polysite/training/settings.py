@@ -12,7 +12,7 @@ class Train:
 
     Args:
         lr: Learning rate; ``algorithm.lr`` takes precedence.
-        gamma: Decay: the rate of a round is lr * gamma**round.
+        gamma: Decay: the rate of a round is lr * gamma**round, rounds of training counted from 0 in every phase.
         epochs: Local epochs per round.
         patches: Patches of every case in an epoch.
         steps: Local steps per round, instead of epochs.

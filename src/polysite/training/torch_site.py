@@ -257,7 +257,7 @@ class TorchSite:
                 image = self._volumes[name][0].cpu().numpy()
                 try:
                     mask = self._brain(image)
-                    self._radiomics[name, bin_width] = _radiomics(image, mask, self.grids[name][0], bin_width)
+                    self._radiomics[name, bin_width] = radiomics_of(image, mask, self.grids[name][0], bin_width)
                 except (ConfigError, DataError) as problem:
                     raise DataError(f"case {name!r} of site {self.name!r}: {problem}") from problem
         return np.array([self._radiomics[name, bin_width] for name in cases])
@@ -319,7 +319,8 @@ class TorchSite:
         trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
         for k, p in self.network.parameters.items():
             p.requires_grad_(k in trained)
-        rate = (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma ** (self.round - self._first)
+        passed = self.round - self._first if budget.round is None else budget.round
+        rate = (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma**passed
         mixing = Mixing(trained, objective.mix, self._rng(None, _MIXING)) if objective.mix else None
         weights = mixing.weights if mixing else list(trained.values())
         force = _Force(objective.tilt or Tilt(), mixing.shared if mixing else trained)
@@ -535,7 +536,7 @@ class TorchSite:
         return kind(weights, rate, weight_decay=self.train.weight_decay, foreach=True)
 
 
-def _radiomics(image: np.ndarray, mask: np.ndarray, spacing: Sequence[float], bin_width: float) -> np.ndarray:
+def radiomics_of(image: np.ndarray, mask: np.ndarray, spacing: Sequence[float], bin_width: float) -> np.ndarray:
     """Return all features of all modalities inside a mask."""
     settings = Settings(bin_width=bin_width)
     if not mask.any():

@@ -86,9 +86,17 @@ def test_a_refusal_is_a_sentence_that_names_the_key(case):
     assert str(ask.cases) not in reason  # the reason leaves, too
 
 
+def test_small_sums_and_small_models_are_refused_by_their_key():
+    bound, free = SitePolicy(fewest=9), SitePolicy(fewest=9, small_sums=True)
+    assert bound.refuse_small("", "") is None is free.refuse_small("it sums few", "")
+    assert bound.refuse_small("it sums few", "") == "it sums few: policy.toml says fewest = 9 and small_sums = false"
+    for policy in (bound, free):
+        assert policy.refuse_small("", "it trains few") == "it trains few: policy.toml says fewest = 9"
+
+
 def test_every_key_that_can_refuse_is_tested():
     keys = {case.partition(",")[0] for case in REFUSED}
-    assert keys == {f.name for f in fields(SitePolicy)} - {"gpu_share", "version"}
+    assert keys == {f.name for f in fields(SitePolicy)} - {"gpu_share", "version", "small_sums"}
 
 
 @pytest.mark.parametrize(

@@ -243,10 +243,29 @@ def test_mini_batches_of_a_round_count_together(hospital):
     assert "refused" not in answer and body
 
 
-def test_sums_are_of_as_many_cases_as_the_policy_says_whatever_is_asked(hospital):
-    """A cell for every case, by axes stretched along one feature."""
+def test_a_study_with_small_sums_is_refused_and_never_changed(hospital):
+    """Its clusters would be others; the sentence names what the hospital and what the study can set."""
+    study = '[algorithm]\nname = "cfft"\ncomponents = [2]\ndimensions = 3\n'
+
+    def asked(host, more=""):
+        return ask(host, "hello", config=STUDY % ("", study + more), study=f"s{len(more)}")[0]
+
+    refused = asked(hospital(fewest=3))["refused"]
+    assert "algorithm.fewest = 3" in refused and "policy.toml says fewest = 3 and small_sums = false" in refused
+    host = hospital(fewest=3, small_sums=True)
+    refused = asked(host)["refused"]
+    assert "algorithm.least = 3" in refused and refused.endswith("policy.toml says fewest = 3")
+    assert "refused" not in asked(host, "least = 3\n")
+    algorithm = host.agreed.phases[0][0]
+    assert (algorithm.fewest, algorithm.least) == (0, 3)  # as the study says
+    assert "refused" not in asked(hospital(fewest=3), "fewest = 3\nleast = 3\n")
+    assert "refused" not in asked(hospital(fewest=1), "seed = 1\n")
+
+
+def test_sums_are_of_as_many_cases_as_the_study_says_whatever_is_asked(hospital):
+    """A group for every case, by axes stretched along one feature."""
     host = hospital(fewest=3)
-    agree(host, "", '[algorithm]\nname = "cfft"\ncomponents = [2]\ndimensions = 3\nfewest = 1\n')
+    agree(host, "", '[algorithm]\nname = "cfft"\ncomponents = [2]\ndimensions = 3\nfewest = 3\nleast = 3\n')
     site = host.agreed.phases[0][1]
     features = site.radiomics(site.cases("train"), 0.09)
     low, high = features.min(0) - 1, features.max(0) + 1
@@ -256,9 +275,16 @@ def test_sums_are_of_as_many_cases_as_the_policy_says_whatever_is_asked(hospital
     axes[widest, widest] = 1e4
     cells[:, widest] = np.linspace(0, 1e4, 400)
     wish = {"stage": np.array([3.0]), "fewest": np.array([0.0]), "low": low, "high": high}
-    _, body = train(host, Payload(sums={**wish, "centre": np.zeros(count), "axes": axes, "cells": cells}))
+    groups = {"centre": np.zeros(count), "axes": axes, "means": cells, "sizes": np.array([400.0])}
+    _, body = train(host, Payload(sums={**wish, **groups}))
     counts = decode(body)["sums"]["counts"]
     assert counts.sum() == site.size and min(counts[counts > 0]) >= 3
+
+    fits = {"weights": np.full(800, 1 / 400), "covariances": np.concatenate([np.eye(count)] * 2)}
+    twice = {**groups, **fits, "means": np.concatenate([cells, cells]), "sizes": np.array([400.0, 400.0])}
+    _, body = train(host, Payload(sums={**wish, **twice, "stage": np.array([5.0])}))
+    counts = decode(body)["sums"]["counts"]
+    assert not ((counts > 0) & (counts < 3)).any()
 
     whole = {"low": low, "high": high, "centre": np.zeros(count), "axes": np.eye(count)}
     one = np.stack([table[0], table.mean(0)])  # a cluster around one patient

@@ -45,6 +45,11 @@ kinds = ["model", "update", "count", "counts", "one", "rate", "cost", "statistic
 # cases that must be behind anything that leaves: training cases behind a model, cases behind statistics
 fewest = 5
 
+# whether sums over fewer cases than that may leave where the study adds them up over all hospitals. Of the algorithms
+# only cfft has such sums: of the radiomic features of the cases of every cluster, and of a cluster with one case here
+# the sum is that case. The coordinator sees the sums of each hospital. With false, such a study is refused here
+small_sums = false
+
 # most rounds of one study; twice as many trainings, since a coordinator that was stopped repeats some
 rounds = 10000
 
@@ -104,6 +109,7 @@ class SitePolicy:
     algorithms: tuple[str, ...] = ("*",)
     kinds: tuple[str, ...] = KINDS
     fewest: int = 5
+    small_sums: bool = False
     rounds: int = 10000
     studies: int = 100
     hours: str = ""
@@ -150,6 +156,17 @@ class SitePolicy:
     def refuse(self, intent: Intent, now: datetime) -> str | None:
         """Return why a request is refused, or None if it is allowed. ``now`` decides about the hours."""
         return next(self._objections(intent, now), None)
+
+    def refuse_small(self, sums: str, models: str) -> str | None:
+        """Return why a study is refused whose answers may be of few cases, or None; nothing in it is changed instead.
+
+        Args:
+            sums: Sentence about sums over fewer than ``fewest`` cases, empty if there are none.
+            models: The same about models.
+        """
+        if sums and not self.small_sums:
+            return f"{sums}: policy.toml says fewest = {self.fewest} and small_sums = false"
+        return f"{models}: policy.toml says fewest = {self.fewest}" if models else None
 
     def refuse_reply(
         self,

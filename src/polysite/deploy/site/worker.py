@@ -35,7 +35,7 @@ import torch
 
 from polysite import assessment, config, study
 from polysite.algorithms import names_of
-from polysite.algorithms.base import Algorithm, Kind, facts, tightened
+from polysite.algorithms.base import Algorithm, Kind, facts, small_models, small_sums
 from polysite.config import Study
 from polysite.data.case import SPLITS, CaseRef
 from polysite.data.sources import Phantom, PhantomClasses, Source
@@ -280,8 +280,7 @@ class Worker:
         if not (folder / "study.toml").exists():  # before any work: it counts as a study, however it ends
             write_file(folder / "study.toml", lambda p: p.write_text(text))
         host = study.build_sites(local, {self.site.name: splits})[self.site.name]
-        fewest = self.policy.fewest
-        phases = [(tightened(p.algorithm, fewest), host.under(p.train)) for p in config.phases(local)]
+        phases = [(p.algorithm, host.under(p.train)) for p in config.phases(local)]
         return Agreed(id, local, splits, phases, folder)
 
     def _check_study(self, wanted: Study, cases: int) -> None:
@@ -294,6 +293,10 @@ class Worker:
                 f"one training of this study may see {seen} cases, too few behind 'model': policy.toml says fewest = "
                 f"{self.policy.fewest}; a larger train.batch, more steps or whole epochs would do"
             )
+        fewest = self.policy.fewest
+        for phase in phases:
+            small = (small_sums(phase.algorithm, fewest), small_models(phase.algorithm, fewest))
+            self._obey(self.policy.refuse_small(*small))
         for phase, name in ((p, name) for p in phases for name in names_of(p.algorithm)):
             intent = Intent(
                 kind="hello",

@@ -8,9 +8,11 @@ from shutil import rmtree
 import pytest
 from typer.testing import CliRunner
 
-from polysite import benchmark, config
+from polysite import benchmark, config, study
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.weighted import Weighted
+from polysite.benchmark import jobs as benchmark_jobs
+from polysite.benchmark import workers
 from polysite.cli import app
 from polysite.errors import ConfigError, RunError
 
@@ -39,6 +41,7 @@ fedavg = {}
 fedprox.algorithm = "fedprox"
 "omega".outlier = { distance = "emd", weight = 0.3 }
 "groups".clusters = "emd"
+"far away" = { train = { device = "cuda:7" } }
 "krum".algorithm = { name = "krum", f = 1 }
 """
 
@@ -50,27 +53,21 @@ def tiny(tmp_path):
 
 
 def jobs(bench, out):
-    return list(benchmark._jobs(bench, out, {}, benchmark.silent))
+    return list(benchmark_jobs.jobs(bench, out, {}))
 
 
 def test_every_shipped_benchmark_is_a_list_of_studies_that_can_be_read():
     for name in benchmark.names():
-        for small in (False, True):
-            try:
-                bench = benchmark.load(name, small)
-            except ConfigError:
-                assert small and name in ("classes", "hospitals", "scanners")  # what there is, is small
-                continue
-            for changes in bench.methods.values():
-                rest = {k: v for k, v in changes.items() if k not in ("outlier", "clusters")}
-                study = config.build(config.merge(bench.study, rest))
-                assert config.parse(config.dump(study)) == study
-            assert bench.reference in bench.methods and bench.title and bench.about
+        for scale in benchmark.load(name).scales:
+            bench = benchmark.load(name, scale)
+            for each in benchmark_jobs.studies(bench, {}).values():
+                assert config.parse(config.dump(each)) == each
+            assert bench.title and bench.about and (bench.radiomics or bench.reference in bench.methods)
 
 
 def test_an_assessment_names_whom_to_count_less_and_whom_to_train_together(tiny, tmp_path):
     found = {(j.method, j.seed): j.study for j in jobs(benchmark.load(str(tiny)), tmp_path / "out")}
-    assert len(found) == 10
+    assert len(found) == 12
     for seed in (0, 1):
         weighted, grouped = found["omega", seed].algorithm, found["groups", seed].algorithm
         assessment = json.loads((tmp_path / "out" / "assess" / f"fold0-seed{seed}" / "assessment.json").read_text())
@@ -88,8 +85,11 @@ def test_a_benchmark_runs_fails_in_part_and_goes_on(tiny, tmp_path):
         chosen = (word for name in more for word in (("--only", name) if not name.startswith("-") else (name,)))
         return subprocess.run([*words, *chosen], capture_output=True, text=True)
 
-    out, first = tmp_path / "out", bench("fedavg", "krum")
-    assert first.returncode == 1 and "krum, fold 0, seed 1 failed: krum tolerates" in first.stderr
+    out = tmp_path / "out"
+    early = bench("fedavg", "krum")  # it wants more sites: nothing is trained
+    assert early.returncode == 2 and "krum, fold 0, seed 0: krum tolerates" in early.stderr and not out.exists()
+    first = bench("fedavg", "far away")
+    assert first.returncode == 1 and "far away, fold 0, seed 1 failed: train.device = 'cuda:7'" in first.stderr
     assert "fedavg" in (out / "comparison" / "overview.csv").read_text()
     stamps = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
     assert len(stamps) == 2
@@ -113,7 +113,9 @@ def test_a_benchmark_runs_fails_in_part_and_goes_on(tiny, tmp_path):
         (["paper_z"], "there is no benchmark called 'paper_z'"),
         (["paper_a"], "at full scale is for real scans"),
         (["hospitals", "--scale", "small"], "has no small scale"),
-        (["paper_a", "--scale", "tiny"], "--scale tiny: full or small"),
+        (["paper_a", "--scale", "large"], "--scale large: full or small or tiny"),
+        (["paper_a", "--scale", "tiny"], "the benchmark paper_a has no tiny scale"),
+        (["scanners", "--folds", "here"], "no folds were published for scanners"),
         (["paper_a", "--scale", "small", "--only", "fedavq"], "paper_a has no method 'fedavq'"),
     ],
 )
@@ -143,23 +145,23 @@ def test_runs_of_another_configuration_are_not_taken_for_these(tiny, tmp_path):
     (job.run / "versions.json").write_text("{}")
     (job.run / "config.toml").write_text(config.dump(config.vary(job.study, {"train": {"lr": 0.3}})))
     with pytest.raises(RunError, match="was trained with another configuration"):
-        benchmark._fits(job)
+        benchmark_jobs.fits(job, study.deal_cases(job.study))
 
 
 def test_as_many_run_as_fit_into_memory(monkeypatch):
     free = [100]
-    monkeypatch.setattr(benchmark, "free_memory", lambda: tuple(free))
-    room = benchmark.Room(8)
+    monkeypatch.setattr(workers, "free_memory", lambda: tuple(free))
+    room = workers.Room(8)
     assert room.now == 1  # the first alone
     free[0] = 70  # it takes 30
     room.look()
     room.learnt = True
-    assert room.now == 2 and benchmark.Room(1).now == 1  # 80 of 100, at 30 each
+    assert room.now == 2 and workers.Room(1).now == 1  # 80 of 100, at 30 each
 
 
-def test_the_benchmark_of_fets_has_the_published_learning_rates():
-    bench = benchmark.load("paper_b")
-    rates = {name: config.build(config.merge(bench.study, changes)).train.lr for name, changes in bench.methods.items()}
-    usual = dict.fromkeys(rates, 0.4)  # "FedAvg and variations, SCAFFOLD, CFL", and others for which 0.4 was selected
-    odd = {"centralised": 0.1, "local": 0.1, "fednova": 0.2, "fedadam": 0.1, "lg_fedavg": 0.2}
-    assert rates == {**usual, **odd} and bench.folds == 5
+def test_methods_that_test_different_cases_are_refused_before_training(tiny, tmp_path):
+    methods = '[methods]\nfedavg = {}\nother.federation = { name = "dirichlet", sites = 2 }\n'
+    tiny.write_text(tiny.read_text().split("[methods]")[0] + methods)
+    with pytest.raises(ConfigError, match="other and fedavg test different cases in fold 0, so they cannot be"):
+        benchmark.run(benchmark.load(str(tiny)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,201 @@
+"""A benchmark as a TOML file: methods, what they share, and what they are compared with."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from polysite import config
+from polysite.data.sources import Phantom
+from polysite.errors import ConfigError, nearest
+from polysite.metrics.measures import EmptyMaskPolicy
+from polysite.metrics.statistics import Tail
+from polysite.report.published import Paper
+
+KEYS = (
+    "title", "about", "reference", "preset", "seeds", "folds", "needs", "sizes", "study", "methods",
+    "published_folds", "published", "compare", "radiomics",
+)  # fmt: skip
+SCALES = {  # besides "full", and tables of changes in a benchmark's file
+    "small": "phantoms and few rounds: minutes",
+    "tiny": "the data themselves, a tiny network and one or two rounds: shows that everything runs",
+}
+
+
+@dataclass(frozen=True)
+class Compare:
+    """How the finished methods are compared.
+
+    Args:
+        tail: Alternative of the tests against the reference.
+        empty: ``penalty``, ``excluded`` or ``excluded-case``: what a distance is if a mask is empty.
+        hd95: ``max`` or ``union``: the definition of HD95.
+        figures: Figures to draw besides those of every comparison.
+        cases: Cases that the figure ``cases`` shows.
+        questions: Tests that the paper reports, as in ``scaffold > fedavg @ 12,13 / TC``.
+    """
+
+    tail: Tail = "two-sided"
+    empty: str = "penalty"
+    hd95: str = "max"
+    figures: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    questions: tuple[str, ...] = ()
+
+    @property
+    def policy(self) -> EmptyMaskPolicy:
+        """The policy for empty masks."""
+        return EmptyMaskPolicy(empty=self.empty, hd95=self.hd95)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Published folds, which ``--folds FOLDER`` reads.
+
+    Args:
+        file: Path of a fold's test cases inside the folder, with ``{fold}`` for its number.
+        study: Changes of the common settings where these folds are used, as in TOML.
+    """
+
+    file: str
+    study: Mapping[str, Any] = field(default_factory=dict)
+
+    def within(self, folder: Path, count: int) -> str:
+        """Return the path of the files with ``{fold}``; refuse a folder that does not hold all of them."""
+        places = (folder / self.file, folder / Path(self.file).name)
+        missing = {place: [k for k in range(count) if not _filled(place, k).is_file()] for place in places}
+        for place, absent in missing.items():
+            if not absent:
+                return str(place)
+        place, absent = min(missing.items(), key=lambda item: len(item[1]))
+        raise ConfigError(f"--folds {folder}: {_filled(place, absent[0])} is missing; name the folder of these files")
+
+
+def _filled(place: Path, fold: int) -> Path:
+    return Path(str(place).replace("{fold}", str(fold)))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A benchmark: methods, and what they have in common."""
+
+    name: str
+    title: str
+    methods: Mapping[str, Mapping[str, Any]]  # changes of each, as in TOML
+    study: Mapping[str, Any] = field(default_factory=dict)  # common settings, as in TOML
+    about: str = ""
+    reference: str | None = None
+    seeds: tuple[int, ...] = (0,)
+    folds: int = 0  # of a cross-validation; 0 for none
+    phantoms: bool = False  # whether its data are phantoms
+    needs: str = ""  # the data that it is made for, and how to name them
+    sizes: str = ""  # published table of the cases of every site, for a plan without the data
+    published_folds: Folds | None = None
+    published: Paper = Paper()
+    compare: Compare = Compare()
+    radiomics: Mapping[str, Any] | None = None  # settings of a benchmark that trains nothing: features and clusters
+    scales: tuple[str, ...] = ("full",)
+    remarks: tuple[str, ...] = ()  # on the page and in the terminal
+
+    def only(self, methods: Sequence[str]) -> "Bench":
+        """Return the benchmark with these methods only; with all, if none is named."""
+        for name in methods:
+            if name not in self.methods:
+                raise ConfigError(f"{self.name} has no method {name!r}; {nearest(name, self.methods)}")
+        chosen = {n: m for n, m in self.methods.items() if n in methods} if methods else self.methods
+        return replace(self, methods=chosen)
+
+    def on_folds(self, folder: Path | None) -> "Bench":
+        """Return the benchmark on the published folds in a folder; on its own folds, with a remark, without one."""
+        if self.published_folds is None:
+            if folder is not None:
+                raise ConfigError(f"--folds {folder}: no folds were published for {self.name}; leave it out")
+            return self
+        if folder is None:
+            words = f"The {self.folds} folds are polysite's own, not the published ones: --folds FOLDER names those."
+            return replace(self, remarks=(*self.remarks, words))
+        file = self.published_folds.within(folder, self.folds)
+        words = f"The folds are the published ones: {file}."
+        study = config.merge(self.study, config.merge(self.published_folds.study, {"split": {"file": file}}))
+        return replace(self, study=study, remarks=(*self.remarks, words))
+
+    def lacks_data(self, overrides: Mapping[str, str], scale: str) -> str:
+        """Return a sentence on the data to name, or an empty text if there are data.
+
+        A benchmark of real data refuses phantoms, except at small scale: it would take days and show nothing.
+        """
+        named = {k: v for k, v in overrides.items() if k.startswith("data.")}
+        if scale == "small" or self.phantoms or (named and not isinstance(config.build({}, named).data, Phantom)):
+            return ""
+        given = self.study.get("data")
+        if isinstance(given, Mapping) and given.get("name", "phantom") != "phantom":
+            return ""
+        needs = f" ({self.needs})" if self.needs else ""
+        small = " or try it on phantoms with --scale small" if "small" in self.scales else ""
+        return f"{self.name} at {scale} scale is for real scans{needs}: name them with --data{',' * bool(small)}{small}"
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """All combinations of fold and seed."""
+        return [(fold, seed) for seed in self.seeds for fold in range(max(1, self.folds))]
+
+
+def names() -> list[str]:
+    """Return the names of the benchmarks that come with polysite."""
+    return sorted(f.name.removesuffix(".toml") for f in resources.files("polysite").joinpath("benches").iterdir())
+
+
+def load(name: str, scale: str = "full") -> Bench:
+    """Load a benchmark of polysite by name, or from a .toml file, at a scale: full, small or tiny."""
+    if scale not in ("full", *SCALES):
+        raise ConfigError(f"--scale {scale}: full or {' or '.join(SCALES)}")
+    path = Path(name)
+    if path.suffix == ".toml":
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as problem:
+            raise ConfigError(f"the benchmark {path} cannot be read: {problem}") from problem
+    elif name in names():
+        text = resources.files("polysite").joinpath("benches", f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        raise ConfigError(f"there is no benchmark called {name!r}; {nearest(name, names())}, or name a .toml file")
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigError(f"the benchmark {name} is not valid TOML: {problem}") from problem
+    return _bench(path.stem, given, scale)
+
+
+def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
+    scales = {k: given.pop(k) for k in SCALES if k in given}
+    if scale not in ("full", *scales):
+        raise ConfigError(f"the benchmark {name} has no {scale} scale; leave out --scale {scale}")
+    odd = next((k for part in (given, *scales.values()) for k in part if k not in KEYS), None)
+    if odd:
+        raise ConfigError(f"unknown key {odd!r} in the benchmark {name}; {nearest(odd, KEYS)}")
+    if scale != "full":
+        given = config.merge(given, scales[scale])
+    if not given.get("methods") and "radiomics" not in given:
+        raise ConfigError(f"the benchmark {name} has no [methods]")
+    study, folds = given.get("study", {}), given.get("published_folds")
+    real = scale != "small"  # phantoms have neither published folds nor published numbers
+    return Bench(
+        name=name,
+        title=given.get("title", name),
+        methods=given.get("methods", {}),
+        study={**({"preset": given["preset"]} if given.get("preset") else {}), **study},
+        about=given.get("about", ""),
+        reference=given.get("reference"),
+        seeds=tuple(given.get("seeds", (0,))),
+        folds=given.get("folds", 0),
+        phantoms="data" in study and study["data"].get("name", "phantom") == "phantom",
+        needs=given.get("needs", ""),
+        sizes=given.get("sizes", ""),
+        published_folds=config.convert(Folds, folds, "published_folds") if folds and real else None,
+        published=config.convert(Paper, given.get("published", {}), "published") if real else Paper(),
+        compare=config.convert(Compare, given.get("compare", {}), "compare"),
+        radiomics=given.get("radiomics"),
+        scales=("full", *scales),
+    )

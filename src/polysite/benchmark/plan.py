@@ -1,0 +1,256 @@
+"""The plan of a benchmark: runs, hours on this machine's device, and disk, before anything is trained.
+
+Steps and validated cases come from a rehearsal of every algorithm with the sizes of the sites: those of the data, or
+the published ones if the data are not here. Seconds come from a few real training steps and one prediction on this
+machine, with the benchmark's own network, patch, batch and augmentation.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from math import ceil, prod
+from typing import Any
+
+import numpy as np
+
+from polysite import config, study
+from polysite.algorithms.base import facts
+from polysite.benchmark.bench import Bench
+from polysite.benchmark.jobs import studies
+from polysite.config import Study
+from polysite.data.case import Case
+from polysite.data.sources import Counted
+from polysite.engines.run_folder import KEPT
+from polysite.report.costs import duration
+from polysite.report.grid import Cell, Grid, Line, name, number
+from polysite.report.published import sizes
+from polysite.site import Budget
+from polysite.training import tasks
+from polysite.training.torch_site import Network, TorchSite
+
+VOLUME = (
+    144,
+    176,
+    144,
+)  # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
+SIDE = 64  # largest side of a patch that is timed on a CPU
+STEPS = 3  # timed on a GPU, after as many that warm up; one on a CPU
+ROUNDS = 3  # rehearsed of a phase; the others are like the last of these
+PREDICTION, SCAN = 3e4, 3e6  # bytes on disk of a predicted case, and of one of the three per site kept to look at
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a training step and of a prediction, measured here."""
+
+    step: float
+    case: float
+    device: str
+    how: str  # a sentence
+
+
+def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Grid:
+    """Return the table of all runs with their hours and disk; with ``absent`` data, from published sizes."""
+    chosen = {n: _counted(s, bench) if absent else s for n, s in studies(bench, overrides).items()}
+    if not chosen:
+        return _features(bench, overrides, absent)
+    first = next(iter(chosen.values()))
+    pace, runs = measure(first), len(bench.places)
+    done = {n: _Rehearsed.of(s) for n, s in chosen.items()}
+    lines, hours, disk = [], 0.0, 0.0
+    for title, each in chosen.items():
+        before = next((n for n, s in chosen.items() if _begins(each, s)), None)
+        mine = done[title].after(done[before] if before else None)
+        spent = runs * (mine.steps * pace.step + (mine.cases + mine.tested) * pace.case) / 3600
+        stored = runs * mine.stored
+        hours, disk = hours + spent, disk + stored
+        after = f"after {before}" if before else ""
+        cells = (number(runs, "d"), number(mine.rounds, "d"), _whole(mine.steps * runs), Cell(f"{spent:.1f}", spent))
+        lines.append(Line((name(title), *cells, _size(stored), name(after))))
+    cases = sum(len(refs) for refs in first.data.case_refs(first.seed).values())
+    prepared = cases * prod(VOLUME) * (4 * len(first.data.modality_names) + len(first.data.label_names))
+    total = (number(runs * len(chosen), "d"), name(""), name(""), Cell(f"{hours:.1f}", hours), _size(disk), name(""))
+    lines.append(Line((name("all"), *total), "total"))
+    unit = "GPU hours" if pace.device.startswith("cuda") else "CPU hours"
+    head = ("method", "runs", "rounds", "steps of all runs", unit, "disk", "")
+    whose = f"the published sizes of its {len(first.data.case_refs(0))} sites" if absent else "the data"
+    note = (
+        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. All together: "
+        f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at; the cache of prepared "
+        f"cases takes about {_size(prepared).text} more."
+    )
+    return Grid("plan", f"Plan of {bench.name}", head, tuple(lines), note)
+
+
+def _counted(chosen: Study, bench: Bench) -> Study:
+    """Return the study with a source that lists as many cases as were published."""
+    split = replace(chosen.split, file="")
+    return replace(chosen, data=Counted(sizes(bench.sizes)), split=split)
+
+
+def _begins(whole: Study, other: Study) -> bool:
+    """Return whether another study is the first part of a study."""
+    return any(other == replace(whole, then=whole.then[:k]) for k in range(len(whole.then)))
+
+
+def _features(bench: Bench, overrides: Mapping[str, str], absent: bool) -> Grid:
+    """Return the plan of a benchmark that trains nothing."""
+    chosen = config.build(bench.study, overrides)
+    counts = sizes(bench.sizes) if absent else {s: len(c) for s, c in chosen.data.case_refs(chosen.seed).items()}
+    lines = [Line((name(site), number(count, "d"))) for site, count in counts.items()]
+    lines.append(Line((name("all"), number(sum(counts.values()), "d")), "total"))
+    note = "Radiomic features of every case and their clusters; nothing is trained. A brain takes a CPU about a minute."
+    return Grid("plan", f"Plan of {bench.name}", ("site", "cases"), tuple(lines), note)
+
+
+@dataclass(frozen=True)
+class _Rehearsed:
+    """What a run of a study does."""
+
+    rounds: int
+    steps: int
+    cases: int  # validated
+    tested: int
+    checkpoint: int  # bytes
+    kept: int  # checkpoints
+    scans: int  # kept to look at
+
+    @property
+    def stored(self) -> float:
+        """Bytes of the run folder, about; the best and the last model are taken for a checkpoint together."""
+        return self.checkpoint * (self.kept + 1) + PREDICTION * self.tested + SCAN * self.scans
+
+    @classmethod
+    def of(cls, chosen: Study) -> "_Rehearsed":
+        """Rehearse a study."""
+        seen: list[Any] = []
+
+        def look(*state: Any) -> None:
+            seen[:] = [state]
+
+        short = _shortened(chosen)
+        loads = study.loads(short, look)
+        rounds = _lengthened(chosen, short, len(loads))
+        steps, cases = ([sum(getattr(x, k) for x in load.values()) for load in loads] for k in ("steps", "cases"))
+        params, dealt = study.initial_params(chosen), study.deal_cases(chosen)
+        tested = {site: len(splits["test"]) for site, splits in dealt.items()}
+        return cls(
+            rounds=sum(rounds),
+            steps=sum(n * x for n, x in zip(rounds, steps, strict=True)),
+            cases=sum(n * x for n, x in zip(rounds, cases, strict=True)),
+            tested=sum(tested.values()),
+            checkpoint=_bytes(seen, {k: prod(v.shape) for k, v in params.items()}),
+            kept=KEPT + 1 + len(chosen.then),
+            scans=sum(min(3, n) for n in tested.values()),
+        )
+
+    def after(self, before: "_Rehearsed | None") -> "_Rehearsed":
+        """Return what is left to do after a run that did the first rounds."""
+        if before is None:
+            return self
+        names = ("rounds", "steps", "cases")
+        return replace(self, **{k: getattr(self, k) - getattr(before, k) for k in names})
+
+
+def _shortened(chosen: Study) -> Study:
+    """Return the study with a few rounds in every phase, and with one start of a mixture that has more."""
+
+    def fewer(phase: Study) -> dict[str, dict[str, int]]:
+        if facts(phase.algorithm).exchanges:
+            return {"algorithm": {"restarts": 1}} if hasattr(phase.algorithm, "restarts") else {}
+        return {"run": {"rounds": min(ROUNDS, phase.run.rounds), "best_from": 0}}
+
+    first, *later = config.phases(chosen)
+    then = tuple(config.merge(changes, fewer(phase)) for changes, phase in zip(chosen.then, later, strict=True))
+    return replace(config.vary(replace(chosen, then=()), fewer(first)), then=then)
+
+
+def _lengthened(chosen: Study, short: Study, exchanges: int) -> list[int]:
+    """Return how many rounds of a study every rehearsed round stands for."""
+    counts: list[int] = []
+    for whole, part in zip(config.phases(chosen), config.phases(short), strict=True):
+        own = min(part.run.rounds, exchanges - len(counts))  # an algorithm may end its phase by itself
+        counts += [*[1] * (own - 1), 1 if whole.run == part.run else whole.run.rounds - own + 1]
+    return counts
+
+
+def _bytes(value: Any, elements: Mapping[str, int], key: str = "") -> int:
+    """Return the bytes of all arrays of a rehearsed state, those of the model at their real size."""
+    if isinstance(value, Mapping):
+        return sum(_bytes(v, elements, str(k)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return sum(_bytes(v, elements, key) for v in value)
+    if is_dataclass(value):
+        return sum(_bytes(getattr(value, f.name), elements, f.name) for f in fields(value))
+    return int(value.nbytes) * (elements.get(key, 1) if value.size == 1 else 1) if hasattr(value, "nbytes") else 0
+
+
+def measure(chosen: Study) -> Pace:
+    """Time a few training steps and a prediction of a study's network on this machine's device.
+
+    On a GPU the patch, the batch and the size of a scan are the real ones. On a CPU one patch of at most 64 voxels a
+    side is timed, and the time is scaled with the number of voxels.
+    """
+    network = Network(_module(chosen), chosen.train)
+    gpu = network.device.type == "cuda"
+    step = chosen.model.divisor
+    patch = (
+        chosen.train.patch if gpu else tuple(min(side, max(step, SIDE // step * step)) for side in chosen.train.patch)
+    )
+    batch = chosen.train.batch if gpu else 1
+    whole = tuple(max(a, b) for a, b in zip(VOLUME, chosen.train.patch, strict=False)) if gpu else patch
+    train = replace(chosen.train, patch=patch, window=(), batch=batch, epochs=1, steps=None)
+    rng = np.random.default_rng(0)
+    cases = [_drawn(rng, chosen, whole, k) for k in range(batch)]
+    site = TorchSite("plan", network, {"train": cases, "validation": cases[:1]}, chosen.data.label_names, train, 0)
+    start = site.start
+    steps = STEPS if gpu else 1
+    training = _timed(lambda: site.fit(start, budget=Budget(steps=steps)), network) / steps
+    predicting = _timed(lambda: site.score(start, [cases[0].name]), network)
+    if gpu:
+        how = f"Measured on {network.device}: {training:.3g} s a step of {batch} patches, {predicting:.3g} s a scan."
+        return Pace(training, predicting, str(network.device), how)
+    larger = prod(chosen.train.patch) / prod(patch)
+    how = (
+        f"Measured on a CPU: {training:.3g} s a patch of {' x '.join(map(str, patch))}, and scaled by the number of "
+        "voxels. These are CPU hours; a GPU is tens to hundreds of times faster."
+    )
+    return Pace(training * larger * chosen.train.batch, predicting * larger * _windows(chosen), "cpu", how)
+
+
+def _windows(chosen: Study) -> int:
+    """Return the number of positions of the sliding window in a scan."""
+    window, moved = chosen.train.window or chosen.train.patch, 1 - chosen.train.overlap
+    return prod(ceil(max(0, size - side) / (side * moved)) + 1 for size, side in zip(VOLUME, window, strict=False))
+
+
+def _module(chosen: Study) -> Any:
+    source, task = chosen.data, tasks.find(chosen.data.task, chosen.train.exclusive)
+    outputs = task.outputs(source.label_names)
+    return chosen.model.build(dims=source.dims, modalities=len(source.modality_names), outputs=outputs, seed=0)
+
+
+def _drawn(rng: np.random.Generator, chosen: Study, shape: Sequence[int], k: int) -> Case:
+    image = rng.standard_normal((len(chosen.data.modality_names), *shape), np.float32)
+    label = (rng.random((len(chosen.data.label_names), *shape), np.float32) < 0.1).astype(np.uint8)
+    return Case("plan", str(k), image, label)
+
+
+def _timed(call: Callable[[], object], network: Network) -> float:
+    """Return the seconds of a second call; the first one warms up."""
+    import torch
+
+    for _ in range(2):
+        begun = time.perf_counter()
+        call()
+        if network.device.type == "cuda":
+            torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def _whole(value: float) -> Cell:
+    return Cell(f"{value:,.0f}".replace(",", " "), value)
+
+
+def _size(value: float) -> Cell:
+    return Cell(f"{ceil(value / 1e9)} GB" if value >= 1e9 else f"{ceil(value / 1e6)} MB", value)

@@ -1,0 +1,106 @@
+"""The command that runs a benchmark: bench."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polysite.cli.base import Override, Quiet, app, overrides_of, watching
+from polysite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polysite.benchmark import Bench
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of a benchmark, or a .toml file; without it, list all.")
+    ] = None,
+    scale: Annotated[
+        str,
+        typer.Option(help="full; small: phantoms, minutes; tiny: your data, one or two rounds, to see that all runs."),
+    ] = "full",
+    data: Annotated[
+        Path | None, typer.Option(metavar="DATA", help="Your data: a manifest or a folder of images.")
+    ] = None,
+    folds: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of the published folds; own folds by default.")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="List runs, hours on this device and disk; train nothing.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD", help="Run only this method; can be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; an existing one is continued.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
+    override: Override = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a benchmark: methods x folds x seeds, and compare.
+
+    The same command continues a benchmark that was interrupted. Without data, it prints the plan of a benchmark that
+    has published sizes.
+    """
+    from polysite import benchmark
+    from polysite.report import tables
+
+    if name is None:
+        for known in benchmark.names():
+            print(f"{known:15} {benchmark.load(known).title}")
+        return
+    chosen = benchmark.load(name, scale).only(only or [])
+    given = {
+        **({"data.name": "files", "data.path": json.dumps(str(data))} if data else {}),
+        **overrides_of(override or []),
+    }
+    lacking = chosen.lacks_data(given, scale)
+    if lacking and not chosen.sizes:
+        raise ConfigError(lacking)
+    if lacking or plan:
+        tables.show_grid(benchmark.plan(chosen if lacking else chosen.on_folds(folds), given, absent=bool(lacking)))
+        if lacking and not plan:
+            raise ConfigError(lacking)
+        if lacking:
+            print(f"The data are not here: {lacking}")
+        return
+    target = out or Path("benchmarks") / (chosen.name if scale == "full" else f"{chosen.name}-{scale}")
+    if chosen.radiomics is not None:
+        _radiomics(chosen, target, given, quiet)
+    else:
+        _methods(chosen.on_folds(folds), target, given, jobs, quiet)
+
+
+def _methods(chosen: "Bench", target: Path, given: dict[str, str], jobs: int | None, quiet: bool) -> None:
+    """Train and compare the methods of a benchmark."""
+    from polysite import benchmark
+    from polysite.report import publish, tables
+
+    with tables.counting("runs", len(chosen.places) * len(chosen.methods), quiet) as step:
+        methods, failed = benchmark.run(chosen, target, given, jobs, step)
+    for job, why in failed.items():
+        print(f"polysite: {job} failed: {why}", file=sys.stderr)
+    if methods:
+        options = benchmark.options(chosen, target, methods, failed)
+        publish.comparison(target / "comparison", chosen.title, methods, options, replace=True)
+        if not quiet:
+            tables.show(methods, options, full=True)
+            print(f"\nPage and tables: {target / 'comparison' / 'index.html'}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _radiomics(chosen: "Bench", target: Path, given: dict[str, str], quiet: bool) -> None:
+    """Extract and cluster the features of a benchmark's cases."""
+    from polysite import benchmark
+    from polysite.report import tables
+
+    with watching(quiet, False) as watch:
+        grids = benchmark.describe(chosen, target, given, watch)
+    if not quiet:
+        for grid in grids:
+            tables.show_grid(grid)
+        print(f"\nPage and tables: {target / 'comparison' / 'index.html'}")

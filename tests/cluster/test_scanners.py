@@ -1,0 +1,48 @@
+"""Clusters of phantoms with two scanners inside every hospital: found again across hospitals, federated as pooled."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+from polysite import extract
+from polysite.cluster.federated_mixture import federated
+from polysite.cluster.mixture import Settings
+from polysite.cluster.pooled_mixture import pooled
+from polysite.config import Study
+from polysite.data.phantom import Hospital
+from polysite.data.sources import Phantom
+from polysite.radiomics import Settings as Features
+from polysite.radiomics import comparable
+
+
+def planted(sites, cases, seed):
+    """Features, hospital and scanner of every case: every other patient is scanned by the second scanner."""
+    hospital = Hospital(cases, scanner=5, second=11, contrast=1.0)
+    data = Phantom((24, 24, 24), {f"site {k}": hospital for k in range(sites)})
+    table = extract.extract(Study(data=data, seed=seed), Features(bin_width=0.15), jobs=1)
+    scanners = np.array([int(case.rpartition("-")[2]) % 2 for case in table.cases])
+    return comparable(table.values), np.array(table.sites), scanners
+
+
+def agreements(sites, cases, seed):
+    """Adjusted Rand index of the federated clusters with pooled ones, scikit-learn's, scanners and hospitals."""
+    x, homes, scanners = planted(sites, cases, seed)
+    chosen = Settings(components=2, dimensions=10, seed=seed)
+    found = federated({home: x[homes == home] for home in np.unique(homes)}, chosen).mixture.assign(x)
+    others = (pooled(x, replace(chosen, starts=starts)).mixture.assign(x) for starts in ("shared", "kmeans"))
+    return [adjusted_rand_score(found, other) for other in (*others, scanners, homes)]
+
+
+@pytest.mark.parametrize(("sites", "cases"), [(3, 12), (8, 6)])
+def test_clusters_are_scanners_and_not_hospitals(sites, cases):
+    whole, scikit_learn, scanner, home = agreements(sites, cases, 0)
+    assert min(whole, scikit_learn, scanner) >= 0.9 and home <= 0.2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("sites", "cases"), [(3, 12), (8, 6)])
+def test_clusters_are_scanners_and_not_hospitals_in_nine_of_ten_seeds(sites, cases):
+    found = np.array([agreements(sites, cases, seed) for seed in range(10)])
+    assert ((found[:, :3] >= 0.9).sum(0) >= 9).all() and ((found[:, 3] <= 0.2).sum() >= 9)
