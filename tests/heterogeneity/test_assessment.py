@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hospitals import FAST, Host, ask, assess, host
+from hospitals import FAST, Host, ask, assess, host, spread_out
 from polysite.cluster import distance as cluster
 from polysite.engines import checkpoint
 from polysite.engines.plan import Plan
@@ -139,13 +139,6 @@ def test_numbers_in_names_are_ordered_by_value():
     volume = [hosts[s].quantities["volume WT"] for s in ("6", "13")]
     expected = stats.wasserstein_distance(*volume) / volume[0].std()
     assert found.quantities["volume WT"].matrix[0, 1] == pytest.approx(expected)
-
-
-def spread_out():
-    """Four sites: a is narrow, so that its distances are many of its own deviations; d is far from the others."""
-    rng = np.random.default_rng(0)
-    places = {"a": (10, 0.5), "b": (14, 4), "c": (18, 4), "d": (40, 4)}
-    return {s: Host({"volume WT": rng.normal(*at, 30)}) for s, at in places.items()}
 
 
 def test_the_outlier_may_depend_on_the_scale():
