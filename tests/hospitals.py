@@ -56,6 +56,13 @@ def host(cases=12, seed=0, brightness=100.0, volume=10.0, look=0.0, channels=8, 
     return Host(quantities, rng.normal(look, 1, (cases, 2, channels, 2)))
 
 
+def spread_out():
+    """Four sites: a is narrow, so that its distances are many of its own deviations; d is far from the others."""
+    rng = np.random.default_rng(0)
+    places = {"a": (10, 0.5), "b": (14, 4), "c": (18, 4), "d": (40, 4)}
+    return {s: Host({"volume WT": rng.normal(*at, 30)}) for s, at in places.items()}
+
+
 def ask(hosts, settings=FAST, wire=False) -> dict[str, Any]:
     """The replies of one exchange through the engine."""
     engine = Simulator(settings, hosts, wire=wire)

@@ -18,7 +18,8 @@ from polysite.data.files import Files
 from polysite.data.phantom import Hospital, draw, write
 from polysite.data.prepare import Prepare
 from polysite.data.sources import Phantom
-from polysite.errors import DataError, PolysiteError, RunError
+from polysite.errors import ConfigError, DataError, PolysiteError, RunError
+from polysite.heterogeneity.assessment import random_case_angles
 from polysite.heterogeneity.exchange import Assess
 from polysite.models.encoders import Bundled, Embedder
 from polysite.payload import Payload
@@ -118,11 +119,64 @@ def test_what_an_assessment_leaves_behind(tmp_path):
     )
     assert numbers["distances"]["emd"]["matrix"] == done.assessment.distances["emd"].matrix.tolist()
     assert numbers["verdict"]["summary"] == done.verdict.summary
-    for strategy in done.verdict.strategies:
-        ready = config.load(done.folder / "strategies" / strategy.file)
+    files = {file for strategy in done.verdict.strategies for file in strategy.files}
+    assert {p.name for p in (done.folder / "strategies").iterdir()} == files
+    for file in files:
+        ready = config.load(done.folder / "strategies" / file)
         assert ready.data == data and ready.seed == 0 and not ready.run.pooled
+    shows_angles_between_random_cases(done, Study(data=data, assess=FAST))
     with pytest.raises(RunError, match="no assessment overwrites anything"):
         ps.assess(Study(data=data, assess=FAST), tmp_path / "found")
+
+
+def shows_angles_between_random_cases(done, given):
+    """Those of the seed, named as such on the page; the angles between means stay."""
+    found, hosts = done.assessment, assessment.assessed_sites(given).sites
+    cases = {s: given.assess.vectors(hosts[s].features("embedding")["embedding"]) for s in found.sites}
+    again = random_case_angles(cases, given.seed)
+    assert all((again[n] == m).all() for n, m in found.case_angles.items()) and found.angles.keys() == again.keys()
+    text = (done.folder / "index.html").read_text()
+    assert "Between random cases" in text and "between the means of two hospitals" in text
+    assert (done.folder / "figures" / "case-angles-component-2.png").is_file()
+
+
+class Sideways(Bundled):
+    """An encoder of other features: the bundled one's channels, the sign of the volume reversed."""
+
+    fingerprint = "sideways"
+
+    def build(self):
+        network = super().build()
+        network.register_forward_pre_hook(lambda module, given: (-given[0],))
+        return network
+
+
+def test_another_encoder_may_name_another_outlier(tmp_path, monkeypatch):
+    monkeypatch.setitem(assessment.ENCODERS, "sideways", Sideways)
+    monkeypatch.setattr("polysite.report.assess_page.write", lambda *given: None)  # it takes seconds
+    base = Study(data=Phantom(SIDE, HOSPITALS), assess=replace(FAST, other_encoders=("sideways",)))
+    found = assessment.assess(base, tmp_path / "1").assessment
+    own = assessment.assess(replace(base, encoder=Sideways()), tmp_path / "2").assessment
+    assert found.alternatives["euclidean"] == {'encoder.name = "sideways"': own.distances["euclidean"].outlier}
+    assert own.alternatives["euclidean"] == {}  # it is the study's own
+
+
+def test_other_encoders_are_checked_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(assessment, "assessed_sites", lambda *given: pytest.fail("measured"))
+    base = Study(data=Phantom(SIDE, HOSPITALS), assess=FAST)
+    for names, text in ((("deepbett",), "did you mean 'deepbet'"), (("medicalnet",), "encoder.path is missing")):
+        with pytest.raises(ConfigError, match=text):
+            assessment.assess(replace(base, assess=replace(FAST, other_encoders=names)), tmp_path / "found")
+
+
+def test_components_summed_over_positions_have_the_paper_s_size():
+    """sqrt(P) times the mean's: two positions a side of 16 voxels make eight."""
+    volume = np.random.default_rng(0).normal(size=(16, 16, 16)).astype(np.float32)
+    mean, total = Embedder(Bundled()), Embedder(Bundled(), positions="sum")
+    np.testing.assert_allclose(total([volume]), mean([volume]) * np.sqrt(8), rtol=1e-5)
+    assert total.fingerprint != mean.fingerprint
+    base = Study(data=Phantom(SIDE, HOSPITALS), assess=replace(FAST, positions="sum"))
+    assert assessment.assessed_sites(base).sites["north"].embedder.positions == "sum"
 
 
 @pytest.mark.slow
@@ -135,7 +189,7 @@ def test_every_study_that_is_advised_runs(tmp_path):
     done = ps.assess(replace(base, run=ps.Plan(rounds=1)), tmp_path / "found")
     assert [s.name for s in done.verdict.strategies][:2] == ["weighted", "clustered"]
     for strategy in done.verdict.strategies:
-        run = ps.train(config.load(done.folder / "strategies" / strategy.file), tmp_path / strategy.name)
+        run = ps.train(config.load(done.folder / "strategies" / strategy.file), tmp_path / f"run {strategy.rank}")
         assert set(run.dice()) == set(hospitals)
 
 
@@ -277,7 +331,8 @@ def test_flat_images_and_classes(tmp_path):
     given = {"data.name": "files", "data.path": str(tmp_path / "m.csv"), "train.patch": "[16, 16]"}
     base = config.parse("", {**given, "model.name": "densenet_small", "assess.cases": "all"})
     found = assessment.assess(base, tmp_path / "found").assessment
-    assert found.quantities["class ill"].mean * found.quantities["class ill"].scale == pytest.approx(0.5)
+    ill = found.quantities["class ill"]
+    assert ill.mean * ill.divisors["north"] == pytest.approx(0.5)
     assert list(found.distances) == ["emd", "euclidean", "energy", "mmd", "frechet"]
 
 

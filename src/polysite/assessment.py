@@ -1,7 +1,7 @@
 """From a study to a finished assessment: ask every hospital once, analyse the replies, write the folder."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -19,13 +19,14 @@ from polysite.engines.rounds import Watch, run_rounds
 from polysite.engines.run_folder import RunFolder, versions
 from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Transport
-from polysite.errors import ConfigError
-from polysite.heterogeneity.assessment import Assessment, analyse
+from polysite.errors import ConfigError, nearest
+from polysite.heterogeneity.assessment import Assessment, analyse, random_case_angles
 from polysite.heterogeneity.exchange import INTENSITY
 from polysite.heterogeneity.verdict import Verdict, judge
-from polysite.models.encoders import Embedder
+from polysite.models.encoders import ENCODERS, Embedder, Encoder
+from polysite.payload import SiteId
 from polysite.report import assess_page
-from polysite.site import Site
+from polysite.site import AssessedSite, Site
 from polysite.storage import draft_folder, vacant
 from polysite.study import deal_cases, pinned
 from polysite.training.assessed_site import TorchAssessedSite
@@ -50,9 +51,41 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
         watch: Observer of the progress.
     """
     path = vacant(Path(out) if out else RunFolder.fresh(Path("assessments"), "assess"), "assessment")
-    engine, dealt = assessed_sites(study, watch), deal_cases(study)
+    others, dealt = _other_encoders(study), deal_cases(study)
+    engine = assessed_sites(study, watch)
     unseen = any(not splits["train"] and any(splits.values()) for splits in dealt.values())
-    return run_assessment(study, engine, {i: site.size for i, site in engine.sites.items()}, unseen, path, watch)
+
+    def extend(found: Assessment) -> Assessment:
+        if not study.assess.projections:
+            return found
+        hosts = cast(Mapping[SiteId, AssessedSite], engine.sites)
+        vectors = {i: study.assess.vectors(hosts[i].features("embedding")["embedding"]) for i in found.sites}
+        angles = random_case_angles(vectors, study.seed)
+        named = {f'encoder.name = "{name}"': _outlier(replace(study, encoder=e), watch) for name, e in others.items()}
+        return replace(found, case_angles=angles, alternatives={**found.alternatives, "euclidean": named})
+
+    sizes = {i: site.size for i, site in engine.sites.items()}
+    return run_assessment(study, engine, sizes, unseen, path, watch, extend)
+
+
+def _other_encoders(study: Study) -> dict[str, Encoder]:
+    """Return the encoders of ``assess.other_encoders`` but the study's own; refuse an unknown or unusable one."""
+    found: dict[str, Encoder] = {}
+    for name in study.assess.other_encoders if study.assess.projections else ():
+        if name not in ENCODERS:
+            raise ConfigError(f"assess.other_encoders names {name!r}; {nearest(name, ENCODERS)}")
+        if not isinstance(study.encoder, ENCODERS[name]):
+            found[name] = ENCODERS[name]()
+            _ = found[name].fingerprint  # refuses an encoder whose weights are not there, before anything is measured
+    return found
+
+
+def _outlier(study: Study, watch: Watch) -> SiteId:
+    """Return the most distant site by the Euclidean distance of the study's encoder; little is computed besides."""
+    quick = replace(study.assess, permutations=99, resamples=100)
+    engine = assessed_sites(study, watch)
+    (only,) = run_rounds(cast(Algorithm[Any], quick), engine, {}, Plan(rounds=1), study.seed)
+    return analyse(only.state.replies, quick).distances["euclidean"].outlier
 
 
 def run_assessment(
@@ -62,6 +95,7 @@ def run_assessment(
     unseen: bool,
     path: Path,
     watch: Watch = Watch(),
+    extend: Callable[[Assessment], Assessment] = lambda found: found,
 ) -> AssessmentRun:
     """Run the exchange over any transport and write the assessment folder.
 
@@ -72,6 +106,7 @@ def run_assessment(
         unseen: Whether some sites will be served that do not train.
         path: The new folder.
         watch: Observer of the progress.
+        extend: Adds to the assessment what only a simulation can know.
     """
     large = sum(size >= study.assess.fewest for size in sizes.values())
     if isinstance(study.assess.take, int) and study.assess.take > max(large - 2, 0):
@@ -83,9 +118,11 @@ def run_assessment(
     assessment = analyse(only.state.replies, study.assess, study.encoder.words)
     sent = {site: (only.replies[site].nbytes, "what was refused") for site in only.refused}
     assessment = replace(assessment, refused={**only.refused, **assessment.refused}, left={**assessment.left, **sent})
+    assessment = extend(assessment)
     verdict = judge(assessment, modalities_can_change=isinstance(study.data, Files), unseen=unseen)
     base = _allowing(pinned(replace(study, run=replace(study.run, pooled=False))), assessment)
-    studies = {s.file: config.dump(config.vary(base, s.changes), notes=True) for s in verdict.strategies}
+    changed = {file: changes for s in verdict.strategies for file, changes in s.files.items()}
+    studies = {file: config.dump(config.vary(base, changes), notes=True) for file, changes in changed.items()}
     _publish(path, assessment, verdict, studies, {**versions(), "seed": study.seed})
     return AssessmentRun(path, assessment, verdict)
 
@@ -112,7 +149,9 @@ def assessed_sites(study: Study, watch: Watch = Watch(), dealt: Mapping[str, Sit
     source, dealt = study.data, dealt or deal_cases(study)
     described = SPLITS if study.assess.cases == "all" else SPLITS[:1]
     chosen = {site: [case for k in described for case in splits[k]] for site, splits in dealt.items()}
-    embedder = Embedder(study.encoder, device_of(study.train.device)) if study.assess.projections else None
+    embedder = None
+    if study.assess.projections:
+        embedder = Embedder(study.encoder, device_of(study.train.device), positions=study.assess.positions)
     total, done, cache = sum(map(len, chosen.values())), count(1), Cache(place())
 
     def step(case: str) -> None:

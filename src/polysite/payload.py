@@ -12,7 +12,8 @@ True
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +26,21 @@ from polysite import tree
 from polysite.errors import PayloadError
 
 SiteId = str
+
+
+def natural(names: Iterable[str]) -> list[str]:
+    """Sort names in natural order: numbers inside them by value.
+
+    >>> natural(["10", "9", "b2", "01", "b10", "1"])
+    ['01', '1', '9', '10', 'b2', 'b10']
+    """
+    return sorted(names, key=lambda n: ([(not p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in _runs(n)], n))
+
+
+def _runs(name: str) -> list[str]:
+    """Split a name into runs of digits and of other characters."""
+    return [p for p in re.split(r"([0-9]+)", name) if p]
+
 
 # types that may cross: name in the file -> name in NumPy
 TYPES = {

@@ -12,7 +12,7 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import silhouette_samples
 
 from polysite.cluster.bipartition import bipartition
-from polysite.cluster.distance import around_outlier, check, linked, outlier, tree
+from polysite.cluster.distance import around_outlier, check, graded, linked, outlier, sums, tree
 from polysite.errors import ConfigError, DataError
 
 # Table 2 of Alekseenko et al., above the diagonal, row by row. All six are printed symmetric; the sums below some of
@@ -59,6 +59,33 @@ def test_outliers_and_clusters_are_those_of_the_paper(name):
     apart, (far, *clusters) = squareform(TABLE_2[name]), TABLE_4[name]
     assert outlier(apart) + 1 == far
     assert around_outlier(apart) == tuple(tuple(i - 1 for i in sorted(members)) for members in clusters)
+
+
+SUMS = {  # below Table 2, as printed; where it leaves out the distance to client 1, as the entries add up
+    "FeTS EMD": [25.38, 9.90, 12.60, 21.44],  # printed 6.30 and 4.73 for clients 2 and 3
+    "FeTS EUC": [135, 100, 101, 132],
+    "prostate EMD": [12.79, 14.99, 10.02, 23.90],  # printed 13.75 and 7.02
+    "prostate EUC": [256, 209, 202, 279],
+    "KiTS EMD": [18.69, 16.87, 14.66, 10.87, 42.33],  # printed 15.95, 13.21 and 8.40 for clients 2 to 4
+    "KiTS EUC": [6154, 4591, 4017, 8104, 3658],
+}
+
+
+@pytest.mark.parametrize("name", TABLE_2)
+def test_sums_of_distances(name):
+    assert sums(squareform(TABLE_2[name])) == pytest.approx(SUMS[name], abs=0.011)
+
+
+def test_factors_fall_with_the_sum_of_distances():
+    """At most 1, and 1 for the nearer half; of a site far from four others near to one another, about 1/4."""
+    for name in TABLE_2:
+        factors, every = graded(squareform(TABLE_2[name])), sums(squareform(TABLE_2[name]))
+        assert [f for _, f in sorted(zip(every, factors, strict=True))] == sorted(factors, reverse=True)
+        assert max(factors) == 1 and sum(f == 1 for f in factors) >= len(factors) / 2
+        assert factors[outlier(squareform(TABLE_2[name]))] == pytest.approx(np.median(every) / max(every))
+    far = blocks([4, 1], near=0.01)
+    assert graded(far)[4] == pytest.approx(1 / 4, abs=0.01)
+    assert graded(np.zeros((3, 3))) == [1, 1, 1] and graded([[0, 2], [2, 0]]) == [1, 1] and graded([[0]]) == [1]
 
 
 @pytest.mark.parametrize("name", TABLE_2)
@@ -239,7 +266,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("matrix", "sentence"), REFUSED.values(), ids=REFUSED.keys())
-@pytest.mark.parametrize("function", [check, outlier, around_outlier, linked, tree])
+@pytest.mark.parametrize("function", [check, outlier, sums, graded, around_outlier, linked, tree])
 def test_what_is_no_distance_is_refused(function, matrix, sentence):
     with pytest.raises(DataError, match=sentence):
         function(matrix)

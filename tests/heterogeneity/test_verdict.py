@@ -29,7 +29,8 @@ def names(verdict):
 
 def test_nobody_differs():
     verdict = advised(USUAL)
-    assert names(verdict) == ["fedavg", "fedprox"]
+    assert names(verdict)[:2] == ["fedavg", "fedprox"]
+    assert all(name.startswith("clustered-") for name in names(verdict)[2:])
     assert verdict.summary == "4 hospitals with 60 cases were compared: none was shown to differ from the others."
     assert not verdict.findings
 
@@ -46,9 +47,9 @@ def test_a_small_hospital_is_not_blamed_for_being_small():
 def test_one_differs():
     """Its tumours are four times larger: less weight for it, then its cluster, then the yardstick."""
     verdict = advised({**USUAL, "e": host(15, 9, volume=40)})
-    first, second, third = verdict.strategies
+    first, second, third, *_ = verdict.strategies
     assert (first.name, second.name, third.name) == ("weighted", "clustered", "fedavg")
-    assert [s.file for s in verdict.strategies] == ["1-weighted.toml", "2-clustered.toml", "3-fedavg.toml"]
+    assert [s.file for s in verdict.strategies[:3]] == ["1-weighted.toml", "2-clustered.toml", "3-fedavg.toml"]
     (size,) = about(verdict, "labels")
     assert size.startswith("WT is 3.7") and " times larger at e: median " in size and " mL, elsewhere " in size
     assert size in first.reasons and size in second.reasons
@@ -57,10 +58,91 @@ def test_one_differs():
     assert (first.goal, second.goal) == ("one model for all", "a model for each group")
     assert third.evidence is None and second.evidence == "clear"
     assert second.changes["algorithm"]["groups"] == {"group-1": ["a", "b", "c", "d"], "group-2": ["e"]}
-    assert "e would train alone, on its 15 cases" in second.reasons
+    assert second.title == "A model for {a, b, c, d}, local training at e"
+    assert "e alone in its group is local training, on its 15 cases" in second.reasons
     after = factor * 15 / (factor * 15 + 60)
-    assert first.reasons[-1] == f"with weight {factor:g} its share of the mean falls from 20% to {after:.0%}"
+    assert first.reasons[-2] == f"with weight {factor:g} its share of the mean falls from 20% to {after:.0%}"
     assert "e (p = 0.0" in verdict.summary and "differs from the others" in verdict.summary
+
+
+def test_the_paper_s_weights_can_all_be_tried():
+    """The weight that the distance suggests comes first; the other two are studies beside it."""
+    (first, *_) = advised({**USUAL, "e": host(15, 9, volume=40)}).strategies
+    factor = first.changes["algorithm"]["weights"]["e"]
+    others = [w for w in (0.1, 0.3, 0.5) if w != factor]
+    assert list(first.files) == ["1-weighted.toml", *(f"1-weighted-{w}.toml" for w in others)]
+    assert [c["algorithm"]["weights"]["e"] for c in first.files.values()] == [factor, *others]
+    assert first.reasons[-1].endswith("keep the one with the highest validation score")
+
+
+def test_weights_that_fall_with_the_distance():
+    found = assess({**USUAL, "e": host(15, 9, volume=40)}, MANY)
+    (graded,) = (s for s in judge(found).strategies if s.name == "graded")
+    factors = graded.changes["algorithm"]["weights"]
+    by = next(d for d in found.distances.values() if d.title in graded.reasons[0])
+    assert factors == {s: round(f, 3) for s, f in by.graded.items() if f < 0.9995}
+    assert min(factors, key=factors.__getitem__) == "e" and factors["e"] < 0.6
+    assert f"e {factors['e']:g}" in graded.reasons[0]
+
+
+def test_groups_around_the_outlier_are_always_offered():
+    """Also where nobody differs; once if both distances form the same groups; with a reason if offered already."""
+    found = assess(USUAL)
+    groups = (("a", "b"), ("c", "d"))
+
+    def offered(**clusters):
+        given = {n: replace(d, clusters=clusters.get(n, groups), outlier="d") for n, d in found.distances.items()}
+        return judge(replace(found, distances=given)).strategies
+
+    *_, once = offered()
+    assert once.name == "clustered-emd" and once.evidence is None
+    assert once.changes["algorithm"]["groups"] == {"group-1": ["a", "b"], "group-2": ["c", "d"]}
+    assert once.title == "A model for each of {a, b} and {c, d}"
+    assert once.reasons[0] == (
+        "d, the most distant by the Earth Mover's distance of the metadata and Euclidean distance of the mean "
+        "embeddings, with those nearest to it, apart from the others (Algorithm 1 of the paper)"
+    )
+    names = [s.name for s in offered(euclidean=(("a", "b", "c"), ("d",)))]
+    assert names == ["fedavg", "fedprox", "clustered-emd", "clustered-euclidean"]
+    south = {s: host(15, k + 20, volume=60, brightness=200, look=2) for k, s in enumerate("xyz")}
+    apart = judge(assess({**USUAL, **south}, MANY)).strategies
+    assert [s.name for s in apart if s.name.startswith("clustered")] == ["clustered"]
+    assert "also the groups around " in apart[0].reasons[-1]
+
+
+def test_where_all_differ_from_all_it_is_local_training():
+    hosts = {s: host(15, k, volume=10 * 6**k, look=3 * k) for k, s in enumerate("abcd")}
+    verdict = advised(hosts)
+    strategies = {s.name: s for s in verdict.strategies}
+    assert "clustered" not in strategies and strategies["local"].title == "Local training at every hospital"
+    assert strategies["clustered-emd"].changes["algorithm"]["name"] == "clustered"
+
+
+def test_a_finding_names_the_one_site_that_it_compares_with():
+    """Sites that are set apart one after the other leave two: the others are not "elsewhere"."""
+    hosts = {s: host(15, k, volume=10 * 6**k) for k, s in enumerate("abcd")}
+    found = assess(hosts, MANY)
+    against = found.distances["emd"].against
+    assert sorted(map(len, against.values())) == [1, 1, 2, 3]
+    for text, others in ((f.text, against[f.site]) for f in judge(found).findings if f.about == "labels"):
+        if text.startswith("WT"):
+            assert ("elsewhere" if len(others) == 3 else f", at {' and '.join(others)} ") in text
+    assert found.distances["energy"].against.keys() == set("abcd") and found.distances["mmd"].against == {}
+
+
+def test_what_would_change_the_outlier_is_said():
+    found = assess(USUAL)
+    outlier = found.distances["emd"].outlier
+    other = next(s for s in "abcd" if s != outlier)
+    settings = {'assess.scale = "first"': other, 'assess.combine = "mean"': outlier}
+    network = {'encoder.name = "deepbet"': next(s for s in "abcd" if s != found.distances["euclidean"].outlier)}
+    said = " ".join(judge(replace(found, alternatives={"emd": settings, "euclidean": network})).cautions)
+    assert (
+        f"by the Earth Mover's distance of the metadata the most distant hospital is {outlier}, "
+        f'but it would be {other} with assess.scale = "first"' in said
+    )
+    assert 'with encoder.name = "deepbet"' in said and "combine" not in said
+    assert "it would be" not in " ".join(judge(replace(found, alternatives={"emd": {}})).cautions)
 
 
 def test_those_that_differ_are_grouped_by_kind():
@@ -124,20 +206,25 @@ def test_groups_that_stand_apart_come_first():
 def test_the_largest_is_not_weighed_down_first():
     """A site with most of the cases is hardly the outlier: groups first."""
     verdict = advised({**{s: host(12, k) for k, s in enumerate("abc")}, "e": host(80, 9, volume=40)})
-    assert names(verdict) == ["clustered", "weighted", "fedavg", "uniform"]
+    assert names(verdict)[:5] == ["clustered", "weighted", "fedavg", "uniform", "graded"]
 
 
 def test_uneven_sizes():
     verdict = advised({**{s: host(12, k) for k, s in enumerate("abc")}, "e": host(60, 9)})
     (text,) = about(verdict, "sizes")
     assert "e has 5 times as many cases as a" in text
-    assert verdict.strategies[-1].changes == {"algorithm": {"name": "fedavg", "uniform": True}}
+    (uniform,) = (s for s in verdict.strategies if s.name == "uniform")
+    assert uniform.changes == {"algorithm": {"name": "fedavg", "uniform": True}}
 
 
 def test_two_hospitals_have_no_odd_one():
     verdict = advised({"a": host(15, 1), "b": host(15, 2, volume=60, look=2)})
-    assert names(verdict) == ["fedavg", "clustered"]
-    assert any("a would train alone, on its 15 cases" in r for r in verdict.strategies[1].reasons)
+    assert names(verdict) == ["fedavg", "local"]  # two groups of one are no groups
+    local = verdict.strategies[1]
+    assert (local.title, local.goal) == ("Local training at every hospital", "a model for each hospital")
+    assert local.changes == {"algorithm": {"name": "local"}} and "clustered" not in local.file
+    (size,) = about(verdict, "labels")
+    assert ", at b " in size and "elsewhere" not in size
 
 
 def test_thin_evidence_is_called_so():
@@ -186,9 +273,10 @@ def test_every_strategy_is_a_study(hosts):
     """Its sections are understood, and its algorithm takes these sites."""
     base = Study()
     for strategy in advised(hosts, modalities_can_change=False).strategies:
-        study = vary(base, strategy.changes)
-        study.algorithm.init({}, sorted(hosts))
-        assert study.seed == base.seed and study.data == base.data
+        for changes in strategy.files.values():
+            study = vary(base, changes)
+            study.algorithm.init({}, sorted(hosts))
+            assert study.seed == base.seed and study.data == base.data
 
 
 def test_equal_hospitals_are_seldom_said_to_differ():
@@ -234,7 +322,8 @@ def test_evidence_is_graded():
 def test_only_brightness_differs():
     """A scanner that is four times as bright: the plain mean comes first, and what follows is thin."""
     verdict = advised({**USUAL, "e": host(15, 9, brightness=400)})
-    assert names(verdict) == ["fedavg", "weighted", "clustered"] and verdict.strategies[1].evidence == "thin"
+    assert names(verdict)[:3] == ["fedavg", "weighted", "clustered"] and verdict.strategies[1].evidence == "thin"
+    assert {s.evidence for s in verdict.strategies if s.name == "graded"} == {"thin"}
     assert "only the brightness of scans was shown to differ" in verdict.strategies[0].reasons[0]
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from html.parser import HTMLParser
 
@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from hospitals import spread_out
 from polysite.heterogeneity.assessment import analyse
 from polysite.heterogeneity.exchange import Assess
 from polysite.heterogeneity.verdict import judge
@@ -137,6 +138,41 @@ def test_the_page_says_everything_in_order(tmp_path):
     assert text.count("<td>hospital 0 – hospital 3</td>") == 3  # two distances, and the agreement
 
 
+def test_the_page_has_a_row_of_sums(tmp_path):
+    found = assess(federation(4))
+    text = written(tmp_path, found)
+    rows = re.findall(r"<tr><td><b>Sum</b></td>(.*?)</tr>", text)
+    assert len(rows) == 2
+    for row, name in zip(rows, ("emd", "euclidean"), strict=True):
+        shown = [float(cell) for cell in re.findall(r"<td[^>]*>([0-9.]+)</td>", row)]
+        assert shown == pytest.approx(list(found.distances[name].sums.values()), abs=0.01)
+        assert row.count('class="star"') == 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "other", "outlier", "another"), [("pooled", "first", "d", "a"), ("first", "pooled", "a", "d")]
+)
+def test_the_page_says_which_scale_would_name_another_outlier(tmp_path, scale, other, outlier, another):
+    found = assess(spread_out(), Assess(**{**QUICK, "projections": 0, "scale": scale}))
+    text = written(tmp_path, found)
+    assert found.distances["emd"].outlier == outlier
+    assert f"is {outlier}, but it would be {another} with assess.scale = &#34;{other}&#34;" in text
+    assert f"of the resamples; {another} with assess.scale" in text
+
+
+@pytest.mark.parametrize(
+    ("scale", "combine", "words"),
+    [
+        ("pooled", "max", "in standard deviations over all cases"),
+        ("first", "max", "of the hospital that comes first in the order of names"),
+        ("none", "mean", "the mean over all 4 quantities, in units as stored"),
+    ],
+)
+def test_the_page_says_how_metadata_are_scaled_and_combined(tmp_path, scale, combine, words):
+    text = written(tmp_path, assess(federation(3), Assess(**QUICK, scale=scale, combine=combine)))
+    assert words in text and (" to " in re.findall(r"<td>volume WT</td>.*?</tr>", text)[0]) == (scale == "first")
+
+
 def test_many_hospitals_list_their_most_distant_pairs_alone(tmp_path):
     text = written(tmp_path, assess(federation(13)))
     assert text.count("<td>hospital") > 3 * 30 and "the 30 most distant pairs" in text
@@ -173,7 +209,7 @@ def test_the_terminal_shows_it_within_its_width(capsys, monkeypatch, count, proj
     tables.show_assessment(found, verdict)
     shown = capsys.readouterr().out
     lines = [line.rstrip() for line in shown.splitlines()]
-    assert max(map(len, lines)) <= 100 and (count != 4 or len(lines) <= 75)
+    assert max(map(len, lines)) <= 100 and (count != 4 or len(lines) <= 90)
     assert all(name in shown for name in (*found.sites, "EMD_maxI", "EMD_maxL", "Strategies", "What left"))
     flat = re.sub(r"\s+", " ", shown)
     assert all(strategy.title in flat and strategy.file in flat for strategy in verdict.strategies)
@@ -199,6 +235,7 @@ def test_figures_fit_any_number_of_hospitals(count):
         assess_figures.dendrogram(found, distance),
         assess_figures.distributions(found),
         assess_figures.angles(found, "component 1"),
+        assess_figures.case_angles(replace(found, case_angles=found.angles), "component 1"),
     ]
     for k, figure in enumerate(made):
         assert isinstance(figure, Figure)

@@ -113,9 +113,10 @@ def traits(algorithm: Any) -> str:
 
 
 def describe() -> Iterator[tuple[str, str, str, str]]:
-    """Yield every algorithm as (name, paper, summary, needs)."""
+    """Yield every algorithm, with its default hyper-parameters, as (name, paper, summary, needs)."""
     for name in sorted(ALGORITHMS):
         algorithm = find(name, ALGORITHMS, "algorithm")
         first, _, rest = docstring(algorithm).partition("\n")
         paper = next((line.removeprefix("Paper: ") for line in rest.splitlines() if line.startswith("Paper: ")), "")
-        yield name, paper, first, algorithm.needs
+        default = algorithm() if isinstance(algorithm, type) else algorithm
+        yield name, paper, first, default.needs

@@ -63,7 +63,8 @@ class Algorithm(Protocol[S]):
         """Fields of a reply and their kinds: all that leaves a site. The server refuses anything else.
 
         ``name?`` may be absent; ``x*`` stands for all fields that begin with x and that the site was sent. A field
-        called ``weight`` multiplies the site's contribution, so ``weighted`` can scale it.
+        called ``weight`` multiplies the site's contribution; it is scaled by the number ``factor`` if the site was sent
+        one (``weighted``).
         """
         ...
 

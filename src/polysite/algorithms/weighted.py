@@ -6,12 +6,15 @@ Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, 
 
 The factors multiply the weights of the inner algorithm (n_k, or 1 if it is uniform, the default of SCAFFOLD), and the
 products are normalised: around FedAvg this is FedAvg_omega, and likewise FedProx_omega, SCAFFOLD_omega. The paper gives
-the outlier a factor of 0.1, 0.3 or 0.5.
+the outlier a factor of 0.1, 0.3 or 0.5; an assessment also grades factors by distance for all sites.
+
+The server sends a site its factor, and the site multiplies its weight before it replies. So the server needs no more
+than the inner algorithm does: around FedAvg, the sum of the replies by their weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from polysite.algorithms.base import Algorithm, Facts, Kind, diagnostics, facts, shares, site_clusters
 from polysite.algorithms.fedavg import FedAvg
@@ -43,7 +46,9 @@ class Weighted:
             if not 1e-6 <= factor <= 1e6:
                 raise ConfigError(f"the factor of {site!r} must lie between 1e-6 and 1e6, got {factor}")
 
-    needs: ClassVar[Literal["sum", "each"]] = "each"
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        return self.inner.needs
 
     @property
     def reply(self) -> Mapping[str, Kind]:
@@ -70,19 +75,18 @@ class Weighted:
         return self.inner.init(params, sites)
 
     def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return self.inner.send(state, cohort)
+        sent = self.inner.send(state, cohort)
+        return {i: p if i not in self.weights else _with_factor(p, self.weights[i]) for i, p in sent.items()}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return self.inner.local(got, memory, site)
+        reply, memory = self.inner.local(_without_factor(got), memory, site)
+        return Payload(**{**reply, "weight": reply["weight"] * got.get("factor", 1.0)}), memory
 
     def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any:
-        return self.inner.merge(state, self._scaled(replies))
+        return self.inner.merge(state, replies)
 
     def shares(self, state: Any, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        return shares(self.inner, state, self._scaled(replies))
-
-    def _scaled(self, replies: Mapping[SiteId, Payload]) -> dict[SiteId, Payload]:
-        return {i: Payload(**{**p, "weight": p["weight"] * self.weights.get(i, 1.0)}) for i, p in replies.items()}
+        return shares(self.inner, state, replies)
 
     def diagnostics(self, state: Any) -> Mapping[str, float]:
         return diagnostics(self.inner, state)
@@ -91,4 +95,13 @@ class Weighted:
         return site_clusters(self.inner, state, sites)
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        return self.inner.serve(got, memory, site, cases)
+        return self.inner.serve(_without_factor(got), memory, site, cases)
+
+
+def _with_factor(payload: Payload, factor: float) -> Payload:
+    """Return a payload that tells the site its factor, times that of an inner ``weighted``."""
+    return Payload(**{**payload, "factor": factor * payload.get("factor", 1.0)})
+
+
+def _without_factor(payload: Payload) -> Payload:
+    return Payload(**{name: value for name, value in payload.items() if name != "factor"})

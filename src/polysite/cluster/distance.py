@@ -2,7 +2,8 @@
 
 Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, equation 3 and Algorithm 1
 
-    i_max = argmax_i sum_j D_ij,    C2 = i_max and the sites nearest to it,    C1 = all others
+    S_i = sum_j D_ij,    i_max = argmax_i S_i,    C2 = i_max and the sites nearest to it,    C1 = all others
+    omega_i = min(1, median(S) / S_i)    factors for all sites instead of one for the outlier; not in the paper
 
 A site is a row of a symmetric matrix D. A cluster is a tuple of rows in ascending order; the cluster of the first row
 comes first.
@@ -54,8 +55,31 @@ def outlier(matrix: ArrayLike) -> int:
     >>> outlier([[0, 1, 5], [1, 0, 4], [5, 4, 0]])
     2
     """
-    sums = [fsum(row) for row in check(matrix)]  # exact, so that the order of the sites has no effect
-    return sums.index(max(sums))
+    every = sums(matrix)
+    return every.index(max(every))
+
+
+def sums(matrix: ArrayLike) -> list[float]:
+    """Return the sum of the distances of every site to the others.
+
+    >>> sums([[0, 1, 5], [1, 0, 4], [5, 4, 0]])
+    [6.0, 5.0, 9.0]
+    """
+    return [fsum(row) for row in check(matrix)]  # exact, so that the order of the sites has no effect
+
+
+def graded(matrix: ArrayLike) -> list[float]:
+    """Return a factor for every site that falls with its distance: the median of all sums over its own, at most 1.
+
+    At least half of the sites keep the factor 1. A site much farther from K - 1 others than these are from one another
+    gets about 1 / (K - 1).
+
+    >>> graded([[0, 1, 6], [1, 0, 6], [6, 6, 0]])
+    [1.0, 1.0, 0.5833333333333334]
+    """
+    every = sums(matrix)
+    usual = float(np.median(every))
+    return [usual / each if each > usual else 1.0 for each in every]
 
 
 def around_outlier(matrix: ArrayLike, take: int | Literal["least", "literal"] = "least") -> Clusters:

@@ -25,8 +25,7 @@ Files are relative to the manifest. ``scan.nii.gz#2`` is the third channel of a 
 import csv
 import io
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -35,6 +34,7 @@ from typing import Any
 from polysite.data.case import SPLITS
 from polysite.data.images import suffix
 from polysite.errors import DataError
+from polysite.payload import natural as natural
 from polysite.storage import write_file
 
 Labels = Mapping[str, tuple[int, ...]]  # name -> values of the label map
@@ -167,20 +167,6 @@ def write(manifest: Manifest, path: Path) -> None:
         table.writerows([r.get(k, "") for k in used] for r in rows)
         text = out.getvalue()
     write_file(path, lambda draft: draft.write_text(text, encoding="utf-8"))
-
-
-def natural(names: Iterable[str]) -> list[str]:
-    """Sort names in natural order: numbers inside them by value.
-
-    >>> natural(["10", "9", "b2", "01", "b10", "1"])
-    ['01', '1', '9', '10', 'b2', 'b10']
-    """
-    return sorted(names, key=lambda n: ([(not p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in _runs(n)], n))
-
-
-def _runs(name: str) -> list[str]:
-    """Split a name into runs of digits and of other characters."""
-    return [p for p in re.split(r"([0-9]+)", name) if p]
 
 
 def parse_labels(text: str) -> Labels:

@@ -42,7 +42,7 @@ def screen(
         )
         if problem is None:
             with np.errstate(all="ignore"):  # overflow gives infinity, which is checked
-                problem, sizes[site] = _sizes(kinds, replies[site])
+                problem, sizes[site] = _sizes(kinds, sent[site], replies[site])
         if problem is not None:
             refused[site] = problem[:200]  # a hostile reply may have endless names
             sizes.pop(site, None)
@@ -83,7 +83,7 @@ def _malformed(
             return f"{field!r} is {'a number' if isinstance(value, float) else 'a set of arrays'}"
         if isinstance(value, float):
             low, high = LIMITS[kind]
-            if not low <= value <= high:
+            if not low <= _unscaled(field, value, got) <= high:
                 return f"{field!r} is {value:g}"
             continue
         like = tree.trained(whole) if kind == "update" else whole
@@ -129,12 +129,17 @@ def _type(x: Any) -> str:
     return str(x.dtype).rpartition(".")[2]
 
 
-def _sizes(expected: Mapping[str, Kind], reply: Payload) -> tuple[str | None, dict[str, float]]:
+def _unscaled(field: str, value: float, got: Payload) -> float:
+    """Return a number of a reply as it was before the site multiplied its weight by the factor that it was sent."""
+    return value / float(got.get("factor", 1.0)) if field == "weight" else value
+
+
+def _sizes(expected: Mapping[str, Kind], got: Payload, reply: Payload) -> tuple[str | None, dict[str, float]]:
     """Return what is wrong with the values of a reply, and their sizes: numbers, and norms of trees."""
     sizes = {}
     for field, value in reply.items():
         if isinstance(value, float):
-            sizes[field] = value
+            sizes[field] = _unscaled(field, value, got)
             continue
         sizes[field], rest = _length(tree.trained(value)), tree.statistics(value)
         if not math.isfinite(sizes[field] + _length(rest)):

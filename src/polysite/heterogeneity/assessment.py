@@ -3,9 +3,11 @@
 Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024; distances beyond the paper's two are
 computed on the same embeddings.
 
-    D_f[i,j]   Earth Mover's distance between sites i and j in quantity f, over the pooled standard deviation of f
+    D_f[i,j]   Earth Mover's distance between sites i and j in quantity f, over a standard deviation of f: that of all
+               cases (``scale = "pooled"``), or, as the paper's numbers imply, that of the cases of site i alone, i
+               before j in the natural order of the names (``scale = "first"``)
     EMD_f      mean of D_f over the pairs; f_I and f_L: the modality and the label for which it is largest
-    emd        (D_{f_I} + D_{f_L}) / 2
+    emd        (D_{f_I} + D_{f_L}) / 2, or the mean of all D_f (``combine = "mean"``)
     euclidean  distance between the mean embeddings
     energy, mmd, frechet   root of the mean, over random directions, of the squares in distances.py
     outlier    the site with the largest sum of distances to the others
@@ -14,9 +16,10 @@ computed on the same embeddings.
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, get_args, get_type_hints
+from zlib import crc32
 
 import numpy as np
 
@@ -24,9 +27,9 @@ from polysite.cluster import distance as cluster
 from polysite.errors import DataError
 from polysite.heterogeneity import significance
 from polysite.heterogeneity.distances import SQUARES, Values, angle, earth_movers, earth_movers_of, slices
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME, Assess, left, odd
+from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME, Assess, component, left, odd
 from polysite.metrics.statistics import holm
-from polysite.payload import Payload, SiteId
+from polysite.payload import Payload, SiteId, natural
 
 Groups = tuple[tuple[SiteId, ...], ...]
 LEVEL = 0.05  # familywise error rate of all tests
@@ -34,6 +37,7 @@ TESTED = ("emd", "energy")  # distances of the test that a site differs: metadat
 MAX_PERMUTATIONS = 50_000  # of a test
 MANY = 10  # sites; with more, only the distances in TESTED get tests with many permutations
 MAX_VALUES = 256  # of the list that represents several sites
+SCALES, COMBINES = (get_args(get_type_hints(Assess)[name]) for name in ("scale", "combine"))
 OTHERS = {name: statistic for name, statistic in SQUARES.items() if name not in TESTED}
 UNITS = {3: "mL", 2: "cm²"}
 TITLES = {
@@ -53,7 +57,7 @@ class Quantity:
     kind: str  # intensity, volume or class
     of: str  # the modality, label or class
     unit: str
-    scale: float  # divisor of the distances
+    divisors: Mapping[SiteId, float]  # of the distances from a site to those after it
     values: Mapping[SiteId, Values]  # quantiles, as received
     absent: Mapping[SiteId, int]  # cases without the modality, or without the label
     matrix: Values  # Earth Mover's distances
@@ -78,7 +82,10 @@ class Distance:
     adjusted: Values  # p adjusted by Holm over the pairs
     chance: Values  # mean distance if the cases of a pair were assigned at random
     alone: Mapping[SiteId, float]  # p that a site differs from the others together; for distances in TESTED
-    outlier: SiteId
+    against: Mapping[SiteId, tuple[SiteId, ...]]  # the other sites of that test
+    sums: Mapping[SiteId, float]  # of the distances of a site to the others
+    graded: Mapping[SiteId, float]  # factor of a site's weight that falls with its sum
+    outlier: SiteId  # the site with the largest sum
     named: Mapping[SiteId, float]  # share of the resamples in which each site is the outlier
     clusters: Groups  # around the outlier, as in the paper
     linked: Groups  # by average linkage
@@ -98,15 +105,16 @@ class Assessment:
     cases: Mapping[SiteId, int]  # of all sites that replied
     quantities: Mapping[str, Quantity]
     distances: Mapping[str, Distance]
-    angles: Mapping[str, Values]  # component -> degrees between the mean components of two sites
+    angles: Mapping[str, Values]  # component -> degrees between the mean vectors of two sites
     alignment: Mapping[SiteId, Mapping[str, Values]]  # degrees between a case's components and the site's mean ones
     left: Mapping[SiteId, tuple[int, str]]  # bytes that left a site, and their description
     unlabelled: Mapping[SiteId, int]  # cases without any label
-    against: Mapping[SiteId, tuple[SiteId, ...]]  # the other sites of a site's metadata test
     silent: tuple[SiteId, ...]  # sites with too few cases to be described
     refused: Mapping[SiteId, str]  # sites with a reply that was not used, and why
     settings: Assess
     encoder: str  # description; empty without embeddings
+    alternatives: Mapping[str, Mapping[str, SiteId]]  # distance -> setting -> the outlier if that alone were changed
+    case_angles: Mapping[str, Values] = field(default_factory=dict)  # as ``angles``, of random cases; in a simulation
 
     def largest(self, *kinds: str) -> Quantity | None:
         """Return the quantity of these kinds with the largest mean distance: f_I or f_L."""
@@ -150,7 +158,7 @@ class Assessment:
 
 def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = "") -> Assessment:
     """Compare the hospitals that replied."""
-    replies = {i: replies[i] for i in sorted(replies)}
+    replies = {i: replies[i] for i in natural(replies)}
     refused = odd(replies, settings)
     heard = {i: r for i, r in replies.items() if r["quantiles"] and i not in refused}
     if len(replies) < 2:
@@ -162,7 +170,7 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
         )
     sites = tuple(heard)
     drawn = {i: significance.counts(i, _length(heard[i]), settings.resamples) for i in sites}
-    quantities, metadata, against = _metadata(heard, settings, drawn)
+    quantities, metadata, alternatives = _metadata(heard, settings, drawn)
     embeddings = _embeddings(heard, settings, drawn) if settings.projections else {}
     return Assessment(
         sites=sites,
@@ -173,11 +181,11 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
         alignment={i: dict(r["angles"]) for i, r in heard.items()} if settings.projections else {},
         left={i: (r.nbytes, "what was refused" if i in refused else left(r)) for i, r in replies.items()},
         unlabelled={i: int(r["unlabelled"]) for i, r in heard.items()},
-        against=against,
         silent=tuple(i for i, r in replies.items() if not r["quantiles"]),
         refused=refused,
         settings=settings,
         encoder=encoder if settings.projections else "",
+        alternatives={"emd": alternatives},
     )
 
 
@@ -190,6 +198,7 @@ class Tested:
     p: Values
     chance: Values
     alone: Values  # (site,)
+    others: Sequence[Sequence[int]] = ()  # sites that each was tested against
 
     @classmethod
     def empty(cls, *shape: int, sites: int, draws: int) -> "Tested":
@@ -208,14 +217,17 @@ class Tested:
 
 def _metadata(
     heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]
-) -> tuple[dict[str, Quantity], Tested, dict[SiteId, tuple[SiteId, ...]]]:
+) -> tuple[dict[str, Quantity], Tested, dict[str, SiteId]]:
     names, sites = list(next(iter(heard.values()))["quantiles"]), list(heard)
     laws = [np.stack([r["quantiles"][n] for n in names]) for r in heard.values()]
     cases = [r["cases"] for r in heard.values()]
-    spread, size = _pooled(laws, cases), np.max([np.abs(law).max(1) for law in laws], 0)
-    scale = np.where(spread > 1e-9 * size, spread, 1.0) if settings.scale == "pooled" else np.ones(len(names))
-    laws = [law / scale[:, None] for law in laws]
-    matrices = earth_movers(laws)
+    divisors = _divisors(laws, cases)
+    unit = divisors["none" if settings.scale == "first" else settings.scale][:, :1]  # the same for all sites
+    laws = [law / unit for law in laws]
+    plain = earth_movers(laws)
+    factors = {scale: _by_first(unit / each) for scale, each in divisors.items()}
+    rescale = factors[settings.scale]
+    matrices = plain * rescale
     found = Tested.empty(len(names), sites=len(sites), draws=settings.resamples)
     only, widths = {"emd": earth_movers_of}, np.ones(len(names))
     # enough permutations for the smallest p to stay significant after all corrections
@@ -223,15 +235,17 @@ def _metadata(
     for (i, a), (j, b) in combinations(enumerate(sites), 2):
         p, chance = significance.permuted(laws[i], laws[j], only, widths, draws)["emd"]
         again = significance.resampled(laws[i], laws[j], (drawn[a], drawn[b]), only, widths)["emd"]
-        found.put(i, j, matrices[:, i, j], again, p, chance)
+        found.put(i, j, matrices[:, i, j], again * rescale[:, i, j, None], p, chance * rescale[:, i, j])
 
     def test(i: int, others: Sequence[int]) -> float:
         rest = _together(laws, cases, others)
         found.alone[:, i] = significance.permuted(laws[i], rest, only, widths, draws)["emd"][0]
         return float(significance.simes(found.alone[:, i]))
 
-    by_name = dict(zip(names, matrices, strict=True))
-    chosen, distance = combined(by_name)
+    def mean(scale: str, combine: str) -> tuple[list[str], Values]:
+        return combined(dict(zip(names, plain * factors[scale], strict=True)), combine)
+
+    chosen, distance = mean(settings.scale, settings.combine)
     picked = [names.index(n) for n in chosen]
     alone, others = _set_apart(distance, test)
     metric = next(iter(heard.values()))["metric"]
@@ -241,21 +255,47 @@ def _metadata(
         each = dict(zip(sites, found.alone[k].tolist(), strict=True))
         absent = {i: int(r["absent"][n].item()) for i, r in heard.items()}
         kind, _, of = n.partition(" ")
-        unit = {INTENSITY: "as stored", VOLUME: UNITS.get(int(metric), "1000 voxels"), CLASS: "share"}[kind]
-        quantities[n] = Quantity(n, kind, of, unit, float(scale[k]), values, absent, matrices[k], found.p[k], each)
-    against = {site: tuple(sites[j] for j in which) for site, which in zip(sites, others, strict=True)}
+        words = {INTENSITY: "as stored", VOLUME: UNITS.get(int(metric), "1000 voxels"), CLASS: "share"}[kind]
+        divided = dict(zip(sites, divisors[settings.scale][k].tolist(), strict=True))
+        quantities[n] = Quantity(n, kind, of, words, divided, values, absent, matrices[k], found.p[k], each)
     together = Tested(
         distance,
         found.samples[picked].mean(0),
         significance.simes(found.p),  # that two sites differ in any quantity
         found.chance[picked].mean(0),
         alone,
+        others,
     )
-    return quantities, together, against
+    found_by = {f'assess.scale = "{s}"': mean(s, settings.combine)[1] for s in SCALES if s != settings.scale}
+    found_by |= {f'assess.combine = "{c}"': mean(settings.scale, c)[1] for c in COMBINES if c != settings.combine}
+    return quantities, together, {setting: sites[cluster.outlier(matrix)] for setting, matrix in found_by.items()}
 
 
-def combined(matrices: Mapping[str, Values]) -> tuple[list[str], Values]:
-    """Return f_I and f_L (or the one that exists), and the mean of their distances."""
+def _divisors(laws: Sequence[Values], cases: Sequence[float]) -> dict[str, Values]:
+    """Return, for every ``scale``, what the distances from a site to those after it are divided by: (quantity, site).
+
+    A quantity that never varies, at the site or anywhere, has no deviation to divide by: the pooled one takes the place
+    of a site's own, and 1 that of the pooled one.
+    """
+    shape, size = (len(laws[0]), len(laws)), np.max([np.abs(law).max(1) for law in laws], 0)
+    own, spread = np.stack([law.std(1) for law in laws], 1), _pooled(laws, cases)
+    pooled = np.broadcast_to(np.where(spread > 1e-9 * size, spread, 1.0)[:, None], shape)
+    return {"pooled": pooled, "first": np.where(own > 1e-9 * size[:, None], own, pooled), "none": np.ones(shape)}
+
+
+def _by_first(values: Values) -> Values:
+    """Return the values of the first site of every pair: (quantity, site) to (quantity, site, site)."""
+    places = np.arange(values.shape[1])
+    return values[:, np.minimum.outer(places, places)]
+
+
+def combined(matrices: Mapping[str, Values], combine: str = "max") -> tuple[list[str], Values]:
+    """Return the quantities that count, and the mean of their distances.
+
+    ``max``: f_I and f_L, or the one that exists. ``mean``: all.
+    """
+    if combine == "mean":
+        return list(matrices), np.mean(list(matrices.values()), axis=0)
     kinds = [[n for n in matrices if n.startswith(INTENSITY)], [n for n in matrices if not n.startswith(INTENSITY)]]
     chosen = [max(group, key=lambda n: _over_pairs(matrices[n])) for group in kinds if group]
     return chosen, np.mean([matrices[n] for n in chosen], axis=0)
@@ -328,7 +368,8 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
         p, _ = significance.permuted(laws[i], _together(laws, cases, others), only, widths, draws)["energy"]
         return float(significance.simes(p))
 
-    found["energy"].alone[:], _ = _set_apart(found["energy"].matrix, test)
+    alone, others = _set_apart(found["energy"].matrix, test)
+    found["energy"] = replace(found["energy"], alone=alone, others=others)
     return found
 
 
@@ -351,6 +392,9 @@ def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Teste
         adjusted=adjusted,
         chance=found.chance,
         alone=dict(zip(sites, found.alone.tolist(), strict=True)) if name in TESTED else {},
+        against={s: tuple(sites[j] for j in which) for s, which in zip(sites, found.others, strict=False)},
+        sums=dict(zip(sites, cluster.sums(matrix), strict=True)),
+        graded=dict(zip(sites, cluster.graded(matrix), strict=True)),
         outlier=sites[cluster.outlier(matrix)],
         named=dict(zip(sites, named.tolist(), strict=True)),
         clusters=_names(sites, cluster.around_outlier(matrix, settings.take)),
@@ -387,6 +431,24 @@ def _angles(heard: Mapping[SiteId, Payload]) -> dict[str, Values]:
     names = list(next(iter(heard.values()))["mean"])
     return {n: np.array([[angle(a["mean"][n], b["mean"][n]) if a is not b else 0.0 for b in heard.values()]
                          for a in heard.values()]) for n in names}  # fmt: skip
+
+
+def random_case_angles(cases: Mapping[SiteId, Values], seed: int) -> dict[str, Values]:
+    """Return, for every component, the angles (degrees) between a random case of each of two sites, anew for each pair.
+
+    This is the paper's check, which takes vectors of single cases; sites that send only their means have ``angles``.
+
+    Args:
+        cases: Vectors (case, channel, component) of the cases of every site.
+        seed: The same seed draws the same cases.
+    """
+    sites = list(cases)
+    angles = np.zeros((next(iter(cases.values())).shape[-1], len(sites), len(sites)))
+    for (i, a), (j, b) in combinations(enumerate(sites), 2):
+        rng = np.random.default_rng([seed, crc32(a.encode()), crc32(b.encode())])
+        one, other = (cases[site][rng.integers(len(cases[site]))] for site in (a, b))
+        angles[:, i, j] = angles[:, j, i] = [angle(v, w) for v, w in zip(one.T, other.T, strict=True)]
+    return {component(k): matrix for k, matrix in enumerate(angles)}
 
 
 def _over_pairs(matrix: Values) -> float:

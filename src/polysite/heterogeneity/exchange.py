@@ -23,7 +23,7 @@ import numpy as np
 
 from polysite.errors import ConfigError
 from polysite.heterogeneity.distances import Values, angle, slices
-from polysite.payload import Payload, SiteId
+from polysite.payload import Payload, SiteId, natural
 from polysite.site import AssessedSite, Cases
 from polysite.tree import Tree
 
@@ -48,7 +48,13 @@ class Assess:
         levels: Largest number of quantiles of a quantity; more cases are averaged in equal slices.
         modalities: Embeddings of the modalities side by side (``apart``), or averaged as in the paper (``mean``).
         projections: Directions along which embeddings are compared; 0 for no embeddings.
-        scale: Divide a quantity by its standard deviation over all sites (``pooled``), or not (``none``).
+        positions: Components of an embedding as a mean over the encoder's positions (``mean``), which does not depend
+            on the size of a scan, or as a sum, as in the paper (``sum``: sqrt(P) times as large with P positions).
+        other_encoders: Encoders by name whose most distant site is computed too, in a simulation; the study's own is
+            left out.
+        scale: Divide the distance of two sites in a quantity by its standard deviation over all sites (``pooled``), by
+            that of the site that comes first in the order of names, as in the paper (``first``), or not (``none``).
+        combine: Average the modality and the label with the largest distances (``max``), or all quantities (``mean``).
         take: Sites that join the group of the most distant one: a number, ``least`` or ``literal`` (all but two).
         permutations: Permutations of a test with a small p; up to 50 000 for many pairs. Other tests have 1000.
         resamples: Resamples of every bootstrap interval.
@@ -59,7 +65,10 @@ class Assess:
     levels: int = 256
     modalities: Literal["apart", "mean"] = "apart"
     projections: int = 64
-    scale: Literal["pooled", "none"] = "pooled"
+    positions: Literal["mean", "sum"] = "mean"
+    other_encoders: tuple[str, ...] = ("bundled",)
+    scale: Literal["pooled", "first", "none"] = "pooled"
+    combine: Literal["max", "mean"] = "max"
     take: Literal["least", "literal"] | int = "least"
     permutations: int = 9999
     resamples: int = 300
@@ -121,11 +130,7 @@ class Assess:
 
     def _embedding(self, site: AssessedSite) -> dict[str, Tree | float]:
         features = site.features("embedding")
-        cases = features["embedding"].astype(np.float64)  # (case, modality, channel, component)
-        if self.modalities == "mean":
-            acquired = cases.any((2, 3))
-            cases = cases.sum(1) / np.maximum(acquired.sum(1), 1)[:, None, None]
-        cases = cases.reshape(len(cases), -1, cases.shape[-1])
+        cases = self.vectors(features["embedding"])
         self._limit(cases[0].size // 2)
         mean, flat = cases.mean(0), cases.reshape(len(cases), -1)
         along = directions(flat.shape[1], self.projections) @ flat.T
@@ -139,9 +144,17 @@ class Assess:
             "angles": {name: slices(values, self.levels) for name, values in turned.items()},
         }
 
+    def vectors(self, embedding: Values) -> Values:
+        """Return the vectors to compare, (case, channel, component); embeddings also have an axis of modalities."""
+        cases = embedding.astype(np.float64)  # (case, modality, channel, component)
+        if self.modalities == "mean":
+            acquired = cases.any((2, 3))
+            cases = cases.sum(1) / np.maximum(acquired.sum(1), 1)[:, None, None]
+        return cases.reshape(len(cases), -1, cases.shape[-1])
+
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         """Return the state with these replies."""
-        return State({i: replies[i] for i in sorted(replies)})
+        return State({i: replies[i] for i in natural(replies)})
 
     def serve(self, got: Payload, memory: Payload, site: AssessedSite, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         """Yield nothing: an assessment has no model."""

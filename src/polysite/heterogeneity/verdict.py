@@ -20,23 +20,39 @@ brightness use the same level, with Bonferroni over all sites, quantities and ki
     brightness alone     federated averaging first: training normalises every scan, and the encoder sees no difference
     groups first         if average linkage finds groups of two or more with a silhouette of at least 0.5, or if the
                          site that differs holds more than half of all cases
-    two sites            neither is the outlier of two: federated averaging, then each alone
+    two sites            neither is the outlier of two: federated averaging, then local training
     uneven sizes         in addition, federated averaging with equal weights of the sites
+    one or more differ   in addition, federated averaging with weights that fall with the distance of every site
+    three sites or more  in addition, a model for each group around the outlier (Algorithm 1 of the paper), by metadata
+                         and by embeddings, whether or not a site differs
     modalities missing   in addition, federated averaging on the modalities that all sites acquire
 
+A group of one site is local training, and is called so; where all groups are of one, the strategy is local training.
+
 The weight is one of the paper's: 0.5, 0.3 or 0.1 for a site that is less than 2, less than 4, or more than 4 times as
-far from the others as these are from one another. Only training can show which of two strategies is better; the order
+far from the others as these are from one another. The studies with the paper's other weights are written too, so that
+the weight can be chosen by the validation score. Only training can show which of two strategies is better; the order
 says what to try first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
 
-from polysite.heterogeneity.assessment import LEVEL, MANY, TESTED, Assessment, Distance, Groups, Quantity, remoteness
+from polysite.heterogeneity.assessment import (
+    LEVEL,
+    MANY,
+    TESTED,
+    TITLES,
+    Assessment,
+    Distance,
+    Groups,
+    Quantity,
+    remoteness,
+)
 from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.metrics.statistics import holm
 from polysite.payload import SiteId
@@ -46,11 +62,15 @@ FEW = 10  # cases; with fewer, a site's distances are uncertain
 UNEVEN = 4  # ratio of numbers of cases that is reported
 GROUPED = 0.5  # smallest silhouette of groups that are recommended
 WEIGHTS, LEAST = ((2.0, 0.5), (4.0, 0.3)), 0.1  # (remoteness below, weight) pairs, and the weight beyond
+OMEGAS = (0.1, 0.3, 0.5)  # the weights of the paper
+PAPER = ("emd", "euclidean")  # the distances of the paper
+NAMED = 4  # sites that a finding names
 SURE = 0.8  # share of the resamples with the same outlier
 Strength = Literal["clear", "likely", "thin"]
-Goal = Literal["one model for all", "a model for each group"]
+Goal = Literal["one model for all", "a model for each group", "a model for each hospital"]
 ONE: Goal = "one model for all"
 GROUP: Goal = "a model for each group"
+OWN: Goal = "a model for each hospital"
 
 
 @dataclass(frozen=True)
@@ -73,11 +93,18 @@ class Strategy:
     evidence: Strength | None  # that the hospitals differ as the reasons say; None if nothing was tested
     changes: Mapping[str, Any]  # sections of the study that differ
     rank: int = 0  # 1 is to be tried first
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # changes with another value, by that value
 
     @property
     def file(self) -> str:
         """File name of the study that is ready to run."""
         return f"{self.rank}-{self.name}.toml"
+
+    @property
+    def files(self) -> dict[str, Mapping[str, Any]]:
+        """Changes of every study that is ready to run, by file name; the variants come last."""
+        others = {f"{self.rank}-{self.name}-{value}.toml": changes for value, changes in self.variants.items()}
+        return {self.file: self.changes, **others}
 
 
 @dataclass(frozen=True)
@@ -102,7 +129,8 @@ def judge(assessment: Assessment, modalities_can_change: bool = True, unseen: bo
     findings = [f for rule in RULES for f in rule(assessment)]
     if len(assessment.sites) == 2:  # findings of one site hold for the other, reversed
         findings = [f for f in findings if f.about in ("missing", "sizes") or f.site == assessment.sites[0]]
-    strategies = [s for s in _strategies(assessment, differing, findings) if not (unseen and s.goal == GROUP)]
+    strategies = _around_outlier(assessment, list(_strategies(assessment, differing, findings)))
+    strategies = [s for s in strategies if s.goal == ONE or not unseen]
     if modalities_can_change:
         strategies += _common_modalities(assessment, findings)
     ranked = tuple(replace(s, rank=k) for k, s in enumerate(strategies, start=1))
@@ -142,16 +170,20 @@ def labels(assessment: Assessment) -> Iterator[Finding]:
     classes with another share of the cases."""
     for quantity, site, here, there in _out_of_size(assessment, VOLUME):
         way = f"{_times(here, there):.1f} times {'larger' if here > there else 'smaller'}"
-        sizes = f"median {here:.3g} {quantity.unit}, elsewhere {there:.3g} {quantity.unit}"
+        where = _elsewhere(assessment, site)
+        sizes = f"median {here:.3g} {quantity.unit}, {where} {there:.3g} {quantity.unit}"
         yield Finding(site, "labels", f"{quantity.of} is {way} at {site}: {sizes}")
     for quantity, site in _standing_out(assessment, VOLUME):
-        empty, usual = _absent(assessment, quantity, [site]), _absent(assessment, quantity, assessment.against[site])
+        others = assessment.distances["emd"].against[site]
+        empty, usual = _absent(assessment, quantity, [site]), _absent(assessment, quantity, others)
         if abs(empty - usual) > 0.2:
-            text = f"{empty:.0%} of the cases of {site} have no {quantity.of}, elsewhere {usual:.0%}"
+            where = _elsewhere(assessment, site)
+            text = f"{empty:.0%} of the cases of {site} have no {quantity.of}, {where} {usual:.0%}"
             yield Finding(site, "labels", text)
     for quantity, site in _standing_out(assessment, CLASS):
-        here, there = (1 - _absent(assessment, quantity, which) for which in ([site], assessment.against[site]))
-        text = f"{here:.0%} of the cases of {site} are {quantity.of}, elsewhere {there:.0%}"
+        others = assessment.distances["emd"].against[site]
+        here, there = (1 - _absent(assessment, quantity, which) for which in ([site], others))
+        text = f"{here:.0%} of the cases of {site} are {quantity.of}, {_elsewhere(assessment, site)} {there:.0%}"
         yield Finding(site, "labels", text)
 
 
@@ -159,7 +191,8 @@ def images(assessment: Assessment) -> Iterator[Finding]:
     """Yield sites with embeddings that differ from those of the others."""
     for (name, site), p in tests(assessment).items():
         if name == "energy" and p <= LEVEL:
-            text = f"to the encoder, scans of {site} look unlike those of the other hospitals (p = {p:.3f})"
+            where = _elsewhere(assessment, site, "energy")
+            text = f"to the encoder, scans of {site} look unlike those {where} (p = {p:.3f})"
             yield Finding(site, "images", text)
 
 
@@ -167,7 +200,7 @@ def brightness(assessment: Assessment) -> Iterator[Finding]:
     """Yield sites with higher or lower intensities than elsewhere."""
     for quantity, site, here, there in _out_of_size(assessment, INTENSITY):
         way = f"{_times(here, there):.1f} times {'higher' if here > there else 'lower'}"
-        text = f"the largest {quantity.of} intensity is {way} at {site}"
+        text = f"the largest {quantity.of} intensity is {way} at {site} than {_elsewhere(assessment, site)}"
         yield Finding(site, "brightness", f"{text}; normalising each scan, as training does, may undo this")
 
 
@@ -209,6 +242,17 @@ def thin(assessment: Assessment) -> Iterator[str]:
     if unsure and len(assessment.sites) > 2:
         listed = "; ".join(f"{d.outlier} in {d.named[d.outlier]:.0%} by {d.title}" for d in unsure)
         yield f"the most distant hospital is not always the same when cases are drawn again: {listed}"
+    yield from unsettled(assessment)
+
+
+def unsettled(assessment: Assessment) -> Iterator[str]:
+    """Yield the settings that would name another most distant hospital: scale, combination, encoder."""
+    for name, others in assessment.alternatives.items():
+        distance = assessment.distances[name]
+        changed = [f"{site} with {setting}" for setting, site in others.items() if site != distance.outlier]
+        if changed and len(assessment.sites) > 2:
+            outlier = f"by the {distance.title} the most distant hospital is {distance.outlier}"
+            yield f"{outlier}, but it would be {', '.join(changed)}"
 
 
 def weight(times: float) -> float:
@@ -239,10 +283,11 @@ def _strategies(
         dull = {f.about for f in findings if f.site in differing} == {"brightness"}  # not in the embeddings
         if dull:
             mean = _mean("only the brightness of scans was shown to differ, which normalising them may undo")
+            down = replace(down, evidence="thin")
         if times <= 1:
             yield from [clusters, mean] if groups else [mean, clusters]
         elif dull:
-            yield from [mean, replace(down, evidence="thin"), clusters]
+            yield from [mean, down, clusters]
         elif groups or assessment.cases[site] > sum(assessment.cases.values()) / 2:
             yield from [clusters, down, mean]
         else:
@@ -253,6 +298,8 @@ def _strategies(
         changes = {"algorithm": {"name": "fedavg", "uniform": True}}
         reason = "this way small hospitals have the same say; large ones may get a little less"
         yield Strategy("uniform", title, ONE, (*uneven, reason), None, changes)
+    if differing and times > 1:
+        yield from _graded(by, down.evidence)
 
 
 def _mean(reason: str) -> Strategy:
@@ -267,9 +314,31 @@ def _weighted(
     rest = sum(assessment.cases.values()) - assessment.cases[site]
     before, after = (w * assessment.cases[site] / (w * assessment.cases[site] + rest) for w in (1.0, factor))
     effect = f"with weight {factor:g} its share of the mean falls from {before:.0%} to {after:.0%}"
-    changes = {"algorithm": {"name": "weighted", "weights": {site: factor}, "inner": {"name": "fedavg"}}}
+    others = [omega for omega in OMEGAS if omega != factor]
+    try_all = (
+        f"which weight is best shows only in training: {' and '.join(f'{omega:g}' for omega in others)}, the paper's "
+        "others, have studies too; keep the one with the highest validation score"
+    )
     title = f"Federated averaging with weight {factor:g} for {site}"
-    return Strategy("weighted", title, ONE, (*seen, far, effect), evidence, changes)
+    variants = {f"{omega:g}": _weights({site: omega}) for omega in others}
+    reasons = (*seen, far, effect, try_all)
+    return Strategy("weighted", title, ONE, reasons, evidence, _weights({site: factor}), variants=variants)
+
+
+def _graded(by: Distance, evidence: Strength | None) -> Iterator[Strategy]:
+    """Recommend weights that fall with the distance of every site."""
+    factors = {site: round(factor, 3) for site, factor in by.graded.items() if factor < 0.9995}
+    if not factors:
+        return
+    listed = ", ".join(f"{site} {factor:g}" for site, factor in factors.items())
+    how = f"the farther a hospital is from the others ({by.title}), the less it counts: {listed}; the others 1"
+    choice = "no hospital is picked out, and no weight has to be chosen"
+    title = "Federated averaging with weights that fall with the distance"
+    yield Strategy("graded", title, ONE, (how, choice), evidence, _weights(factors))
+
+
+def _weights(factors: Mapping[SiteId, float]) -> dict[str, Any]:
+    return {"algorithm": {"name": "weighted", "weights": dict(factors), "inner": {"name": "fedavg"}}}
 
 
 def _clustered(
@@ -277,30 +346,83 @@ def _clustered(
 ) -> Strategy:
     """Recommend one model per group: the clear clusters, or, without any, groups of sites that do not differ."""
     groups = apart or _alike(assessment, differing)
-    described = _in_words(groups)
     if apart:
         how = f"these groups stand apart (silhouette {by.silhouette:.2f}, {by.title})"
     else:
         how = "within a group, no hospital was shown to differ"
+    seen = tuple(text for site in differing for text in _about(findings, site))
+    worst = min(differing, key=differing.__getitem__)
+    evidence = _strength(assessment, differing[worst], worst)
+    return _of_groups(assessment, "clustered", groups, (*seen, how), evidence)
+
+
+def _around_outlier(assessment: Assessment, offered: list[Strategy]) -> list[Strategy]:
+    """Return the strategies with those of Algorithm 1: groups around the outlier, by either distance of the paper.
+
+    Groups that are offered already get one more reason instead.
+    """
+    if len(assessment.sites) < 3:
+        return offered
+    found: dict[Groups, list[str]] = {}
+    for name in (n for n in PAPER if n in assessment.distances):
+        found.setdefault(assessment.distances[name].clusters, []).append(name)
+    for groups, names in found.items():
+        outlier = " and ".join(dict.fromkeys(assessment.distances[n].outlier for n in names))
+        titles = " and ".join(TITLES[n] for n in names)
+        how = f"{outlier}, the most distant by the {titles}, with those nearest to it, apart from the others"
+        how += " (Algorithm 1 of the paper)"
+        untested = "groups of this kind are formed whether or not hospitals differ by more than chance"
+        new = _of_groups(assessment, f"clustered-{names[0]}", groups, (how, untested), None)
+        same = next((k for k, s in enumerate(offered) if _groups_of(s) == _groups_of(new)), None)
+        if same is None:
+            offered = [*offered, new]
+        else:
+            offered[same] = replace(offered[same], reasons=(*offered[same].reasons, f"also the groups around {how}"))
+    return offered
+
+
+def _groups_of(strategy: Strategy) -> set[frozenset[SiteId]] | None:
+    """Return the groups of sites that a strategy trains, in no order; None if it trains no groups."""
+    groups = strategy.changes["algorithm"].get("groups")
+    return None if groups is None else {frozenset(group) for group in groups.values()}
+
+
+def _of_groups(
+    assessment: Assessment, name: str, groups: Groups, reasons: tuple[str, ...], evidence: Strength | None
+) -> Strategy:
+    """Return the strategy of one model per group; a group of one site is called local training."""
+    if all(len(group) == 1 for group in groups):
+        few = "each learns from its own cases alone: nothing is exchanged, and nobody gains from the others"
+        changes: dict[str, Any] = {"algorithm": {"name": "local"}}
+        return Strategy("local", "Local training at every hospital", OWN, (*reasons, few), evidence, changes)
+    title = _title(groups)
     # these sites train, but could not be compared
     rest = [site for site in {**assessment.cases, **assessment.refused} if site not in assessment.sites]
     if rest:
         largest = max(groups, key=lambda g: sum(assessment.cases[s] for s in g))
         groups = tuple((*g, *rest) if g is largest else g for g in groups)
-        how += f"; {', '.join(rest)} could not be compared and joins the largest group"
-    alone = [f"{g[0]} would train alone, on its {assessment.cases[g[0]]} cases" for g in groups if len(g) == 1]
-    seen = [text for site in differing for text in _about(findings, site)]
-    reasons = (*seen, how, "each group trains a model of its own, on fewer cases", *alone)
-    changes = {
-        "algorithm": {
-            "name": "clustered",
-            "groups": {f"group-{k}": list(group) for k, group in enumerate(groups, start=1)},
-            "inner": {"name": "fedavg"},
-        }
-    }
-    worst = min(differing, key=differing.__getitem__)
-    evidence = _strength(assessment, differing[worst], worst)
-    return Strategy("clustered", f"A model for each of {described}", GROUP, reasons, evidence, changes)
+        reasons = (*reasons, f"{', '.join(rest)} could not be compared and joins the largest group")
+    alone = (
+        f"{g[0]} alone in its group is local training, on its {assessment.cases[g[0]]} cases"
+        for g in groups
+        if len(g) == 1
+    )
+    reasons = (*reasons, "each group trains a model of its own, on fewer cases", *alone)
+    named = {f"group-{k}": list(group) for k, group in enumerate(groups, start=1)}
+    changes = {"algorithm": {"name": "clustered", "groups": named, "inner": {"name": "fedavg"}}}
+    return Strategy(name, title, GROUP, reasons, evidence, changes)
+
+
+def _title(groups: Groups) -> str:
+    """Return the title of a strategy with a model per group.
+
+    >>> _title((("a", "b"), ("c", "d"))), _title((("a", "b"), ("c",)))
+    ('A model for each of {a, b} and {c, d}', 'A model for {a, b}, local training at c')
+    """
+    several = tuple(g for g in groups if len(g) > 1)
+    alone = [g[0] for g in groups if len(g) == 1]
+    start = f"A model for {'each of ' * (len(several) > 1)}{_in_words(several)}"
+    return start + (f", local training at {' and '.join(alone)}" if alone else "")
 
 
 def _alike(assessment: Assessment, differing: Mapping[SiteId, float]) -> Groups:
@@ -391,9 +513,18 @@ def _out_of_size(assessment: Assessment, kind: str) -> Iterator[tuple[Quantity, 
     """Yield (quantity, site, median at the site, median elsewhere) where the site differs significantly and the ratio
     of the medians is notable."""
     for quantity, site in _standing_out(assessment, kind):
-        here, there = _median(assessment, quantity, [site]), _median(assessment, quantity, assessment.against[site])
+        others = assessment.distances["emd"].against[site]
+        here, there = _median(assessment, quantity, [site]), _median(assessment, quantity, others)
         if here > 0 and there > 0 and _times(here, there) >= NOTABLE:
             yield quantity, site, here, there
+
+
+def _elsewhere(assessment: Assessment, site: SiteId, name: str = "emd") -> str:
+    """Return the sites that a site was tested against in words: "elsewhere" if these are all others."""
+    others = assessment.distances[name].against[site]
+    if len(others) == len(assessment.sites) - 1 > 1:
+        return "elsewhere"
+    return f"at {' and '.join(others)}" if len(others) <= NAMED else f"at {len(others)} of the others"
 
 
 def _about(findings: Sequence[Finding], site: SiteId) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, 
 
 An encoder maps one modality of one case to C channels at P positions. Centred over the positions, the matrix of
 channels × positions is M = U S Vᵀ; the embedding is the first two columns of U S / √P, C × 2 numbers. The root makes
-them independent of the volume's size. The sign of a column is arbitrary; here its largest entry is positive.
+them independent of the volume's size; the paper has U S (``positions = "sum"``). The sign of a column is arbitrary;
+here its largest entry is positive.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -211,12 +212,25 @@ class Embedder:
 
     Volumes may have any size, in 3D or 2D. Volumes of equal shape form batches. An embedding does not depend on the
     other volumes of its batch, nor on reduced precision of a GPU.
+
+    Args:
+        encoder: The encoder.
+        device: Where it computes.
+        batch: Volumes in a batch.
+        positions: Components as a ``mean`` over positions or as a ``sum``, which is sqrt(P) times as large.
     """
 
-    def __init__(self, encoder: Encoder, device: "str | torch.device" = "cpu", batch: int = 8):
+    def __init__(
+        self,
+        encoder: Encoder,
+        device: "str | torch.device" = "cpu",
+        batch: int = 8,
+        positions: Literal["mean", "sum"] = "mean",
+    ):
         if batch < 1:
             raise ConfigError(f"a batch holds at least one volume, got {batch}")
-        self.channels, self.fingerprint = encoder.channels, encoder.fingerprint
+        self.channels, self.positions = encoder.channels, positions
+        self.fingerprint = encoder.fingerprint + " summed" * (positions == "sum")  # other numbers, other cache entries
         self.device, self.batch = device, batch
         self.network = encoder.build().to(device).eval()
         self._turn = threading.Lock()  # torch's settings in ``_embed`` hold for all threads
@@ -262,7 +276,9 @@ class Embedder:
         with self._turn, torch.inference_mode(), exact:
             x = torch.from_numpy(volumes.astype(np.float32)).to(self.device)
             features = self.network(resize(x[:, None]))
-            return principal(features.flatten(2)).float().cpu().numpy()
+            features = features.flatten(2)
+            scale = features.shape[2] ** 0.5 if self.positions == "sum" else 1.0
+            return (principal(features) * scale).float().cpu().numpy()
 
 
 def fitted(shape: Sequence[int]) -> tuple[int, ...]:

@@ -174,10 +174,24 @@ def angles(assessment: Assessment, component: str) -> Figure:
     numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
     mesh = _cells(left, _blank(table), numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
     left.set_aspect("auto")
-    left.set_title("between hospitals", fontsize=9.5, loc="left")
+    left.set_title("between the means of two hospitals", fontsize=9.5, loc="left")
     _names(left, assessment.sites, cell, None)
     _colours(figure, left, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
     _turned(right, assessment, component)
+    return figure
+
+
+def case_angles(assessment: Assessment, component: str) -> Figure:
+    """Draw, for one component of the embedding, the angle between a random case of each of two hospitals."""
+    count, table = len(assessment.sites), assessment.case_angles[component]
+    cell = 0.62 if count <= FEW else 0.5 if count <= MANY else 0.24
+    edge = LETTER * _longest(assessment.sites)
+    figure = Figure((count * cell + edge + 1.1, count * cell + 0.75 * edge + 0.2), layout="constrained")
+    axes = figure.add_subplot()
+    numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
+    mesh = _cells(axes, _blank(table), numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
+    _names(axes, assessment.sites, cell, None)
+    _colours(figure, axes, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
     return figure
 
 

@@ -25,8 +25,7 @@ MAX_PAIRS = 30  # the most distant ones are listed, if there are too many for al
 BESIDE = ("assessment.json", "distances.csv")  # files that the page mentions if they exist
 SHORT = {"emd": "Earth Mover's", "euclidean": "Euclidean", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
 EXPLAINED = {
-    "emd": "How far the values of one hospital must be moved, on average, to become those of the other: "
-    "the mean over the one modality and the one label in which the hospitals differ most",
+    "emd": "How far the values of one hospital must be moved, on average, to become those of the other: the mean over ",
     "euclidean": "Distance between the mean embeddings of two hospitals",
     "energy": "Compares the distributions of the embeddings, not only their means: zero only if both are the same",
     "mmd": "Also compares the distributions, with little weight on extreme scans (maximum mean discrepancy)",
@@ -42,8 +41,8 @@ EVIDENCE = {
 def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping[str, Any]) -> Path:
     """Write the self-contained ``index.html`` and its figures; ``about`` is printed at the end."""
     heatmaps, maps = _heatmaps(assessment), _maps(assessment)
-    held, angles = _held(assessment), _angles(assessment)
-    write_figures(folder / "figures", [*heatmaps, *maps, held, *angles])
+    held, angles, case_angles = _held(assessment), _angles(assessment), _case_angles(assessment)
+    write_figures(folder / "figures", [*heatmaps, *maps, held, *angles, *case_angles])
     page = folder / "index.html"
     text = render(
         "assess.html",
@@ -58,8 +57,10 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
         maps=maps,
         held=held,
         angles=angles,
+        case_angles=case_angles,
         quantities=list(_quantities(assessment)),
         tables=[_pairs(assessment, assessment.distances[name]) for name in FIRST if name in assessment.distances],
+        matrices=[_matrix(assessment, assessment.distances[name]) for name in FIRST if name in assessment.distances],
         all_pairs=len(assessment.sites) <= draw.MANY,
         most_pairs=MAX_PAIRS,
         short=SHORT,
@@ -82,17 +83,21 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
 def groups(clusters: Groups) -> str:
     """Describe groups of hospitals; of many hospitals, the largest group is described by its size.
 
-    >>> groups((("a", "b"), ("c",))), groups((("a", "b"),)), groups((tuple("abcdefgh"), ("i",)))
-    ('{a, b} and {c}', 'none: all form one group', '{i} and the 8 others')
+    >>> groups((("a", "b"), ("c",))), groups((tuple("abcdefgh"), ("i",)))
+    ('{a, b} and {c} alone', '{i} alone and the 8 others')
+    >>> groups((("a", "b"),)), groups((("a",), ("b",)))
+    ('none: all form one group', 'none: each alone')
     """
     if len(clusters) < 2:
         return "none: all form one group"
+    if all(len(members) == 1 for members in clusters):
+        return "none: each alone"
     named, rest = list(clusters), ""
     if sum(map(len, named)) > draw.SOME:
         largest = max(named, key=len)
         named.remove(largest)
         rest = f" and the {len(largest)} others"
-    return " and ".join("{" + ", ".join(members) + "}" for members in named) + rest
+    return " and ".join("{" + ", ".join(members) + "}" + " alone" * (len(members) == 1) for members in named) + rest
 
 
 def probability(p: float) -> str:
@@ -153,18 +158,27 @@ def _heatmaps(assessment: Assessment) -> list[Picture]:
 def _unit(assessment: Assessment, name: str) -> str:
     if name != "emd":
         return ""
+    unit = {
+        "pooled": "in standard deviations over all cases",
+        "first": "in standard deviations of the hospital that comes first in the order of names",
+        "none": "in units as stored",
+    }[assessment.settings.scale]
+    if assessment.settings.combine == "mean":
+        return f"all {len(assessment.quantities)} quantities, {unit}"
     chosen = [q for q in (assessment.largest(INTENSITY), assessment.largest(VOLUME, CLASS)) if q]
-    unit = "in standard deviations" if assessment.settings.scale == "pooled" else "in units as stored"
-    return f" ({' and '.join(q.name for q in chosen)}), {unit}"
+    most = "the one modality and the one label in which the hospitals differ most"
+    return f"{most} ({' and '.join(q.name for q in chosen)}), {unit}"
 
 
 def _outcome(assessment: Assessment, distance: Distance) -> str:
     if len(assessment.sites) < 3:
         return "With two hospitals, neither is more distant."
     share = f"{distance.named[distance.outlier]:.0%} of the resamples"
+    other = {s: site for s, site in assessment.alternatives.get(distance.name, {}).items() if site != distance.outlier}
+    instead = f"; {' and '.join(f'{site} with {setting}' for setting, site in other.items())}" if other else ""
     linked = groups(distance.linked) + (f" (silhouette {distance.silhouette:.2f})" if len(distance.linked) > 1 else "")
     return (
-        f"Most distant: {distance.outlier}, in {share}.\nGroups around it: {groups(distance.clusters)}.\n"
+        f"Most distant: {distance.outlier}, in {share}{instead}.\nGroups around it: {groups(distance.clusters)}.\n"
         f"Groups by average linkage: {linked}."
     )
 
@@ -208,6 +222,16 @@ def _angles(assessment: Assessment) -> list[Picture]:
     return shown
 
 
+def _case_angles(assessment: Assessment) -> list[Picture]:
+    """Draw the paper's figure, which only a simulation can have."""
+    shown = []
+    for name in assessment.case_angles:
+        file, words = f"case-angles-{name.replace(' ', '-')}", f"Angles of {name} between random cases of two hospitals"
+        svg = draw.drawing(draw.case_angles(assessment, name), file, words)
+        shown.append(Picture(name[0].upper() + name[1:], svg, "", name=file))
+    return shown
+
+
 def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:
     largest = {"EMD maxI": assessment.largest(INTENSITY), "EMD maxL": assessment.largest(VOLUME, CLASS)}
     roles = {quantity.name: role for role, quantity in largest.items() if quantity}
@@ -216,7 +240,7 @@ def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:
             "name": quantity.name,
             "mean": f"{quantity.mean:.3f}",
             "role": roles.get(quantity.name, ""),
-            "scale": f"{quantity.scale:.4g}",
+            "scale": " to ".join(dict.fromkeys(f"{f(quantity.divisors.values()):.4g}" for f in (min, max))),
             "unit": quantity.unit,
             "apart": ", ".join(_apart(assessment, quantity)) or "–",
         }
@@ -242,6 +266,17 @@ def _pairs(assessment: Assessment, distance: Distance) -> dict[str, Any]:
         return {"pair": _pair(assessment, at), "star": distance.adjusted[at] <= LEVEL, **values, **chances}
 
     return {"title": distance.title, "rows": [row(at) for at in _couples(assessment, distance.matrix)]}
+
+
+def _matrix(assessment: Assessment, distance: Distance) -> dict[str, Any]:
+    """Return the distances of all hospitals as a table, with a last row of their sums."""
+    digits = draw.decimals(distance.matrix) + 1
+    rows = [
+        (site, ["–" if i == j else f"{value:.{digits}f}" for j, value in enumerate(distance.matrix[i])])
+        for i, site in enumerate(assessment.sites)
+    ]
+    total = [(f"{distance.sums[s]:.{digits}f}", s == draw.outlier(assessment, distance)) for s in assessment.sites]
+    return {"title": distance.title, "rows": rows, "sums": total}
 
 
 def _tests(assessment: Assessment) -> Iterator[dict[str, Any]]:

@@ -168,6 +168,7 @@ def _matrix(assessment: Assessment, distance: Distance, title: str) -> Table:
         stars = ["*" if p <= LEVEL else " " for p in distance.adjusted[i]]
         cells = [f"{d:#.3g}{star}" for d, star in zip(distance.matrix[i], stars, strict=True)]
         table.add_row(escape(site), *("" if j == i else cell for j, cell in enumerate(cells)))
+    table.add_row("Sum", *(f"{distance.sums[site]:#.3g} " for site in assessment.sites))
     return table
 
 
