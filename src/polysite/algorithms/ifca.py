@@ -81,7 +81,7 @@ class Ifca:
     k: int = 2
     starts: Literal["groups", "sites", "noise"] = "groups"
     spread: float = 1.0
-    warmup: float = 0.1
+    warmup: float = 0.2
     settle: float = 0.1
     seed: int = 0
     clustered: tuple[str, ...] = ("*",)
