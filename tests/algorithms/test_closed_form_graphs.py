@@ -318,7 +318,7 @@ def test_groups_by_direction():
 
     assert direction_groups(cosines(0.0, 0.2, 2.0, 2.1, 4.0), 3) == ((0, 1), (2, 3), (4,))
     assert direction_groups(cosines(3.1, 2.0, 0.0, 2.1, 0.2, 0.1, -0.1), 2) == ((2, 4, 5, 6), (0, 1, 3))
-    assert direction_groups(cosines(1.0, 1.0, 1.0), 2) == ((1, 2), (0,))  # all alike: none is empty
+    assert direction_groups(cosines(1.0, 1.0, 1.0), 2) == ((0, 2), (1,))  # all alike: none is empty
     assert direction_groups(np.zeros((3, 3)), 3) == ((0,), (1,), (2,)) and direction_groups([[1.0]], 1) == ((0,),)
     with pytest.raises(DataError, match="2 sites cannot form 3 groups"):
         direction_groups(np.eye(2), 3)
