@@ -172,7 +172,9 @@ def test_a_share_of_the_numbers_stays_personal_whatever_their_scale():
             assert (state.decoders["b"][HEAD][s > limit] == scale * b[s > limit]).all()  # to the last bit
             given = decoded(FedDiv(lam=state.lam), a=a, b=scale * b)
             assert all(same(given.decoders[i], state.decoders[i]) for i in "ab")
-    two = decoded(FedDiv(share=0.5, nearest=2), a=np.array([0.0, 0.0]), b=np.array([1.0, 3.0]), c=np.array([90.0, 80.0]))
+    two = decoded(
+        FedDiv(share=0.5, nearest=2), a=np.array([0.0, 0.0]), b=np.array([1.0, 3.0]), c=np.array([90.0, 80.0])
+    )
     assert two.personal == 0.5  # of every decoder, among its own neighbours
     assert FedDiv().diagnostics(two)["lam"] == two.lam and "lam" not in FedDiv(lam=1.0).diagnostics(two)
 

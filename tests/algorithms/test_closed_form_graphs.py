@@ -209,7 +209,9 @@ def test_ifca_warms_up_by_fedavg_and_then_parts():
     assert [sum(f.startswith("model_") for f in r.sent["a"]) for r in warm] == [1, 1, 3, 3, 3, 3]
     groups = warm[1].state.places
     for r in warm[2:4]:  # held to their groups
-        assert {i: r.sent[i]["group"] for i in groups} == groups == {i: p.payload["cluster"] for i, p in r.replies.items()}
+        assert (
+            {i: r.sent[i]["group"] for i in groups} == groups == {i: p.payload["cluster"] for i, p in r.replies.items()}
+        )
     assert not any("group" in got for r in (warm[1], *warm[4:]) for got in r.sent.values())
 
 
@@ -255,7 +257,9 @@ def vast(seed, size=40):
     middle, apart = rng.normal(size=size), rng.normal(scale=0.3, size=size)
     sites = {}
     for i in range(7):
-        sites[f"s{i}"] = Vast(rng.uniform(0.5, 2), np.zeros(rng.integers(2, 9)), lr=ETA, start={"w": rng.normal(size=size)})
+        sites[f"s{i}"] = Vast(
+            rng.uniform(0.5, 2), np.zeros(rng.integers(2, 9)), lr=ETA, start={"w": rng.normal(size=size)}
+        )
         sites[f"s{i}"].aim = middle + (apart if i < 3 else -apart) + rng.normal(scale=0.05, size=size)
     return sites
 

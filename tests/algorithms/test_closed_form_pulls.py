@@ -126,7 +126,9 @@ def test_pfedmes_defaults_follow_the_rate_of_the_site(rate):
     lam = 1.5 / rate
     given, memories = played(PFedMe(lam, 1 / lam, 20, rate / 2.5), sites, 3)
     found, mine = played(PFedMe(), sites, 3)
-    assert model(found) == pytest.approx(model(given), abs=1e-12) and own(mine) == pytest.approx(own(memories), abs=1e-12)
+    assert model(found) == pytest.approx(model(given), abs=1e-12) and own(mine) == pytest.approx(
+        own(memories), abs=1e-12
+    )
     reference = {i: Quadratic(a, s.b, lr=1.0, start=START) for (i, s), a in zip(bed().items(), A / 4, strict=True)}
     assert model(found) == pytest.approx(model(played(PFedMe(), reference, 3)[0]), abs=1e-10)
 
@@ -253,7 +255,9 @@ def test_fedamp_holds_by_the_effort_of_a_round():
         want = aim + (1 - eta * (A + pull)) ** steps * (free - aim)
         assert own(played(FedAMP(), sites, 2)[1]) == pytest.approx(want, abs=1e-12)
     flat = bed(a=np.full(4, 1e-12), lr=0.01, steps=100)  # without a loss, a round goes 1 - 1/e of the way to the cloud
-    engine = {i: Payload(model={"w": np.array([w])}, reach=1.0) for i, w in zip(NAMES, (0.0, 1.0, 2.0, 3.0), strict=True)}
+    engine = {
+        i: Payload(model={"w": np.array([w])}, reach=1.0) for i, w in zip(NAMES, (0.0, 1.0, 2.0, 3.0), strict=True)
+    }
     for i, s in flat.items():
         reply, _ = FedAMP().local(Payload(model={"w": np.array([5.0])}, pull=1.0), engine[i], s)
         before = engine[i]["model"]["w"].item()

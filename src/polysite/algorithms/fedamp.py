@@ -66,8 +66,8 @@ class FedAMP:
             the sum of the site's learning rates in a round, ours, which is independent of rate and steps.
         sigma: Squared distance at which attraction fades (sigma in the paper), more than 0; None: the median over pairs
             of sites, in every round.
-        alpha: Step size of the attraction (alpha in the paper), at least 0; None: sigma over the number of sites, so that
-            equal models have equal weights.
+        alpha: Step size of the attraction (alpha in the paper), at least 0; None: sigma over the number of sites, so
+            that equal models have equal weights.
         decay: Factor of alpha after every ``every`` rounds, more than 0 and at most 1.
         every: Rounds between two decays, at least 1.
         cosine: Scale of the cosine similarity (sigma of HeurFedAMP), at least 0; None: FedAMP by distances.

@@ -27,8 +27,8 @@ The server keeps the decoder of every site. Every reply contains the amounts of 
 An encoder stays as it is if no replying site has its class. A site that is absent from a decoder round keeps its
 decoder and enters no mean. A site that never sent a decoder is served the mean of all decoders; this is our reading,
 since the paper does not say. The paper gives neither the lam of its tables, nor the focus of beta, nor the distance
-between sites, which here is the Euclidean distance between decoders. Running statistics of an encoder are averaged like its parameters,
-those of a decoder by a plain mean.
+between sites, which here is the Euclidean distance between decoders. Running statistics of an encoder are averaged like
+its parameters, those of a decoder by a plain mean.
 
 The network must have one encoder per class (``unet_sub``, ``densenet_sub``). With alpha = 0 any other network is
 treated as a single encoder for all classes, weighted by cases.

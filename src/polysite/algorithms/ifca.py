@@ -70,8 +70,8 @@ class Ifca:
             paper, 0.1 similar.
         warmup: Rounds of FedAvg before there are k models; below 1 a share of all rounds. The default is ours: updates
             that no longer point the same way everywhere tell sites apart. 0 only with noise.
-        settle: Rounds after the warm-up in which a site trains the model of its group before it chooses; below 1 a share
-            of all rounds. The default is ours.
+        settle: Rounds after the warm-up in which a site trains the model of its group before it chooses; below 1 a
+            share of all rounds. The default is ours.
         seed: Seed of the noise.
         clustered: Patterns of the parameters that exist k times; the others are averaged over all sites.
         averaged: What is averaged: models, or gradients, with a single step of plain SGD per round.
@@ -142,7 +142,9 @@ class Ifca:
             here = {i: Payload(model=parts[i][1], weight=weight[i]) for i in chosen if chosen[i] == j}
             share = sum(weight[i] for i in here) / sum(weight.values()) if self.averaged == "gradients" else 1.0
             models[j] = towards(models[j], average(here), share)
-        after = State(shared, tuple(models), dict(sorted({**state.places, **chosen}.items())), state.rounds + 1, state.since)
+        after = State(
+            shared, tuple(models), dict(sorted({**state.places, **chosen}.items())), state.rounds + 1, state.since
+        )
         if len(models) < self.k <= len(parts) and after.rounds >= self.warmup:  # the warm-up waits for k replies
             return self._begin(after, state.models[0], {i: own for i, (_, own) in parts.items()}, weight)
         return after
@@ -172,9 +174,7 @@ class Ifca:
         """Return the algorithm with the warm-up and the settling in rounds."""
         return replace(self, warmup=in_rounds(self.warmup, rounds), settle=in_rounds(self.settle, rounds))
 
-    def _begin(
-        self, state: State, sent: Tree, trained: Mapping[SiteId, Tree], weight: Mapping[SiteId, float]
-    ) -> State:
+    def _begin(self, state: State, sent: Tree, trained: Mapping[SiteId, Tree], weight: Mapping[SiteId, float]) -> State:
         """Return the state with k models, one per group of sites with similar updates."""
         names = sorted(trained)
         cosines = _cosines([tree.sub(tree.trained(trained[i]), tree.trained(sent)) for i in names])

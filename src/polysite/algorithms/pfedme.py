@@ -17,11 +17,11 @@ averages some of them; here only the sites of the cohort train.)
 Running statistics come from the inner steps. The paper takes lam from 10 to 30, beta up to 4, 5 inner and 20 outer
 steps. inner_lr * lam must stay well below 2, or the proximal term diverges. train.gamma decays inner_lr but not lr.
 
-The defaults follow the learning rate of the site, r = train.lr. lam = 1.5 / r: the authors' program takes 15 with a rate
-of 0.1 for v. inner_lr = r / (1 + r lam): if r suits F, whose curvature is then about 1 / r, this suits F + lam/2 |.|^2,
-whose curvature is larger by lam. lr = 1 / lam: M_k has a gradient with constant lam, and the step then ends at v; the
-authors' rate of 0.005 goes 0.075 of this way. An outer step moves w_k by about r times the gradient, as a step of
-FedAvg does, for ``inner`` steps of computation.
+The defaults follow the learning rate of the site, r = train.lr. lam = 1.5 / r: the authors' published results have 15
+with a rate of 0.1 for v. inner_lr = r / (1 + r lam): if r suits F, whose curvature is then about 1 / r, this suits
+F + lam/2 |.|^2, whose curvature is larger by lam. lr = 1 / lam: M_k has a gradient with constant lam, and the step then
+ends at v; the authors' rate of 0.005 goes 0.075 of this way. An outer step moves w_k by about r times the gradient, as
+a step of FedAvg does, for ``inner`` steps of computation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,8 +35,7 @@ from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
-
-RATIO = 1.5  # lam times the rate of the personal model in the authors' program: 15 * 0.1
+RATIO = 1.5  # lam times the rate of the personal model in the authors' published results: 15 * 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class PFedMe:
 
     Args:
         lam: Weight of the proximal term of the personal model (lambda in the paper), more than 0; the paper takes 10 to
-            30. None: 1.5 / train.lr, the ratio of the authors' program.
+            30. None: 1.5 / train.lr, the ratio of the authors' published results.
         lr: Learning rate of the shared model at a site (eta in the paper), more than 0; the authors take 0.005. None:
             1 / lam, the longest step that the smoothness of the envelopes allows.
         outer: Steps of the shared model at a site per round (R in the paper), at least 1; the paper takes 20.

@@ -47,7 +47,8 @@ class SuPerFed:
     Args:
         mu: Weight of |w_k - w|^2 (mu in the paper), at least 0; the mu of fedprox is twice this one. 0.01 in the
             authors' program.
-        nu: Weight of the squared cosine between model and twin (nu in the paper), at least 0; 2 in the authors' program.
+        nu: Weight of the squared cosine between model and twin (nu in the paper), at least 0; 2 in the authors'
+            program.
         after: Rounds before the twins; below 1 a share of all rounds. The authors' commands take 0.4 to 0.6.
         by: Draw one mixing coefficient for the whole model, or one per layer.
         shared: Patterns of the parameters that have no twin.
