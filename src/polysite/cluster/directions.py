@@ -51,6 +51,6 @@ def _seeds(alike: NDArray[np.float64], k: int) -> list[int]:
 def _to_means(alike: NDArray[np.float64], place: NDArray[np.intp], k: int) -> NDArray[np.float64]:
     """Return the inner product of every site with the direction of every group."""
     members = np.eye(k)[place]
-    sums: NDArray[np.float64] = alike @ members
-    lengths = np.sqrt(np.maximum((members * sums).sum(0), 1e-30))
-    return np.divide(sums, lengths)
+    sums = alike @ members
+    cosines: NDArray[np.float64] = sums / np.sqrt(np.maximum((members * sums).sum(0), 1e-30))
+    return cosines
