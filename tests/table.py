@@ -86,7 +86,7 @@ CASES = {
     "fpfc, relative after a warm-up": Fpfc(relative=True, lam=0.3, warmup=2, nu=0.1),
     "geometric median": GeometricMedian(),
     "ifca": Ifca(k=3, starts="noise", warmup=0, seed=1),
-    "ifca, starts of groups": Ifca(k=3, warmup=2, settle=2),
+    "ifca, starts of groups": Ifca(k=3, warmup=1, settle=2),
     "ifca, starts of sites": Ifca(starts="sites", warmup=1, uniform=True),
     "ifca, gradients of the head after a warm-up": Ifca(
         starts="noise", averaged="gradients", warmup=1, clustered=("head.*",)

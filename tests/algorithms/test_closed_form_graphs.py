@@ -209,10 +209,10 @@ def test_ifca_warms_up_by_fedavg_and_then_parts():
     assert [sum(f.startswith("model_") for f in r.sent["a"]) for r in warm] == [1, 1, 3, 3, 3, 3]
     groups = warm[1].state.places
     for r in warm[2:4]:  # held to their groups
-        assert (
-            {i: r.sent[i]["group"] for i in groups} == groups == {i: p.payload["cluster"] for i, p in r.replies.items()}
-        )
-    assert not any("group" in got for r in (warm[1], *warm[4:]) for got in r.sent.values())
+        assert {i: got["group"] for i, got in r.sent.items()} == groups
+        assert {i: reply.payload["cluster"] for i, reply in r.replies.items()} == groups
+    assert all("group" not in got for r in warm[:2] for got in r.sent.values())
+    assert all(got["group"] == -1 for r in warm[4:] for got in r.sent.values())  # free to choose
 
 
 def updates(**points):
@@ -278,7 +278,7 @@ def test_ifca_uses_every_model_from_every_kind_of_start(algorithm, seed):
     """Each planted group has a model of its own in the end, where everybody chooses by the loss."""
     algorithm, sites = replace(algorithm, seed=seed).scaled(60), vast(seed)
     end, _ = play(algorithm, sites, 60)
-    assert not any("group" in got for got in end.sent.values()) and end.diagnostics == {"clusters": 2.0}
+    assert all(got["group"] == -1 for got in end.sent.values()) and end.diagnostics == {"clusters": 2.0}
     first, second = end.state.places["s0"], end.state.places["s6"]
     assert end.state.places == {f"s{i}": first if i < 3 else second for i in range(7)} and first != second
     for j, members in ((first, range(3)), (second, range(3, 7))):

@@ -46,6 +46,8 @@ from polysite.payload import Payload, SiteId, plain
 from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
+FREE = -1  # instead of a group: the site chooses
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -117,15 +119,16 @@ class Ifca:
         chosen = list(state.places.values())
         most = max(range(len(state.models)), key=lambda j: (chosen.count(j), -j))
         models = {f"model_{j}": model for j, model in enumerate(state.models)}
-        settling = len(state.models) > 1 and state.rounds < state.since + self.settle
-        held = {i: {"group": j} for i, j in state.places.items()} if self.warmup and settling else {}
-        return {i: Payload(shared=state.shared, **models, most=most, **held.get(i, {})) for i in cohort}
+        payload = Payload(shared=state.shared, **models, most=most)
+        if len(models) == 1 or not self.warmup:
+            return dict.fromkeys(cohort, payload)
+        held = state.places if state.rounds < state.since + self.settle else {}
+        return {i: Payload(**payload, group=held.get(i, FREE)) for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         models = _models(got)
-        if "group" in got or len(models) == 1:
-            best = int(got.get("group", 0))
-        else:
+        best = int(got.get("group", FREE)) if len(models) > 1 else 0
+        if best == FREE:
             best = _least([fsum(site.losses(m).values()) for m in models])
         fit = site.fit(models[best], budget=Budget(steps=1 if self.averaged == "gradients" else None))
         return Payload(model=fit.params, cluster=best, weight=1 if self.uniform else site.size), memory
