@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomli_w
 
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of, traits
-from polysite.algorithms.base import Algorithm, facts
+from polysite.algorithms.base import Algorithm, facts, scaled
 from polysite.costs.speeds import SPEEDS, Speeds
 from polysite.data.federation import FEDERATIONS, Federation, Natural
 from polysite.data.prepare import Prepare
@@ -125,7 +125,7 @@ def _fedavg() -> Algorithm[Any]:
 
 
 def phases(study: Study) -> tuple[Study, ...]:
-    """Return the phases of a study, each as a study of its own.
+    """Return the phases of a study, each as a study of its own, with shares of its rounds turned into rounds.
 
     >>> study = Study(then=({"algorithm": "scaffold", "run": {"rounds": 5}},))
     >>> [(name_of(s.algorithm), s.run.rounds) for s in phases(study)]
@@ -133,12 +133,18 @@ def phases(study: Study) -> tuple[Study, ...]:
     """
     base = dataclasses.replace(study, then=()) if study.then else study
     studies = (base, *(_phase(base, changes, f"then[{k}]") for k, changes in enumerate(study.then)))
+    studies = tuple(_scaled(s) for s in studies)
     last = next((s.algorithm for s in studies[:-1] if facts(s.algorithm).ends_study), None)
     if last is not None:
         raise ConfigError(
             f"nothing comes after {name_of(last)}: it ends with a model per cluster of patients, not with a single one"
         )
     return studies
+
+
+def _scaled(study: Study) -> Study:
+    algorithm = scaled(study.algorithm, study.run.rounds)
+    return study if algorithm == study.algorithm else dataclasses.replace(study, algorithm=algorithm)
 
 
 def _phase(base: Study, changes: Mapping[str, Any], at: str) -> Study:

@@ -68,14 +68,16 @@ class Divergence:
 
     Classification: F_ij is a number per case, and beta_i = e^focus for cases of class i, e^-focus for others.
     Segmentation: F_ij is a feature map (any skip connection), beta_i = focus e^-m per position, where m is the mask of
-    class i averaged down to the map's size; the deviation is averaged over positions. The standard deviation is the
-    population's, so it is 0 for a batch of one case. ``weight = None`` means 0.2 to classify and 0.4 to segment.
+    class i averaged down to the map's size, to the power of ``edges``; the deviation is averaged over positions. The
+    standard deviation is the population's, so it is 0 for a batch of one case. ``weight = None`` means 0.2 to classify
+    and 0.4 to segment.
 
     The network must have one encoder per class.
     """
 
     weight: float | None
     focus: float
+    edges: float = 1.0
 
 
 ExtraLoss = Contrast | Divergence  # added to the local loss
@@ -204,6 +206,11 @@ class Site(Protocol):
     @property
     def size(self) -> int:
         """Number of training cases."""
+        ...
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the site (``train.lr``), before its decay."""
         ...
 
     @property

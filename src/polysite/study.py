@@ -138,7 +138,7 @@ def _refuse_duplicates(cache: Cache, cases: Iterable[CaseRef]) -> None:
 
 def simulator(study: Study, dealt: Mapping[str, SiteSplit] | None = None, watch: Watch = Watch()) -> Simulator:
     """Return the simulated federation, in its first phase."""
-    return _simulator(study, build_sites(study, dealt, watch))
+    return _simulator(config.phases(study)[0], build_sites(study, dealt, watch))
 
 
 def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:

@@ -1151,7 +1151,7 @@ def test_adaptive_servers_where_updates_are_smaller_than_before_as_large_and_lar
 
 def test_groups_are_told_apart_in_the_record():
     """Of every group its own numbers, by its name; of a site its share among those of its group that replied."""
-    algorithm = Clustered({"north": ("a", "b"), "south": ("c", "d")}, Ifca())
+    algorithm = Clustered({"north": ("a", "b"), "south": ("c", "d")}, Ifca(starts="noise", warmup=0))
     state = algorithm.init({"w": np.ones(2)}, list("abcd"))
     told = {"a": (0, 1), "b": (0, 3), "c": (0, 2), "d": (1, 6)}  # the model that it chose, its cases
     replies = {i: Payload(model={"w": np.ones(2)}, cluster=c, weight=n) for i, (c, n) in told.items()}

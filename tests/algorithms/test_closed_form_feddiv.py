@@ -157,6 +157,42 @@ def test_every_number_goes_by_its_own_deviation():
     assert soft.decoders["a"][HEAD] == pytest.approx(m * np.exp(-3.2 * s), abs=1e-12)
 
 
+def test_a_share_of_the_numbers_stays_personal_whatever_their_scale():
+    """1 / lam is the largest deviation that is shared: g = 1/e there, and the hard selection of lam elsewhere."""
+    rng = np.random.default_rng(0)
+    a, b = np.zeros(40), 2.0 ** rng.permutation(40)
+    for scale in (1e-6, 1.0, 1e3):
+        for share, personal in ((0.1, 4), (0.5, 20), (0.9, 36)):
+            state = decoded(FedDiv(share=share), a=a, b=scale * b)
+            s = scale * b / 2
+            limit = np.sort(s)[39 - personal]
+            assert state.personal == personal / 40 and state.lam == pytest.approx(1 / limit)
+            g = np.exp(-((s / limit) ** 10))
+            assert state.decoders["b"][HEAD] == pytest.approx(scale * b - (scale * b - s) * g, rel=1e-12)
+            assert (state.decoders["b"][HEAD][s > limit] == scale * b[s > limit]).all()  # to the last bit
+            given = decoded(FedDiv(lam=state.lam), a=a, b=scale * b)
+            assert all(same(given.decoders[i], state.decoders[i]) for i in "ab")
+    two = decoded(
+        FedDiv(share=0.5, nearest=2), a=np.array([0.0, 0.0]), b=np.array([1.0, 3.0]), c=np.array([90.0, 80.0])
+    )
+    assert two.personal == 0.5  # of every decoder, among its own neighbours
+    assert FedDiv().diagnostics(two)["lam"] == two.lam and "lam" not in FedDiv(lam=1.0).diagnostics(two)
+
+
+@pytest.mark.parametrize("rounds", [2, 7])
+def test_no_share_is_plain_averaging_and_all_of_it_a_private_decoder_to_the_last_bit(rounds):
+    for share, lam in ((0.0, 0.0), (1.0, PRIVATE)):
+        mine, _ = advance(FedDiv(alpha=0.0, share=share), sites(), rounds)
+        theirs, _ = advance(FedDiv(alpha=0.0, lam=lam), sites(), rounds)
+        assert same(mine.state.decoders, theirs.state.decoders) and same(mine.state.encoder, theirs.state.encoder)
+        assert mine.state.personal == theirs.state.personal == share
+    mine, same_for = np.random.default_rng(1).normal(size=(2, 9)), np.ones(9)
+    halves = decoded(FedDiv(share=0.5), a=np.r_[mine[0], same_for], b=np.r_[mine[1], same_for], c=np.ones(18))
+    assert halves.personal == 0.5  # equal numbers have nothing personal
+    more = decoded(FedDiv(share=0.8), a=np.r_[mine[0], same_for], b=np.r_[mine[1], same_for], c=np.ones(18))
+    assert more.personal == 0.5 and more.lam == PRIVATE
+
+
 @pytest.mark.parametrize(
     ("nearest", "want"), [(1, [0, 1, 9]), (2, [0.5, 0.5, 5]), (3, [10 / 3] * 3), (None, [10 / 3] * 3)]
 )
@@ -248,7 +284,7 @@ def test_shares_are_the_mean_over_the_classes_and_decoders_have_none():
         {"a": (3 / 8 + 1 / 12) / 2, "b": (1 / 8 + 7 / 12) / 2, "c": 3 / 24, "d": 0.5 * (0.5 + 1 / 12)}
     )
     assert second.shares == {} and first.diagnostics == {}
-    assert second.diagnostics.keys() == {"personal share of the decoders", "deviation between decoders"}
+    assert second.diagnostics.keys() == {"personal share of the decoders", "deviation between decoders", "lam"}
     assert shares(algorithm, second.state, {}) == {} and diagnostics(algorithm, first.state) == {}
 
 
@@ -274,7 +310,17 @@ def test_a_network_without_sub_encoders_is_refused_unless_there_is_no_divergence
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"alpha": -1}, {"focus": -1}, {"lam": -1}, {"lam": float("inf")}, {"gamma": 0.5}, {"nearest": 0}]
+    "wrong",
+    [
+        {"alpha": -1},
+        {"focus": -1},
+        {"lam": -1},
+        {"lam": float("inf")},
+        {"gamma": 0.5},
+        {"nearest": 0},
+        {"share": 1.5},
+        {"edges": 0.5},
+    ],
 )
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = "):

@@ -1,6 +1,7 @@
 """IFCA, FPFC and pFedNet against answers on paper: first round, limit, who ends up with whom."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,13 +16,19 @@ from polysite.algorithms.ifca import Ifca
 from polysite.algorithms.ifca import State as Clusters
 from polysite.algorithms.pfednet import PFedNet
 from polysite.algorithms.weighted import Weighted
+from polysite.cluster.directions import direction_groups
 from polysite.cluster.fusion import components, lasso_mixture, nearest_edges, scad_share
+from polysite.data.case import Case
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import Progress, run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError
+from polysite.models.densenet import DenseNet
 from polysite.payload import Payload
-from polysite.site import CaseScore
+from polysite.site import CaseScore, Fit
+from polysite.training.settings import Train
+from polysite.training.tasks import Classify
+from polysite.training.torch_site import Network, TorchSite
 from quadratic import Quadratic
 from table import START, same
 from table import sites as two_part_sites
@@ -91,7 +98,8 @@ def centres(state):
 
 
 def two_centres(low=-0.5, high=1.5):
-    return Clusters({}, tuple({"w": np.array([x])} for x in (low, high)), {})
+    """Sites choose from here on: nobody is held to a group."""
+    return Clusters({}, tuple({"w": np.array([x])} for x in (low, high)), {}, since=-99)
 
 
 @pytest.mark.parametrize("uniform", [True, False])
@@ -125,7 +133,7 @@ def test_ifca_of_models_that_start_alike_everyone_takes_the_first():
     last, _ = play(Ifca(), bed(), 1, state=two_centres(Q0, Q0))
     assert set(last.state.places.values()) == {0} and centres(last.state)[1] == Q0 != centres(last.state)[0]
     with pytest.raises(ConfigError, match="with spread = 0 all k = 2 models start alike"):
-        Ifca(spread=0.0)
+        Ifca(starts="noise", spread=0.0)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -135,7 +143,7 @@ def test_ifca_separates_two_planted_populations(seed, share):
     rng = np.random.default_rng(seed)
     b = np.concatenate([rng.normal(-2, 0.2, 4), rng.normal(3, 0.2, 3)])
     sites = bed(rng.uniform(0.5, 2, 7), b, rng.integers(2, 9, 7), start=0.5)
-    end, engine = play(Ifca(spread=0.5, seed=seed), sites, 120, share=share, seed=seed)
+    end, engine = play(Ifca(starts="noise", warmup=0, spread=0.5, seed=seed), sites, 120, share=share, seed=seed)
     low, high = (end.state.places[f"s{k}"] for k in (0, 6))
     assert end.state.places == {f"s{i}": low if i < 4 else high for i in range(7)} and low != high
     pull = {i: s.size * s.pull for i, s in sites.items()}
@@ -158,7 +166,7 @@ STARTS = {
 
 @pytest.mark.parametrize("spread", [0.1, 0.6, 1.0])
 def test_ifca_starts_differ_and_keep_their_scale(spread):
-    models = Ifca(k=4, spread=spread, seed=3).init(STARTS, ["a"]).models
+    models = Ifca(k=4, starts="noise", warmup=0, spread=spread, seed=3).init(STARTS, ["a"]).models
     assert same(models[0], STARTS)
     first = STARTS["conv.weight"]
     for j, model in enumerate(models[1:], 1):
@@ -171,10 +179,13 @@ def test_ifca_starts_differ_and_keep_their_scale(spread):
         assert all(np.array_equal(model[k], STARTS[k]) for k in STARTS if k != "conv.weight")
 
 
+RANDOM = partial(Ifca, starts="noise", warmup=0)  # the paper's starts
+
+
 def test_ifca_starts_are_those_of_the_seed_wherever_they_are_computed():
-    one, again, other = (Ifca(seed=s).init(STARTS, ["a"]).models for s in (1, 1, 2))
+    one, again, other = (RANDOM(seed=s).init(STARTS, ["a"]).models for s in (1, 1, 2))
     assert same(one, again) and not np.array_equal(one[1]["conv.weight"], other[1]["conv.weight"])
-    lifted = Ifca(seed=1).init({k: torch.tensor(v) for k, v in STARTS.items()}, ["a"]).models
+    lifted = RANDOM(seed=1).init({k: torch.tensor(v) for k, v in STARTS.items()}, ["a"]).models
     assert all(isinstance(x, torch.Tensor) for model in lifted for x in model.values())
     assert same([{k: v.numpy() for k, v in model.items()} for model in lifted], list(one))
 
@@ -189,28 +200,147 @@ def test_ifca_with_one_model_is_fedavg_to_the_last_bit(share):
 
 
 def test_ifca_warms_up_by_fedavg_and_then_parts():
-    algorithm = Ifca(k=3, warmup=2)
+    algorithm = Ifca(k=3, warmup=2, settle=2)
     engine = Simulator(algorithm, two_part_sites())
-    warm = list(run_rounds(algorithm, engine, START, Plan(rounds=3), seed=0))
-    plain, _ = play(FedAvg(), two_part_sites(), 2)
-    assert [len(r.state.models) for r in warm] == [1, 3, 3]
-    assert same(warm[1].state.models[0], plain.state.model)
-    assert [sum(f.startswith("model_") for f in r.sent["a"]) for r in warm] == [1, 1, 3]
+    warm = list(run_rounds(algorithm, engine, START, Plan(rounds=6), seed=0))
+    plain, _ = play(FedAvg(), two_part_sites(), 1)
+    assert [len(r.state.models) for r in warm] == [1, 3, 3, 3, 3, 3]
+    assert same(warm[0].state.models[0], plain.state.model)
+    assert [sum(f.startswith("model_") for f in r.sent["a"]) for r in warm] == [1, 1, 3, 3, 3, 3]
+    groups = warm[1].state.places
+    for r in warm[2:4]:  # held to their groups
+        assert {i: got["group"] for i, got in r.sent.items()} == groups
+        assert {i: reply.payload["cluster"] for i, reply in r.replies.items()} == groups
+    assert all("group" not in got for r in warm[:2] for got in r.sent.values())
+    assert all(got["group"] == -1 for r in warm[4:] for got in r.sent.values())  # free to choose
 
 
-def test_ifca_takes_its_starts_from_sites_that_lie_furthest_apart():
-    """Not before enough of them reply; the least odd of them comes first."""
+def updates(**points):
+    """Replies of sites that were sent a model of zeros."""
+    return {i: Payload(model={"w": np.array(w)}, cluster=0, weight=1 + n) for n, (i, w) in enumerate(points.items())}
+
+
+def test_ifca_starts_from_groups_of_sites_whose_updates_point_alike():
+    """However long they are. A start is the mean of a group by weight, the model of its most typical site, or noise."""
+    replies = updates(a=[9.0, 0.5], b=[0.1, 0.0], c=[0.0, -3.0], d=[-0.02, -0.2], e=[1.0, 0.1])
+    found = {}
+    for starts in ("groups", "sites", "noise"):
+        algorithm = Ifca(starts=starts, warmup=1, spread=0.1)
+        state = algorithm.merge(algorithm.init({"w": np.zeros(2)}, list("abcde")), replies)
+        assert state.places == {"a": 0, "b": 0, "c": 1, "d": 1, "e": 0} and state.since == 1
+        found[starts] = [model["w"] for model in state.models]
+    means = [(np.array([9.0, 0.5]) + 2 * np.array([0.1, 0]) + 5 * np.array([1.0, 0.1])) / 8,
+             (3 * np.array([0.0, -3.0]) + 4 * np.array([-0.02, -0.2])) / 7]  # fmt: skip
+    assert np.array(found["groups"]) == pytest.approx(np.array(means), abs=1e-12)
+    assert found["sites"][0].tolist() == [9.0, 0.5]  # in the middle of b, a and e
+    for mean, noisy in zip(means, found["noise"], strict=True):
+        assert 0 < np.abs(noisy - mean).max() <= 0.1 * 3**0.5 * mean.std() + 0.01 * np.abs(mean - mean.mean()).max()
+
+
+class Vast(Quadratic):
+    """Many parameters: F(w) = a/2 |w - aim|^2. As in a network, groups differ little beside the size of weights."""
+
+    aim: np.ndarray
+
+    def losses(self, params, *, augmented=False):
+        return {n: self.a / 2 * float(((params["w"] - self.aim) ** 2).sum()) for n in self.cases("train")}
+
+    def fit(self, params, objective=None, budget=None, *, only=("*",), keep=None):
+        w = self.aim + (1 - self.pull) * (params["w"] - self.aim)
+        self.fits.append(Fit({"w": w}, 0.0, self.steps, self.steps * self.lr, self.steps * self.lr))
+        return self.fits[-1]
+
+
+def vast(seed, size=40):
+    """Two planted groups of three and four sites, and a start that none of them likes."""
+    rng = np.random.default_rng(seed)
+    middle, apart = rng.normal(size=size), rng.normal(scale=0.3, size=size)
+    sites = {}
+    for i in range(7):
+        sites[f"s{i}"] = Vast(
+            rng.uniform(0.5, 2), np.zeros(rng.integers(2, 9)), lr=ETA, start={"w": rng.normal(size=size)}
+        )
+        sites[f"s{i}"].aim = middle + (apart if i < 3 else -apart) + rng.normal(scale=0.05, size=size)
+    return sites
+
+
+STARTING = {
+    "groups": Ifca(),
+    "sites": Ifca(starts="sites"),
+    "noise": Ifca(starts="noise"),
+    "similar noise": Ifca(starts="noise", spread=0.1),
+}
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("algorithm", STARTING.values(), ids=STARTING.keys())
+def test_ifca_uses_every_model_from_every_kind_of_start(algorithm, seed):
+    """Each planted group has a model of its own in the end, where everybody chooses by the loss."""
+    algorithm, sites = replace(algorithm, seed=seed).scaled(60), vast(seed)
+    end, _ = play(algorithm, sites, 60)
+    assert all(got["group"] == -1 for got in end.sent.values()) and end.diagnostics == {"clusters": 2.0}
+    first, second = end.state.places["s0"], end.state.places["s6"]
+    assert end.state.places == {f"s{i}": first if i < 3 else second for i in range(7)} and first != second
+    for j, members in ((first, range(3)), (second, range(3, 7))):
+        here = [sites[f"s{i}"] for i in members]
+        limit = np.average([s.aim for s in here], 0, [s.size * s.pull for s in here])
+        assert end.state.models[j]["w"] == pytest.approx(limit, abs=1e-6)
+
+
+def test_ifca_of_the_papers_starts_may_leave_a_model_to_nobody():
+    """Why the starts come from the data: of two random ones, one is nearer to all these sites than the other."""
+    used = [play(RANDOM(seed=s), vast(s), 30)[0].diagnostics["clusters"] for s in range(10)]
+    assert 1.0 in used
+
+
+SMALL = Train(lr=0.1, gamma=1.0, patch=(16, 16), augment="none", batch=4, device="cpu")
+
+
+def pictures(name, network, swapped):
+    """Bright and dark pictures of two classes, which the hospitals of the second group name the other way round."""
+    rng, kinds = np.random.default_rng(ord(name)), [0, 1] * 4
+    found = [
+        Case(name, f"{name}{k}", rng.normal(2 * y - 1, 1, (1, 16, 16)).astype(np.float32),
+             np.eye(2, dtype=np.uint8)[1 - y if swapped else y], (1.0, 1.0))
+        for k, y in enumerate(kinds)
+    ]  # fmt: skip
+    return TorchSite(name, network, {"train": found}, ["x", "y"], SMALL, 0, Classify())
+
+
+@pytest.mark.parametrize("starts", ["groups", "sites", "noise"])
+def test_ifca_of_a_network_uses_both_models_from_every_kind_of_start(starts):
+    net = Network(DenseNet(blocks=(2,), growth=4, features=8).build(dims=2, modalities=1, outputs=2, seed=0), SMALL)
+    hospitals = {name: pictures(name, net, name in "cde") for name in "abcde"}
+    end, _ = play(Ifca(starts=starts).scaled(10), hospitals, 10, start=net.start)
+    places = end.state.places
+    assert places == {n: places["e" if n in "cde" else "a"] for n in "abcde"} and places["a"] != places["e"]
+
+
+def test_groups_by_direction():
+    def cosines(*angles):
+        return np.cos(np.subtract.outer(angles, angles))
+
+    assert direction_groups(cosines(0.0, 0.2, 2.0, 2.1, 4.0), 3) == ((0, 1), (2, 3), (4,))
+    assert direction_groups(cosines(3.1, 2.0, 0.0, 2.1, 0.2, 0.1, -0.1), 2) == ((2, 4, 5, 6), (0, 1, 3))
+    assert direction_groups(cosines(1.0, 1.0, 1.0), 2) == ((0, 2), (1,))  # all alike: none is empty
+    assert direction_groups(np.zeros((3, 3)), 3) == ((0,), (1,), (2,)) and direction_groups([[1.0]], 1) == ((0,),)
+    with pytest.raises(DataError, match="2 sites cannot form 3 groups"):
+        direction_groups(np.eye(2), 3)
+    with pytest.raises(DataError, match="a square table of finite cosines"):
+        direction_groups([[1.0, np.nan], [np.nan, 1.0]], 2)
+
+
+def test_ifca_waits_for_as_many_sites_as_models():
     algorithm = Ifca(k=3, starts="sites", warmup=1)
-    state = algorithm.init({"w": np.zeros(1)}, list("abcde"))
-    replies = {
-        i: Payload(model={"w": np.array([w])}, cluster=0, weight=1)
-        for i, w in zip("abcde", (0.0, 0.1, 5.0, 5.2, 11.0), strict=True)
-    }
+    state = algorithm.init({"w": np.zeros(2)}, list("abc"))
+    replies = updates(a=[1.0, 0.0], b=[0.0, 4.0], c=[-3.0, 0.0])
     few = algorithm.merge(state, {i: replies[i] for i in "ab"})
-    assert centres(few) == [pytest.approx(0.05)]
-    assert centres(algorithm.merge(few, replies)) == [5.2, 0.0, 11.0]
-    with pytest.raises(ConfigError, match="starts = 'sites' takes models that sites have trained; set warmup"):
-        Ifca(starts="sites")
+    assert len(few.models) == 1 and few.rounds == 1
+    after = algorithm.merge(few, replies)
+    assert len(after.models) == 3 and after.places.keys() == set("abc") and after.since == 2
+    for starts in ("sites", "groups"):
+        with pytest.raises(ConfigError, match=f"starts = '{starts}' takes models that sites have trained; set warmup"):
+            Ifca(starts=starts, warmup=0)
 
 
 def test_ifca_separates_populations_from_the_starts_of_sites():
@@ -225,13 +355,13 @@ def test_ifca_sends_every_model_and_gets_one(k):
     """What is shared goes down once."""
     whole = sum(x.nbytes for x in START.values())
     for clustered, times in ((("*",), k * whole), (("head.*",), whole + (k - 1) * START["head.w"].nbytes)):
-        last, _ = play(Ifca(k=k, clustered=clustered), two_part_sites(), 1)
+        last, _ = play(RANDOM(k=k, clustered=clustered), two_part_sites(), 1)
         assert {p.nbytes for p in last.sent.values()} == {times + 8}
         assert {r.payload.nbytes for r in last.replies.values()} == {whole + 16}
 
 
 def test_ifca_averages_what_is_not_clustered_over_all():
-    algorithm, s = Ifca(clustered=("head.*",)), two_part_sites()
+    algorithm, s = RANDOM(clustered=("head.*",)), two_part_sites()
     state = algorithm.init(START, sorted(s))
     last, _ = play(algorithm, s, 1, state=replace(state, models=({"head.w": np.array([-4.0])}, state.models[1])))
     got = {i: r.payload for i, r in last.replies.items()}
@@ -249,7 +379,7 @@ def test_ifca_averages_what_is_not_clustered_over_all():
 
 
 def test_ifca_averages_statistics_within_a_cluster():
-    state = Clusters({}, ({**START, "head.w": np.array([-4.0])}, START), {})
+    state = Clusters({}, ({**START, "head.w": np.array([-4.0])}, START), {}, since=-99)
     last, _ = play(Ifca(), two_part_sites(), 1, state=state)
     s, places = two_part_sites(), last.state.places
     assert set(places.values()) == {0, 1}
@@ -472,12 +602,41 @@ def test_fpfc_in_relative_units_does_not_know_how_large_the_network_is():
     large = {i: replace(s, b=s.b * 1024, start={"w": s.start["w"] * 1024}) for i, s in planted(1).items()}
     large, _ = play(algorithm, large, 60)
     assert own_models(large.state) == pytest.approx(1024 * own_models(small.state), rel=1e-9)
-    assert large.diagnostics == small.diagnostics == {"clusters": 3.0} and large.state.unit == pytest.approx(
-        1024 * small.state.unit
-    )
+    assert large.diagnostics == pytest.approx({"clusters": 3.0, "unit": 1024 * small.state.unit})
+    assert small.diagnostics == {"clusters": 3.0, "unit": small.state.unit}
     first, _ = play(algorithm, planted(1), 4)
     w = own_models(first.state)
     assert first.state.unit == pytest.approx(w.max() - w.min(), abs=1e-12)
+
+
+def test_fpfc_measures_its_unit_again_in_every_round_unless_it_is_frozen():
+    """The largest distance so far: distances that grow are followed, those that shrink are not."""
+    for freeze in (False, True):
+        algorithm = Fpfc(relative=True, lam=0.2, warmup=1, fused=("*",), freeze=freeze)
+        state, units = algorithm.init({"w": np.zeros(1)}, ["a", "b", "c"]), []
+        for spots in ((0.0, 1.0, 9.0), (0.0, 1.0, 2.0), (0.0, 1.0, 5.0), (0.0, 1.0, 3.0)):
+            replies = {i: Payload(model={"w": np.array([x])}, cases=1) for i, x in zip("abc", spots, strict=True)}
+            state = algorithm.merge(state, replies)
+            units.append(state.unit)
+        assert units == ([0.0, 2.0, 2.0, 2.0] if freeze else [0.0, 2.0, 5.0, 5.0])
+    pair = state.pairs["a"]["b"]  # the last of the frozen ones: lam = 0.2 * 2
+    d = -1.0
+    for _ in range(3):
+        share = scad_share(abs(d), 0.2 * 2, 3.7, 1e-3 * 2, 1.0)
+        now, d = d, -1.0 + (1 - share) * d
+    assert pair.delta["w"].item() == pytest.approx(now, abs=1e-12) and pair.share == pytest.approx(share, abs=1e-12)
+
+
+def test_fpfc_fuses_sites_that_drift_from_where_they_were_first_measured():
+    """Two groups that leave a common start: a unit frozen after the first round is soon too small to fuse them."""
+    rng = np.random.default_rng(0)
+    b = np.concatenate([rng.normal(-40, 2.0, 3), rng.normal(40, 2.0, 3)])
+    sites = bed(np.ones(6), b, [3] * 6, steps=1, start=0.0)
+    counts = {}
+    for freeze in (False, True):
+        algorithm = Fpfc(relative=True, lam=0.3, rho=0.5, nu=0.02, fused=("*",), freeze=freeze)
+        counts[freeze] = play(algorithm, sites, 300)[0].diagnostics["clusters"]
+    assert counts[False] == 2.0 < counts[True]
 
 
 def test_fpfc_who_is_new_starts_at_the_mean_and_who_never_trains_gets_the_largest_cluster():
@@ -722,16 +881,6 @@ REFUSED = {
 def test_what_makes_no_sense_is_refused(make, sentence):
     with pytest.raises(ConfigError, match=sentence):
         make()
-
-
-def test_ifca_parts_as_soon_as_there_are_as_many_sites_as_models():
-    algorithm = Ifca(k=3, starts="sites", warmup=1)
-    state = algorithm.init({"w": np.zeros(1)}, list("abc"))
-    replies = {
-        i: Payload(model={"w": np.array([w])}, cluster=0, weight=1)
-        for i, w in zip("abc", (0.0, 5.0, 11.0), strict=True)
-    }
-    assert centres(algorithm.merge(state, replies)) == [5.0, 0.0, 11.0]
 
 
 @pytest.mark.parametrize("eta", [None, 0.3])

@@ -119,6 +119,29 @@ def test_pfedme_held_ever_tighter_is_uniform_fedavg(share):
         assert x.state.model["w"] == pytest.approx(y.state.model["w"], abs=1e-5)
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.4])
+def test_pfedmes_defaults_follow_the_rate_of_the_site(rate):
+    """lam = 1.5 / r, inner_lr = r / 2.5, lr = 1 / lam: the numbers that could be given, and a scale-free round."""
+    sites = {i: Quadratic(a / rate, s.b, lr=rate, start=START) for (i, s), a in zip(bed().items(), A / 4, strict=True)}
+    lam = 1.5 / rate
+    given, memories = played(PFedMe(lam, 1 / lam, 20, rate / 2.5), sites, 3)
+    found, mine = played(PFedMe(), sites, 3)
+    assert model(found) == pytest.approx(model(given), abs=1e-12) and own(mine) == pytest.approx(
+        own(memories), abs=1e-12
+    )
+    reference = {i: Quadratic(a, s.b, lr=1.0, start=START) for (i, s), a in zip(bed().items(), A / 4, strict=True)}
+    assert model(found) == pytest.approx(model(played(PFedMe(), reference, 3)[0]), abs=1e-10)
+
+
+def test_pfedme_with_its_default_rate_ends_an_outer_step_at_the_personal_model():
+    one, memories = played(PFedMe(outer=1), bed(), 1)
+    assert [r.payload["model"]["w"].item() for _, r in sorted(one[0].replies.items())] == pytest.approx(own(memories))
+    r, lam = ETA, 1.5 / ETA
+    aim = (A * B + lam * Q0) / (A + lam)
+    want = aim + (1 - r / (1 + r * lam) * (A + lam)) ** 5 * (Q0 - aim)
+    assert own(memories) == pytest.approx(want, abs=1e-12)
+
+
 def test_pfedme_takes_its_inner_steps_on_one_minibatch_and_the_next_ones_on_the_next():
     class Asked(Quadratic):
         def fit(self, params, objective, budget):
@@ -193,10 +216,11 @@ def test_fedamp_keeps_the_last_model_of_an_absent_site_and_means_for_a_new_one()
     assert sent(FEDAMP, heard(FEDAMP), "s3") == Q0
 
 
-def test_fedamp_finds_its_own_scale_once():
+def test_fedamp_finds_its_own_scale_in_every_round_unless_it_is_frozen():
     rule, models = FedAMP(), {"s0": 0.0, "s1": 1.0, "s2": 3.0}
-    state = heard(rule, {"s0": 2.0}, models, {"s1": 90.0})
+    state = heard(FedAMP(freeze=True), {"s0": 2.0}, models, {"s1": 90.0})
     assert state.sigma == median((1.0, 4.0, 9.0)) and heard(rule, {"s0": 2.0}).sigma is None
+    assert heard(rule, {"s0": 2.0}, models, {"s1": 90.0}).sigma == median((90.0**2, 87.0**2, 9.0))
     before = heard(rule, models)
     x = {j: np.exp(-((models[j] - 1.0) ** 2) / 4) / 3 for j in ("s0", "s2")}
     assert before.attention["s1"] == pytest.approx({**x, "s1": 1 - sum(x.values())}, abs=1e-12)
@@ -204,6 +228,40 @@ def test_fedamp_finds_its_own_scale_once():
     together = heard(rule, models, dict.fromkeys(models, 5.0)).attention
     assert together["s0"] == pytest.approx(dict.fromkeys(models, 1 / 3))  # all alike: the plain mean
     assert heard(rule, dict.fromkeys(models, 5.0)).sigma is None  # and no scale to be had from that
+    assert heard(rule, models, dict.fromkeys(models, 5.0)).sigma == 4.0  # the last one that there was
+
+
+def test_fedamp_gives_the_same_weights_to_models_a_thousand_times_further_apart():
+    """A frozen scale leaves every site to itself once training has driven the models apart."""
+    models = {"s0": 0.0, "s1": 1.0, "s2": 3.0}
+    apart = {i: 1024 * w for i, w in models.items()}
+    now, later = heard(FedAMP(), models).attention, heard(FedAMP(), models, apart).attention
+    assert all(later[i] == pytest.approx(now[i], abs=1e-12) for i in models)
+    alone = heard(FedAMP(freeze=True), models, apart).attention
+    assert all(alone[i][i] == pytest.approx(1.0) for i in models)
+
+
+def test_fedamp_holds_by_the_effort_of_a_round():
+    """pull = 1 / reach, reach = K eta: over a round of any rate and length, K steps of 1 - eta a - 1/K."""
+    for eta, steps in ((0.1, 5), (0.02, 25), (0.4, 2)):
+        sites = bed(lr=eta, steps=steps)
+        free = B + (1 - eta * A) ** steps * (Q0 - B)  # the first round is local training
+        rounds, memories = played(FedAMP(), sites, 1)
+        assert own(memories) == pytest.approx(free, abs=1e-12)
+        assert [m["reach"] for _, m in sorted(memories.items())] == pytest.approx([eta * steps] * 4)
+        cloud = np.array([sent(FedAMP(), rounds[0].state, i) for i in NAMES])
+        pull = 1 / (eta * steps)
+        aim = (A * B + pull * cloud) / (A + pull)
+        want = aim + (1 - eta * (A + pull)) ** steps * (free - aim)
+        assert own(played(FedAMP(), sites, 2)[1]) == pytest.approx(want, abs=1e-12)
+    flat = bed(a=np.full(4, 1e-12), lr=0.01, steps=100)  # without a loss, a round goes 1 - 1/e of the way to the cloud
+    engine = {
+        i: Payload(model={"w": np.array([w])}, reach=1.0) for i, w in zip(NAMES, (0.0, 1.0, 2.0, 3.0), strict=True)
+    }
+    for i, s in flat.items():
+        reply, _ = FedAMP().local(Payload(model={"w": np.array([5.0])}, pull=1.0), engine[i], s)
+        before = engine[i]["model"]["w"].item()
+        assert (reply["model"]["w"].item() - before) / (5.0 - before) == pytest.approx(1 - np.exp(-1), abs=2e-3)
 
 
 def test_fedamp_with_a_fading_alpha():
@@ -287,6 +345,21 @@ def after_these(coins):
     for _ in range(last):
         x = toss(x, 1)
     return x
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.08, 1.5])
+def test_l2gd_by_default_goes_half_of_the_way_to_the_mean_at_any_rate(rate):
+    """theta = 1/2, as with lam = p / (2 lr (1 - p))."""
+    p = 0.4
+    sites = {i: Quadratic(s.a * 0.08 / rate, s.b, lr=rate, start=START) for i, s in bed().items()}
+    rounds, memories = played(L2gd(p=p), sites, 12)
+    x = np.full(4, Q0)
+    for r in rounds:
+        for coin in [1] * int(r.diagnostics["aggregations"]) + [0] * int(r.diagnostics["local steps"]):
+            x = (x + x.mean()) / 2 if coin else x - 0.08 * A * (x - B)
+    assert own(memories) == pytest.approx(x, abs=1e-12)
+    given = played(L2gd(lam=p / (2 * rate * (1 - p)), p=p), sites, 12)[1]
+    assert own(memories) == pytest.approx(own(given), abs=1e-12)
 
 
 def test_l2gd_is_gradient_descent_in_expectation():
@@ -434,6 +507,13 @@ def test_superfed_without_twins_is_fedprox_with_twice_the_mu_to_the_last_bit(sha
     later, memories = played(SuPerFed(0.3, after=5), four(), 6, share, PARTS)
     assert same(later[4].state.model, theirs[4].state.model) and not same(later[5].state.model, theirs[5].state.model)
     assert [i for i, m in memories.items() if "twin" in m] == list(later[5].replies)
+
+
+def test_superfed_counts_its_first_rounds_as_a_share_of_all():
+    assert SuPerFed().scaled(30).after == 12 and SuPerFed(after=7).scaled(30) == SuPerFed(after=7)
+    shared, counted = (played(rule, four(), 10, start=PARTS) for rule in (SuPerFed().scaled(10), SuPerFed(after=4)))
+    assert same([r.state.model for r in shared[0]], [r.state.model for r in counted[0]])
+    assert [bool(r.sent["a"]["twins"]) for r in shared[0]] == [False] * 4 + [True] * 6
 
 
 @pytest.mark.parametrize("by", ["model", "layer"])

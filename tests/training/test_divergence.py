@@ -26,7 +26,7 @@ from polysite.training.torch_site import Network, TorchSite
 UNET, DENSE = UNetSub(filters=(2, 4, 4)), DenseNetSub(blocks=(2, 2), growth=4, features=8)
 TRAIN = ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light")
 SEGMENTING = ps.Study(
-    algorithm=FedDiv(lam=1e4),
+    algorithm=FedDiv(),
     model=UNET,
     data=ps.Phantom(
         shape=(24, 24, 24), sites={n: Hospital(cases=5, scanner=k) for k, n in enumerate(("east", "west"))}
@@ -51,7 +51,7 @@ def pooled(mask, size):
     return mask
 
 
-def by_hand(net, x, truth, focus):
+def by_hand(net, x, truth, focus, edges=1.0):
     """L_e in NumPy, from what the encoders say."""
     total = 0.0
     for i, encoder in enumerate(net.encoders):
@@ -63,7 +63,7 @@ def by_hand(net, x, truth, focus):
                     beta = np.where(mine == 1, np.exp(focus), np.exp(-focus))
                     weighted = [b * f for b, f in zip(beta, maps[:, j], strict=True)]
                 else:
-                    weighted = focus * np.exp(-pooled(mine, maps.shape[2:])) * maps[:, j]
+                    weighted = focus * np.exp(-(pooled(mine, maps.shape[2:]) ** edges)) * maps[:, j]
                 found.append(np.std(weighted, axis=0).mean())
         total += np.mean(found)
     return total
@@ -84,6 +84,32 @@ def test_the_divergence_of_a_segmentation_against_numpy(dims, focus):
     assert torch.equal(logits, net(x)) and more.item() > 0
     _, usual = ExtraLosses(net, [Divergence(None, focus)])(x, truth)
     assert usual.item() == pytest.approx(0.4 / 0.7 * more.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_sharper_edges_are_a_power_of_the_averaged_mask(dims):
+    """A power of the mask itself, as printed, changes nothing; one of its average does, except where that is 0 or 1."""
+    net, rng = network(UNET, dims, 3), torch.Generator().manual_seed(0)
+    x = torch.randn(4, 2, *[16] * dims, generator=rng)
+    truth = (torch.rand(4, 3, *[16] * dims, generator=rng) < 0.3).float()
+    found = {edges: ExtraLosses(net, [Divergence(0.7, 0.6, edges)])(x, truth)[1].item() for edges in (1.0, 10.0)}
+    for edges, value in found.items():
+        assert value == pytest.approx(0.7 * by_hand(net.module, x, truth, 0.6, edges), rel=1e-5)
+    assert found[1.0] == pytest.approx(0.7 * by_hand(net.module, x, truth**10, 0.6), rel=1e-5) != found[10.0]
+    blocks = torch.zeros(4, 1, 16, 16)
+    blocks[:2, :, :8] = 1
+    maps = [[torch.randn(4, 2, 2, 2, generator=rng)]]
+    assert divergence(maps, blocks, Divergence(None, 1.0, 10.0)) == divergence(maps, blocks, Divergence(None, 1.0))
+
+
+def test_the_gradient_of_the_divergence_with_sharper_edges():
+    """d L_e / d F by differences, where masks cover positions by nothing, by a part and wholly."""
+    rng = torch.Generator().manual_seed(0)
+    maps = torch.randn(3, 2, 4, 4, generator=rng, dtype=torch.float64, requires_grad=True)
+    truth = (torch.rand(3, 1, 8, 8, generator=rng) < 0.5).double()
+    truth[:, :, :2, :2], truth[:, :, :2, 2:4] = 0, 1
+    term = Divergence(None, 0.8, 10.0)
+    assert torch.autograd.gradcheck(lambda f: divergence([[f]], truth, term), [maps])
 
 
 @pytest.mark.parametrize("focus", [0.0, 1.5])
@@ -111,7 +137,9 @@ def test_the_divergence_acts_on_encoders_and_a_lone_case_has_none():
     none.backward()
     assert none.item() == 0 and all(p.grad is None or p.grad.isfinite().all() for p in net.parameters.values())
     flat = [[torch.full((4, 2, 8, 8), 3.0, requires_grad=True)]]
-    assert divergence(flat, torch.zeros(4, 1, 16, 16), 1.0).item() == 0  # all alike, and nothing labelled
+    assert (
+        divergence(flat, torch.zeros(4, 1, 16, 16), Divergence(None, 1.0)).item() == 0
+    )  # all alike, and nothing labelled
 
 
 def cases(*labels):
@@ -171,7 +199,7 @@ def test_a_study_trains_tells_and_resumes_to_the_same_end(study, tmp_path):
     records = run.folder.records()
     assert parse(dump(study)) == study and not any(r.refused for r in records) and run.mean > 0
     assert [bool(r.diagnostics) for r in records] == [False, True, True, True, True]
-    assert all(0 <= r.diagnostics["personal share of the decoders"] <= 1 for r in records[1:])
+    assert [r.diagnostics["personal share of the decoders"] for r in records[1:]] == pytest.approx([0.1] * 4, abs=0.01)
     assert [bool(r.shares) for r in records] == [True, False] * 2 + [True]
     before = {p.name: p.read_bytes() for p in (tmp_path / "run" / "models").iterdir()}
     assert sum(name.startswith("last.") for name in before) == len(run.dice()) == 2  # a decoder for every hospital

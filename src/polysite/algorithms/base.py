@@ -3,11 +3,11 @@
 Five functions and four attributes are required (``Algorithm``). Further methods are optional; each has a function of
 the same name here, which documents the default: ``shares``, ``diagnostics``, ``serving_payloads``, ``objections``,
 ``is_finished``, ``facts``, ``check_sites``, ``small_sums``, ``small_models``, ``remarks``, ``site_clusters``,
-``case_clusters``.
+``case_clusters``, ``scaled``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from polysite.cluster.mixture import CaseClusters
@@ -194,6 +194,31 @@ def case_clusters(algorithm: Any, got: Payload) -> CaseClusters | None:
     own = getattr(algorithm, "case_clusters", None)
     clusters: CaseClusters | None = None if own is None else own(got)
     return clusters
+
+
+def scaled(algorithm: Any, rounds: int) -> Any:
+    """Return the algorithm with hyper-parameters that are shares of all rounds turned into numbers of rounds.
+
+    Default: unchanged; of a combinator, its inner algorithm is scaled.
+    """
+    own, inner = getattr(algorithm, "scaled", None), getattr(algorithm, "inner", None)
+    if own is not None:
+        return own(rounds)
+    if not hasattr(inner, "merge"):
+        return algorithm
+    same = scaled(inner, rounds)
+    return algorithm if same == inner else replace(algorithm, inner=same)
+
+
+def in_rounds(given: float, rounds: int) -> float:
+    """Return a number of rounds: ``given`` itself, or the share ``given`` of all rounds if it is between 0 and 1.
+
+    A share is at least one round.
+
+    >>> in_rounds(0.4, 30), in_rounds(0.01, 30), in_rounds(12, 30), in_rounds(0, 30)
+    (12.0, 1.0, 12, 0)
+    """
+    return max(1.0, float(round(given * rounds))) if 0 < given < 1 else given
 
 
 def within(settings: Any, **bounds: tuple[float, float]) -> None:

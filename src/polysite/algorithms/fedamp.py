@@ -11,11 +11,17 @@ receives the plain mean, starts from it, and joins with its first reply; a site 
 alpha = 0 holds every site near its own last model, pull = 0 is local training.
 
 The weight of a site on itself must not be negative: alpha (m - 1) must not exceed sigma. Both are on the scale of
-squared distances between networks, which is unknown beforehand. By default sigma is the median squared distance between
-two sites after the first round with two sites, and alpha is sigma over the number of sites; we do not know the paper's
-values. ``pull`` replaces the paper's lambda = pull * alpha, because a small alpha would otherwise require ever smaller
-learning rates. Every ``every`` rounds alpha is multiplied and pull divided by ``decay``. The learning rate must then
-fall as fast (train.gamma), since its product with pull has to stay well below 2.
+squared distances between networks, which is unknown beforehand and changes in training. By default sigma is the median
+squared distance between two sites in each round (``freeze``: in the first round with two sites, after which models
+drift apart and the weight of a site on itself tends to 1), and alpha is sigma over the number of sites; we do not know
+the paper's values.
+
+``pull`` replaces the paper's lambda = pull * alpha, because a small alpha would otherwise require ever smaller learning
+rates. By default it is 1 / reach, where reach is the distance that a constant gradient of one moved a weight in the
+last round of the site (the sum of its learning rates): whatever the learning rate and the number of steps, a round
+then goes about 1 - 1/e of the way to u_k, and the product of rate and pull is one over the number of steps. In its
+first round a site is not held: u_k is its own start. Every ``every`` rounds alpha is multiplied and pull divided by
+``decay``. The learning rate must then fall as fast (train.gamma), since its product with pull has to stay well below 2.
 
 With ``cosine`` it is HeurFedAMP: x_kj in proportion to exp(cosine cos(w_k, w_j)), and x_kk = ``own``. Distances and
 cosines use the trained parameters that ``on`` names. u_k has the running statistics of site k.
@@ -56,18 +62,21 @@ class FedAMP:
     """A personal model per site, drawn to a weighted mean of the models of similar sites.
 
     Args:
-        pull: Weight of the proximal term, at least 0: lambda / alpha in the paper. 0 is local training.
-        sigma: Squared distance at which attraction fades (sigma in the paper), more than 0; None: the median after the
-            first round.
-        alpha: Step size of the attraction (alpha in the paper), at least 0; None: sigma over the number of sites.
+        pull: Weight of the proximal term, at least 0: lambda / alpha in the paper. 0 is local training. None: one over
+            the sum of the site's learning rates in a round, ours, which is independent of rate and steps.
+        sigma: Squared distance at which attraction fades (sigma in the paper), more than 0; None: the median over pairs
+            of sites, in every round.
+        alpha: Step size of the attraction (alpha in the paper), at least 0; None: sigma over the number of sites, so
+            that equal models have equal weights.
         decay: Factor of alpha after every ``every`` rounds, more than 0 and at most 1.
         every: Rounds between two decays, at least 1.
         cosine: Scale of the cosine similarity (sigma of HeurFedAMP), at least 0; None: FedAMP by distances.
         own: HeurFedAMP: weight of a site on itself, 0 to 1 (xi_ii in the paper); None: one over the number of sites.
         on: Patterns of the parameters by which sites are compared; large layers outweigh small ones.
+        freeze: Whether sigma, if not given, is the median of the first round with two sites alone.
     """
 
-    pull: float = 1.0
+    pull: float | None = None
     sigma: float | None = None
     alpha: float | None = None
     decay: float = 1.0
@@ -75,6 +84,7 @@ class FedAMP:
     cosine: float | None = None
     own: float | None = None
     on: tuple[str, ...] = ("*",)
+    freeze: bool = False
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -102,13 +112,16 @@ class FedAMP:
         return State(params)
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        pull = self.pull / self._faded(state.rounds)
+        pull = (1.0 if self.pull is None else self.pull) / self._faded(state.rounds)
         return {i: Payload(model=_cloud(state, i), pull=pull) for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        cloud = got["model"]
-        fit = site.fit(memory.get("model", cloud), Objective(Tilt(anchor=cloud, weight=got["pull"])))
-        return Payload(model=fit.params), Payload(model=fit.params)
+        cloud, pull = got["model"], got["pull"]
+        if self.pull is None:
+            pull = pull / memory["reach"] if "reach" in memory else 0.0
+        fit = site.fit(memory.get("model", cloud), Objective(Tilt(anchor=cloud, weight=pull)))
+        reach = {"reach": fit.reach} if self.pull is None else {}
+        return Payload(model=fit.params), Payload(model=fit.params, **reach)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         models = dict(sorted({**state.models, **{i: p["model"] for i, p in replies.items()}}.items()))
@@ -116,7 +129,8 @@ class FedAMP:
         if self.cosine is not None:
             return State(state.start, models, self._by_direction(looked), None, state.rounds + 1)
         apart = {(i, j): tree.norm(tree.sub(looked[i], looked[j])) ** 2 for i, j in combinations(looked, 2)}
-        sigma = self.sigma or state.sigma or (median(apart.values()) if apart else 0.0) or None
+        found = median(apart.values()) if apart else 0.0
+        sigma = self.sigma or (state.sigma if self.freeze else None) or found or state.sigma
         faded = self._faded(state.rounds + 1)
         attention = _complete(
             models, {pair: self._attraction(d, sigma, len(models)) * faded for pair, d in apart.items()}

@@ -8,11 +8,17 @@ Paper: FedDiv, section IV, Algorithms 1 to 3 and equations 1 to 7
     phi_k   <- phi*_k - (phi*_k - m_k) g(s_k),    g(x) = e^-(lam x)^gamma                 element by element
     L_e = sum_i mean_j std_batch(beta_i(l) F_j^i)
 
-F_j^i is the j-th feature of the encoder of class i; ``Divergence`` in ``polysite.site`` defines beta. (In a
-segmentation the paper raises the mask in beta to a power, which changes nothing for a binary mask.) N_k^i counts cases
-in a classification and voxels in a segmentation. m_k and s_k are the mean and the standard deviation of the decoders of
-the ``nearest`` sites, site k included: an element with lam s < 1 becomes their mean, one with lam s > 1 stays personal.
-lam = 0 averages the decoders, a large lam keeps all of them personal.
+F_j^i is the j-th feature of the encoder of class i; ``Divergence`` in ``polysite.site`` defines beta. In a segmentation
+the paper prints pool(l^gamma) for the mask l in beta, which is pool(l) for a binary mask, and says that gamma sharpens
+edges, which pool(l)^gamma does: ``edges`` is that gamma. N_k^i counts cases in a classification and voxels in a
+segmentation. m_k and s_k are the mean and the standard deviation of the decoders of the ``nearest`` sites, site k
+included: an element with lam s < 1 becomes their mean, one with lam s > 1 stays personal. lam = 0 averages the
+decoders, a large lam keeps all of them personal.
+
+s depends on the network, on the learning rate and on the round: what lam = 10 keeps personal in a classifier is nothing
+in a U-Net. By default lam is therefore chosen anew for the decoders of every round and site, such that the given
+``share`` of the elements stays personal, those with the largest s: 1 / lam is a quantile of s. share = 0 is lam = 0,
+share = 1 keeps every decoder personal.
 
 A round sends one part of the model down and the other part up, half the traffic of FedAvg: a site trains the part that
 it received in the round before. In its first exchange, and after a round that it missed, it receives the whole model.
@@ -20,9 +26,9 @@ The server keeps the decoder of every site. Every reply contains the amounts of 
 
 An encoder stays as it is if no replying site has its class. A site that is absent from a decoder round keeps its
 decoder and enters no mean. A site that never sent a decoder is served the mean of all decoders; this is our reading,
-since the paper does not say. The paper gives neither lam, nor the focus of beta, nor the distance between sites, which
-here is the Euclidean distance between decoders. Running statistics of an encoder are averaged like its parameters,
-those of a decoder by a plain mean.
+since the paper does not say. The paper gives neither the lam of its tables, nor the focus of beta, nor the distance
+between sites, which here is the Euclidean distance between decoders. Running statistics of an encoder are averaged like
+its parameters, those of a decoder by a plain mean.
 
 The network must have one encoder per class (``unet_sub``, ``densenet_sub``). With alpha = 0 any other network is
 treated as a single encoder for all classes, weighted by cases.
@@ -38,11 +44,12 @@ import numpy as np
 from polysite import tree
 from polysite.algorithms.base import INF, Kind, within
 from polysite.errors import ConfigError
-from polysite.payload import Payload, SiteId, mean
+from polysite.payload import Payload, SiteId, mean, plain
 from polysite.site import Cases, Divergence, Objective, Site
 from polysite.tree import Tree
 
 DECODER = ("decoder.*", "head.*")
+PRIVATE = 1e12  # largest lam: all that deviates at all stays personal
 CASES = "cases"  # name of the weight of an encoder for all classes
 
 
@@ -57,6 +64,7 @@ class State:
     rounds: int = 0
     personal: float | None = None  # share of decoder elements with lam s > 1; None before the first decoders
     spread: float = 0.0  # mean standard deviation s
+    lam: float = 0.0  # mean over the sites
 
 
 @dataclass(frozen=True)
@@ -67,16 +75,23 @@ class FedDiv:
         alpha: Weight of the divergence loss (alpha in the paper), at least 0; None: 0.4 to segment, 0.2 to classify
             (the paper).
         focus: Strength of the weight beta in the divergence loss (lambda of its beta in the paper), at least 0.
-        lam: Decoder parameters that deviate by more than 1 / lam stay personal, at least 0; the paper tries 0 to 100.
-        gamma: Sharpness of that limit (gamma in the paper), at least 1.
+        lam: Decoder parameters that deviate by more than 1 / lam stay personal (lambda in the paper), at least 0; the
+            paper tries 0 to 100. None: chosen in every round by ``share``.
+        gamma: Sharpness of that limit (gamma in the paper), at least 1; the paper takes 10.
         nearest: Number of sites whose decoders are compared, the site itself included, at least 1; None: all.
+        share: Share of the decoder's parameters that stay personal, 0 to 1, those that deviate most; without effect if
+            lam is given. The default is ours: the paper recommends to personalise slightly.
+        edges: Exponent of the averaged mask in beta of a segmentation (gamma of its beta in the paper), at least 1; 1
+            is the equation as printed, more sharpens edges as the paper's text says.
     """
 
     alpha: float | None = None
     focus: float = 1.0
-    lam: float = 10.0
+    lam: float | None = None
     gamma: float = 10.0
     nearest: int | None = None
+    share: float = 0.1
+    edges: float = 1.0
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "counts": "counts"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -84,7 +99,8 @@ class FedDiv:
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        within(self, alpha=(0, INF), focus=(0, INF), lam=(0, 1e12), gamma=(1, INF), nearest=(1, INF))
+        within(self, alpha=(0, INF), focus=(0, INF), lam=(0, PRIVATE), gamma=(1, INF), nearest=(1, INF))
+        within(self, share=(0, 1), edges=(1, INF))
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         encoder, decoder = tree.drop(params, DECODER), tree.select(params, DECODER)
@@ -115,7 +131,7 @@ class FedDiv:
         model, asked = _whole(got, memory), got["asked"]
         rest = {k: v for k, v in model.items() if k not in asked}
         encoding = any(not tree.matches(k, DECODER) for k in asked)
-        terms = [Divergence(self.alpha, self.focus)] if encoding and self.alpha != 0 else []
+        terms = [Divergence(self.alpha, self.focus, self.edges)] if encoding and self.alpha != 0 else []
         fit = site.fit(model, Objective(extra=terms), only=sorted({f"{k.partition('.')[0]}.*" for k in asked}))
         counts = {c: np.array([_amount(site, c)]) for c in _classes(tree.drop(model, DECODER))}
         return Payload(model={k: fit.params[k] for k in asked}, counts=counts), Payload(rest=rest)
@@ -144,7 +160,8 @@ class FedDiv:
     def diagnostics(self, state: State) -> Mapping[str, float]:
         if state.personal is None:
             return {}
-        return {"personal share of the decoders": state.personal, "deviation between decoders": state.spread}
+        measured = {"personal share of the decoders": state.personal, "deviation between decoders": state.spread}
+        return {**measured, **({"lam": state.lam} if self.lam is None else {})}
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield _whole(got, memory), cases
@@ -153,14 +170,32 @@ class FedDiv:
         """Update the decoders that were sent, by equation 5, and the deviation between them."""
         near = {i: self._near(i, came) for i in came}
         known = {group: _spread([came[j] for j in group]) for group in dict.fromkeys(near.values())}
-        own = {i: self._personal(came[i], *known[near[i]]) for i in came}
-        deviations = [tree.trained(known[near[i]][1]) for i in came]
-        numbers = sum(math.prod(x.shape) for each in deviations for x in each.values())
-        beyond = sum(float((self.lam * x > 1).sum()) for each in deviations for x in each.values())
-        total = sum(float(x.sum()) for each in deviations for x in each.values())
+        lam = {group: self._lam(tree.trained(deviation)) for group, (_, deviation) in known.items()}
+        own = {i: self._personal(came[i], *known[near[i]], lam[near[i]]) for i in came}
+        deviations = [(tree.trained(known[near[i]][1]), lam[near[i]]) for i in came]
+        numbers = sum(math.prod(x.shape) for each, _ in deviations for x in each.values())
+        beyond = sum(float((limit * x > 1).sum()) for each, limit in deviations for x in each.values())
+        total = sum(float(x.sum()) for each, _ in deviations for x in each.values())
         decoders = dict(sorted({**state.decoders, **own}.items()))
-        average = _average(list(decoders.values()))
-        return replace(state, decoders=decoders, decoder=average, personal=beyond / numbers, spread=total / numbers)
+        return replace(
+            state,
+            decoders=decoders,
+            decoder=_average(list(decoders.values())),
+            personal=beyond / numbers,
+            spread=total / numbers,
+            lam=math.fsum(limit for _, limit in deviations) / len(deviations),
+        )
+
+    def _lam(self, deviation: Tree) -> float:
+        """Return lam: the given one, or the one with which the wanted share of the elements is personal."""
+        if self.lam is not None:
+            return self.lam
+        found = np.concatenate([np.asarray(plain(x), np.float64).reshape(-1) for x in deviation.values()])
+        shared = round((1 - self.share) * found.size)  # number of elements that are not personal
+        if not shared:
+            return PRIVATE
+        limit = float(np.partition(found, shared - 1)[shared - 1]) if shared < found.size else INF
+        return min(1 / max(limit, 1 / PRIVATE), PRIVATE)
 
     def _near(self, site: SiteId, came: Mapping[SiteId, Tree]) -> tuple[SiteId, ...]:
         """Return the sites with the nearest decoders, sorted by name; ties go to the first by name."""
@@ -170,9 +205,9 @@ class FedDiv:
         away = {j: tree.norm(tree.sub(own, tree.trained(other))) for j, other in came.items()}
         return tuple(sorted(sorted(came, key=lambda j: (j != site, away[j], j))[: self.nearest]))
 
-    def _personal(self, own: Tree, average: Tree, deviation: Tree) -> Tree:
+    def _personal(self, own: Tree, average: Tree, deviation: Tree, lam: float) -> Tree:
         def number(x: Any, m: Any, s: Any) -> Any:
-            far = (self.lam * s).clip(None, 1000 ** (1 / self.gamma))  # e^-1000 is zero, and nothing overflows
+            far = (lam * s).clip(None, 1000 ** (1 / self.gamma))  # e^-1000 is zero, and nothing overflows
             taken = math.e ** -(far**self.gamma)
             return taken * m + (1 - taken) * x
 

@@ -14,9 +14,11 @@ averaged over all sites: the server holds m models and m(m-1)/2 vectors of the f
 the model; the site replies w_i.
 
 lam, xi and nu are distances between models, which grow with the network and with training; with ``relative`` they are
-multiples of the largest distance in the first round after the warm-up. The paper's warm-up, which chooses lam, could
-not be read: here the warm-up is a number of rounds without penalty (lam = 0), a reconstruction. In these rounds, and
-with lam = 0, every site trains the fused layers alone, held near its own last model.
+multiples of the largest distance between two models so far, which is measured again in every round after the warm-up.
+(The largest so far, not that of the round: as sites fuse, distances shrink, and a limit that shrank with them would
+never be reached.) ``freeze`` keeps the distance of the first of these rounds. The paper's warm-up, which chooses lam,
+could not be read: here the warm-up is a number of rounds without penalty (lam = 0), a reconstruction. In these rounds,
+and with lam = 0, every site trains the fused layers alone, held near its own last model.
 
 Pairs without a reply stay as they are. A new site starts at the mean of all models. A site that never trained is served
 the largest cluster, or the mean of all sites if every cluster is a single site. lr (L + rho) must stay below 2.
@@ -29,7 +31,7 @@ from typing import ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.average import serve_received
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Kind, in_rounds, within
 from polysite.algorithms.partial_models import parted, refuse_unknown
 from polysite.cluster.fusion import components, scad_share
 from polysite.errors import ConfigError
@@ -65,14 +67,18 @@ class Fpfc:
 
     Args:
         lam: Strength of the penalty (lambda in the paper), at least 0: models nearer than about this distance are
-            fused.
-        a: Models further apart than a times lam are not penalised (a in the paper), more than 2.
-        xi: Distance below which the penalty is quadratic (xi in the paper), more than 0 and less than lam.
-        rho: Weight of the proximal term (rho in the paper), more than 1 / (a - 1).
-        nu: Sites with |theta_ij| up to this are in one cluster (nu in the paper), at least 0.
-        relative: Whether lam, xi and nu are multiples of the largest distance after the warm-up.
-        warmup: Rounds without penalty.
+            fused. The authors' programs take 0.4 and 0.6.
+        a: Models further apart than a times lam are not penalised (a in the paper), more than 2; 3.7 in the authors'
+            programs.
+        xi: Distance below which the penalty is quadratic (xi in the paper), more than 0 and less than lam; 1e-4 to 1e-3
+            in the authors' programs.
+        rho: Weight of the proximal term (rho in the paper), more than 1 / (a - 1); 1 in the authors' programs.
+        nu: Sites with |theta_ij| up to this are in one cluster (nu in the paper), at least 0; 0.1 in the authors'
+            programs.
+        relative: Whether lam, xi and nu are multiples of the largest distance between two models so far.
+        warmup: Rounds without penalty; below 1 a share of all rounds.
         fused: Patterns of the parameters that are personal and fused; the others are averaged over all sites.
+        freeze: Whether the distance for ``relative`` is that of the first round after the warm-up alone.
     """
 
     lam: float = 0.5
@@ -81,8 +87,9 @@ class Fpfc:
     rho: float = 1.0
     nu: float = 0.1
     relative: bool = False
-    warmup: int = 0
+    warmup: float = 0.0
     fused: tuple[str, ...] = ("head.*",)
+    freeze: bool = False
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "cases": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -129,8 +136,9 @@ class Fpfc:
         shared = tree.mean([parts[i][0] for i in order], [cases[i] for i in order])
         rounds, unit = state.rounds + 1, state.unit
         touched = [(i, j) for i, j in combinations(models, 2) if i in replies or j in replies]
-        if self.relative and not unit and rounds > self.warmup:
+        if self.relative and not (self.freeze and unit) and rounds > self.warmup:
             unit = max((tree.norm(_apart(models, i, j)) for i, j in touched), default=0.0)
+            unit = max(unit, state.unit)
         state = State(shared, models, state.pairs, dict(sorted({**state.cases, **cases}.items())), rounds, unit)
         fresh: dict[SiteId, dict[SiteId, Pair]] = {i: dict(js) for i, js in state.pairs.items()}
         for i, j in touched:
@@ -143,9 +151,13 @@ class Fpfc:
         return {i: p["cases"] / total for i, p in sorted(replies.items())}
 
     def diagnostics(self, state: State) -> Mapping[str, float]:
-        return {"clusters": len(self._clusters(state))}
+        return {"clusters": len(self._clusters(state)), **({"unit": state.unit} if self.relative else {})}
 
     serve = serve_received
+
+    def scaled(self, rounds: int) -> "Fpfc":
+        """Return the algorithm with the warm-up in rounds."""
+        return replace(self, warmup=in_rounds(self.warmup, rounds))
 
     def _pair(self, state: State, i: SiteId, j: SiteId) -> Pair:
         """Return theta and v of a pair after an update of its sites."""

@@ -11,22 +11,25 @@ for all k models, which costs k forward passes. All models are sent; one model a
 follows the authors' program. With ``clustered`` only these layers exist k times; the others are averaged over all
 sites.
 
-The initial models must differ, or every site would choose the first. The first is the given model; in the others every
-array is
+The initial models must differ, and no model may be the best for all sites, or the others are never chosen. They come
+from the data: after a ``warmup`` by FedAvg, the updates of the last round part the sites into k groups by direction
+(``polysite.cluster.directions``), and the start of a group is the mean of its models (``starts`` = groups), the model
+of its most typical site (sites), or the mean with noise (noise). In the next ``settle`` rounds each of these sites
+trains the model of its group; then it chooses by the loss. Noise turns every array into
 
     mean + sqrt(1 - spread^2) (w - mean) + spread std u,    u of mean 0 and variance 1 from a hash of seed, model, name
 
 which has the mean and standard deviation of the given array, so that a bias of zeros or a scale of ones stays. (An
-array with a single element changes by its own size.) With spread = 1 these are new random initialisations, as in the
-paper. One of these is often the best for all sites, and the others are never chosen. A remedy is a ``warmup`` by
-FedAvg: of the models of its last round, the k that are furthest apart become the initial models (``starts`` = sites).
+array with a single element changes by its own size.) The paper starts from k random initialisations: ``starts`` = noise
+without a warm-up, with spread = 1. The first is then the given model, and sites choose from the first round on; in a
+network one of the models is often the best for all sites.
 
 A site is served the model with the lowest loss on its training cases, or on its validation cases if it does not train.
 A site without either is served the model that most sites chose last. k = 1 is FedAvg.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import shake_128
 from math import fsum
 from typing import Any, ClassVar, Literal
@@ -35,12 +38,15 @@ import numpy as np
 
 from polysite import tree
 from polysite.algorithms.average import average, towards
-from polysite.algorithms.base import INF, Kind, within
+from polysite.algorithms.base import INF, Kind, in_rounds, within
 from polysite.algorithms.partial_models import parted, refuse_unknown
+from polysite.cluster.directions import direction_groups
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, plain
 from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
+
+FREE = -1  # instead of a group: the site chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class State:
     models: tuple[Tree, ...]  # other layers, by cluster; a single entry during the warm-up
     places: Mapping[SiteId, int]  # last choice of every site
     rounds: int = 0
+    since: int = 0  # rounds before there were k models
 
 
 @dataclass(frozen=True)
@@ -59,9 +66,14 @@ class Ifca:
 
     Args:
         k: Number of models (k in the paper), at least 1; 1 is FedAvg.
-        starts: Initial models: noise, or sites, which takes k of the models of the last round of the warm-up.
-        spread: Amount of noise in the initial models, 0 to 1; 1 makes them unrelated, 0.1 similar.
-        warmup: Rounds of FedAvg before there are k models.
+        starts: Initial models, by groups of sites with similar updates: groups (the mean of a group), sites (the model
+            of its most typical site) or noise (the mean with noise). The paper's: noise, with warmup = 0.
+        spread: Amount of noise in the initial models, more than 0 and at most 1; 1 makes them unrelated, as in the
+            paper, 0.1 similar.
+        warmup: Rounds of FedAvg before there are k models; below 1 a share of all rounds. The default is ours: updates
+            that no longer point the same way everywhere tell sites apart. 0 only with noise.
+        settle: Rounds after the warm-up in which a site trains the model of its group before it chooses; below 1 a
+            share of all rounds. The default is ours.
         seed: Seed of the noise.
         clustered: Patterns of the parameters that exist k times; the others are averaged over all sites.
         averaged: What is averaged: models, or gradients, with a single step of plain SGD per round.
@@ -69,9 +81,10 @@ class Ifca:
     """
 
     k: int = 2
-    starts: Literal["noise", "sites"] = "noise"
+    starts: Literal["groups", "sites", "noise"] = "groups"
     spread: float = 1.0
-    warmup: int = 0
+    warmup: float = 0.2
+    settle: float = 0.1
     seed: int = 0
     clustered: tuple[str, ...] = ("*",)
     averaged: Literal["models", "gradients"] = "models"
@@ -81,11 +94,11 @@ class Ifca:
     strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        within(self, k=(1, INF), spread=(0, 1), warmup=(0, INF))
-        if self.k > 1 and self.spread == 0:
+        within(self, k=(1, INF), spread=(0, 1), warmup=(0, INF), settle=(0, INF))
+        if self.k > 1 and self.starts == "noise" and self.spread == 0:
             raise ConfigError(f"with spread = 0 all k = {self.k} models start alike; take more, as in 0.1")
-        if self.starts == "sites" and not self.warmup:
-            raise ConfigError("starts = 'sites' takes models that sites have trained; set warmup, as in 5")
+        if self.k > 1 and self.starts != "noise" and not self.warmup:
+            raise ConfigError(f"starts = {self.starts!r} takes models that sites have trained; set warmup, as in 0.1")
         if not self.clustered:
             raise ConfigError("clustered names nothing that clusters differ in; name it, as in ['*'], or choose fedavg")
 
@@ -100,17 +113,23 @@ class Ifca:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         refuse_unknown("clustered", self.clustered, params)
         shared, own = parted(self.clustered, params)
-        return State(shared, (own,) if self.warmup else self._starts(own), {})
+        return State(shared, (own,) if self.warmup else self._noisy(own), {})
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         chosen = list(state.places.values())
         most = max(range(len(state.models)), key=lambda j: (chosen.count(j), -j))
         models = {f"model_{j}": model for j, model in enumerate(state.models)}
-        return {i: Payload(shared=state.shared, **models, most=most) for i in cohort}
+        payload = Payload(shared=state.shared, **models, most=most)
+        if len(models) == 1 or not self.warmup:
+            return dict.fromkeys(cohort, payload)
+        held = state.places if state.rounds < state.since + self.settle else {}
+        return {i: Payload(**payload, group=held.get(i, FREE)) for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         models = _models(got)
-        best = _least([fsum(site.losses(m).values()) for m in models]) if len(models) > 1 else 0
+        best = int(got.get("group", FREE)) if len(models) > 1 else 0
+        if best == FREE:
+            best = _least([fsum(site.losses(m).values()) for m in models])
         fit = site.fit(models[best], budget=Budget(steps=1 if self.averaged == "gradients" else None))
         return Payload(model=fit.params, cluster=best, weight=1 if self.uniform else site.size), memory
 
@@ -126,10 +145,12 @@ class Ifca:
             here = {i: Payload(model=parts[i][1], weight=weight[i]) for i in chosen if chosen[i] == j}
             share = sum(weight[i] for i in here) / sum(weight.values()) if self.averaged == "gradients" else 1.0
             models[j] = towards(models[j], average(here), share)
-        rounds = state.rounds + 1
-        if len(models) < self.k and rounds >= self.warmup:
-            models = list(self._parted(models[0], {i: own for i, (_, own) in parts.items()}))
-        return State(shared, tuple(models), dict(sorted({**state.places, **chosen}.items())), rounds)
+        after = State(
+            shared, tuple(models), dict(sorted({**state.places, **chosen}.items())), state.rounds + 1, state.since
+        )
+        if len(models) < self.k <= len(parts) and after.rounds >= self.warmup:  # the warm-up waits for k replies
+            return self._begin(after, state.models[0], {i: own for i, (_, own) in parts.items()}, weight)
+        return after
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         """Return the share of every site in the model that it chose."""
@@ -152,13 +173,25 @@ class Ifca:
             best = int(got["most"])
         yield models[best], cases
 
-    def _parted(self, model: Tree, sites: Mapping[SiteId, Tree]) -> tuple[Tree, ...]:
-        """Return the k models after the warm-up, which is extended until k sites reply."""
-        if self.starts == "noise":
-            return self._starts(model)
-        return (model,) if len(sites) < self.k else _furthest(sites, self.k)
+    def scaled(self, rounds: int) -> "Ifca":
+        """Return the algorithm with the warm-up and the settling in rounds."""
+        return replace(self, warmup=in_rounds(self.warmup, rounds), settle=in_rounds(self.settle, rounds))
 
-    def _starts(self, model: Tree) -> tuple[Tree, ...]:
+    def _begin(self, state: State, sent: Tree, trained: Mapping[SiteId, Tree], weight: Mapping[SiteId, float]) -> State:
+        """Return the state with k models, one per group of sites with similar updates."""
+        names = sorted(trained)
+        cosines = _cosines([tree.sub(tree.trained(trained[i]), tree.trained(sent)) for i in names])
+        groups = direction_groups(cosines, self.k)
+        models = []
+        for j, group in enumerate(groups):
+            typical = max(group, key=lambda n: cosines[n][list(group)].sum())
+            mean = average({names[n]: Payload(model=trained[names[n]], weight=weight[names[n]]) for n in group})
+            noisy = _shaken(mean, self.spread, f"{self.seed}/{j}") if self.starts == "noise" else mean
+            models.append(trained[names[typical]] if self.starts == "sites" else noisy)
+        places = {names[n]: j for j, group in enumerate(groups) for n in group}
+        return replace(state, models=tuple(models), places=dict(sorted(places.items())), since=state.rounds)
+
+    def _noisy(self, model: Tree) -> tuple[Tree, ...]:
         return model, *(_shaken(model, self.spread, f"{self.seed}/{j}") for j in range(1, self.k))
 
 
@@ -178,19 +211,14 @@ def _chosen(state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, int
     return {i: int(p["cluster"]) for i, p in sorted(replies.items()) if p["cluster"] in numbers}
 
 
-def _furthest(sites: Mapping[SiteId, Tree], k: int) -> tuple[Tree, ...]:
-    """Return k models far apart: the furthest from the mean, then repeatedly the furthest from those taken.
-
-    The one nearest to the mean comes first, since it serves sites that cannot choose.
-    """
-    models = {i: tree.trained(model) for i, model in sites.items()}
-    mean = tree.mean(models.values())
-    odd = {i: tree.norm(tree.sub(w, mean)) for i, w in models.items()}
-    taken = [max(odd, key=odd.__getitem__)]
-    while len(taken) < k:
-        gaps = {i: min(tree.norm(tree.sub(w, models[j])) for j in taken) for i, w in models.items() if i not in taken}
-        taken.append(max(gaps, key=gaps.__getitem__))
-    return tuple(sites[i] for i in sorted(taken, key=odd.__getitem__))
+def _cosines(updates: Sequence[Tree]) -> Any:
+    """Return the cosines between updates; an update of length zero has the cosine 0 with all."""
+    lengths = [tree.norm(u) or 1.0 for u in updates]
+    table = np.zeros((len(updates), len(updates)))
+    for i, one in enumerate(updates):
+        for j, other in enumerate(updates[: i + 1]):
+            table[i, j] = table[j, i] = tree.dot(one, other) / lengths[i] / lengths[j]
+    return table
 
 
 def _shaken(model: Tree, spread: float, key: str) -> Tree:

@@ -15,8 +15,11 @@ on average.
 The coin is a function of the state: the server draws J and L from a generator seeded with (``seed``, number of
 completed rounds) and sends them to all sites. The record contains both numbers.
 
-All sites have the same weight. theta follows the learning rate of the preceding local steps and is at most 1; values
-from 0.05 to 0.5 work well. In theory p = lam / (curvature + lam) is best. An absent site does nothing. A new site
+All sites have the same weight. theta follows the learning rate of the preceding local steps and is at most 1. In the
+paper p = lam / (L + lam) and alpha = m / (2 (L + lam)) are best for functions of curvature L; with these, theta is 1/2
+whatever L is, and the default lam gives theta = 1/2 at any learning rate: lam = p / (2 lr (1 - p)). A round has 1/p
+local steps on average, however many an epoch has: set p to one over the steps of an epoch to train as long as FedAvg
+does. An absent site does nothing. A new site
 starts from x, and is served x until it replies. Running statistics are those of a site's own model; their mean is sent
 to new sites. lam = 0 is local training.
 """
@@ -48,15 +51,16 @@ class L2gd:
     """A personal model per site; at random, all sites train or all move towards their mean.
 
     Args:
-        lam: Strength of the attraction to the mean (lambda in the paper), at least 0; 0 is local training.
+        lam: Strength of the attraction to the mean (lambda in the paper), at least 0; 0 is local training. None: such
+            that theta = 1/2, as with the paper's best alpha and p.
         p: Probability of an aggregation (p in the paper), 0.001 to 0.999; 1/p local steps follow one another on
-            average.
+            average. The default is ours.
         lr: Learning rate of a local step, more than 0, alpha / (m (1 - p)) in the paper; None: the site's own
             (train.lr).
         seed: Seed of the coin.
     """
 
-    lam: float = 0.1
+    lam: float | None = None
     p: float = 0.1
     lr: float | None = None
     seed: int = 0
@@ -108,4 +112,4 @@ class L2gd:
 
     def _pull(self, lr: float) -> float:
         """Return theta for local steps with this learning rate."""
-        return lr * self.lam * (1 - self.p) / self.p
+        return 0.5 if self.lam is None else lr * self.lam * (1 - self.p) / self.p

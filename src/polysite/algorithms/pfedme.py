@@ -16,6 +16,12 @@ averages some of them; here only the sites of the cohort train.)
 
 Running statistics come from the inner steps. The paper takes lam from 10 to 30, beta up to 4, 5 inner and 20 outer
 steps. inner_lr * lam must stay well below 2, or the proximal term diverges. train.gamma decays inner_lr but not lr.
+
+The defaults follow the learning rate of the site, r = train.lr. lam = 1.5 / r: the authors' published results have 15
+with a rate of 0.1 for v. inner_lr = r / (1 + r lam): if r suits F, whose curvature is then about 1 / r, this suits
+F + lam/2 |.|^2, whose curvature is larger by lam. lr = 1 / lam: M_k has a gradient with constant lam, and the step then
+ends at v; the authors' rate of 0.005 goes 0.075 of this way. An outer step moves w_k by about r times the gradient, as
+a step of FedAvg does, for ``inner`` steps of computation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +34,8 @@ from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, Objective, Site, Tilt
 from polysite.tree import Tree
+
+RATIO = 1.5  # lam times the rate of the personal model in the authors' published results: 15 * 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +51,12 @@ class PFedMe:
 
     Args:
         lam: Weight of the proximal term of the personal model (lambda in the paper), more than 0; the paper takes 10 to
-            30.
-        lr: Learning rate of the shared model at a site (eta in the paper), more than 0.
+            30. None: 1.5 / train.lr, the ratio of the authors' published results.
+        lr: Learning rate of the shared model at a site (eta in the paper), more than 0; the authors take 0.005. None:
+            1 / lam, the longest step that the smoothness of the envelopes allows.
         outer: Steps of the shared model at a site per round (R in the paper), at least 1; the paper takes 20.
-        inner_lr: Learning rate of the personal model, more than 0; None: the site's own (train.lr).
+        inner_lr: Learning rate of the personal model, more than 0; the authors take 0.05 to 0.1. None: train.lr /
+            (1 + train.lr * lam), which allows for the curvature of the proximal term.
         inner: Steps of the personal model per outer step (K in the paper), at least 1, all on one mini-batch; the paper
             takes 5.
         warm: Whether the personal model continues from the last inner steps, instead of starting from the shared one.
@@ -54,10 +64,10 @@ class PFedMe:
         uniform: Whether all sites have the same weight, as in the paper, instead of weights by number of cases.
     """
 
-    lam: float = 15.0
-    lr: float = 0.005
+    lam: float | None = None
+    lr: float | None = None
     outer: int = 20
-    inner_lr: float | None = 0.05
+    inner_lr: float | None = None
     inner: int = 5
     warm: bool = True
     beta: float = 1.0
@@ -82,10 +92,12 @@ class PFedMe:
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = own = got["model"]
+        lam, _ = self._strengths(site)
+        part = 1.0 if self.lr is None else self.lr * lam  # of the way from w_k to v
         for step in range(self.outer):
             start = own if self.warm else w
             own = self._inner_fit(start, w, site, step)
-            moved = tree.map(lambda w, v: w - self.lr * self.lam * (w - v), tree.trained(w), tree.trained(own))
+            moved = tree.map(lambda w, v: w - part * (w - v), tree.trained(w), tree.trained(own))
             w = {**moved, **tree.statistics(own)}
         return Payload(model=w, weight=1 if self.uniform else site.size), Payload(model=own)
 
@@ -100,5 +112,11 @@ class PFedMe:
 
     def _inner_fit(self, start: Tree, w: Tree, site: Site, minibatch: int | None = None) -> Tree:
         """Train the personal model, held near the shared one."""
-        objective = Objective(Tilt(anchor=w, weight=self.lam))
-        return site.fit(start, objective, Budget(self.inner_lr, steps=self.inner, minibatch=minibatch)).params
+        lam, rate = self._strengths(site)
+        objective = Objective(Tilt(anchor=w, weight=lam))
+        return site.fit(start, objective, Budget(rate, steps=self.inner, minibatch=minibatch)).params
+
+    def _strengths(self, site: Site) -> tuple[float, float]:
+        """Return (lam, inner_lr) at a site."""
+        lam = RATIO / site.lr if self.lam is None else self.lam
+        return lam, site.lr / (1 + site.lr * lam) if self.inner_lr is None else self.inner_lr

@@ -9,7 +9,7 @@ Paper: Hahn, Jeong and Lee, Connecting Low-Loss Subspace for Personalized Federa
 v_k is the twin. Every site draws its own initial values for it (with equal values they would never separate, since the
 gradient of cos^2 vanishes where w_k and v_k are parallel), and it never leaves the site. Model mixing draws one lam for
 all parameters, layer mixing one per layer. During the first ``after`` rounds there is no twin: lam = 0, and the round
-equals FedProx with 2 mu for its mu. The paper starts mixing after 0.4 to 0.6 of all rounds.
+equals FedProx with 2 mu for its mu. The authors' commands start mixing after 0.4 to 0.6 of all rounds.
 
 A site is served w(lam) of the received model and its twin, with the lam from ``choices`` that scores best on its
 validation cases (on its training cases if it has none); running statistics are re-estimated for each. A site without a
@@ -20,12 +20,12 @@ not be compared: the square and ``after`` are our reading.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.average import average
-from polysite.algorithms.base import INF, Kind, within
+from polysite.algorithms.base import INF, Kind, in_rounds, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Mix, Objective, Site, Tilt
@@ -45,9 +45,11 @@ class SuPerFed:
     """Federated averaging, and a second model (twin) per site that is mixed with the shared one.
 
     Args:
-        mu: Weight of |w_k - w|^2 (mu in the paper), at least 0; the mu of fedprox is twice this one.
-        nu: Weight of the squared cosine between model and twin (nu in the paper), at least 0.
-        after: Rounds before the twins; the paper starts them after 0.4 to 0.6 of all rounds.
+        mu: Weight of |w_k - w|^2 (mu in the paper), at least 0; the mu of fedprox is twice this one. 0.01 in the
+            authors' program.
+        nu: Weight of the squared cosine between model and twin (nu in the paper), at least 0; 2 in the authors'
+            program.
+        after: Rounds before the twins; below 1 a share of all rounds. The authors' commands take 0.4 to 0.6.
         by: Draw one mixing coefficient for the whole model, or one per layer.
         shared: Patterns of the parameters that have no twin.
         choices: Mixing coefficients to choose from when a site is served, each 0 to 1 (lambda in the paper).
@@ -55,7 +57,7 @@ class SuPerFed:
 
     mu: float = 0.01
     nu: float = 2.0
-    after: int = 12
+    after: float = 0.4
     by: Literal["model", "layer"] = "model"
     shared: tuple[str, ...] = ()
     choices: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -90,6 +92,10 @@ class SuPerFed:
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield self._best(got["model"], memory["twin"], site) if "twin" in memory else got["model"], cases
+
+    def scaled(self, rounds: int) -> "SuPerFed":
+        """Return the algorithm with ``after`` in rounds."""
+        return replace(self, after=in_rounds(self.after, rounds))
 
     def _mixed(self, params: Tree) -> Tree:
         """Return the parameters that have a twin."""

@@ -68,6 +68,11 @@ class Understudy:
     patches: int = 0  # trained on so far
 
     @property
+    def lr(self) -> float:
+        """A learning rate of 0.1, as a stand-in; it has no effect on effort or traffic."""
+        return 0.1
+
+    @property
     def fresh(self) -> Tree:
         """The initial parameters; a real site would return different ones."""
         return self.start

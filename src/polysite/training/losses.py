@@ -93,7 +93,7 @@ class ExtraLosses:
             z = seen[self.deepest[0]][0].flatten(2).mean(2)
             total = total + term.weight * contrast(z, near_z, far_z, term).mean()
         for each in self.divergences:
-            total = total + weight_of(each, truth) * divergence([seen[n] for n in self.encoders], truth, each.focus)
+            total = total + weight_of(each, truth) * divergence([seen[n] for n in self.encoders], truth, each)
         return logits, total
 
 
@@ -103,17 +103,17 @@ def contrast(z: torch.Tensor, near: torch.Tensor, far: torch.Tensor, term: Contr
     return -log_softmax(alike, 0)[0]
 
 
-def divergence(features: Sequence[Sequence[torch.Tensor]], truth: torch.Tensor, focus: float) -> torch.Tensor:
+def divergence(features: Sequence[Sequence[torch.Tensor]], truth: torch.Tensor, term: Divergence) -> torch.Tensor:
     """Return the variation of every class encoder's features over a batch, without the weight.
 
     Args:
         features: Feature maps of every class, each (case, feature, *space) at some size.
         truth: (case, class) or (case, class, *space).
-        focus: See ``polysite.site.Divergence``.
+        term: The loss; see ``polysite.site.Divergence``.
     """
     total = truth.new_zeros(())
     for mask, maps in zip(truth.unbind(1), features, strict=True):
-        spread = [(_focus(mask, f, focus) * f).std(0, correction=0).flatten(1).mean(1) for f in maps]
+        spread = [(_focus(mask, f, term) * f).std(0, correction=0).flatten(1).mean(1) for f in maps]
         total = total + torch.cat(spread).mean()
     return total
 
@@ -125,9 +125,10 @@ def weight_of(term: Divergence, truth: torch.Tensor) -> float:
     return CLASSIFYING if truth.ndim == 2 else SEGMENTING
 
 
-def _focus(mask: torch.Tensor, features: torch.Tensor, focus: float) -> torch.Tensor:
+def _focus(mask: torch.Tensor, features: torch.Tensor, term: Divergence) -> torch.Tensor:
     """Return the factors of the features: one per case in a classification, one per position in a segmentation."""
     if mask.ndim == 1:
-        return torch.exp(focus * (2 * mask - 1)).view(-1, *(1 for _ in features.shape[1:]))
+        return torch.exp(term.focus * (2 * mask - 1)).view(-1, *(1 for _ in features.shape[1:]))
     pool: Any = adaptive_avg_pool2d if mask.ndim == 3 else adaptive_avg_pool3d
-    return focus * torch.exp(-pool(mask[:, None], features.shape[2:]))
+    covered = pool(mask[:, None], features.shape[2:])
+    return term.focus * torch.exp(-(covered if term.edges == 1 else covered**term.edges))

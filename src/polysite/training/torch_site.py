@@ -221,6 +221,11 @@ class TorchSite:
         return len(self._splits["train"])
 
     @property
+    def lr(self) -> float:
+        """Learning rate, before its decay."""
+        return self.train.lr
+
+    @property
     def start(self) -> Tree:
         """Initial parameters of the phase."""
         return self._start
