@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from polysite import config, study
 from polysite.config import Study
@@ -36,7 +37,9 @@ OUTLIER = "island"
 
 def studies(base: Study) -> dict[str, Study]:
     """Return the studies of the three ways to train one federation."""
-    changes = {"local": {"algorithm": "local"}, "fedavg": {}, "centralised": {"run": {"pooled": True}}}
+    changes: dict[str, dict[str, Any]] = {
+        "local": {"algorithm": "local"}, "fedavg": {}, "centralised": {"run": {"pooled": True}},
+    }  # fmt: skip
     return {name: config.vary(base, {**changes[name], "train": {"lr": RATES[name]}}) for name in METHODS}
 
 
