@@ -39,9 +39,9 @@ def audit(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Attack the numbers that describe cases and may leave a hospital; models and updates are not attacked.
+    """Attack the numbers that describe cases.
 
-    Tries to rebuild scans from them and to match second scans with their patients.
+    Tries to rebuild scans from them and to match second scans with their patients. Models are not attacked.
     """
     study = study_of(config, override or [])
     from polysite import audit as audits
