@@ -4,7 +4,7 @@
 
     FOLDER/
         features.csv           site, case, then MODALITY_FEATURE; a feature that is undefined is an empty cell
-        outliers.csv           a row per feature of a case that is an outlier, see ``outliers``
+        outliers.csv           a row per feature that makes a case an outlier, see ``radiomics.outliers``
         sites/NAME/outliers.csv   the rows of one site, to be sent to it
         sites/NAME/figures/    scans of that site: typical ones of clusters, outliers, those named (--examples)
         clusters.csv           cluster, probability and two principal components of every case (--clusters)
@@ -51,7 +51,9 @@ from polysite.engines.run_folder import RunFolder, file_name, versions
 from polysite.errors import ConfigError, DataError, nearest
 from polysite.payload import SiteId
 from polysite.radiomics import NAMES, Settings, comparable, features
+from polysite.radiomics import outliers as far
 from polysite.radiomics.extraction import cores
+from polysite.radiomics.outliers import MIN_CASES
 from polysite.report import clusters as clusters_page
 from polysite.report.example_cases import Scan
 from polysite.report.figure_files import Picture, write_figures
@@ -65,9 +67,6 @@ Values = NDArray[np.float64]
 
 VERSION = 2  # of the extraction; a new version invalidates the cache
 PAPER = Settings(bin_width=0.09)  # Manthe et al. 2023, for z-scored brains; 0.15 on CC359
-MAX_WIDTHS = 100.0  # outliers lie farther outside the inner range than so many times its width
-MIN_CASES = 10  # for outliers
-ROUNDING = 1e-5  # smallest relative width of a range; less is rounding, as in the mean of z-scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +94,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A feature of a case that lies far outside the range of all cases."""
+    """A feature of a case that lies far outside the range of all cases, or far above that of any other case."""
 
     site: SiteId
     case: str
@@ -104,6 +103,7 @@ class Outlier:
     low: float
     high: float
     times: float  # distance from the range, in widths of the range
+    above: float  # magnitude, in units of the largest magnitude of any other case
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,20 +191,20 @@ def run(
         _pyarrow()  # fails before the work, if it is missing
     _check_names(study, named)
     table = extract(study, settings, label, jobs, watch)
-    far, groups = outliers(table), cluster(table, clusters, repeats) if clusters else None
+    extremes, groups = outliers(table), cluster(table, clusters, repeats) if clusters else None
     about = {
         "region": label or "brain",
         "settings": asdict(settings),
         "prepare": asdict(study.prepare),
         "seed": study.seed,
         "cases": {site: table.sites.count(site) for site in dict.fromkeys(table.sites)},
-        "outlying": {site: len({o.case for o in far if o.site == site}) for site in dict.fromkeys(table.sites)},
+        "outlying": {site: len({o.case for o in extremes if o.site == site}) for site in dict.fromkeys(table.sites)},
         "remarks": [*_remarks(table, label), *_sentences(groups.remarks if groups else ())],
         "perplexity": perplexity,
         "clusters": _plain(groups) if groups else None,
         "versions": versions(),
     }
-    done = Extracted(path, table, far, groups, about)
+    done = Extracted(path, table, extremes, groups, about)
     drawn = list(_examples(study, done, examples, named))
     with draft_folder(path, "table of radiomics") as draft:
         _publish(draft, done, parquet)
@@ -311,30 +311,16 @@ class _Extraction:
 
 
 def outliers(table: Table) -> tuple[Outlier, ...]:
-    """Return features that lie outside the range from the 2nd to the 98th percentile by more than 100 times its width.
-
-    Manthe et al. 2023, appendix E, found one volume by its FLAIR in this way. The percentiles are values of cases, the
-    2nd rounded up and the 98th down, so that the smallest and the largest value are always outside: interpolated
-    percentiles would let one extreme case among fifty widen the range. The width is at least the rounding error.
-    Features with fewer than ten defined values have no outliers.
-    """
-    extremes = []
-    sizes = {column: np.abs(values) for column, values in zip(table.columns, table.values.T, strict=True)}
-    for column, values in zip(table.columns, table.values.T, strict=True):
-        known = values[np.isfinite(values)]
-        if len(known) < MIN_CASES:
-            continue
-        low, high = np.percentile(known, 2, method="higher"), np.percentile(known, 98, method="lower")
-        # the mean of z-scores is zero up to rounding, so its scale is that of the z-scores
-        mean = column.endswith("_firstorder_Mean")
-        size = np.nanmedian(sizes[column.removesuffix("Mean") + "RootMeanSquared" if mean else column])
-        width = max(float(high - low), ROUNDING * float(size))
-        times = np.maximum(low - values, values - high) / width if width else np.zeros_like(values)
-        for i in np.flatnonzero(times > MAX_WIDTHS):
-            numbers = (float(x) for x in (values[i], low, high, times[i]))
-            extremes.append(Outlier(table.sites[i], table.cases[i], column, *numbers))
+    """Return the features that make cases outliers, as every site finds its own: see ``radiomics.outliers``."""
+    sites = {site: table.only(np.flatnonzero([s == site for s in table.sites])) for site in dict.fromkeys(table.sites)}
+    shared = far.share({site: own.values for site, own in sites.items()})
+    found = []
+    for site, own in sites.items():
+        for each in far.find(own.values, shared):
+            numbers = (each.value, each.low, each.high, each.times, each.above)
+            found.append(Outlier(site, own.cases[each.row], table.columns[each.column], *numbers))
     order = {at: n for n, at in enumerate(zip(table.sites, table.cases, strict=True))}
-    return tuple(sorted(extremes, key=lambda o: (order[o.site, o.case], -o.times)))
+    return tuple(sorted(found, key=lambda o: order[o.site, o.case]))
 
 
 def cluster(table: Table, settings: MixtureSettings = MixtureSettings(), repeats: int = 0) -> Clusters:
@@ -432,11 +418,15 @@ def tables(done: Extracted) -> list[Grid]:
     if done.outliers:
         lines = []
         for at in dict.fromkeys((o.site, o.case) for o in done.outliers):
-            far = [o for o in done.outliers if (o.site, o.case) == at]  # the farthest first
-            worst = (name(far[0].feature), number(far[0].value, ".4g"), name(f"{far[0].low:.4g} to {far[0].high:.4g}"))
-            lines.append(Line((name(at[0]), name(at[1]), number(len(far), "d"), *worst, number(far[0].times, ".4g"))))
-        head = ("site", "case", "features", "farthest", "value", "2-98 % of all cases", "widths outside")
-        note = "Farther outside the range of all cases than 100 times its width: check these scans."
+            own = [o for o in done.outliers if (o.site, o.case) == at]  # the farthest first
+            worst = (name(own[0].feature), number(own[0].value, ".4g"), name(f"{own[0].low:.4g} to {own[0].high:.4g}"))
+            apart = number(own[0].times, ".4g"), number(own[0].above, ".4g")
+            lines.append(Line((name(at[0]), name(at[1]), number(len(own), "d"), *worst, *apart)))
+        head = ("site", "case", "features", "farthest", "value", "2-98 % of all cases", "widths outside", "x any other")
+        note = (
+            "Farther outside the range of all cases than 100 times its width, or more than 100 times as large as in "
+            "any other case: check these scans."
+        )
         grids.append(Grid("outliers", "Outliers", head, tuple(lines), note))
     if done.clusters:
         shown = _shown(done.clusters)
@@ -472,7 +462,7 @@ def _publish(draft: Path, done: Extracted, parquet: bool) -> None:
     _write(draft / "features.csv", head, rows)
     if parquet:
         _parquet(draft / "features.parquet", table)
-    titles = ["site", "case", "feature", "value", "low", "high", "times"]
+    titles = ["site", "case", "feature", "value", "low", "high", "times", "above"]
     _write(draft / "outliers.csv", titles, [list(asdict(o).values()) for o in done.outliers])
     for site in dict.fromkeys(table.sites):
         own = draft / "sites" / file_name(site)

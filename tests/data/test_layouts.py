@@ -12,7 +12,8 @@ from PIL import Image
 
 from polysite.data import manifest
 from polysite.data.check import check
-from polysite.data.files import Files, channel
+from polysite.data.files import Files
+from polysite.data.files import channel as channel_of
 from polysite.data.layouts import LAYOUTS, scan
 from polysite.data.manifest import Row
 from polysite.errors import ConfigError, DataError
@@ -428,7 +429,7 @@ def test_probabilities_of_staple_are_cut_at_one_half(root):
     assert all(r.label.endswith("_ss.nii.gz") for r in scan(root).manifest.rows)
     multiple = root / "twos_staple.nii.gz"  # whole numbers stay what they are
     volume(multiple, 1, 2)
-    assert set(np.unique(channel(files.manifest, str(multiple), {}).array)) == {0, 1, 2}
+    assert set(np.unique(channel_of(files.manifest, str(multiple), {}).array)) == {0, 1, 2}
 
 
 def on_disk(found, name):

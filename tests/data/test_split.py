@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fets import write as write_fets
 from polysite.data.case import Case, CaseRef
 from polysite.data.federation import (
     ByLabelSize,
@@ -444,3 +445,24 @@ def test_groups_that_are_not_there_cannot_be_spread():
         Split(by_group=True).check({"s": hospital(4)})
     with pytest.raises(ConfigError, match="contradict"):
         Split(folds=5, file="split.csv")
+
+
+@pytest.mark.parametrize("folds", ["folds", "folds_limited"])
+def test_a_part_of_fets_2022_keeps_its_sites_and_folds(shared, tmp_path, folds):
+    """The drawn scans that whole benchmarks are tested with."""
+    root = write_fets(tmp_path / "fets", shared, share=0.01)
+    files = Files(str(root))
+    assert files.label_names == ("WT", "TC", "ET") and list(files.manifest.sites) == [f"{k:02d}" for k in range(1, 24)]
+    sites, tested = files.case_refs(0), Counter()
+    for fold in range(5):
+        split = Split(file=str(root / folds / "partitioning_1_test_fold_{fold}.csv"), folds=5, fold=fold)
+        split.check(sites)
+        found = split.apply(sites, 0)
+        assert len(found) == (23 if folds == "folds" else 18)
+        assert all(each[k] for each in found.values() for k in ("train", "validation", "test"))
+        tested.update(n for each in found.values() for n in names(each["test"]))
+    assert sum(times > 1 for times in tested.values()) == 2 and len(tested) < 150
+    case = found["01"]["test"][0].open()
+    whole, core, enhancing = case.label.sum((1, 2, 3))
+    assert case.image.shape == (4, 16, 16, 16) and whole > core > enhancing > 0
+    assert not case.label[:, ~(case.image > 0).all(0)].any()

@@ -1,0 +1,102 @@
+"""Outlying cases: what sites share equals what a pooled table would give, and both readings of the paper."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polysite.radiomics import NAMES
+from polysite.radiomics.outliers import counted, find, share
+
+COLUMN = NAMES.index("glcm_ClusterProminence")
+
+
+def table(cases=30, seed=0):
+    return np.random.default_rng(seed).uniform(1, 2, (cases, len(NAMES)))
+
+
+def dealt(values, sites=4):
+    """The rows at several sites, of which one has a single case."""
+    cuts = [0, *np.linspace(1, len(values), sites).astype(int).tolist()]
+    return {f"s{k}": values[a:b] for k, (a, b) in enumerate(pairwise(cuts))}
+
+
+def outlying(values, sites=4):
+    held = dealt(values, sites)
+    shared = share(held)
+    return {(site, e.row, e.column): e for site, own in held.items() for e in find(own, shared)}
+
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=64)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(NUMBERS, min_size=4, max_size=40), st.integers(2, 5))
+def test_shared_numbers_are_those_of_the_pooled_table_to_the_last_bit(numbers, sites):
+    values = np.array(numbers)[:, None] * np.ones(len(NAMES))
+    values[0, 5] = np.nan
+    found = share(dealt(values, sites))
+    assert found.cases[5] == len(values) - 1 and found.cases[6] == len(values)
+    for column in (5, 6):
+        own = values[np.isfinite(values[:, column]), column]
+        size = np.sort(np.abs(own))
+        assert found.low[column] == np.percentile(own, 2, method="higher")
+        assert found.high[column] == np.percentile(own, 98, method="lower")
+        assert found.second[column] == size[-2] and found.size[column] == size[(len(size) - 1) // 2]
+
+
+def test_a_site_answers_with_counts_alone():
+    values = table(7)
+    first = counted(values, np.zeros(len(NAMES), np.uint64), 0)
+    assert first.shape == (len(NAMES), 256) and first.dtype == np.int64 and (first.sum(1) == 7).all()
+
+
+def test_a_feature_that_no_case_has_is_nobodys_outlier():
+    values = table()
+    values[:, COLUMN] = np.nan
+    assert not outlying(values) and np.isnan(share(dealt(values)).low[COLUMN])
+
+
+@pytest.mark.parametrize(("value", "found"), [(250.0, True), (150.0, False), (-250.0, True)])
+def test_above_any_other_volume(value, found):
+    """Values spread over a wide range, so that only the first reading sees a larger one."""
+    values = table()
+    values[:, COLUMN] = np.linspace(-2, 2, 30)
+    values[17, COLUMN] = value
+    extremes = outlying(values).values()
+    assert [e.column for e in extremes] == [COLUMN] * found
+    for e in extremes:
+        assert e.above == pytest.approx(250 / 2) and e.times < 100
+
+
+def test_outside_the_range_of_all():
+    """Values close together, far from zero: the second reading sees what the first cannot."""
+    values = table()
+    values[:, COLUMN] = np.linspace(1000, 1001, 30)
+    values[17, COLUMN] = 1150
+    (extreme,) = outlying(values).values()
+    low, high = np.sort(values[:, COLUMN])[[1, 28]]
+    assert extreme.times == pytest.approx((1150 - high) / (high - low)) and extreme.above < 2
+    assert (extreme.low, extreme.high, extreme.value) == (low, high, 1150)
+
+
+def test_two_outliers_of_one_kind_hide_from_the_first_reading_alone():
+    values = table(60)
+    values[[4, 40], COLUMN] = 5000
+    assert {key[2] for key in outlying(values)} == {COLUMN} and len(outlying(values)) == 2
+    assert all(e.above == 1 and e.times > 100 for e in outlying(values).values())
+
+
+def test_few_cases_have_no_outliers():
+    values = table(9)
+    values[3, COLUMN] = 1e9
+    assert not outlying(values)
+
+
+def test_where_cases_lie_does_not_matter():
+    values = table()
+    values[17, COLUMN] = 1e6
+    found = [[(e.value, e.times, e.above) for e in outlying(values, sites).values()] for sites in (2, 3, 5)]
+    assert found[0] == found[1] == found[2] and len(found[0]) == 1
