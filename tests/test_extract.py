@@ -397,6 +397,8 @@ def test_the_command(scans, tmp_path, capsys, monkeypatch):
     assert "out/features.csv" in said and (tmp_path / "out" / "index.html").exists()
     printed = json.loads(call("--json", "--bin-count", "32").out)
     assert printed["settings"]["bin_count"] == 32 and (Path(printed["radiomics"]) / "features.csv").exists()
+    printed = json.loads(call("--json", "--bin-width", "0.15", "--bin-range", "-1.01", "10.81").out)
+    assert printed["settings"]["bin_range"] == [-1.01, 10.81]
     assert call("--quiet").out == ""
     assert "--clusters two" in call("--clusters", "two").err
     assert "exists already" in call("--out", "out").err

@@ -183,8 +183,10 @@ def test_what_cfft_cannot_do_is_refused_before_anything_is_trained(tmp_path):
     last = {"algorithm": {"name": "cfft", "rounds": 1}, "run": {"rounds": 60}}
     with pytest.raises(ConfigError, match="nothing comes after cfft"):
         replace(TWO, then=(last, PHASES[1]))
-    with pytest.raises(ConfigError, match=r"needs prepare\.normalise = 'nonzero'"):
-        replace(TWO, prepare=ps.Prepare(normalise="all"), then=(last,))
+    with pytest.raises(ConfigError, match=r"needs prepare\.normalise = 'nonzero', 'padded' or 'all'"):
+        replace(TWO, prepare=ps.Prepare(normalise="none"), then=(last,))
+    for how in ("all", "padded"):
+        replace(TWO, prepare=ps.Prepare(normalise=how), then=(last,))
     with pytest.raises(ConfigError, match="cfft wants 10 clusters, and the sites have 9 cases in all to fit them to"):
         ps.train(replace(TWO, then=(last,)), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"write \[\[then\]\], with two brackets"):
