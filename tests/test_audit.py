@@ -19,12 +19,14 @@ from polysite.config import Study
 from polysite.data.case import Case, CaseRef
 from polysite.data.phantom import Hospital
 from polysite.data.sources import Phantom, PhantomClasses
-from polysite.errors import RunError
+from polysite.errors import ConfigError, RunError
 from polysite.heterogeneity.exchange import directions
 from polysite.models import MODELS
 from polysite.report import audit_page
 from polysite.report.audit_page import Finding, Ratio
-from polysite.training.attack import Scans, Settings, attack, average, errors, hospital, matched, shrunk
+from polysite.training import decoders
+from polysite.training.attack import Scans, Settings, attack, average, errors, hospital, matched, settings_of, shrunk
+from polysite.training.decoders import residual
 from polysite.training.settings import Train
 
 CPU = torch.device("cpu")
@@ -205,6 +207,7 @@ def test_tables_mark_the_chosen_attack_and_say_what_chance_is():
 def test_words_are_letters_never_markup(tmp_path):
     cases = {"train": 30, "validation": 10, "test": 10}
     about = {"cases": cases, "modalities": ["<i>t1"], "noise": 0.1, "gain": 0.1, "side": 16, "epochs": 1, "restarts": 1}
+    about["decoder"] = "small"
     views = [audit_page.View("$x_1$ <b>", {"scan": np.eye(16), "average": np.zeros((16, 16))})]
     more = {"config": "<script>", "versions": {"polysite": "0"}}
     page = audit_page.write(tmp_path, [replace(finding(), leaves="<script>")], views, {**about, **more})
@@ -218,6 +221,58 @@ def test_the_summary_names_the_worst():
     assert "on the embedding, removes 50 %" in audit_page.summary([weak, strong])
     assert "From none of these" in audit_page.summary([finding()])
     assert "None of them matched second scans" in audit_page.summary([weak])
+
+
+def test_the_papers_decoder_has_the_papers_layers_and_size():
+    net = residual(93, (1, 128, 128, 128))
+    assert sum(p.numel() for p in net.parameters()) == 19_262_817  # 19.3 million
+    kinds = [type(layer).__name__ for layer in net]
+    assert kinds == ["Linear", "Unflatten", "BatchNorm3d", "LeakyReLU", *6 * ["Block"], *kinds[-4:]]
+    assert kinds[-4:] == ["Conv3d", "BatchNorm3d", "LeakyReLU", "Conv3d"]
+    assert net[0].out_features == 4096 and net[1].unflattened_size == (512, 2, 2, 2)
+    assert {m.negative_slope for m in net.modules() if isinstance(m, torch.nn.LeakyReLU)} == {0.2}
+    x, shapes = net[:4](torch.randn(2, 93)), []
+    for block in list(net[4:10])[:3]:
+        x = block(x)
+        shapes.append(tuple(x.shape[1:]))
+    assert shapes == [(256, 4, 4, 4), (128, 8, 8, 8), (64, 16, 16, 16)]
+    assert residual(5, (2, 16, 16))(torch.randn(3, 5)).shape == (3, 2, 16, 16)  # flat images, too
+
+
+def test_the_settings_of_the_papers_decoder():
+    paper = settings_of("paper")
+    assert (paper.side, paper.epochs, paper.batch, paper.rate, paper.restarts) == (128, 300, 2, 1e-4, 1)
+    assert settings_of("paper", rate=1e-5, side=None).rate == 1e-5 and settings_of("small") == Settings()
+    with pytest.raises(ConfigError, match="take 16, 32, 64 or 128"):
+        settings_of("paper", side=48)
+    with pytest.raises(ConfigError, match=r"--decoder papre: .*paper"):
+        settings_of("papre")
+
+
+def test_the_papers_decoder_learns_and_its_best_epoch_counts(monkeypatch):
+    """It rebuilds whole volumes, so that what is outside counts in its loss; it is judged like the small one."""
+    monkeypatch.setattr(decoders, "WIDEST", 32)
+    rng = np.random.default_rng(0)
+    bright = rng.uniform(-1, 1, 60)
+    volumes = np.broadcast_to(bright[:, None, None, None], (60, 1, 16, 16)).astype(np.float32)
+    settings = replace(settings_of("paper", side=16, epochs=6, rate=1e-3), batch=8)
+    found = attacked(bright[:, None], volumes, np.ones((60, 1, 16, 16), np.float32), settings)
+    (curve,) = found.curves
+    assert len(curve.training) == len(curve.validation) == 6  # without patience
+    assert curve.training[-1] < 0.5 * curve.training[0] and min(curve.validation) < 0.5 * curve.validation[0]
+    assert ratio(found, "network") < 0.5
+
+
+def test_loss_curves_of_all_restarts_are_kept():
+    spots, volumes, inside = heads()
+    found = attacked(spots, volumes, inside, Settings(side=16, epochs=3, restarts=2))
+    assert [len(c.validation) for c in found.curves] == [3, 3]
+    assert all(0 < v < 10 for c in found.curves for v in (*c.training, *c.validation))
+    text = audit_page.curves_csv([replace(finding(), curves=found.curves)]).splitlines()
+    assert text[0] == "kind,decoder,epoch,training,validation" and len(text) == 7
+    assert text[4].startswith("radiomics,2,1,") and float(text[4].split(",")[4]) == pytest.approx(
+        found.curves[1].validation[0], rel=1e-5
+    )
 
 
 @pytest.fixture
@@ -238,11 +293,27 @@ def polysite(capsys, monkeypatch, tmp_path):
     return call
 
 
+def test_the_papers_attack_from_the_command_line(polysite, tmp_path, monkeypatch):
+    """On the features of the modality that it rebuilds, with its losses as a figure and as numbers."""
+    monkeypatch.setattr(decoders, "WIDEST", 16)
+    words = ("--decoder", "paper", "--side", 16, "--epochs", 2, "--modality", "t2", "--no-scans", "--out", "found")
+    code, _, err = polysite("tiny.toml", *words)
+    assert code == 0, err
+    saved = json.loads((tmp_path / "found" / "audit.json").read_text())
+    (only,) = saved["findings"]
+    assert (only["kind"], only["numbers"], saved["about"]["modalities"]) == ("modality", 93, ["t2"])
+    assert saved["about"]["rate"] == 1e-4 and len(only["curves"][0]["validation"]) == 2
+    assert {"curves.svg", "curves.png"} <= {p.name for p in (tmp_path / "found" / "figures").iterdir()}
+    assert len((tmp_path / "found" / "curves.csv").read_text().splitlines()) == 3
+    text = (tmp_path / "found" / "index.html").read_text(encoding="utf-8")
+    assert "Loss curves" in text and "1 decoder of appendix F" in text and "whole volumes" in text
+
+
 def test_an_audit_from_the_command_line(polysite, tmp_path):
     code, out, err = polysite("tiny.toml", "--side", 16, "--epochs", 2, "--restarts", 1, "--out", "found")
     assert code == 0, err
     assert "372" in out and "not a proof of privacy" in out and "found/index.html" in out
-    assert {p.name for p in (tmp_path / "found").iterdir()} == {"index.html", "audit.json", "figures"}
+    assert {p.name for p in (tmp_path / "found").iterdir()} == {"index.html", "audit.json", "curves.csv", "figures"}
     saved = json.loads((tmp_path / "found" / "audit.json").read_text())
     sizes = {f["kind"]: f["numbers"] for f in saved["findings"]}
     assert sizes.pop("components") <= 30
@@ -368,5 +439,5 @@ def test_flat_images_of_a_classification(tmp_path):
     data = PhantomClasses((24, 24, 24), sites={"a": Hospital(10, healthy=0.5), "b": Hospital(10, healthy=0.4)})
     study = Study(data=data, model=MODELS["densenet_small"], train=Train(patch=(16, 16), window=(16, 16), device="cpu"))
     done = audit(study, out=tmp_path / "found", settings=replace(QUICK, epochs=1))
-    assert {f.kind for f in done.findings} == set(audits.KINDS)
+    assert {f.kind for f in done.findings} == set(audits.OF["all"]) == set(audits.KINDS) - {"modality"}
     assert done.findings[0].numbers == 372 and (done.folder / "figures" / "pictures.svg").exists()

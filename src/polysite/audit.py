@@ -5,6 +5,7 @@
     FOLDER/
         index.html    results, in plain words first
         audit.json    every number
+        curves.csv    losses of every decoder after each epoch
         figures/      as SVG and PNG
 
 A study sends most of these numbers as sums and sorted lists over many cases. The attack knows those of every single
@@ -39,6 +40,7 @@ from polysite.engines.run_folder import RunFolder, versions
 from polysite.errors import ConfigError, DataError, nearest
 from polysite.models.encoders import Embedder
 from polysite.payload import Payload
+from polysite.radiomics import NAMES
 from polysite.report import audit_page
 from polysite.report.audit_page import Finding, Ratio, View
 from polysite.report.preview import axes_of, turned
@@ -53,12 +55,15 @@ KINDS = {
     "embedding": "embedding of an assessment",
     "directions": "embedding of an assessment along its random directions",
     "quantities": "largest intensities and label amounts of an assessment",
+    "modality": "radiomic features of the rebuilt modality",
 }
+RADIOMICS = ("radiomics", "components", "modality")
 OF = {
     "radiomics": ("radiomics", "components"),
     "embedding": ("embedding",),
     "quantiles": ("directions", "quantities"),
-    "all": tuple(KINDS),
+    "modality": ("modality",),
+    "all": tuple(kind for kind in KINDS if kind != "modality"),
 }
 MIN_CASES = {"train": 8, "validation": 2, "test": 2}
 NOISE, GAIN = 0.1, 0.1  # of a second scan: noise relative to the standard deviation; largest change of the signal
@@ -90,7 +95,7 @@ class Audit:
 
 def audit(
     study: Study,
-    what: str = "all",
+    what: str = "",
     out: Path | str | None = None,
     *,
     settings: Settings = Settings(),
@@ -102,13 +107,15 @@ def audit(
 
     Args:
         study: The study.
-        what: Numbers to attack: radiomics, embedding, quantiles or all.
+        what: Numbers to attack: radiomics, embedding, quantiles, all, or modality (the radiomics of the modality that
+            is rebuilt); by default all, and modality with the paper's decoder.
         out: The folder; a new one below audits/ by default.
         settings: Settings of the attack.
         modality: The modality to rebuild, or ``all``; the first by default.
         scans: Show three test cases on the page.
         watch: Observer of the progress.
     """
+    what = what or ("modality" if settings.decoder == "paper" else "all")
     target, kinds, channels = _target(out), _kinds(study, what), _channels(study, modality)
     dealt = _each(studies.deal_cases(study), _kept)
     listed, done = _listed(dealt), count(1)
@@ -119,7 +126,7 @@ def audit(
 
     volumes, inside, axes = _volumes(study, listed, channels, settings.side)
     rows = _rows(listed, volumes, [study.data.modality_names[k] for k in channels])
-    seen, again = _first_and_second(study, dealt, kinds, step)
+    seen, again = _first_and_second(study, dealt, kinds, channels, step)
     learn, probe = ([k for k, (_, split, _) in enumerate(listed) if (split == "train") is own] for own in (True, False))
     sites, outcomes, findings = tuple(site for site, _, _ in listed), {}, []
     for kind in kinds:
@@ -246,28 +253,30 @@ def _counts(rows: Rows) -> dict[str, int]:
 
 
 def _first_and_second(
-    study: Study, dealt: Dealt, kinds: Sequence[str], step: Callable[[str], None]
+    study: Study, dealt: Dealt, kinds: Sequence[str], channels: Sequence[int], step: Callable[[str], None]
 ) -> tuple[Vectors, Vectors]:
     """Return the numbers of every case and of its second scan; radiomics scaled as in a cfft phase."""
     seen = _vectors(study, dealt, kinds, step)
     again = _vectors(study, _each(dealt, lambda p: rescanned(p, study.seed)), kinds, step)
-    if "radiomics" in kinds:
+    if any(kind in RADIOMICS for kind in kinds):
         train = [k for k, (_, split, _) in enumerate(_listed(dealt)) if split == "train"]
         one = mixture.Settings(components=1, dimensions=_tuning(study)[0].dimensions)
         fitted = mixture_of(pooled(seen["radiomics"][train], one))
         for vectors in (seen, again):
             vectors["components"] = fitted.transform(vectors["radiomics"])
             vectors["radiomics"] = mixture.scaled(vectors["radiomics"], fitted.low, fitted.high)
+            own = [len(NAMES) * channel + k for channel in channels for k in range(len(NAMES))]
+            vectors["modality"] = vectors["radiomics"][:, own]
     return seen, again
 
 
 def _vectors(study: Study, dealt: Dealt, kinds: Sequence[str], step: Callable[[str], None]) -> Vectors:
     """Return the numbers of every case; radiomics as they are extracted."""
     listed, vectors = _listed(dealt), {}
-    if "radiomics" in kinds:
+    if any(kind in RADIOMICS for kind in kinds):
         sites, width = studies.build_sites(study, dealt), _tuning(study)[0].bin_width
         vectors["radiomics"] = np.concatenate([sites[site].radiomics([case.name], width) for site, _, case in listed])
-    asked = [k for k in kinds if k not in OF["radiomics"]]
+    asked = [k for k in kinds if k not in RADIOMICS]
     seeing = any(k != "quantities" for k in asked)
     embedder = Embedder(study.encoder, device_of(study.train.device)) if seeing else None
     replies = []
@@ -293,7 +302,7 @@ def _reply(study: Study, case: CaseRef, embedder: Embedder | None) -> Vectors:
 def _leaves(kind: str, study: Study) -> str:
     """Describe which part of the numbers leaves a hospital."""
     fewest, levels = study.assess.fewest, study.assess.levels
-    if kind in OF["radiomics"]:
+    if kind in RADIOMICS:
         tuning, own = _tuning(study)
         whole = "the features of every case once, as its fit is pooled"
         few = tuning.fewest < 2
@@ -323,7 +332,7 @@ def _finding(kind: str, study: Study, outcome: Outcome, shape: tuple[int, ...], 
     ratios = {name: Ratio.of(e, average) for name, e in outcome.errors.items() if name != "average"}
     return Finding(
         kind, KINDS[kind], shape[1], _leaves(kind, study), ratios, outcome.chosen, len(average), outcome.coefficients,
-        outcome.weights, int(hits.sum()), len(hits), shape[0],
+        outcome.weights, int(hits.sum()), len(hits), shape[0], outcome.curves,
     )  # fmt: skip
 
 
@@ -380,4 +389,5 @@ def _publish(
     numbers = {"summary": summary, "findings": [f.plain() for f in findings], "test": cases, "about": about}
     with draft_folder(path, "audit") as draft:
         (draft / "audit.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        (draft / "curves.csv").write_text(audit_page.curves_csv(findings), encoding="utf-8")
         audit_page.write(draft, findings, views, about)

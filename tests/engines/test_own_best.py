@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import table
 from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.ditto import Ditto
@@ -249,3 +250,18 @@ def test_a_site_that_changes_its_cluster_starts_again():
     assert {i: (own.round, own.score) for i, own in after.items()} == {
         "a": (1, pytest.approx(0.2)), "b": (1, pytest.approx(0.2)), "c": (1, 0.2)
     }  # fmt: skip
+
+
+@table.every
+def test_every_algorithm_ends_with_own_best_rounds_after_another(algorithm, tmp_path):
+    """What each site is served is the model of the round that is told, and that of no later round."""
+    rounds = 12 if hasattr(algorithm, "is_finished") else 4
+    parts = ((FedAvg(), Plan(rounds=2)), (algorithm, Plan(rounds=rounds, best="own")))
+    made = [Phase(a, Simulator(a, table.sites()), plan) for a, plan in parts]
+    folder = RunFolder.create(tmp_path / "run", "", 0)
+    result = run_phases(made, table.START, 0, folder)
+    assert set(result.best_rounds) == set("abcd") and all(1 <= r < result.rounds for r in result.best_rounds.values())
+    assert result.best_rounds == {i: r for i, r in folder.own_rounds().items() if i != STRANGER}
+    again = [Phase(a, Simulator(a, table.sites()), plan) for a, plan in parts]
+    found = find_models(folder, again, result, tuple("abcd"))
+    assert found.phase.transport.score(found.round, found.payloads(tuple("abcd")), "validation") == result.validation

@@ -1,4 +1,4 @@
-"""The command that attacks the numbers that leave a hospital."""
+"""The command that attacks the numbers that describe cases."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,28 +13,41 @@ def audit(
     config: Config = None,
     override: Override = None,
     what: Annotated[
-        str, typer.Option(metavar="KIND", help="Numbers to attack: radiomics, embedding, quantiles or all.")
-    ] = "all",
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="Numbers to attack: radiomics, embedding, quantiles, modality (radiomics of the rebuilt modality) or "
+            "all; all by default, modality with --decoder paper.",
+            show_default=False,
+        ),
+    ] = "",
     modality: Annotated[
         str, typer.Option(metavar="NAME", help="Modality to rebuild, or all; the first by default.", show_default=False)
     ] = "",
-    side: Annotated[int, typer.Option(help="Side of the rebuilt scans in voxels: 32 or 48.")] = 32,
-    epochs: Annotated[int, typer.Option(help="Maximum number of epochs of a decoder.")] = 60,
-    restarts: Annotated[int, typer.Option(help="Number of decoders; the best on validation cases counts.")] = 3,
+    decoder: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="small, or paper: that of Manthe et al. 2023, with 128 voxels a side."),
+    ] = "small",
+    side: Annotated[int | None, typer.Option(help="Side of the rebuilt scans in voxels; 32, with paper 128.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Most epochs of a decoder; 60, with paper 300.")] = None,
+    restarts: Annotated[
+        int | None, typer.Option(help="Decoders, of which the best on validation cases counts; 3, with paper 1.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Learning rate of a decoder; 0.002, with paper 0.0001.")] = None,
     scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Show slices of patients on the page.")] = (True),
     out: Annotated[Path | None, typer.Option(help="New folder to write; one below audits/ by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Attack the numbers that leave a hospital.
+    """Attack the numbers that describe cases and may leave a hospital; models and updates are not attacked.
 
     Tries to rebuild scans from them and to match second scans with their patients.
     """
     study = study_of(config, override or [])
     from polysite import audit as audits
-    from polysite.training.attack import Settings
+    from polysite.training.attack import settings_of
 
-    settings = Settings(side=side, epochs=epochs, restarts=restarts)
+    settings = settings_of(decoder, side=side, epochs=epochs, restarts=restarts, rate=rate)
     with watching(quiet or as_json, False) as watch:
         done = audits.audit(study, what, out, settings=settings, modality=modality, scans=scans, watch=watch)
     if as_json:

@@ -14,6 +14,7 @@ from polysite.report import assess_figures
 from polysite.report.figures import COLOURS
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.page import Folded, Picture, Section, layout
+from polysite.training.attack import Curve
 
 TITLE = "What an attacker can learn from the numbers that describe a case"
 BESIDE = {
@@ -69,6 +70,7 @@ class Finding:
     found: int  # second scans that were matched with their patient
     probes: int  # number of second scans
     gallery: int  # number of first scans
+    curves: tuple[Curve, ...] = ()  # losses of the decoders
 
     @property
     def attack(self) -> Ratio:
@@ -248,9 +250,19 @@ def _sections(
             "without them."
         )
         yield Section("look", "Rebuilt scans", (Picture("", svg, note),))
+    if any(f.curves for f in findings):
+        drawn = assess_figures.save(
+            _curves(findings), folder, "curves", "Training and validation losses of the decoders"
+        )
+        what = "whole volumes" if about["decoder"] == "paper" else "voxels inside the head"
+        note = (
+            f"Mean squared error of {what} after each epoch: training cases (dashed) and validation cases (solid), a "
+            "pair of lines per decoder. The dot is the epoch that counts. The numbers are in curves.csv."
+        )
+        yield Section("curves", "Loss curves", (Picture("", drawn, note),))
     yield Section("how", "How the attack works", tuple(_method(findings, about)))
     versions = "\n".join(f"{k}: {v}" for k, v in about["versions"].items())
-    where = "Every number is in audit.json, every figure in figures/, as SVG and PNG."
+    where = "Every number is in audit.json, the losses in curves.csv, every figure in figures/, as SVG and PNG."
     blocks = (where, Folded("Configuration", about["config"]), Folded("Versions", versions))
     yield Section("made", "Configuration and versions", blocks)
 
@@ -260,7 +272,7 @@ def _method(findings: Sequence[Finding], about: Mapping[str, Any]) -> Iterator[s
     millions = " to ".join(dict.fromkeys(f"{n / 1e6:.1f}" for n in (sizes[0], sizes[-1])))
     yield (
         "The attacker knows more than a real one would: numbers and scans of all training cases of all hospitals, and "
-        f"the numbers of the other cases. It trains {about['restarts']} decoders with {millions} million weights, for "
+        f"the numbers of the other cases. It trains {_decoders(about)} with {millions} million weights, for "
         f"at most {about['epochs']} epochs, and a linear map, from the numbers to the scans "
         f"({' and '.join(about['modalities'])}, prepared as for training, then downsampled). Stopping and the choice "
         "of the attack use the validation cases; the errors are those of the test cases."
@@ -277,6 +289,45 @@ def _method(findings: Sequence[Finding], about: Mapping[str, Any]) -> Iterator[s
         f"compared with those of the first scans of all {first.gallery}. Which numbers are stable between scans is "
         "learned from the training cases."
     )
+
+
+def _decoders(about: Mapping[str, Any]) -> str:
+    kind = "of appendix F of Manthe et al. 2023 " if about["decoder"] == "paper" else ""
+    count = about["restarts"]
+    return f"{count} decoder{'' if count == 1 else 's'} {kind}".strip()
+
+
+def curves_csv(findings: Sequence[Finding]) -> str:
+    """Return the losses of all decoders as CSV, a line per epoch."""
+    lines = ["kind,decoder,epoch,training,validation"]
+    for f in findings:
+        for k, curve in enumerate(f.curves, start=1):
+            both = zip(curve.training, curve.validation, strict=True)
+            lines += [f"{f.kind},{k},{epoch},{a:.6g},{b:.6g}" for epoch, (a, b) in enumerate(both, start=1)]
+    return "\n".join(lines) + "\n"
+
+
+def _curves(findings: Sequence[Finding]) -> Figure:
+    """Draw the losses of all decoders, a panel per kind of numbers."""
+    shown = [f for f in findings if f.curves]
+    columns = min(len(shown), 3)
+    rows = -(-len(shown) // columns)
+    figure = Figure((2.6 * columns + 0.6, 2.2 * rows + 0.2), layout="constrained")
+    for place, f in enumerate(shown, start=1):
+        axes = figure.add_subplot(rows, columns, place)
+        for curve in f.curves:
+            epochs = range(1, len(curve.validation) + 1)
+            axes.plot(epochs, curve.training, "--", color=COLOURS[1], lw=1)
+            axes.plot(epochs, curve.validation, "-", color=COLOURS[0], lw=1)
+        best = min(f.curves, key=lambda c: min(c.validation))
+        epoch = int(np.argmin(best.validation))
+        axes.plot([epoch + 1], [best.validation[epoch]], "o", color=COLOURS[0], ms=5)
+        axes.set_title(f.kind, fontsize=9)
+        axes.set_xlabel("epoch", fontsize=8)
+        axes.set_ylabel("loss", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def _dots(findings: Sequence[Finding]) -> Figure:

@@ -6,7 +6,8 @@ The attacker is stronger than a real one: it has the pairs of vector and volume 
 best attempt on the validation cases, and is scored on the test cases, with their vectors alone.
 
     error of a guess   mean over the voxels inside the head, and over modalities, of (guess - volume)^2
-    network            mean volume + decoder(vector): a linear layer, then transposed convolutions, as in the paper
+    network            mean volume + decoder(vector), trained by the error inside the head; with the paper's decoder,
+                       decoder(vector) alone, trained by the error of the whole volume (``decoders.py``)
     linear             mean volume + W vector, by ridge regression: with few cases often the stronger of the two
 
     average            no attack: the mean volume of the training cases, the reference for all others
@@ -16,18 +17,19 @@ best attempt on the validation cases, and is scored on the test cases, with thei
                        training volumes, as many as the vector has numbers (and the training cases allow)
 """
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import interpolate
 
-from polysite.errors import ConfigError
+from polysite.errors import ConfigError, nearest
+from polysite.training import decoders
 
-CHANNELS = (64, 32, 16)  # of the decoder, from an eighth of the side to half of it
 STRENGTHS = 10.0 ** np.arange(-3, 4)  # of the ridge penalty, in mean squared lengths of a vector
 CLIP = 5.0  # standard deviations
 MIN_VARIATION = 0.01  # of a number's deviation between patients: least deviation between scans of one patient
@@ -38,6 +40,7 @@ class Settings:
     """Effort of the attacker.
 
     Args:
+        decoder: The small decoder of this project, or the paper's (see ``PAPER`` for its other settings).
         side: Voxels of a side of the volumes to reconstruct.
         epochs: Largest number of epochs of a decoder.
         patience: Epochs without progress on the validation cases that end the training of a decoder.
@@ -47,6 +50,7 @@ class Settings:
         dropout: Dropout rate of a decoder.
     """
 
+    decoder: Literal["small", "paper"] = "small"
     side: int = 32
     epochs: int = 60
     patience: int = 10
@@ -58,9 +62,37 @@ class Settings:
     def __post_init__(self) -> None:
         if self.side % 8 or not 16 <= self.side <= 128:
             raise ConfigError(f"side = {self.side}: a multiple of 8 from 16 to 128, such as 32 or 48")
+        if self.decoder == "paper" and self.side & (self.side - 1):
+            raise ConfigError(f"side = {self.side}: the paper's decoder doubles its sides, so take 16, 32, 64 or 128")
+        if not self.rate > 0:
+            raise ConfigError(f"rate = {self.rate} must be more than 0")
         for name in ("epochs", "patience", "restarts", "batch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
+
+
+PAPER = Settings("paper", side=128, epochs=300, patience=300, restarts=1, rate=1e-4, batch=2, dropout=0.0)
+"""Settings of the paper's attack, by its text; its authors' program has a learning rate of 1e-5."""
+DECODERS: Mapping[str, Settings] = {"small": Settings(), "paper": PAPER}
+
+
+def settings_of(decoder: str, **changes: Any) -> Settings:
+    """Return the settings of a decoder, with those changes that are not None.
+
+    >>> settings_of("paper", side=64, epochs=None).side
+    64
+    """
+    if decoder not in DECODERS:
+        raise ConfigError(f"--decoder {decoder}: {nearest(decoder, DECODERS)}")
+    return replace(DECODERS[decoder], **{k: v for k, v in changes.items() if v is not None})
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Losses of one decoder after each epoch: mean squared errors of the training and of the validation cases."""
+
+    training: tuple[float, ...]
+    validation: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +119,7 @@ class Outcome:
     chosen: str  # the best attack on the validation cases
     weights: int  # number of weights of a decoder
     coefficients: int  # number of coefficients of a compressed scan
+    curves: tuple[Curve, ...] = ()  # of every decoder that was trained
 
 
 def shrunk(image: np.ndarray, inside: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,7 +140,7 @@ def attack(
     mean = average(train)
     known = [_standardised(train.vectors, s.vectors) for s in (train, validation, test)]
     coefficients = min(test.vectors.shape[1], len(train.sites) - 1)
-    decoded, decoded_error, weights = _network(train, validation, known, mean, settings, seed, device)
+    decoded, decoded_error, weights, curves = _network(train, validation, known, mean, settings, seed, device)
     linear, linear_error = _linear(train, validation, known, mean)
     rebuilt = {
         "network": decoded,
@@ -118,7 +151,8 @@ def attack(
         "compressed": _compressed(train, test, mean, coefficients),
     }
     scored = {name: errors(guess, test) for name, guess in rebuilt.items()}
-    return Outcome(scored, rebuilt, "network" if decoded_error < linear_error else "linear", weights, coefficients)
+    chosen = "network" if decoded_error < linear_error else "linear"
+    return Outcome(scored, rebuilt, chosen, weights, coefficients, curves)
 
 
 def errors(guess: np.ndarray, scans: Scans) -> np.ndarray:
@@ -211,44 +245,43 @@ def _network(
     settings: Settings,
     seed: int,
     device: torch.device,
-) -> tuple[np.ndarray, float, int]:
-    """Return guesses of the test cases, the validation error and the size of the best decoder."""
+) -> tuple[np.ndarray, float, int, tuple[Curve, ...]]:
+    """Return guesses of the test cases, the validation error and the size of the best decoder, and the loss curves."""
     x, ahead, test = (torch.from_numpy(v).to(device) for v in known)
-    start = torch.from_numpy(mean).to(device)
-    wanted, inside = (torch.from_numpy(v).to(device) for v in (train.volumes, train.inside))
-    best, least = np.broadcast_to(mean, (len(test), *mean.shape)), np.inf
+    whole = settings.decoder == "paper"  # it rebuilds and is judged by whole volumes, not by what is inside the head
+    start = torch.from_numpy(np.zeros_like(mean) if whole else mean).to(device)
+    wanted, inside, judged = torch.from_numpy(train.volumes), torch.from_numpy(train.inside), validation
+    if whole:
+        inside = torch.ones(()).expand(train.inside.shape)
+        judged = replace(validation, inside=np.broadcast_to(np.float32(1), validation.inside.shape))
+    best, least, curves = None, np.inf, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for restart in range(settings.restarts):
             torch.manual_seed(int(np.random.SeedSequence([seed, restart]).generate_state(1)[0]))
-            net = decoder(x.shape[1], mean.shape, settings.dropout).to(device)
-            optimiser, idle, lowest = torch.optim.Adam(net.parameters(), settings.rate, weight_decay=1e-5), 0, np.inf
+            net = _decoder(x.shape[1], mean.shape, settings).to(device)
+            optimiser = torch.optim.Adam(net.parameters(), settings.rate, weight_decay=1e-5)
+            fitted, scored, idle, lowest = list[float](), list[float](), 0, np.inf
             for _ in range(settings.epochs):
-                _epoch(net, optimiser, x, wanted - start, inside, settings.batch)
-                error = float(errors(_decoded(net, ahead, start), validation).mean())
-                idle = 0 if error < lowest else idle + 1
-                lowest = min(lowest, error)
-                if error < least:
-                    best, least = _decoded(net, test, start), error
+                fitted.append(_epoch(net, optimiser, x, wanted, inside, start, settings.batch))
+                scored.append(float(errors(_decoded(net, ahead, start, settings), judged).mean()))
+                if scored[-1] < least:
+                    best, least = copy.deepcopy(net), scored[-1]
+                idle = 0 if scored[-1] < lowest else idle + 1
+                lowest = min(lowest, scored[-1])
                 if idle == settings.patience:
                     break
-    return best, least, sum(p.numel() for p in net.parameters())
+            curves.append(Curve(tuple(fitted), tuple(scored)))
+    count = sum(p.numel() for p in net.parameters())
+    if best is None:
+        return np.broadcast_to(mean, (len(test), *mean.shape)), np.inf, count, tuple(curves)
+    error = float(errors(_decoded(best, ahead, start, settings), validation).mean())
+    return _decoded(best, test, start, settings), error, count, tuple(curves)
 
 
-def decoder(numbers: int, shape: Sequence[int], dropout: float) -> nn.Sequential:
-    """Return a network from a vector to a volume (modality, *space); its initial output is zero."""
-    modalities, space = shape[0], shape[1:]
-    grow = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[len(space)]
-    small = [side // 8 for side in space]
-    layers: list[nn.Module] = [
-        nn.Linear(numbers, CHANNELS[0] * int(np.prod(small))),
-        nn.Dropout(dropout),
-        nn.Unflatten(1, (CHANNELS[0], *small)),
-    ]
-    for before, after in pairwise((*CHANNELS, modalities)):
-        layers += [nn.LeakyReLU(0.2), grow(before, after, kernel_size=4, stride=2, padding=1)]
-    for weights in layers[-1].parameters():
-        nn.init.zeros_(weights)
-    return nn.Sequential(*layers)
+def _decoder(numbers: int, shape: Sequence[int], settings: Settings) -> nn.Module:
+    if settings.decoder == "paper":
+        return decoders.residual(numbers, shape)
+    return decoders.small(numbers, shape, settings.dropout)
 
 
 def _epoch(
@@ -257,20 +290,27 @@ def _epoch(
     x: torch.Tensor,
     wanted: torch.Tensor,
     inside: torch.Tensor,
+    start: torch.Tensor,
     batch: int,
-) -> None:
+) -> float:
+    """Train for an epoch; returns the mean squared error of the training cases on the way."""
     net.train()
+    total = 0.0
     for rows in torch.split(torch.randperm(len(x)), batch):
-        some = rows.to(x.device)
-        wrong = (net(x[some]) - wanted[some]).square() * inside[some]
-        loss = (wrong.flatten(1).sum(1) / inside[some].flatten(1).sum(1)).mean()
+        target, mask = wanted[rows].to(x.device), inside[rows].to(x.device)
+        wrong = (net(x[rows.to(x.device)]) - (target - start)).square() * mask
+        loss = (wrong.flatten(1).sum(1) / mask.flatten(1).sum(1)).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
+        total += float(loss.detach()) * len(rows)
+    return total / len(x) / wanted.shape[1]
 
 
-def _decoded(net: nn.Module, x: torch.Tensor, start: torch.Tensor) -> np.ndarray:
+def _decoded(net: nn.Module, x: torch.Tensor, start: torch.Tensor, settings: Settings) -> np.ndarray:
+    """Return the volumes of some vectors; those of the paper's size are rebuilt a few at a time."""
     net.eval()
+    together = settings.batch if settings.decoder == "paper" else len(x)
     with torch.inference_mode():
-        guess: np.ndarray = (net(x) + start).cpu().numpy()
+        guess: np.ndarray = np.concatenate([(net(some) + start).cpu().numpy() for some in torch.split(x, together)])
     return guess
