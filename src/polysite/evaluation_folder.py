@@ -170,7 +170,7 @@ class EvaluationFolder:
         alike = agreement(mixture, mixture_of(pooled(fitted, known.settings)), fitted)
         np.savez(self._draft / "mixture.npz", **mixture.arrays())  # type: ignore[arg-type]
         how = {"fit": known.fit, "components": len(mixture.weights), "bin_width": known.bin_width, "cases": len(fitted)}
-        return {"clusters": {**how, **alike}}
+        return {"clusters": {**how, "bic": mixture.bic(fitted), **alike}}
 
     def _scans(self) -> Iterator[dict[str, Any]]:
         """Keep the worst, median and best case of every hospital, by the mean Dice of its own model."""

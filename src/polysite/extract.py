@@ -189,6 +189,7 @@ def run(
     path = vacant(Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics"), "table")
     if parquet:
         _pyarrow()  # fails before the work, if it is missing
+    _check_names(study, named)
     table = extract(study, settings, label, jobs, watch)
     extremes, groups = outliers(table), cluster(table, clusters, repeats) if clusters else None
     about = {
@@ -344,35 +345,43 @@ def _examples(study: Study, done: Extracted, typical: bool, named: Sequence[str]
     """Yield pictures of scans with the site that they are for: typical ones of clusters, outliers, and named ones."""
     from polysite.report import cluster_examples
 
+    reasons = _reasons(done, typical, named)
+    refs = {(ref.site, ref.name): ref for ref in _all_cases(study)} if reasons else {}
+    clusters = dict(done.clusters.named) if done.clusters else {}
+    for at, why in reasons.items():
+        drawing = cluster_examples.draw_scan(_scan(study, refs[at]), done.table.modalities)
+        where = f", cluster {clusters[at]}" if at in clusters else ""
+        caption = f"{at[1]} of {at[0]}{where}: {'; '.join(why)}."
+        yield at[0], Picture(f"{at[1]}{where}", drawing, caption, name=at[1])
+
+
+def _reasons(done: Extracted, typical: bool, named: Sequence[str]) -> dict[tuple[SiteId, str], list[str]]:
+    """Return the cases to draw, by site and name, and why."""
+    from polysite.report import cluster_examples
+
     table, groups = done.table, done.clusters
     why: dict[tuple[SiteId, str], list[str]] = {}
-    unknown = next((case for case in named if case not in table.cases), None)
-    if unknown is not None:
-        raise ConfigError(f"there is no case {unknown!r} to draw; {nearest(unknown, table.cases)}")
     if typical and groups:
         some, own = groups.table, groups.mixture.assign(groups.vectors)
         apart = np.linalg.norm(groups.mixture.transform(groups.vectors) - groups.mixture.means[own], axis=1)
-        found = cluster_examples.typical(some.sites, groups.names, some.cases, apart)
-        for (site, cluster), case in found.items():
+        for (site, cluster), case in cluster_examples.typical(some.sites, groups.names, some.cases, apart).items():
             why.setdefault((site, case), []).append(f"typical of cluster {cluster}")
     for site, case in zip(table.sites, table.cases, strict=True):
         if case in named:
             why.setdefault((site, case), []).append("asked for by name")
-    for each in done.outliers if typical else ():
-        reasons = why.setdefault((each.site, each.case), [])
-        if not any(reason.startswith("outlier") for reason in reasons):
-            reasons.append(f"outlier by {each.feature}, {each.times:.0f} widths outside")
-    refs = {(ref.site, ref.name): ref for ref in _all_cases(study)} if why else {}
-    clusters = (
-        dict(zip(zip(groups.table.sites, groups.table.cases, strict=True), groups.names, strict=True)) if groups else {}
-    )
-    for at, reasons in why.items():
-        drawing = cluster_examples.draw_scan(_scan(study, refs[at]), table.modalities)
-        where = f", cluster {clusters[at]}" if at in clusters else ""
-        yield (
-            at[0],
-            Picture(f"{at[1]}{where}", drawing, f"{at[1]} of {at[0]}{where}: {'; '.join(reasons)}.", name=at[1]),
-        )
+    farthest = {(o.site, o.case): o for o in reversed(done.outliers)} if typical else {}  # the farthest is the first
+    for at, outlier in farthest.items():
+        reason = f"outlier by {outlier.feature}, {outlier.times:.0f} widths outside the range of all cases"
+        why.setdefault(at, []).append(reason)
+    return why
+
+
+def _check_names(study: Study, named: Sequence[str]) -> None:
+    """Refuse cases to draw that are not in the data."""
+    known = [ref.name for ref in _all_cases(study)] if named else []
+    unknown = next((case for case in named if case not in known), None)
+    if unknown is not None:
+        raise ConfigError(f"there is no case {unknown!r} to draw; {nearest(unknown, known)}")
 
 
 def _scan(study: Study, ref: CaseRef) -> Scan:

@@ -1,6 +1,7 @@
 """Clusters of phantoms with two scanners inside every hospital: found again across hospitals, federated as pooled."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from polysite.cluster.federated_mixture import federated
 from polysite.cluster.mixture import Settings
 from polysite.cluster.pooled_mixture import pooled
 from polysite.config import Study
+from polysite.data.files import Files
 from polysite.data.phantom import Hospital
 from polysite.data.sources import Phantom
 from polysite.radiomics import Settings as Features
@@ -46,3 +48,24 @@ def test_clusters_are_scanners_and_not_hospitals(sites, cases):
 def test_clusters_are_scanners_and_not_hospitals_in_nine_of_ten_seeds(sites, cases):
     found = np.array([agreements(sites, cases, seed) for seed in range(10)])
     assert ((found[:, :3] >= 0.9).sum(0) >= 9).all() and ((found[:, 3] <= 0.2).sum() >= 9)
+
+
+@pytest.mark.soak
+def test_real_scans_have_the_same_clusters_federated_and_pooled():
+    """55 scans of five hospitals without clear clusters of more than two; BIC by number of clusters within 5 %."""
+    folder = Path(__file__).parents[3] / "shared" / "data" / "tcga_lgg"
+    if not folder.is_dir():
+        pytest.skip(f"TCGA-LGG is not in {folder}")
+    table = extract.extract(Study(data=Files(str(folder))))
+    x, homes = comparable(table.values), np.array(table.sites)
+    sites = {home: x[homes == home] for home in np.unique(homes)}
+    base = Settings(components=(2, 3, 4), dimensions=10, restarts=20)
+    curves = [
+        dict(fit.bic) for fit in (federated(sites, base), pooled(x, base), pooled(x, replace(base, starts="kmeans")))
+    ]
+    for count in (2, 3, 4):
+        mine, whole, theirs = (curve[count] for curve in curves)
+        assert mine == pytest.approx(whole, rel=0.01) and mine == pytest.approx(theirs, rel=0.05)
+        chosen = replace(base, components=count)
+        found, reference = (fit.mixture.assign(x) for fit in (federated(sites, chosen), pooled(x, chosen)))
+        assert adjusted_rand_score(found, reference) >= 0.9 and adjusted_rand_score(found, homes) <= 0.25
