@@ -186,7 +186,10 @@ def report(
     assessment: Assessment = None,
     scans: Scans = True,
 ) -> None:
-    """Write the HTML page of a run, finished or not, and its figures as SVG and PNG."""
+    """Write the HTML page of a run, finished or not.
+
+    Its figures are written beside it, as SVG and PNG.
+    """
     from polysite.report import publish
     from polysite.report.runs import methods, read
 

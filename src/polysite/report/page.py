@@ -181,6 +181,8 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
         yield Section("sure", "Are the differences statistically significant?", tuple(tests))
     if "asked" in grids:
         yield Section("asked", "Questions", (replace(grids["asked"], title=""),))
+    if "best_rounds" in grids:
+        yield Section("rounds", "Best round of every hospital", (replace(grids["best_rounds"], title=""),))
     if "best_mean" in grids:
         yield Section("peeked", "The “best mean” of some papers", (replace(grids["best_mean"], title=""),))
     if "fairness" in grids and len(comparison.sites) > 1:
