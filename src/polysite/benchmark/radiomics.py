@@ -22,9 +22,10 @@ def describe(bench: Bench, out: Path, overrides: Mapping[str, str], watch: Watch
     """
     given = dict(bench.radiomics or {})
     clusters = config.convert(Mixture, given.pop("clusters", {}), "radiomics.clusters")
+    region = given.pop("region", None)
     settings = config.convert(Settings, given, "radiomics")
     study = config.build(bench.study, overrides)
-    done = extract.run(study, out / "radiomics", settings=settings, clusters=clusters, watch=watch)
+    done = extract.run(study, out / "radiomics", settings=settings, label=region, clusters=clusters, watch=watch)
     beside = [published.facts(table, bench.published.setting, _measured(done)) for table in bench.published.tables]
     drawn = clusters_page.sections(extract.shown_clusters(_clusters(done)), study.seed)
     sections = [*([Section("published", "Published and measured", tuple(beside))] if beside else []), *drawn]
