@@ -105,7 +105,7 @@ TABLE_A4 = {  # of the FeTS 2022 benchmark, challenge setup: (learning rate, dec
     "local": (0.1, 0.995, Local()),
     "fedavg": (0.4, 0.995, FedAvg()),
     "scaffold": (0.4, 0.995, Scaffold(uniform=False)),
-    "fednova": (0.2, 0.995, FedNova(steps="sizes")),
+    "fednova": (0.2, 0.995, FedNova(tau="sizes")),
     "fedadam": (0.1, 0.995, FedAvg(server=Adam(lr=0.001, b1=0.9, b2=0.999, tau=1e-8))),
     "qfedavg": (0.4, 1.0, QFedAvg(q=1.0, augmented=True)),
     "fedpidavg": (0.4, 0.995, FedPIDAvg(alpha=0.45, beta=0.45, gamma=0.1)),

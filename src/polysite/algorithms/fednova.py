@@ -7,7 +7,7 @@ Paper: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneou
 t_k is measured by the local training loop: the distance that a constant gradient of one would have moved a weight. For
 plain SGD that is the sum of the learning rates (eta times the number of steps); with momentum it includes the geometric
 sums of momentum. For Adam it is the sum of the learning rates too, which the theory does not cover. With equal numbers
-of steps FedNova is FedAvg. With ``steps = "sizes"`` t_k is n_k instead, as if the steps were in proportion to the
+of steps FedNova is FedAvg. With ``tau = "sizes"`` t_k is n_k instead, as if the steps were in proportion to the
 cases:
 
     w <- w + (g / K) sum_k (w_k - w),    g = K sum_k p_k^2
@@ -39,10 +39,10 @@ class FedNova:
     """Federated averaging with updates normalised by local effort.
 
     Args:
-        steps: Local effort t_k: as measured in training, or the number of training cases (sizes).
+        tau: Local effort t_k: as measured in training, or the number of training cases (sizes).
     """
 
-    steps: Literal["measured", "sizes"] = "measured"
+    tau: Literal["measured", "sizes"] = "measured"
 
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
@@ -50,7 +50,7 @@ class FedNova:
 
     @property
     def reply(self) -> Mapping[str, Kind]:
-        return {"model": "model", "weight": "count", "reach": "rate" if self.steps == "measured" else "count"}
+        return {"model": "model", "weight": "count", "reach": "rate" if self.tau == "measured" else "count"}
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
@@ -59,7 +59,7 @@ class FedNova:
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(got["model"])
-        reach = fit.reach if self.steps == "measured" else site.size
+        reach = fit.reach if self.tau == "measured" else site.size
         return Payload(model=fit.params, weight=site.size, reach=reach), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:

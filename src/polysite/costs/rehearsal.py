@@ -119,7 +119,7 @@ class Understudy:
         count, patches = self.effort.of(self.size if keep is None else len(keep), budget.epochs, budget.steps)
         own = 1 / (1 + self.size)  # sites differ, and values stay bounded in any number of rounds
         moved, twin, second = (
-            {k: (v * 0.5 + own).astype(v.dtype) for k, v in model.items()}
+            {k: np.where(v > 0, v - own, v + own).astype(v.dtype) for k, v in model.items()}
             for model in (params, objective.mix.twin if objective.mix else {}, objective.personal or {})
         )
         self.fits.append(Fit(moved, 1.0, count, 1.0, 1.0, twin, second))
