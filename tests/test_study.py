@@ -93,7 +93,7 @@ def test_a_study_in_phases_is_the_same_after_a_run_of_the_first(tmp_path):
         assert (tmp_path / "after" / "models" / path.name).read_bytes() == path.read_bytes()
     found = read(tmp_path / "after")
     assert found.groups == {name: list(sites) for name, sites in GROUPS.items()} and found.evaluation is not None
-    assert cost(found, study.cost) == replace(ps.cost(study), pooled_steps=None)
+    assert cost(found, study.cost) == ps.cost(study)
     page = build("phases", methods([found]))
     assert "Groups of hospitals" in page and "A dotted line is the start of a phase" in page and found.begins == [3, 5]
 
@@ -130,7 +130,7 @@ def test_a_hospital_that_does_not_train_is_served_what_fine_tuning_begins_with(t
         ({"train": {"batch": 2}}, r"a phase does not change train.batch \(then\[0\]\)"),
         ({"train": 3}, r"then\[0\].train = 3 must be a section"),
         ({"run": {"wire": True}}, "a phase does not change run.wire"),
-        ({"run": {"best": "site"}}, "a phase does not change run.best"),
+        ({"run": {"checkpoint_every": 2}}, "a phase does not change run.checkpoint_every"),
         ({"algorithm": "cfft"}, "run.rounds = 2 may end before cfft has tuned"),
         ({"algorithm": {"name": "clustered", "inner": {"name": "cfft"}}}, "does not go into groups of sites"),
         ("fine_tune", r"then holds 'fine_tune'; a phase is a section"),
