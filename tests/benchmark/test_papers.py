@@ -146,7 +146,7 @@ def test_what_the_code_of_paper_b_decides():
         assert each.train.patch == (128, 128, 128) and each.train.momentum == 0 and each.train.optimiser == "sgd"
     own = {m for m, each in every.items() if config.phases(each)[-1].run.best == "own"}
     assert own == {"local", "fedper", "lg_fedavg", "cfl", "prior cfl"}
-    assert every["fednova"].algorithm.steps == "sizes" and every["scaffold"].algorithm.uniform is False
+    assert every["fednova"].algorithm.tau == "sizes" and every["scaffold"].algorithm.uniform is False
     assert every["q-fedavg"].algorithm.augmented
     cfl = every["cfl"]
     assert cfl.algorithm.split_at == (201,) and cfl.algorithm.split_first and cfl.run.best_from == 201
