@@ -22,6 +22,7 @@ SCALES = {  # besides "full", and tables of changes in a benchmark's file
     "small": "phantoms and few rounds: minutes",
     "tiny": "the data themselves, a tiny network and one or two rounds: shows that everything runs",
 }
+TINY = "A tiny network was trained for a round or two: it shows that everything runs and nothing about the methods."
 
 
 @dataclass(frozen=True)
@@ -198,4 +199,5 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
         compare=config.convert(Compare, given.get("compare", {}), "compare"),
         radiomics=given.get("radiomics"),
         scales=("full", *scales),
+        remarks=(TINY,) if scale == "tiny" else (),
     )
