@@ -279,8 +279,9 @@ needs_fets = pytest.mark.skipif(
 @needs_fets
 @pytest.mark.slow
 def test_a_fifth_of_the_cases_and_five_methods_over_the_published_limited_folds(tmp_path, cache):
-    fake, out = fets.write(tmp_path / "fets", SHARED, share=0.2), tmp_path / "out"
-    said = bench("paper_b_limited", fake, out, "--folds", str(fake / "folds_limited"), "--jobs", "2")
+    fake, out = fets.write(tmp_path / "fets", SHARED, share=0.2, size=8), tmp_path / "out"
+    words = ("--folds", str(fake / "folds_limited"), "--jobs", "2", "--set", "train.patch=[8,8,8]")
+    said = bench("paper_b_limited", fake, out, *words)
     methods = list(benchmark.load("paper_b_limited").methods)
     check_folder("paper_b_limited", out, 5, methods)
     assert len(methods) == 5 and "The folds are the published ones" in said
