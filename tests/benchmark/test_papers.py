@@ -16,7 +16,6 @@ from polysite.benchmark.jobs import studies
 from polysite.cli import app
 from polysite.data.sources import Counted
 from polysite.engines.run_folder import file_name
-from polysite.engines.run_folder import file_name
 from polysite.report.published import numbers, sizes
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
