@@ -129,11 +129,14 @@ def test_the_rounds_of_paper_b_that_differ():
     assert iterations.train.steps == published("B_text", title, "local iterations per round", B)
     assert iterations.run.rounds == published("B_text", title, "communication rounds", B)
     assert printed("paper_b", "q-fedavg")[0].train.gamma == 1.0
+    assert iterations.train.gamma == 0.998  # 0.995 in the text: over 720 rounds this ends where that does over 300
+    assert iterations.train.gamma**720 == pytest.approx(0.995**300, rel=0.1)
     for bench in ("paper_b", "paper_b_limited"):
         before, after = printed(bench, "prior cfl")
         title = "Prior CFL HGG/LGG"
         assert before.run.rounds == published("B_text", title, "FedAvg rounds before clustering", B)
         assert after.run.rounds == published("B_text", title, "communication rounds per cluster", B)
+        assert (after.run.best, after.run.best_from) == ("own", 1)  # the model before the first round is not scored
         tuned = printed(bench, "local fine-tuning")[1]
         assert tuned.run.rounds == published("B_text", "Local finetuning, Ditto", "local epochs", B)
 
@@ -193,6 +196,29 @@ C_VALUES = [  # method, phase, key of a study, value; or the row of C's text
             "algorithm.iterations": 100,
             "algorithm.seed": 6,
             "algorithm.cases": "train+validation",
+            "algorithm.starts": "kmeans",
+        }.items()
+    ),
+    *(
+        (m, 0, key, value)
+        for m in ("local fine-tuning", "cfft", "cfft, ideal", "cfft, federated fit")
+        for key, value in {
+            "train.lr": ("FedAvg", "learning rate"),
+            "run.rounds": ("FedAvg", "communication rounds"),
+            "train.augment": "full",
+            "train.momentum": 0.0,
+            "train.loss": "dice",
+            "train.autocast": False,
+        }.items()
+    ),
+    *(
+        ("cfft, federated fit", 1, key, value)
+        for key, value in {
+            "train.lr": ("CFFT", "learning rate"),
+            "algorithm.rounds": ("CFFT", "communication rounds"),
+            "algorithm.fit": "federated",
+            "algorithm.fewest": 0,
+            "algorithm.seed": 6,
         }.items()
     ),
 ]
@@ -302,6 +328,9 @@ def test_papers_b_and_c_from_end_to_end(tmp_path, cache):
     for name, place in folds.items():
         bench(name, fake, tmp_path / name, "--folds", str(fake / place))
         check_folder(name, tmp_path / name, 5, list(benchmark.load(name).methods))
+        overview = (tmp_path / name / "comparison" / "tables.md").read_text()
+        tested = {"paper_b": 1251, "paper_b_limited": 278}[name]
+        assert f"over the {tested} test cases" in overview and "count once" in overview
     bench("paper_c", fake, tmp_path / "paper_c")
     check_folder("paper_c", tmp_path / "paper_c", 1, list(benchmark.load("paper_c").methods))
     split = rows(tmp_path / "paper_c" / "runs" / "fedavg" / "fold0-seed0" / "split.csv")

@@ -38,7 +38,9 @@ Draw = Callable[[Comparison, Options], list[Picture]]
 
 def paper_figures(comparison: Comparison, options: Options) -> list[Picture]:
     """Return the figures that the options name; ``cases`` also if cases are named."""
-    names = list(dict.fromkeys([*options.figures, *(["cases"] if options.cases else [])]))
+    names = list(
+        dict.fromkeys([*options.figures, *(["cases"] if options.cases and "scans" not in options.figures else [])])
+    )
     for name in names:
         if name not in PAPER_FIGURES:
             raise ConfigError(f"there is no figure {name!r}; {nearest(name, PAPER_FIGURES)}")
@@ -294,6 +296,28 @@ def clusters(comparison: Comparison, options: Options) -> list[Picture]:
     return cluster_pictures(comparison.trained)
 
 
+def scans(comparison: Comparison, options: Options) -> list[Picture]:
+    """Draw the scans of chosen cases, tested or not: three slices of every modality, with the cluster of the case."""
+    from polysite.report.cluster_examples import draw_scan  # imports torch
+    from polysite.report.scans import read_scan
+
+    known = {}
+    for method in comparison.trained:
+        for row in method.first.evaluation.clusters if method.first.evaluation else ():
+            known.setdefault(row["case"], {})[method.name] = row
+    pictures, run = [], comparison.trained[0].first
+    if run.evaluation is None or not options.scans:
+        return []
+    for case in options.cases:
+        rows = known.get(case, {})
+        where = "; ".join(f"{name}: cluster {int(row['cluster']) + 1}" for name, row in rows.items())
+        site = next(iter(rows.values()))["site"] if rows else ""
+        drawing = draw_scan(read_scan(run, site, case), run.evaluation.about["modalities"])
+        caption = f"Three slices of case {case}{f' of {site}' if site else ''}, every modality. {where}".strip()
+        pictures.append(Picture(f"Scan of case {case}", drawing, caption, name=f"scans {case}"))
+    return pictures
+
+
 def _boxes(axes: Axes, values: Sequence[Iterable[float]], vertical: bool) -> None:
     """Draw box plots with the mean as a triangle, at 1, 2, ..."""
     dots = {"marker": "o", "ms": 2, "mfc": GREY, "mec": "none", "alpha": 0.5}
@@ -341,4 +365,5 @@ PAPER_FIGURES: Mapping[str, Draw] = {
     "volumes": volumes,
     "cases": cases,
     "clusters": clusters,
+    "scans": scans,
 }
