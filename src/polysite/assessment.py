@@ -81,7 +81,7 @@ def _other_encoders(study: Study) -> dict[str, Encoder]:
 
 
 def _outlier(study: Study, watch: Watch) -> SiteId:
-    """Return the most distant site by the Euclidean distance of the study's encoder; little is computed besides."""
+    """Return the most distant site by the Euclidean distance of the study's encoder, with the fewest permutations."""
     quick = replace(study.assess, permutations=99, resamples=100)
     engine = assessed_sites(study, watch)
     (only,) = run_rounds(cast(Algorithm[Any], quick), engine, {}, Plan(rounds=1), study.seed)
@@ -100,13 +100,13 @@ def run_assessment(
     """Run the exchange over any transport and write the assessment folder.
 
     Args:
-        study: The study.
+        study: The study; its ``[assess]`` settings and encoder count.
         engine: The transport to the sites.
         sizes: Number of cases of every site.
-        unseen: Whether some sites will be served that do not train.
+        unseen: Whether models will serve sites that do not train; strategies with several models are then left out.
         path: The new folder.
         watch: Observer of the progress.
-        extend: Adds to the assessment what only a simulation can know.
+        extend: Adds results that need single cases, which only a simulation has; nothing by default.
     """
     large = sum(size >= study.assess.fewest for size in sizes.values())
     if isinstance(study.assess.take, int) and study.assess.take > max(large - 2, 0):

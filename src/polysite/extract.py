@@ -8,9 +8,9 @@
         sites/NAME/outliers.csv   the rows of one site, to be sent to it
         sites/NAME/figures/    scans of that site: typical ones of clusters, outliers, those named (--examples)
         clusters.csv           cluster, probability and two principal components of every case (--clusters)
-        cluster_sites.csv, cluster_labels.csv   cases per site, and mean volume of every label, in each cluster
+        cluster_sites.csv, cluster_labels.csv   cases per site, and mean share of every label, in each cluster
         mixture.npz            scaling, principal components and mixture of the federated fit
-        index.html             maps and tables of the clusters; names no case
+        index.html, figures/   maps and tables of the clusters; name no case
         radiomics.json         settings, agreement of the federated and the pooled fit, versions
 
 Cases are prepared as for training, but padded only if ``prepare.normalise = "padded"``, whose z-scores depend on it.
@@ -126,7 +126,7 @@ class Clusters:
 
     @property
     def remarks(self) -> list[str]:
-        """What a person should know about the clusters."""
+        """Remarks on the clusters that a user should read."""
         counts = {site: Counter[str]() for site in dict.fromkeys(self.table.sites)}
         for site, cluster in zip(self.table.sites, self.names, strict=True):
             counts[site][str(int(cluster) - 1)] += 1
@@ -177,13 +177,14 @@ def run(
         out: The new folder.
         settings: How features are extracted.
         label: Region of the features; None for the whole brain.
-        clusters: How cases are clustered; None not to.
-        jobs: Cases that are processed in parallel.
+        clusters: How cases are clustered; None for no clusters.
+        jobs: Cases that are processed in parallel; None for one per core.
         parquet: Also write features.parquet.
-        repeats: Fits with other seeds, and to bootstrap samples, that show how much the clusters vary.
-        perplexity: Perplexity of the t-SNE map.
+        repeats: Number of fits with other seeds, and of fits to bootstrap samples, that show how much the clusters
+            vary; 0 for none.
+        perplexity: Perplexity of the t-SNE map; lowered for few cases.
         examples: Draw the most typical scan of every cluster at every site, and outliers, for that site.
-        named: Cases to draw as well.
+        named: Names of further cases to draw, each for its site.
         watch: Observer of the progress.
     """
     path = vacant(Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics"), "table")

@@ -2,8 +2,8 @@
 
 Five functions and four attributes are required (``Algorithm``). Further methods are optional; each has a function of
 the same name here, which documents the default: ``shares``, ``diagnostics``, ``serving_payloads``, ``objections``,
-``is_finished``, ``facts``, ``check_sites``, ``small_sums``, ``small_models``, ``remarks``, ``site_clusters``,
-``case_clusters``, ``scaled``.
+``is_finished``, ``facts``, ``trials``, ``check_sites``, ``small_sums``, ``small_models``, ``remarks``,
+``site_clusters``, ``case_clusters``, ``scaled``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,7 +150,7 @@ def facts(algorithm: Any) -> Facts:
 
 
 def trials(algorithm: Any) -> int:
-    """Return how many candidates every site trains in a round, of which it keeps one. Default: 1."""
+    """Return the number of candidate models that every site trains in a round to keep the best one. Default: 1."""
     count: int = getattr(algorithm, "trials", 1)
     return count
 
@@ -163,22 +163,21 @@ def check_sites(algorithm: Any, train: Mapping[SiteId, int], validation: Mapping
 
 
 def small_sums(algorithm: Any, fewest: int) -> str:
-    """Return a sentence about sums over fewer than ``fewest`` cases that would leave a site, though the site has more,
-    and which setting of the study prevents it. Default: none do."""
+    """Return a sentence about sums over fewer than ``fewest`` cases that may leave a site with more cases, and the
+    setting of the study that prevents it. Empty (the default) if there are none."""
     own = getattr(algorithm, "small_sums", None)
     return "" if own is None else str(own(fewest))
 
 
 def small_models(algorithm: Any, fewest: int) -> str:
-    """Return a sentence about models of fewer than ``fewest`` training cases that would leave a site, though the site
-    has more, and which setting of the study prevents it. Default: none do."""
+    """Return a sentence about models of fewer than ``fewest`` training cases that may leave a site with more cases, and
+    the setting of the study that prevents it. Empty (the default) if there are none."""
     own = getattr(algorithm, "small_models", None)
     return "" if own is None else str(own(fewest))
 
 
 def remarks(algorithm: Any, state: Any) -> Sequence[str]:
-    """Return sentences for a person about the state, which the engine logs and records when they are new. Default:
-    none."""
+    """Return remarks on the state for the user; the engine logs and records new ones. Default: none."""
     own = getattr(algorithm, "remarks", None)
     return () if own is None else tuple(own(state))
 
@@ -199,7 +198,7 @@ def case_clusters(algorithm: Any, got: Payload) -> CaseClusters | None:
 def scaled(algorithm: Any, rounds: int) -> Any:
     """Return the algorithm with hyper-parameters that are shares of all rounds turned into numbers of rounds.
 
-    Default: unchanged; of a combinator, its inner algorithm is scaled.
+    Default: unchanged, except that the inner algorithm of a combinator is scaled.
     """
     own, inner = getattr(algorithm, "scaled", None), getattr(algorithm, "inner", None)
     if own is not None:

@@ -11,8 +11,8 @@ are scaled between their 2nd and 98th percentile, projected on principal compone
 ``fit = "federated"`` computes all three from sums over cases (cluster/federated_mixture.py, about 15 to 50 exchanges),
 so the features of a case stay at its site. ``fit = "pooled"``, as in the paper, sends the features, in one exchange.
 Both take the same starts and find the same clusters. Until sums are added up securely, the server sees those of each
-site, and the sum over a cluster with one case at a site is that case; ``fewest`` withholds small sums, but it changes
-the clusters, so it is off by default, and a hospital that insists on a minimum refuses instead of changing the method.
+site, and the sum over a cluster with one case at a site is that case. ``fewest`` withholds small sums. It changes the
+clusters, so it is off by default: a hospital whose policy requires a minimum refuses the study.
 Then the sites receive the clusters and report their numbers of cases in each. ``rounds`` of fine-tuning follow, and one
 more exchange that scores the last models. The phase then ends by itself. ``run.rounds`` must leave room for all
 exchanges; ``run.patience`` is ignored. Only rounds of fine-tuning count for the decay of the learning rate: the first
@@ -76,21 +76,23 @@ class Cfft:
     """Clustering of cases by radiomics, then fine-tuning of one model per cluster.
 
     Args:
-        components: Number of clusters; of several numbers, the one with the lowest BIC is used. The paper takes 10.
+        components: Number of clusters, at least 1; of several numbers, the one with the lowest BIC is used. The paper
+            takes 10.
         rounds: Rounds of fine-tuning, at least 1; 50 in the paper.
         fit: How clusters are fitted: federated, from sums alone, or pooled, from the features of every case (the
             paper).
-        bin_width: Width of the grey-level bins of the radiomic features, in standard deviations of the image.
-        dimensions: Principal components that the features are projected on.
-        restarts: Random starts of the Gaussian mixture; 20 in the paper.
-        iterations: Iterations of the Gaussian mixture, at most; 100 in the paper.
+        bin_width: Width of the grey-level bins of the radiomic features, more than 0, in standard deviations of
+            the image; 0.09 in the paper.
+        dimensions: Principal components that the features are projected on, at least 1; 30 in the paper.
+        restarts: Random starts of the Gaussian mixture, at least 1; 20 in the paper.
+        iterations: Largest number of iterations of the Gaussian mixture, at least 1; 100 in the paper.
         starts: Starts of the Gaussian mixture: shared, the same for a federated and a pooled fit, or kmeans, those of
             scikit-learn (the paper), only with a pooled fit.
         cases: Cases that the clusters are fitted to: train, or train+validation (the paper).
-        fewest: Fewest cases behind a sum of a federated fit. More than 1 changes the clusters: a site withholds sums
-            over fewer of its cases, and clusters across sites may be lost.
+        fewest: Fewest cases behind a sum of a federated fit, at least 0; 0 and 1 withhold nothing. More than 1 changes
+            the clusters: a site withholds sums over fewer of its cases, and clusters across sites may be lost.
         least: Fewest training cases of a cluster at a site, at least 1; a site with fewer does not train that cluster.
-        seed: Seed of the Gaussian mixture; 6 in the paper.
+        seed: Seed of the Gaussian mixture, at least 0; 6 in the paper.
         lr: Local learning rate, more than 0; None: the site's own (train.lr).
         epochs: Local epochs per round, at least 1; None: the site's own (train.epochs).
         steps: Local iterations per round, at least 1, instead of epochs.
@@ -161,7 +163,7 @@ class Cfft:
             raise DataError("no site that trains has a validation case, by which cfft chooses; raise split.validation")
 
     def small_sums(self, fewest: int) -> str:
-        """Return what leaves a site over fewer than ``fewest`` cases, and the settings that would prevent it."""
+        """Return which sums over fewer than ``fewest`` cases leave a site, and the setting that prevents it."""
         if self.fit == "pooled" or max(self.fewest, 1) >= fewest:
             return ""
         return (
@@ -170,7 +172,7 @@ class Cfft:
         )
 
     def small_models(self, fewest: int) -> str:
-        """Return which model leaves a site after training on fewer than ``fewest`` cases, and how to prevent it."""
+        """Return which models of fewer than ``fewest`` cases leave a site, and the setting that prevents it."""
         if self.least >= fewest:
             return ""
         return (
@@ -293,7 +295,7 @@ class Cfft:
         return {"exchanges of the fit": state.fit.exchanges, **clusters} if state.fit else clusters
 
     def remarks(self, state: State) -> Sequence[str]:
-        """Return what is odd about the clusters, once sites have counted their cases."""
+        """Return remarks on the clusters; none before the sites have counted their cases."""
         if state.mixture is None or not state.train:
             return ()
         fewest = self.fewest if self.fit == "federated" else 0

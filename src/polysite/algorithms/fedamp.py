@@ -63,7 +63,7 @@ class FedAMP:
 
     Args:
         pull: Weight of the proximal term, at least 0: lambda / alpha in the paper. 0 is local training. None: one over
-            the sum of the site's learning rates in a round, ours, which is independent of rate and steps.
+            the sum of the site's learning rates in a round (our choice), which suits any rate and number of steps.
         sigma: Squared distance at which attraction fades (sigma in the paper), more than 0; None: the median over pairs
             of sites, in every round.
         alpha: Step size of the attraction (alpha in the paper), at least 0; None: sigma over the number of sites, so
@@ -73,7 +73,8 @@ class FedAMP:
         cosine: Scale of the cosine similarity (sigma of HeurFedAMP), at least 0; None: FedAMP by distances.
         own: HeurFedAMP: weight of a site on itself, 0 to 1 (xi_ii in the paper); None: one over the number of sites.
         on: Patterns of the parameters by which sites are compared; large layers outweigh small ones.
-        freeze: Whether sigma, if not given, is the median of the first round with two sites alone.
+        freeze: Whether sigma, if not given, stays the median of the first round with two sites. False: it is measured
+            in every round.
     """
 
     pull: float | None = None

@@ -80,7 +80,7 @@ class FedDiv:
         gamma: Sharpness of that limit (gamma in the paper), at least 1; the paper takes 10.
         nearest: Number of sites whose decoders are compared, the site itself included, at least 1; None: all.
         share: Share of the decoder's parameters that stay personal, 0 to 1, those that deviate most; without effect if
-            lam is given. The default is ours: the paper recommends to personalise slightly.
+            lam is given. The default is our choice: the paper recommends slight personalisation.
         edges: Exponent of the averaged mask in beta of a segmentation (gamma of its beta in the paper), at least 1; 1
             is the equation as printed, more sharpens edges as the paper's text says.
     """

@@ -39,7 +39,8 @@ class FedNova:
     """Federated averaging with updates normalised by local effort.
 
     Args:
-        tau: Local effort t_k: as measured in training, or the number of training cases (sizes).
+        tau: Local effort t_k: as measured in training (measured), or the number of training cases (sizes), as in the
+            FeTS 2022 benchmark.
     """
 
     tau: Literal["measured", "sizes"] = "measured"

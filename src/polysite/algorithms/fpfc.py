@@ -76,9 +76,10 @@ class Fpfc:
         nu: Sites with |theta_ij| up to this are in one cluster (nu in the paper), at least 0; 0.1 in the authors'
             programs.
         relative: Whether lam, xi and nu are multiples of the largest distance between two models so far.
-        warmup: Rounds without penalty; below 1 a share of all rounds.
+        warmup: Rounds without penalty, at least 0; a value between 0 and 1 is a share of all rounds.
         fused: Patterns of the parameters that are personal and fused; the others are averaged over all sites.
-        freeze: Whether the distance for ``relative`` is that of the first round after the warm-up alone.
+        freeze: Whether the distance for ``relative`` stays that of the first round after the warm-up. False: it is
+            measured in every round.
     """
 
     lam: float = 0.5

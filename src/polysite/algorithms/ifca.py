@@ -70,10 +70,10 @@ class Ifca:
             of its most typical site) or noise (the mean with noise). The paper's: noise, with warmup = 0.
         spread: Amount of noise in the initial models, more than 0 and at most 1; 1 makes them unrelated, as in the
             paper, 0.1 similar.
-        warmup: Rounds of FedAvg before there are k models; below 1 a share of all rounds. The default is ours: updates
-            that no longer point the same way everywhere tell sites apart. 0 only with noise.
-        settle: Rounds after the warm-up in which a site trains the model of its group before it chooses; below 1 a
-            share of all rounds. The default is ours.
+        warmup: Rounds of FedAvg before there are k models; a value between 0 and 1 is a share of all rounds. 0 is
+            allowed only with noise. The default is our choice: updates must differ in direction to group sites.
+        settle: Rounds after the warm-up in which a site trains the model of its group before it chooses; a
+            value between 0 and 1 is a share of all rounds. The default is our choice.
         seed: Seed of the noise.
         clustered: Patterns of the parameters that exist k times; the others are averaged over all sites.
         averaged: What is averaged: models, or gradients, with a single step of plain SGD per round.

@@ -19,9 +19,8 @@ All sites have the same weight. theta follows the learning rate of the preceding
 paper p = lam / (L + lam) and alpha = m / (2 (L + lam)) are best for functions of curvature L; with these, theta is 1/2
 whatever L is, and the default lam gives theta = 1/2 at any learning rate: lam = p / (2 lr (1 - p)). A round has 1/p
 local steps on average, however many an epoch has: set p to one over the steps of an epoch to train as long as FedAvg
-does. An absent site does nothing. A new site
-starts from x, and is served x until it replies. Running statistics are those of a site's own model; their mean is sent
-to new sites. lam = 0 is local training.
+does. An absent site does nothing. A new site starts from x, and is served x until it replies. Running statistics are
+those of a site's own model; their mean is sent to new sites. lam = 0 is local training.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +53,7 @@ class L2gd:
         lam: Strength of the attraction to the mean (lambda in the paper), at least 0; 0 is local training. None: such
             that theta = 1/2, as with the paper's best alpha and p.
         p: Probability of an aggregation (p in the paper), 0.001 to 0.999; 1/p local steps follow one another on
-            average. The default is ours.
+            average. The default is our choice.
         lr: Learning rate of a local step, more than 0, alpha / (m (1 - p)) in the paper; None: the site's own
             (train.lr).
         seed: Seed of the coin.

@@ -14,9 +14,9 @@ equals FedProx with 2 mu for its mu. The authors' commands start mixing after 0.
 A site is served w(lam) of the received model and its twin, with the lam from ``choices`` that scores best on its
 validation cases (on its training cases if it has none); running statistics are re-estimated for each. A site without a
 twin is served w. The authors' program differs: it chooses on the test cases, adds 1e-6 to every product inside the
-cosine, takes the norm of w_k - w array by array where the paper, as recalled, squares it, and has no twins of the
-biases of convolutions (``shared = ["*.bias"]`` here, in networks without affine normalisation). The paper's text could
-not be compared: the square and ``after`` are our reading.
+cosine, takes the norm of w_k - w array by array without squaring it, and has no twins of the biases of convolutions
+(``shared = ["*.bias"]`` here, in networks without affine normalisation). The square and ``after`` are our choice: they
+were not compared with the paper's text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,8 @@ class SuPerFed:
             authors' program.
         nu: Weight of the squared cosine between model and twin (nu in the paper), at least 0; 2 in the authors'
             program.
-        after: Rounds before the twins; below 1 a share of all rounds. The authors' commands take 0.4 to 0.6.
+        after: Rounds before the twins; a value between 0 and 1 is a share of all rounds. The authors' commands take
+            0.4 to 0.6.
         by: Draw one mixing coefficient for the whole model, or one per layer.
         shared: Patterns of the parameters that have no twin.
         choices: Mixing coefficients to choose from when a site is served, each 0 to 1 (lambda in the paper).

@@ -99,7 +99,7 @@ class Weighted:
 
 
 def _with_factor(payload: Payload, factor: float) -> Payload:
-    """Return a payload that tells the site its factor, times that of an inner ``weighted``."""
+    """Return the payload with the factor of the site, multiplied by that of an inner ``weighted``."""
     return Payload(**{**payload, "factor": factor * payload.get("factor", 1.0)})
 
 

@@ -30,12 +30,13 @@ class Compare:
     """How the finished methods are compared.
 
     Args:
-        tail: Alternative of the tests against the reference.
-        empty: ``penalty``, ``excluded`` or ``excluded-case``: what a distance is if a mask is empty.
-        hd95: ``max`` or ``union``: the definition of HD95.
-        figures: Figures to draw besides those of every comparison.
-        cases: Cases that the figure ``cases`` shows.
-        questions: Tests that the paper reports, as in ``scaffold > fedavg @ 12,13 / TC``.
+        tail: Alternative of the tests against the reference: ``two-sided``, ``greater`` (better) or ``less`` (worse).
+        empty: Distance if exactly one mask is empty: ``penalty``, ``excluded`` or ``excluded-case``, as in
+            `EmptyMaskPolicy`.
+        hd95: Definition of HD95: ``max`` or ``union``, as in `EmptyMaskPolicy`.
+        figures: Figures to add, by the names in ``PAPER_FIGURES``; none by default.
+        cases: Names of the cases that the figure ``cases`` shows; none by default.
+        questions: Additional tests, such as those that a paper reports, as in ``scaffold > fedavg @ 12,13 / TC``.
     """
 
     tail: Tail = "two-sided"
@@ -57,7 +58,7 @@ class Folds:
 
     Args:
         file: Path of a fold's test cases inside the folder, with ``{fold}`` for its number.
-        study: Changes of the common settings where these folds are used, as in TOML.
+        study: Changes of the common settings if these folds are used, as in TOML; none by default.
     """
 
     file: str
@@ -80,7 +81,7 @@ def _filled(place: Path, fold: int) -> Path:
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark: methods, and what they have in common."""
+    """A benchmark: its methods and their common settings."""
 
     name: str
     title: str
@@ -89,7 +90,7 @@ class Bench:
     about: str = ""
     reference: str | None = None
     seeds: tuple[int, ...] = (0,)
-    folds: int = 0  # of a cross-validation; 0 for none
+    folds: int = 0  # folds of a cross-validation; 0 for none
     phantoms: bool = False  # whether its data are phantoms
     needs: str = ""  # the data that it is made for, and how to name them
     sizes: str = ""  # published table of the cases of every site, for a plan without the data

@@ -23,7 +23,7 @@ ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an 
 
 
 class Step(Protocol):
-    """A callback for progress: a note, and how many runs have ended."""
+    """A callback for progress, with a note and the number of runs that have ended."""
 
     def __call__(self, note: str, done: int = 1) -> None:
         """Report progress."""
@@ -77,7 +77,7 @@ class Job:
         return RunFolder(self.run).finished and any((self.run / "evaluation").glob("*/about.json"))
 
     def first(self, among: "Iterable[Job]") -> "Job | None":
-        """Return the job among others whose study is the longest first part of this one's; None if there is none."""
+        """Return the job that trains most of the first phases of this one; None if there is none."""
         beginnings = [replace(self.study, then=self.study.then[:k]) for k in range(len(self.study.then))]
         candidates = [other for other in among if other.study in beginnings]
         return max(candidates, key=lambda other: len(other.study.then), default=None)
@@ -156,7 +156,7 @@ def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
 
 
 def check(work: Sequence[Job]) -> None:
-    """Refuse, before anything trains, a study that its data do not fit, and methods that test different cases."""
+    """Refuse, before anything trains, studies that do not fit their data, and methods that test different cases."""
     tested: dict[tuple[int, int], tuple[str, set[tuple[str, str]]]] = {}
     for job in work:
         try:

@@ -46,7 +46,7 @@ class Pace:
     step: float
     case: float
     device: str
-    how: str  # a sentence
+    how: str  # how it was measured, as a sentence
 
 
 def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Grid:
@@ -99,13 +99,13 @@ def _features(bench: Bench, overrides: Mapping[str, str], absent: bool) -> Grid:
     counts = sizes(bench.sizes) if absent else {s: len(c) for s, c in chosen.data.case_refs(chosen.seed).items()}
     lines = [Line((name(site), number(count, "d"))) for site, count in counts.items()]
     lines.append(Line((name("all"), number(sum(counts.values()), "d")), "total"))
-    note = "Radiomic features of every case and their clusters; nothing is trained. A brain takes a CPU about a minute."
+    note = "Radiomic features of every case and their clusters; nothing is trained. A scan takes a CPU about a second."
     return Grid("plan", f"Plan of {bench.name}", ("site", "cases"), tuple(lines), note)
 
 
 @dataclass(frozen=True)
 class _Rehearsed:
-    """What a run of a study does."""
+    """Work and disk space of one run of a study."""
 
     rounds: int
     steps: int
@@ -117,7 +117,7 @@ class _Rehearsed:
 
     @property
     def stored(self) -> float:
-        """Bytes of the run folder, about; the best and the last model are taken for a checkpoint together."""
+        """Approximate bytes of the run folder; the best and the last model together count as one more checkpoint."""
         return self.checkpoint * (self.kept + 1) + PREDICTION * self.tested + SCAN * self.scans
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The process behind ``workers.Worker``: it reads an order of JSON a line, runs it, and replies with its exit code.
+"""The process behind ``workers.Worker``: it reads one JSON order per line, runs it, and replies with the exit code.
 
 What a job prints goes to the file that its order names. After a failure the process ends: the device may be in a state
 that the next job would inherit.

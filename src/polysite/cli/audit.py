@@ -26,14 +26,23 @@ def audit(
     ] = "",
     decoder: Annotated[
         str,
-        typer.Option(metavar="NAME", help="small, or paper: that of Manthe et al. 2023, with 128 voxels a side."),
+        typer.Option(
+            metavar="NAME", help="Decoder of the attack: small, or paper (Manthe et al. 2023, 128 voxels a side)."
+        ),
     ] = "small",
-    side: Annotated[int | None, typer.Option(help="Side of the rebuilt scans in voxels; 32, with paper 128.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Most epochs of a decoder; 60, with paper 300.")] = None,
-    restarts: Annotated[
-        int | None, typer.Option(help="Decoders, of which the best on validation cases counts; 3, with paper 1.")
+    side: Annotated[
+        int | None, typer.Option(help="Side of the rebuilt scans in voxels, 16 to 128; default 32, with paper 128.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Learning rate of a decoder; 0.002, with paper 0.0001.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Largest number of epochs of a decoder; default 60, with paper 300.")
+    ] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(help="Decoders to train; the best on validation cases counts; default 3, with paper 1."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Learning rate of a decoder; default 0.002, with paper 0.0001.")
+    ] = None,
     scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Show slices of patients on the page.")] = (True),
     out: Annotated[Path | None, typer.Option(help="New folder to write; one below audits/ by default.")] = None,
     quiet: Quiet = False,

@@ -21,21 +21,24 @@ def bench(
     ] = None,
     scale: Annotated[
         str,
-        typer.Option(help="full; small: phantoms, minutes; tiny: your data, one or two rounds, to see that all runs."),
+        typer.Option(help="full; small: phantoms, in minutes; tiny: your data, a tiny network and one or two rounds."),
     ] = "full",
     data: Annotated[
         Path | None, typer.Option(metavar="DATA", help="Your data: a manifest or a folder of images.")
     ] = None,
     folds: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of the published folds; own folds by default.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of the published folds; without it, polysite makes folds."),
     ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="List runs, hours on this device and disk; train nothing.")
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="Run only this method; can be repeated.")
+        list[str] | None, typer.Option(metavar="METHOD", help="Run only this method. May be repeated.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; an existing one is continued.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write, benchmarks/NAME by default; an existing one is continued.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
     override: Override = None,
     quiet: Quiet = False,

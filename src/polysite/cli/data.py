@@ -151,7 +151,7 @@ def radiomics(
     ] = None,
     bin_range: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="LOW HIGH", help="Grey levels of a dataset with this range instead of each scan's own."),
+        typer.Option(metavar="LOW HIGH", help="Range of a whole dataset, for the same grey levels in all scans."),
     ] = None,
     label: Annotated[
         str | None, typer.Option(metavar="NAME", help="Label whose region is described; the whole brain by default.")
@@ -162,17 +162,18 @@ def radiomics(
     dimensions: Annotated[int, typer.Option(min=1, help="Principal components to cluster by.")] = 30,
     fewest: Annotated[
         int,
-        typer.Option(min=0, help="Minimum number of cases behind a sum that leaves a site; it changes the clusters."),
+        typer.Option(min=0, help="Fewest cases behind a sum that leaves a site; above 1 it changes the clusters."),
     ] = 0,
     repeats: Annotated[
-        int, typer.Option(min=0, help="Further fits with other seeds and bootstraps: how much the clusters vary.")
+        int, typer.Option(min=0, help="Fits with other seeds, and to bootstrap samples, to measure how clusters vary.")
     ] = 10,
     perplexity: Annotated[float, typer.Option(min=1, help="Perplexity of the t-SNE map.")] = 35.0,
     examples: Annotated[
-        bool, typer.Option("--examples", help="Draw a typical scan of every cluster, and outliers, for their hospital.")
+        bool,
+        typer.Option("--examples", help="Draw the typical scan of every cluster, and outliers, for each hospital."),
     ] = False,
     example: Annotated[
-        list[str] | None, typer.Option(metavar="CASE", help="Draw this case for its hospital; can be repeated.")
+        list[str] | None, typer.Option(metavar="CASE", help="Draw this case for its hospital. May be repeated.")
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Cases to process in parallel; one per core by default.")

@@ -19,7 +19,7 @@ EmptyMasks = Annotated[
     typer.Option(
         metavar="POLICY",
         help="Distance if exactly one mask is empty: penalty (the image diagonal), a number of mm, excluded, or "
-        "excluded-case, which drops the mean of a case that has no distance in any label.",
+        "excluded-case, which drops the mean of a case if any label has no distance.",
     ),
 ]
 Definition = Annotated[
@@ -36,11 +36,17 @@ Assessment = Annotated[
 Scans = Annotated[bool, typer.Option("--scans/--no-scans", help="Show slices of patients on the page.")]
 Figures = Annotated[
     list[str] | None,
-    typer.Option("--figure", metavar="NAME", help="Add a figure: bars, boxes, groups, volumes, cases or clusters."),
+    typer.Option(
+        "--figure",
+        metavar="NAME",
+        help="Add a figure: bars, boxes, groups, volumes, cases or clusters. May be repeated.",
+    ),
 ]
 Cases = Annotated[
     list[str] | None,
-    typer.Option("--case", metavar="NAME", help="Show this case: image, truth, every prediction. May be repeated."),
+    typer.Option(
+        "--case", metavar="NAME", help="Show this case: image, ground truth, every prediction. May be repeated."
+    ),
 ]
 
 

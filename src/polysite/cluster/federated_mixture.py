@@ -1,4 +1,4 @@
-"""Federated fit of the clusters of cases: no case leaves its site.
+"""Federated fit of the clusters of cases, from sums over the cases of every site.
 
 The model is the mixture of ``polysite.cluster.mixture``; Manthe et al. pool the features instead. The server sends a
 request, every site answers with sums over its cases, and the server uses only the sums over all sites.
@@ -87,7 +87,7 @@ COUNTINGS = 4  # exchanges at most; the last brackets are then 2e-10 of the firs
 SPREAD, MOVES = 3, 2  # means that are drawn for every component, and exchanges after which one in three is kept
 GROUPINGS = 12  # exchanges of k-means at most
 HALF = 0.8  # deviations between the mean of a normal distribution and that of either half, sqrt(2 / pi)
-RIVALS = 5  # one runner-up is compared with the best fit for so many restarts
+RIVALS = 5  # restarts per runner-up that is compared with the best fit
 PACE = 10  # exchanges in which a fit that is behind must be able to catch up
 DEAD = 1e-9  # cases: a component with fewer has no mean and stays in place
 
@@ -343,7 +343,7 @@ def _groups(state: State, total: Arrays) -> State:
 
 
 def _drawn(count: int, means: Values, counts: Values, rng: np.random.Generator) -> Values:
-    """Draw so many of the means as k-means++ does: by their cases and the squared distance to those drawn before."""
+    """Draw this many of the means as k-means++ does: by their cases and the squared distance to those drawn before."""
     near, chosen = np.ones(len(means)), []
     for _ in range(count):
         odds = counts * near

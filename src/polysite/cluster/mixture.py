@@ -32,18 +32,19 @@ FLAT = 1e-10  # share of the first principal component's variance below which a 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the fit. The defaults are the paper's, as far as it states them.
+    """Settings of the fit. The paper takes 20 restarts and seed 6; its other values are the defaults.
 
     Args:
-        percentiles: Percentiles of a feature that are scaled to 0 and 1.
-        dimensions: Principal components; fewer if the cases differ in fewer.
-        components: Number of clusters; of several numbers, the one with the least BIC.
-        restarts: Fits for every number of components; the likeliest is kept.
-        reg: Value added to the variances.
-        tolerance: A fit has converged if its mean log-likelihood changes less than this.
-        iterations: Largest number of iterations of a fit.
+        percentiles: Percentiles of a feature that are scaled to 0 and 1, two rising numbers from 0 to 100.
+        dimensions: Principal components, at least 1; fewer if the cases vary in fewer dimensions.
+        components: Number of clusters, at least 1; of several numbers, the one with the least BIC is used.
+        restarts: Fits for every number of components, at least 1; the likeliest is kept.
+        reg: Value added to the variances, more than 0.
+        tolerance: A fit has converged if its mean log-likelihood changes less than this, more than 0.
+        iterations: Largest number of iterations of a fit, at least 1.
         fewest: Federated fit: a site with fewer cases sends nothing, and no sum of a site is over fewer cases. More
-            than 1 changes the clusters: see ``polysite.cluster.federated_mixture``.
+            than 1 changes the clusters; 0 (the default) and 1 withhold nothing. See
+            ``polysite.cluster.federated_mixture``.
         seed: Seed of the initialisation.
         starts: Starts of the fits: shared, which a federated fit and a pooled one compute alike, or kmeans, those of
             scikit-learn, for which all cases must be in one place.

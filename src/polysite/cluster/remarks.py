@@ -1,4 +1,4 @@
-"""What a person should know about fitted clusters before they are used."""
+"""Remarks on fitted clusters that a user should read before using them."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ import numpy as np
 from polysite.cluster.mixture import rand_index
 from polysite.payload import SiteId
 
-SAME_AS_SITES = 0.5  # adjusted Rand index of clusters and hospitals from which on they are said to coincide
+SAME_AS_SITES = 0.5  # adjusted Rand index of clusters and hospitals from which they are reported to coincide
 UNSTABLE = 0.7  # adjusted Rand index of the best restarts below which there are no clear clusters
 
 
@@ -20,7 +20,7 @@ def remarks(
         counts: Cases of every hospital in every cluster; clusters are named 0, 1, ...
         components: Number of clusters.
         agreement: Mean adjusted Rand index of the best restarts.
-        fewest: The setting ``fewest`` of a federated fit.
+        fewest: The setting ``fewest`` of a federated fit; 0 if nothing was withheld.
     """
     found = []
     names = [f"{c}" for c in range(components)]
@@ -28,7 +28,7 @@ def remarks(
     empty = [f"{int(c) + 1}" for c, cases in zip(names, table.sum(0), strict=True) if not cases]
     if empty:
         found.append(
-            f"{len(empty)} of {components} clusters have no case ({', '.join(empty)}); fewer components would do"
+            f"{len(empty)} of {components} clusters have no case ({', '.join(empty)}); choose fewer components"
         )
     alike = sites_index(counts) if len(counts) > 1 else 0.0
     if alike >= SAME_AS_SITES:

@@ -1,8 +1,8 @@
 """The best round of every site: ``run.best = "own"``.
 
 Sites that share a model (a cluster) are judged together, by the mean score of the validation cases of all of them; any
-other site by its own. A site whose cluster is new starts again without a best score. Where nobody in a cluster has a
-validation case, all sites together are the judges, as for a hospital that joins later.
+other site by its own. A site whose cluster is new starts again without a best score. A cluster without validation
+cases is judged by those of all sites, and so is a hospital that joins later.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from polysite.engines.record import mean_score
 from polysite.payload import SiteId
 from polysite.site import Scores
 
-STRANGER = "*"  # stands for any site that did not take part; no site has this name
+STRANGER = "*"  # any site that did not take part; no site has this name
 Judge = str | None  # a cluster; None: all sites together
 
 

@@ -225,8 +225,11 @@ def _keep(
     begins: int = 0,
     versions: Mapping[SiteId, int] | None = None,
 ) -> None:
-    """Write a checkpoint, with the memory of every site in a file of its own; ``versions`` names the sites that it is
-    kept for, with the version of their memory: by default those that keep their memories themselves."""
+    """Write a checkpoint, with the memory of every site in a file of its own.
+
+    ``versions`` has the version of the memory of every site that the checkpoint is kept for; by default of the sites
+    that keep their memories themselves.
+    """
     name = name_of(phase.algorithm)
     memories = [Memory(i, name, at.versions.get(i, -1), content) for i, content in at.memories.items() if content]
     kept = tuple(m.site for m in memories)
@@ -435,8 +438,10 @@ def _finish(
 def _common(
     phase: Phase, best: Progress, folder: RunFolder, sites: Collection[SiteId]
 ) -> dict[str, Mapping[SiteId, Scores]]:
-    """Export the model of the common best round and score it, by split, at these sites, which use another; if there are
-    none, do nothing. The sites' memories must be those of that round."""
+    """Export the model of the common best round and return its scores, by split, at the sites that use another model.
+
+    Without such sites nothing is exported. The sites' memories must be those of that round.
+    """
     if not sites:
         return {}
     sent = _served_now(phase, best)

@@ -20,9 +20,10 @@ class Plan:
         rounds: Number of rounds.
         share: Share of the sites that take part in a round.
         validate_every: Validate after this many rounds.
-        best: Choose the best round by the mean validation score over all cases, or over the means of the sites; or let
-            every site (every cluster of sites that share a model) have the best round of its own.
-        best_from: First round of the phase that can be the best, counted from 1; 0: models of earlier phases can, too.
+        best: How the best round is chosen: by the mean validation score over all cases (case), by the mean over the
+            means of the sites (site), or for every site, or cluster of sites that share a model, by itself (own).
+        best_from: First round of the phase that can be the best, counted from 1, at most ``rounds``; 0: the model that
+            the phase starts from can be the best, too.
         patience: Stop after this many validations without a better one; None: never.
         peek: Also score the test cases at every validation, for the report alone: the papers' "best mean".
         checkpoint_every: Write a checkpoint after this many rounds.

@@ -171,7 +171,7 @@ class RunFolder:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[str]:
-        """Give the text of a file; a file that cannot be read or understood is reported by name."""
+        """Yield the text of a file; raise RunError with its name if it cannot be read or parsed."""
         try:
             yield (self.path / name).read_text(encoding="utf-8")
         except (OSError, ValueError) as problem:

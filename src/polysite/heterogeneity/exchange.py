@@ -44,10 +44,11 @@ class Assess:
 
     Args:
         cases: Describe the training cases or all; test cases should not decide about a strategy.
-        fewest: A site with fewer cases sends only their number.
-        levels: Largest number of quantiles of a quantity; more cases are averaged in equal slices.
+        fewest: A site with fewer cases sends only their number; at least 1.
+        levels: Largest number of quantiles of a quantity, at least 2; more cases are averaged in equal slices.
         modalities: Embeddings of the modalities side by side (``apart``), or averaged as in the paper (``mean``).
-        projections: Directions along which embeddings are compared; 0 for no embeddings.
+        projections: Directions along which embeddings are compared, at most 128 and half the numbers of an embedding;
+            0 for no embeddings.
         positions: Components of an embedding as a mean over the encoder's positions (``mean``), which does not depend
             on the size of a scan, or as a sum, as in the paper (``sum``: sqrt(P) times as large with P positions).
         other_encoders: Encoders by name whose most distant site is computed too, in a simulation; the study's own is
@@ -56,8 +57,9 @@ class Assess:
             that of the site that comes first in the order of names, as in the paper (``first``), or not (``none``).
         combine: Average the modality and the label with the largest distances (``max``), or all quantities (``mean``).
         take: Sites that join the group of the most distant one: a number, ``least`` or ``literal`` (all but two).
-        permutations: Permutations of a test with a small p; up to 50 000 for many pairs. Other tests have 1000.
-        resamples: Resamples of every bootstrap interval.
+        permutations: Permutations of a test with a small p, at least 99; up to 50 000 for many pairs. Other tests have
+            1000.
+        resamples: Resamples of every bootstrap interval, at least 100.
     """
 
     cases: Literal["train", "all"] = "train"

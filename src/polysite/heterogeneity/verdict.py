@@ -392,7 +392,7 @@ def _of_groups(
 ) -> Strategy:
     """Return the strategy of one model per group; a group of one site is called local training."""
     if all(len(group) == 1 for group in groups):
-        few = "each learns from its own cases alone: nothing is exchanged, and nobody gains from the others"
+        few = "each learns from its own cases alone: nothing is exchanged, so no hospital gains from the others"
         changes: dict[str, Any] = {"algorithm": {"name": "local"}}
         return Strategy("local", "Local training at every hospital", OWN, (*reasons, few), evidence, changes)
     title = _title(groups)

@@ -2,7 +2,7 @@
 
 `measure` returns raw numbers: an empty mask has no surface, so its distances are NaN. An `EmptyMaskPolicy` turns them
 into the numbers that are averaged, and a report states it. BraTS gives a missed tumour 373.13 mm. Code that leaves such
-cases out, as that of papers B and C does, rewards a model that finds nothing at all.
+cases out, as the published code of Manthe et al. 2023 and 2024 does, rewards a model that finds nothing at all.
 
 >>> import numpy as np
 >>> row = measure(np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), (1.0, 1.0))
@@ -115,7 +115,7 @@ class EmptyMaskPolicy:
     Args:
         empty: ``penalty`` counts a penalty if one mask is empty; ``excluded`` leaves the label of the case out, so that
             the mean of a case is over the labels that have a distance; ``excluded-case`` leaves the mean of a case out
-            if any label has no distance, also where both masks are empty, as the code of paper B does.
+            if any label has no distance, also where both masks are empty (the code of Manthe et al. 2024).
         penalty: The diagonal of the image, or a distance; BraTS uses 373.13 mm.
         hd95: ``max`` is the larger of the two directed percentiles, ``union`` the percentile of all distances.
     """

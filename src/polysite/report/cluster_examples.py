@@ -1,7 +1,8 @@
 """Example scans of clusters and of outliers, for the hospital that they belong to.
 
-Clusters are found across hospitals, but a scan is shown to nobody else: every hospital gets the most typical of its own
-cases in each cluster, those that it asks for by name, and its outliers (Manthe et al. 2023, Figures 5, 6 and 8).
+Clusters are found across hospitals, but a scan is shown only to its own hospital. Every hospital gets the most typical
+of its own cases in each cluster, those that it asks for by name, and its outliers (Manthe et al. 2023, Figures 5, 6 and
+8).
 """
 
 from collections.abc import Mapping, Sequence

@@ -27,7 +27,7 @@ Values = NDArray[np.float64]
 
 DOTS = 2000  # more cases are drawn as pixels, so that the page stays small
 FEW = 3  # a hospital with fewer cases in a cluster, or fewer than a tenth of its cases, is not said to be in it
-PERPLEXITY = 35.0  # of t-SNE, that of paper C
+PERPLEXITY = 35.0  # of t-SNE, as in Manthe et al. 2023
 TITLE = "Clusters of scans that look alike"
 
 
@@ -210,7 +210,7 @@ def fit(fitted: Mapping[str, Any]) -> Grid:
     ]
     note = (
         "Federated: percentiles, principal components and mixture are fitted to sums over the cases of a hospital, so "
-        "that the features of no case leave it. Pooled: fitted to the features of all cases in one place, from the "
+        "that only sums leave it. Pooled: fitted to the features of all cases in one place, from the "
         "same starts. The clusters shown here are the federated ones."
     )
     return Grid("cluster_fit", "Federated and pooled", ("", "value"), tuple(Line((name(n), c)) for n, c in lines), note)

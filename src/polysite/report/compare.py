@@ -43,7 +43,7 @@ class Comparison:
     tests: Sequence[Test]
     remarks: Sequence[str]
     tail: Tail = "two-sided"
-    asked: Sequence[Answer] = ()  # tests of a user's own
+    asked: Sequence[Answer] = ()  # additional tests
 
     @property
     def measures(self) -> list[str]:
@@ -71,7 +71,7 @@ class Comparison:
 
     @property
     def trained(self) -> list[Method]:
-        """Methods without the rows in which all hospitals use the model of one."""
+        """Methods that were trained: without the rows in which all hospitals use the model of one hospital."""
         return [m for m in self.methods if not m.owner]
 
     def find(self, name: str) -> Method:
@@ -104,10 +104,10 @@ def compare(
         methods: The methods.
         reference: Method that the others are tested against; fedavg, or else the first, if None.
         policy: Rule for distances of empty masks.
-        tail: Alternative of the tests.
+        tail: Alternative of the tests: ``two-sided``, ``greater`` (better than the reference) or ``less``.
         owner: Hospital whose model is shown on all hospitals' cases, in a row of its own. If None, that of the hospital
             with most cases, for methods in which hospitals train alone. An empty text shows none.
-        questions: Tests of a user's own (`polysite.report.paired_tests`).
+        questions: Additional tests, as in ``scaffold > fedavg @ 12,13 / TC`` (`polysite.report.paired_tests`).
     """
     names = [m.name for m in methods]
     _comparable(methods)

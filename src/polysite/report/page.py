@@ -72,15 +72,15 @@ class Options:
     Args:
         reference: Method that the others are tested against; fedavg, or else the first, if None.
         policy: Rule for distances of empty masks.
-        tail: Alternative of the tests.
+        tail: Alternative of the tests: ``two-sided``, ``greater`` (better than the reference) or ``less``.
         speeds: Speeds of the sites, for simulated time.
         assessment: Folder of an assessment whose distances are shown.
         scans: Show slices of patients.
         remarks: Remarks at the top of the page.
-        figures: Figures of a paper to add, names of ``PAPER_FIGURES``.
-        cases: Names of cases to show.
+        figures: Figures to add, by the names in ``PAPER_FIGURES``.
+        cases: Names of cases to show with every prediction; the end of a name is enough if only one case fits.
         owner: Hospital whose model is shown on all hospitals' cases; see `compare`.
-        questions: Tests of a user's own, as in ``scaffold > fedavg @ 12,13 / TC``.
+        questions: Additional tests, as in ``scaffold > fedavg @ 12,13 / TC``.
         published: Published tables that are shown with the measured values beside them.
     """
 

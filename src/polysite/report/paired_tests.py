@@ -1,4 +1,4 @@
-"""Tests paired by case: every method against a reference, or any question of a user's own.
+"""Tests paired by case: every method against a reference, or questions that a user asks.
 
 A question is a line of text::
 

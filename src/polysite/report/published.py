@@ -45,8 +45,8 @@ class Paper:
     """The tables of a paper that a benchmark is set beside.
 
     Args:
-        tables: Names of published tables.
-        methods: Names of every method of the benchmark in these tables.
+        tables: Names of published tables, as in ``B_table1``.
+        methods: For every method of the benchmark, its names in these tables.
         setting: Only numbers of this setting; empty for all.
     """
 

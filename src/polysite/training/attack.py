@@ -41,13 +41,14 @@ class Settings:
 
     Args:
         decoder: The small decoder of this project, or the paper's (see ``PAPER`` for its other settings).
-        side: Voxels of a side of the volumes to reconstruct.
-        epochs: Largest number of epochs of a decoder.
-        patience: Epochs without progress on the validation cases that end the training of a decoder.
-        restarts: Number of decoders; the best on the validation cases counts.
-        rate: Learning rate of Adam.
-        batch: Cases of a training step.
-        dropout: Dropout rate of a decoder.
+        side: Voxels of a side of the volumes to reconstruct: a multiple of 8 from 16 to 128; for the paper's decoder
+            16, 32, 64 or 128.
+        epochs: Largest number of epochs of a decoder, at least 1.
+        patience: Epochs without progress on the validation cases that end the training of a decoder, at least 1.
+        restarts: Number of decoders, at least 1; the best on the validation cases counts.
+        rate: Learning rate of Adam, more than 0.
+        batch: Cases of a training step, at least 1.
+        dropout: Dropout rate of the small decoder.
     """
 
     decoder: Literal["small", "paper"] = "small"
@@ -293,7 +294,7 @@ def _epoch(
     start: torch.Tensor,
     batch: int,
 ) -> float:
-    """Train for an epoch; returns the mean squared error of the training cases on the way."""
+    """Train for an epoch; return the mean squared error of the training cases during it."""
     net.train()
     total = 0.0
     for rows in torch.split(torch.randperm(len(x)), batch):

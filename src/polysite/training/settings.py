@@ -24,7 +24,8 @@ class Train:
         exclusive: Every voxel has at most one label (softmax); otherwise labels may overlap (sigmoid).
         patch: Size of a patch in voxels; smaller cases are padded.
         augment: ``light`` flips, scales and shifts intensities; ``full`` adds noise, blur and contrast.
-        contrast: Apply the random contrast of ``full`` between the extremes of each modality, or of the whole image.
+        contrast: Apply the random contrast of ``full`` between the extremes of each ``modality``, or of the whole
+            ``image``, as in the FeTS 2022 benchmark.
         window: Size of the sliding window; empty for that of the patch.
         overlap: Overlap of the sliding window.
         device: "auto", "cpu", "cuda" or "cuda:1".

@@ -158,11 +158,11 @@ class SitePolicy:
         return next(self._objections(intent, now), None)
 
     def refuse_small(self, sums: str, models: str) -> str | None:
-        """Return why a study is refused whose answers may be of few cases, or None; nothing in it is changed instead.
+        """Return why a study that may send sums or models of too few cases is refused, or None if it is allowed.
 
         Args:
-            sums: Sentence about sums over fewer than ``fewest`` cases, empty if there are none.
-            models: The same about models.
+            sums: Sentence about sums over fewer than ``fewest`` cases; empty if there are none.
+            models: Sentence about models of fewer than ``fewest`` training cases; empty if there are none.
         """
         if sums and not self.small_sums:
             return f"{sums}: policy.toml says fewest = {self.fewest} and small_sums = false"
