@@ -6,6 +6,7 @@ The names come from the real partition and folds in ``shared/data``, which the p
 import csv
 import gzip
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import nibabel
@@ -21,7 +22,7 @@ NAME = "partitioning_1_{part}_fold_{fold}.csv"
 TISSUES = {"flair": (40, 90, 60, 70), "t1": (60, 50, 30, 55), "t1ce": (60, 55, 35, 110), "t2": (45, 85, 95, 75)}
 
 
-def write(folder: Path, shared: Path, share: float = 1.0, size: int = 16) -> Path:
+def write(folder: Path, shared: Path, share: float = 1.0, size: int = 16, cases: Sequence[str] = ()) -> Path:
     """Write the fake dataset and return its folder.
 
     ``folder`` holds ``FeTS2022_xxxxx/FeTS2022_xxxxx_{flair,t1,t1ce,t2,seg}.nii.gz``, ``partitioning_1.csv``, and the
@@ -33,10 +34,12 @@ def write(folder: Path, shared: Path, share: float = 1.0, size: int = 16) -> Pat
         share: Share of the cases. Every site keeps a case in every fold where it has one, limited folds included, and
             the cases that two folds test.
         size: Voxels along every axis.
+        cases: Names of cases to write whatever the share.
     """
     site_of = {r["Subject_ID"]: r["Partition_ID"] for r in _rows(shared / PARTITION)}
     folds = {name: _published(shared / place) for name, place in FOLDS.items()}
-    kept = _selected(site_of, folds, share)
+    selected = _selected(site_of, folds, share)
+    kept = dict.fromkeys(c for c in site_of if c in selected or c in cases)
     folder.mkdir(parents=True)
     _table(folder / "partitioning_1.csv", [{"Partition_ID": site_of[c], "Subject_ID": c} for c in kept])
     for name, parts in folds.items():

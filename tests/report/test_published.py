@@ -40,6 +40,9 @@ def test_measured_values_stand_beside_the_published_ones(tmp_path):
     assert gap.value == pytest.approx(0.6 - 0.815) and lines["Dice WT"][3].value == pytest.approx(0.8)
     assert lines["Dice WT"][5].text == "no" and lines["Dice ET"][5].text == "no"
     assert "Not measured here: FedAvg w/ fixed local epochs" in one.note
+    assert "On the printed Dice TC of Prior CFL HGG/LGG: " in one.note and "misprint" in one.note
+    order = [line.cells[1].text.removeprefix("Dice institution ") for line in sites.lines]
+    assert order == sorted(order, key=int)
     local = {line.cells[1].text: line.cells for line in sites.lines}
     assert local["Dice institution 1"][3].value == pytest.approx(0.6)  # the site is called 01
     assert local["Dice institution 4"][3].text == "–" and local["Dice institution 1"][5].text == ""

@@ -1,5 +1,6 @@
 """Run a benchmark: all its jobs, in parallel as memory allows, and what the page about them needs."""
 
+import csv
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from polysite import config
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.jobs import Step, check, jobs, settings, silent
 from polysite.benchmark.workers import work
+from polysite.engines.run_folder import RunFolder
 from polysite.report.page import Options
 from polysite.report.runs import Method, read
 from polysite.storage import write_file
@@ -45,7 +47,11 @@ def options(bench: Bench, out: Path, methods: Sequence[Method], failed: Mapping[
     """Return the options of the page: reference, tests, figures, published numbers, assessment, failed runs."""
     assessed = next(iter(sorted((out / "assess").glob("fold*-seed*"))), None)
     names = [m.name for m in methods]
-    lost = tuple(f"Left out: {job} failed: {why}." for job, why in failed.items())
+    lost = [f"Left out: {job} failed: {why}." for job, why in failed.items()]
+    here = _cases(methods)
+    absent = [case for case in bench.compare.cases if case not in here]
+    if absent:
+        lost.append(f"Not in the data, so not shown: {', '.join(absent)}.")
     return Options(
         reference=bench.reference if bench.reference in names else None,
         policy=bench.compare.policy,
@@ -54,10 +60,16 @@ def options(bench: Bench, out: Path, methods: Sequence[Method], failed: Mapping[
         assessment=assessed,
         remarks=(*bench.remarks, *lost),
         figures=bench.compare.figures,
-        cases=bench.compare.cases,
+        cases=tuple(case for case in bench.compare.cases if case in here),
         questions=tuple(q for q in bench.compare.questions if _known(q, names)),
         published=bench.published,
     )
+
+
+def _cases(methods: Sequence[Method]) -> set[str]:
+    """Return the names of all cases of the runs, whatever their split."""
+    runs = [run for method in methods for run in method.runs]
+    return {row["Subject_ID"] for run in runs for row in csv.DictReader(RunFolder(run.path).split.splitlines())}
 
 
 def _known(question: str, names: Sequence[str]) -> bool:

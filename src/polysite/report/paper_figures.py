@@ -301,7 +301,7 @@ def scans(comparison: Comparison, options: Options) -> list[Picture]:
     from polysite.report.cluster_examples import draw_scan  # imports torch
     from polysite.report.scans import read_scan
 
-    known = {}
+    known: dict[str, dict[str, Mapping[str, str]]] = {}
     for method in comparison.trained:
         for row in method.first.evaluation.clusters if method.first.evaluation else ():
             known.setdefault(row["case"], {})[method.name] = row

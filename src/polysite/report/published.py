@@ -114,7 +114,7 @@ def tables(comparison: Comparison, paper: Paper, speeds: Speeds) -> list[Grid]:
         absent = list(dict.fromkeys(n.method for n in listed if n.method not in ours))
         known = ((n, ours[n.method]) for n in sorted(listed, key=_order) if n.method in ours and n.value is not None)
         lines = tuple(_line(n, method.name, look.values(n, method)) for n, method in known)
-        note = f"{NOTE} Not measured here: {', '.join(absent)}." if absent else NOTE
+        note = " ".join([NOTE, *([f"Not measured here: {', '.join(absent)}."] if absent else []), *_doubts(listed)])
         grids.append(Grid(f"published_{table}", _title(table), HEAD, lines, note))
     return grids
 
@@ -124,6 +124,12 @@ def facts(table: str, setting: str, measured: Mapping[str, float]) -> Grid:
     known = [n for n in numbers(table) if n.setting == setting and n.measure in measured]
     lines = tuple(_line(n, n.method or n.setting, [measured[n.measure]]) for n in known)
     return Grid(f"published_{table}", _title(table), ("", *HEAD[1:]), lines, NOTE)
+
+
+def _doubts(published: Sequence[Number]) -> list[str]:
+    """Return sentences about numbers that are probably misprinted or do not agree with the others of their table."""
+    doubtful = [n for n in published if "misprint" in n.note or "disagrees" in n.note]
+    return [f"On the printed {n.measure} {n.where} of {n.method}: {n.note}." for n in doubtful]
 
 
 def _order(published: Number) -> int:
