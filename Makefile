@@ -15,11 +15,11 @@ demo: $(READY)
 	$(BIN)/polysite demo
 
 quick: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not soak" tests/algorithms/test_contract.py \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not soak" tests/algorithms/test_contract.py \
 	  tests/algorithms/test_closed_form*.py tests/test_quick.py
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not soak"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not soak"
 
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m soak

@@ -54,4 +54,4 @@ def test_a_file_gives_rounds_or_a_share(after):
     assert (
         phases(parse("[run]\nrounds = 20", {"algorithm": "superfed", "algorithm.after": after}))[0].algorithm.after == 8
     )
-    assert "Rounds before the twins; below 1 a share of all rounds" in config.explain("superfed")
+    assert "Rounds before the twins; a value between 0 and 1 is a share of all rounds" in config.explain("superfed")

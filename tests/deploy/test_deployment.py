@@ -24,7 +24,7 @@ def federation(tmp_path_factory):
 
 
 # one of each kind in every full run: shared, partial and private models, memories, phases
-SLICE = ("ditto", "fedavg", "fedper", "fine_tune", "scaffold")
+SLICE = ("fedavg", "fine_tune", "scaffold")
 EVERY = [pytest.param(name, marks=() if name in SLICE else pytest.mark.soak) for name in sorted(ALGORITHMS)]
 
 
