@@ -9,6 +9,7 @@ import copy
 from dataclasses import dataclass, field
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from polysite import tree
 from polysite.site import Budget, CaseScore, Divergence, Fit, Objective, Tilt
@@ -167,3 +168,19 @@ def contrast_gradient(p, term):
     q = 1 / (1 + np.exp((cos(far) - cos(near)) / term.temperature))
     g = term.weight * (1 - q) / term.temperature * (slope(far) - slope(near))
     return dict(zip(p, np.split(g, np.cumsum([np.size(v) for v in p.values()])[:-1]), strict=True))
+
+
+class Aims(Quadratic):
+    """A site that judges by other cases than it trains on: by how near the model is to ``goal``."""
+
+    goal = None
+
+    def score(self, params, cases):
+        miss = abs(params["w"].item() - (self.b.mean() if self.goal is None else self.goal))
+        return {n: CaseScore({"L": 1 / (1 + miss)}, miss) for n in cases}
+
+
+def served_models(folder, names, name="best"):
+    """Return the model that every site uses in the end, from the files of a run folder."""
+    found = {p.name.split(".")[1]: load_file(p)["w"].item() for p in (folder.path / "models").glob(f"{name}*")}
+    return dict.fromkeys(names, found["safetensors"]) if "safetensors" in found else found

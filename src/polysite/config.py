@@ -147,6 +147,16 @@ def _scaled(study: Study) -> Study:
     return study if algorithm == study.algorithm else dataclasses.replace(study, algorithm=algorithm)
 
 
+def is_beginning(study: Study, of: Study) -> bool:
+    """Return whether a study consists of the first phases of another one, and is shorter.
+
+    >>> long = Study(then=({"algorithm": "scaffold"},))
+    >>> is_beginning(Study(), of=long), is_beginning(long, of=long)
+    (True, False)
+    """
+    return any(study == dataclasses.replace(of, then=of.then[:k]) for k in range(len(of.then)))
+
+
 def _phase(base: Study, changes: Mapping[str, Any], at: str) -> Study:
     for section, keys in changes.items():
         if section != "algorithm" and section not in PHASE:

@@ -92,7 +92,7 @@ def build_sites(
     """Return the sites of a study, which share one network; cases are prepared, or read from the cache."""
     source, dealt = study.data, dealt or deal_cases(study)
     task = tasks.find(source.task, study.train.exclusive)
-    network, cache = Network(_module(study, task), study.train), Cache(place())
+    network, cache = Network(build_module(study), study.train), Cache(place())
     listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
     ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
     _refuse_duplicates(cache, [ref for _, _, ref in listed])
@@ -114,8 +114,9 @@ def build_sites(
     }
 
 
-def _module(study: Study, task: tasks.Task) -> Any:
-    source = study.data
+def build_module(study: Study) -> Any:
+    """Return the untrained network of a study."""
+    source, task = study.data, tasks.find(study.data.task, study.train.exclusive)
     return study.model.build(
         dims=source.dims,
         modalities=len(source.modality_names),
@@ -176,8 +177,7 @@ def build_phases(study: Study, sites: Mapping[str, TorchSite]) -> list[Phase]:
 
 def initial_params(study: Study) -> Tree:
     """Return the parameters that every site starts from, without building a site."""
-    task = tasks.find(study.data.task, study.train.exclusive)
-    return Network(_module(study, task), replace(study.train, device="cpu", compile=False)).start
+    return Network(build_module(study), replace(study.train, device="cpu", compile=False)).start
 
 
 def cost(study: Study, grid: bool = True) -> Cost:
@@ -306,7 +306,7 @@ def _before(study: Study, split: str, path: Path) -> RunFolder:
     if not folder.finished:
         raise RunError(f"{path} has not finished, so nothing can come after it; 'polysite train --resume {path}'")
     mine, other = pinned(study), config.parse(folder.config, where=str(path / "config.toml"))
-    if other not in [replace(mine, then=mine.then[:k]) for k in range(len(mine.then))]:
+    if not config.is_beginning(other, of=mine):
         raise RunError(f"{path} is not the beginning of this study: without its last [[then]] it must be the same")
     if not (folder.path / "split.csv").is_file() or folder.split != split:
         raise RunError(f"{path} was trained on other cases, or other parts of them, than this study has")

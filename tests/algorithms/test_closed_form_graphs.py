@@ -98,7 +98,7 @@ def centres(state):
 
 
 def two_centres(low=-0.5, high=1.5):
-    """Sites choose from here on: nobody is held to a group."""
+    """The settling rounds are over: every site chooses its model by loss."""
     return Clusters({}, tuple({"w": np.array([x])} for x in (low, high)), {}, since=-99)
 
 

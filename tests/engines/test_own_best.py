@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import table
 from polysite.algorithms.cfl import Cfl
@@ -21,23 +20,13 @@ from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.site import CaseScore
-from quadratic import Quadratic
+from quadratic import Aims, served_models
 
 START = {"w": np.array([3.0])}
 OPTIMA = {"a": -1.0, "b": 0.5, "c": 2.0}
 GOALS = {"a": 1.5, "b": 0.6, "c": 2.1}  # what the validation cases of a site call for
 NUMBERS = {"a": 2, "b": 6, "c": 4}
 PULL = 1 - (1 - 0.05 * 1.0) ** 5
-
-
-class Aims(Quadratic):
-    """Judges by how near the model is to ``goal``."""
-
-    goal = 0.0
-
-    def score(self, params, cases):
-        miss = abs(params["w"].item() - self.goal)
-        return {n: CaseScore({"L": 1 / (1 + miss)}, miss) for n in cases}
 
 
 def sites(goals=GOALS):
@@ -57,8 +46,7 @@ def go(path, *parts, goals=GOALS):
 
 
 def models(folder, name="best"):
-    found = {p.name.split(".")[1]: load_file(p)["w"].item() for p in (folder.path / "models").glob(f"{name}*")}
-    return dict.fromkeys(OPTIMA, found["safetensors"]) if "safetensors" in found else found
+    return served_models(folder, OPTIMA, name)
 
 
 def paths(rounds, groups=(("a",), ("b",), ("c",)), start=3.0):
@@ -147,7 +135,7 @@ def test_a_model_from_before_a_split_does_not_win_after_it(tmp_path):
     wanted = {i: 3 + nearest(after[i], goals[i]) for i in goals}
     assert result.best_rounds == wanted
     assert models(folder) == pytest.approx({i: after[i][r - 3] for i, r in wanted.items()})
-    assert result.best_round < 3  # of all together, unless that is told, too
+    assert result.best_round < 3  # without best_from the common best round may precede the split
     told, _ = go(tmp_path / "from", (SPLITS, {**plan, "best_from": 4}), goals=goals)
     assert told.best_round >= 3 and told.best_rounds == result.best_rounds
 
@@ -201,7 +189,7 @@ def test_a_run_resumes_wherever_it_was_interrupted(tmp_path, name, after, monkey
         replace(r, elapsed=0, sites={}) for r in whole.records()
     ]
     kept = {p.name for p in (folder.path / "checkpoints").glob("own-*.safetensors")}
-    assert {folder.own(r).name for r in result.best_rounds.values()} <= kept  # and few that nobody needs
+    assert {folder.own(r).name for r in result.best_rounds.values()} <= kept  # checkpoints of own best rounds are kept
     assert len(kept) <= len(set(result.best_rounds.values())) + 4
 
 
@@ -237,7 +225,7 @@ def test_who_judges_a_site():
         "a": Own(0, 0.4, "a"), "b": Own(0, 0.8, "b"), "c": Own(0, pytest.approx(0.6), None),
         STRANGER: Own(0, pytest.approx(0.6), None),
     }  # fmt: skip
-    second = improved(first, alone, scored(b=0.9), 1)  # a is absent: nobody else judges for it
+    second = improved(first, alone, scored(b=0.9), 1)  # a is absent, and no other site shares its cluster
     assert set(second) == {"b", "c", STRANGER}
     assert set(improved(first, alone, scored(a=0.4, b=0.8), 1)) == set()  # no better: the earlier round stays
     assert improved(first, alone, scored(a=0.1, b=0.1, c=0.05), 1) == {"c": Own(1, 0.05, "c")}  # its own judge, at last
@@ -254,7 +242,7 @@ def test_a_site_that_changes_its_cluster_starts_again():
 
 @table.every
 def test_every_algorithm_ends_with_own_best_rounds_after_another(algorithm, tmp_path):
-    """What each site is served is the model of the round that is told, and that of no later round."""
+    """Every site is served the model of its reported best round."""
     rounds = 12 if hasattr(algorithm, "is_finished") else 4
     parts = ((FedAvg(), Plan(rounds=2)), (algorithm, Plan(rounds=rounds, best="own")))
     made = [Phase(a, Simulator(a, table.sites()), plan) for a, plan in parts]

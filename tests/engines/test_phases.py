@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.ditto import Ditto
@@ -22,23 +21,12 @@ from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Served
 from polysite.errors import ConfigError
 from polysite.report.costs import load_of
-from polysite.site import CaseScore
-from quadratic import Quadratic
+from quadratic import Aims, Quadratic, served_models
 
 START = {"w": np.array([3.0])}
 A, B, N = np.array([0.5, 1.0, 2.0]), np.array([-1.0, 0.3, 2.0]), np.array([2, 8, 5])
 NAMES, ETA, K = ("a", "b", "c"), 0.1, 5
 GROUPS = {"one": ("a", "b"), "two": ("c",)}
-
-
-class Aims(Quadratic):
-    """Judges by other cases than it trains on: how near the model is to ``goal``."""
-
-    goal = None
-
-    def score(self, params, cases):
-        miss = abs(params["w"].item() - (self.b.mean() if self.goal is None else self.goal))
-        return {n: CaseScore({"L": 1 / (1 + miss)}, miss) for n in cases}
 
 
 def sites(goal=None):
@@ -58,9 +46,7 @@ def go(path, *parts, goal=None):
 
 
 def served(folder, name="best"):
-    """What every site uses in the end."""
-    found = {p.name.split(".")[1]: load_file(p)["w"].item() for p in (folder.path / "models").glob(f"{name}*")}
-    return dict.fromkeys(NAMES, found["safetensors"]) if "safetensors" in found else found
+    return served_models(folder, NAMES, name)
 
 
 def tuned(w, b, a, lam, steps, lr=ETA):

@@ -86,7 +86,7 @@ def test_weights_that_fall_with_the_distance():
 
 
 def test_groups_around_the_outlier_are_always_offered():
-    """Also where nobody differs; once if both distances form the same groups; with a reason if offered already."""
+    """The groups are offered even if no hospital differs, and only once if both distances form the same groups."""
     found = assess(USUAL)
     groups = (("a", "b"), ("c", "d"))
 

@@ -1,4 +1,4 @@
-"""Figures of paper B: what is drawn, for whom, in which order; nothing is clipped with many long names."""
+"""Figures of paper B: their panels, the order of sites and methods, and that long names are not clipped."""
 
 import json
 from itertools import pairwise

@@ -78,8 +78,7 @@ class Job:
 
     def first(self, among: "Iterable[Job]") -> "Job | None":
         """Return the job that trains most of the first phases of this one; None if there is none."""
-        beginnings = [replace(self.study, then=self.study.then[:k]) for k in range(len(self.study.then))]
-        candidates = [other for other in among if other.study in beginnings]
+        candidates = [other for other in among if config.is_beginning(other.study, of=self.study)]
         return max(candidates, key=lambda other: len(other.study.then), default=None)
 
 

@@ -25,14 +25,10 @@ from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
 from polysite.site import Budget
-from polysite.training import tasks
 from polysite.training.torch_site import Network, TorchSite
 
-VOLUME = (
-    144,
-    176,
-    144,
-)  # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
+# voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
+VOLUME = (144, 176, 144)
 SIDE = 64  # largest side of a patch that is timed on a CPU
 STEPS = 3  # timed on a GPU, after as many that warm up; one on a CPU
 ROUNDS = 3  # rehearsed of a phase; the others are like the last of these
@@ -59,7 +55,7 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
     done = {n: _Rehearsed.of(s) for n, s in chosen.items()}
     lines, hours, disk = [], 0.0, 0.0
     for title, each in chosen.items():
-        before = next((n for n, s in chosen.items() if _begins(each, s)), None)
+        before = next((n for n, s in chosen.items() if config.is_beginning(s, of=each)), None)
         mine = done[title].after(done[before] if before else None)
         spent = runs * (mine.steps * pace.step + (mine.cases + mine.tested) * pace.case) / 3600
         stored = runs * mine.stored
@@ -77,7 +73,8 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
     note = (
         f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. All together: "
         f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at; the cache of prepared "
-        f"cases takes about {_size(prepared).text} more."
+        f"cases takes about {_size(prepared).text} more. Not counted: scores that an algorithm takes within a round, "
+        "and predictions of personal models for the cases of other hospitals."
     )
     return Grid("plan", f"Plan of {bench.name}", head, tuple(lines), note)
 
@@ -86,11 +83,6 @@ def _counted(chosen: Study, bench: Bench) -> Study:
     """Return the study with a source that lists as many cases as were published."""
     split = replace(chosen.split, file="")
     return replace(chosen, data=Counted(sizes(bench.sizes)), split=split)
-
-
-def _begins(whole: Study, other: Study) -> bool:
-    """Return whether another study is the first part of a study."""
-    return any(other == replace(whole, then=whole.then[:k]) for k in range(len(whole.then)))
 
 
 def _features(bench: Bench, overrides: Mapping[str, str], absent: bool) -> Grid:
@@ -191,7 +183,7 @@ def measure(chosen: Study) -> Pace:
     On a GPU the patch, the batch and the size of a scan are the real ones. On a CPU one patch of at most 64 voxels a
     side is timed, and the time is scaled with the number of voxels.
     """
-    network = Network(_module(chosen), chosen.train)
+    network = Network(study.build_module(chosen), chosen.train)
     gpu = network.device.type == "cuda"
     step = chosen.model.divisor
     patch = (
@@ -222,12 +214,6 @@ def _windows(chosen: Study) -> int:
     """Return the number of positions of the sliding window in a scan."""
     window, moved = chosen.train.window or chosen.train.patch, 1 - chosen.train.overlap
     return prod(ceil(max(0, size - side) / (side * moved)) + 1 for size, side in zip(VOLUME, window, strict=False))
-
-
-def _module(chosen: Study) -> Any:
-    source, task = chosen.data, tasks.find(chosen.data.task, chosen.train.exclusive)
-    outputs = task.outputs(source.label_names)
-    return chosen.model.build(dims=source.dims, modalities=len(source.modality_names), outputs=outputs, seed=0)
 
 
 def _drawn(rng: np.random.Generator, chosen: Study, shape: Sequence[int], k: int) -> Case:

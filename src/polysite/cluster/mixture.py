@@ -178,13 +178,20 @@ def flattened(low: Values, high: Values) -> Values:
 
 def joint(points: Values, weights: Values, means: Values, covariance: Values) -> Values:
     """Return the logarithm of weight times density: cases x components."""
-    from scipy.linalg import cholesky, solve_triangular
+    from scipy.linalg import cholesky
 
     factor = cholesky(covariance, lower=True)
-    white, centres = (solve_triangular(factor, x.T, lower=True).T for x in (points, means))
     constant = points.shape[1] * np.log(2 * np.pi) / 2 + np.log(factor.diagonal()).sum()
-    logs: Values = np.log(weights) - constant - squared_distances(white, centres) / 2
+    logs: Values = np.log(weights) - constant - squared_mahalanobis(points, means, factor) / 2
     return logs
+
+
+def squared_mahalanobis(points: Values, means: Values, factor: Values) -> Values:
+    """Return squared Mahalanobis distances, points x means, from the lower Cholesky factor of the covariance."""
+    from scipy.linalg import solve_triangular
+
+    white, centres = (solve_triangular(factor, x.T, lower=True).T for x in (points, means))
+    return squared_distances(white, centres)
 
 
 def squared_distances(points: Values, centres: Values) -> Values:

@@ -51,8 +51,22 @@ class Source(Protocol):
         ...
 
 
+class Volumes:
+    """What sources of 3D images to segment have in common."""
+
+    @property
+    def task(self) -> str:
+        """The task: ``segmentation``."""
+        return "segmentation"
+
+    @property
+    def dims(self) -> int:
+        """Number of spatial dimensions: 3."""
+        return 3
+
+
 @dataclass(frozen=True)
-class Phantom:
+class Phantom(Volumes):
     """Simulated hospitals: brain phantoms with tumours; scanners and patients differ from hospital to hospital.
 
     Args:
@@ -65,16 +79,6 @@ class Phantom:
 
     def __post_init__(self) -> None:
         _check(self.shape, self.sites)
-
-    @property
-    def task(self) -> str:
-        """The task: ``segmentation``."""
-        return "segmentation"
-
-    @property
-    def dims(self) -> int:
-        """Number of spatial dimensions: 3."""
-        return 3
 
     @property
     def modality_names(self) -> tuple[str, ...]:
@@ -209,7 +213,7 @@ class AtHospitals:
 
 
 @dataclass(frozen=True)
-class Counted:
+class Counted(Volumes):
     """Cases of which only the number is known: for costs and plans before the data are here.
 
     Args:
@@ -221,16 +225,6 @@ class Counted:
     sizes: Mapping[str, int] = field(default_factory=dict)
     modalities: tuple[str, ...] = ("flair", "t1", "t1ce", "t2")
     labels: tuple[str, ...] = ("WT", "TC", "ET")
-
-    @property
-    def task(self) -> str:
-        """The task: ``segmentation``."""
-        return "segmentation"
-
-    @property
-    def dims(self) -> int:
-        """Number of spatial dimensions: 3."""
-        return 3
 
     @property
     def modality_names(self) -> tuple[str, ...]:

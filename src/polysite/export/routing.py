@@ -26,7 +26,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from polysite.cluster.mixture import Mixture, Values, squared_distances
+from polysite.cluster.mixture import Mixture, Values, squared_mahalanobis
 from polysite.data.prepare import Prepare
 from polysite.training.torch_site import radiomics_of
 
@@ -61,12 +61,9 @@ def limits(mixture: Mixture, cases: float) -> Values:
 
 def distances(mixture: Mixture, vectors: Values) -> Values:
     """Return squared Mahalanobis distances, cases x clusters."""
-    from scipy.linalg import cholesky, solve_triangular
+    from scipy.linalg import cholesky
 
-    factor = cholesky(mixture.covariance, lower=True)
-    points, means = mixture.transform(vectors), mixture.means
-    white, centres = (solve_triangular(factor, x.T, lower=True).T for x in (points, means))
-    return squared_distances(white, centres)
+    return squared_mahalanobis(mixture.transform(vectors), mixture.means, cholesky(mixture.covariance, lower=True))
 
 
 def outside(mixture: Mixture, vector: Values) -> float:

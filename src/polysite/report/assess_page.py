@@ -3,13 +3,14 @@
 A clinician can stop after the strategies; a data scientist finds every number below.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance, Groups, Quantity
 from polysite.heterogeneity.distances import Values
@@ -214,21 +215,30 @@ def _held(assessment: Assessment) -> Picture:
 
 
 def _angles(assessment: Assessment) -> list[Picture]:
-    shown = []
-    for name in assessment.angles:
-        file, words = f"angles-{name.replace(' ', '-')}", f"Angles of {name} between and within hospitals"
-        svg = draw.drawing(draw.angles(assessment, name), file, words)
-        shown.append(Picture(name[0].upper() + name[1:], svg, "", name=file))
-    return shown
+    """Draw the angles between the mean embeddings of hospitals."""
+    return _by_component(assessment, assessment.angles, draw.angles, "angles", "between and within hospitals")
 
 
 def _case_angles(assessment: Assessment) -> list[Picture]:
-    """Draw the paper's figure, which only a simulation can have."""
+    """Draw the angles between random cases, the paper's figure, which only a simulation can have."""
+    return _by_component(
+        assessment, assessment.case_angles, draw.case_angles, "case-angles", "between random cases of two hospitals"
+    )
+
+
+def _by_component(
+    assessment: Assessment,
+    components: Iterable[str],
+    figure: Callable[[Assessment, str], Figure],
+    file: str,
+    between: str,
+) -> list[Picture]:
+    """Return a picture of the angles of every component of the embedding."""
     shown = []
-    for name in assessment.case_angles:
-        file, words = f"case-angles-{name.replace(' ', '-')}", f"Angles of {name} between random cases of two hospitals"
-        svg = draw.drawing(draw.case_angles(assessment, name), file, words)
-        shown.append(Picture(name[0].upper() + name[1:], svg, "", name=file))
+    for name in components:
+        at = f"{file}-{name.replace(' ', '-')}"
+        svg = draw.drawing(figure(assessment, name), at, f"Angles of {name} {between}")
+        shown.append(Picture(name[0].upper() + name[1:], svg, "", name=at))
     return shown
 
 

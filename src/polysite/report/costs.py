@@ -52,12 +52,12 @@ def _with_effort(run: Summary, record: RoundRecord, loads: Mapping[SiteId, Load]
         return dict(loads)
     phase = phases[record.phase]
     size, batch, several = phase.train.patches, phase.train.batch, trials(phase.algorithm)
-    everybody = sum(splits.get("train", 0) for splits in run.held.values())
+    pooled = sum(splits.get("train", 0) for splits in run.held.values())
 
     def patches(site: SiteId, steps: int) -> int | None:
         if phase.train.steps or _fixed_steps(phase.algorithm):
             return steps * batch
-        cases = run.held[site].get("train", 0) if site in run.held else everybody
+        cases = run.held[site].get("train", 0) if site in run.held else pooled
         once = ceil(cases * size / batch)
         return steps // once * cases * size if once and steps % once == 0 else None
 
