@@ -91,7 +91,7 @@ def demonstrate(folder: Path) -> Sequence[str]:
 
 def deploy(algorithms: Sequence[str], folder: Path) -> None:
     """Studies over three hospitals, which are real processes; a run folder for each beside those of the hospitals."""
-    from consortium import consortium, open_hospitals, wanted
+    from consortium import config_of, consortium, open_hospitals
     from polysite.deploy.coordinator import run as coordinator
     from polysite.deploy.coordinator.roster import Deadlines
 
@@ -99,7 +99,8 @@ def deploy(algorithms: Sequence[str], folder: Path) -> None:
     made = consortium(folder, NAMES)
     with coordinator.listening(made) as link, open_hospitals(folder, NAMES):
         for name in algorithms:
-            coordinator.run(wanted(name), link, NAMES, folder / name, deadlines=deadlines, assess=False, wait=120)
+            study = config.parse(config_of(name), {"model.filters": "[16, 32, 64, 128]"})
+            coordinator.run(study, link, NAMES, folder / name, deadlines=deadlines, assess=False, wait=120)
 
 
 def normal(score: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ gamma = 1.2
 [data.sites.c]
 cases = 7
 noise = 0.2
-{TRAINING}
+{TRAINING}filters = [2, 4, 4]
 [run]
 rounds = 2
 validate_every = 2

@@ -1,6 +1,8 @@
 """The benchmarks of papers B and C: every value of their protocols, and whole runs on a fake FeTS 2022."""
 
 import csv
+import tempfile
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -30,10 +32,15 @@ def published(table, method, measure, setting):
     return rows[0].value if len(rows) == 1 else tuple(n.value for n in rows)
 
 
+@cache
 def printed(bench, method):
-    """The study of a method as ``polysite train --print-config`` prints it, with its phases."""
-    chosen = studies(benchmark.load(bench), {})[method]
-    return config.phases(config.parse(config.dump(chosen, notes=True)))
+    """The study of a method as ``polysite train STUDY --print-config`` prints it, with its phases."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "study.toml")
+        file.write_text(config.dump(studies(benchmark.load(bench), {})[method]))
+        shown = CliRunner().invoke(app, ["train", str(file), "--print-config"])
+    assert shown.exit_code == 0, shown.output
+    return config.phases(config.parse(shown.output))
 
 
 SELECTED = [  # bench, methods, phase, name in Table A.4, quantity there, how a study has it

@@ -64,6 +64,7 @@ def draw(figure: Figure) -> Drawing:
     text = io.StringIO()
     with rc_context({"svg.hashsalt": "polysite"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    figure.set_layout_engine("none")  # the PNG has the same layout
     return Drawing(text.getvalue()[text.getvalue().index("<svg") :], figure)
 
 
