@@ -465,7 +465,9 @@ def _may_be(kind: Any, given: Any) -> bool:
 
     An integer never matches a ``Literal``, and a text no truth value.
     """
-    return not (get_origin(kind) is Literal and type(given) is int or kind is bool and isinstance(given, str))
+    if get_origin(kind) is Literal:
+        return type(given) is not int
+    return not (kind is bool and isinstance(given, str))
 
 
 def _scalar(kind: Any, given: Any, at: str) -> Any:

@@ -66,7 +66,9 @@ class ByLabelSize:
         names = [self.label] if self.label in volumes else [name.strip() for name in self.label.split("+")]
         for name in names:
             if name not in volumes:
-                raise ConfigError(f"federation.label names {name!r}, which is not in the data; {nearest(name, volumes)}")
+                raise ConfigError(
+                    f"federation.label names {name!r}, which is not in the data; {nearest(name, volumes)}"
+                )
         return sum(volumes[name] for name in names)
 
 

@@ -46,8 +46,8 @@ class Split:
         rounding: Numbers of validation and test cases among n: "nearest" to share * n; "down", int(share * n); or
             "up", n - int((1 - share) * n).
         validation_of: Cases of a site that ``validation`` is a share of: "all", or the "rest" that is not tested.
-        keep: Whether a case keeps the part that it has at its own hospital when a federation moves it: true, so that all
-            federations test the same cases; "sizes", as far as every site's parts then have the sizes of a new split.
+        keep: Whether a case that a federation moves keeps the part that it has at its own hospital: true, so that all
+            federations test the same cases; "sizes", as far as the parts of every site have the sizes of a new split.
     """
 
     validation: float = 0.2
