@@ -47,7 +47,8 @@ class Split:
             "up", n - int((1 - share) * n).
         validation_of: Cases of a site that ``validation`` is a share of: "all", or the "rest" that is not tested.
         keep: Whether a case that a federation moves keeps the part that it has at its own hospital: true, so that all
-            federations test the same cases; "sizes", as far as the parts of every site have the sizes of a new split.
+            federations test the same cases (only a site without any case to train on, or to validate with, gets one);
+            "sizes", as far as the parts of every site have the sizes of a new split.
     """
 
     validation: float = 0.2
