@@ -367,7 +367,7 @@ def merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in given.items():
         below = merged.get(key)
-        if isinstance(below, list) and isinstance(value, dict) and "name" not in value:
+        if key == "federation" and isinstance(below, list) and isinstance(value, dict) and "name" not in value:
             below = _numbered(below)
         if isinstance(value, dict) and isinstance(below, dict) and value.get("name") in (None, below.get("name")):
             value = merge(below, value)
