@@ -60,7 +60,15 @@ class Run:
 
 
 def deal_cases(study: Study) -> Mapping[str, SiteSplit]:
-    """Return the training, validation and test cases of every site, without opening any image that is not needed."""
+    """Return the training, validation and test cases of every site; volumes are cut into slices if the study says so.
+
+    No image is opened that is not needed.
+    """
+    return cut(study, deal_volumes(study))
+
+
+def deal_volumes(study: Study) -> Mapping[str, SiteSplit]:
+    """Return the training, validation and test cases of every site as the data list them, before slices are cut."""
     study.check()
     cases = study.data.case_refs(study.seed)
     study.split.check(cases)
@@ -71,6 +79,16 @@ def deal_cases(study: Study) -> Mapping[str, SiteSplit]:
     if not any(splits["validation"] for splits in dealt.values()):
         raise DataError("no site has a validation case, so no best round could be chosen; raise split.validation")
     return dealt
+
+
+def cut(study: Study, dealt: Mapping[str, SiteSplit]) -> Mapping[str, SiteSplit]:
+    """Return the slices of dealt volumes; without ``[slices]`` the volumes themselves."""
+    found = study.cut([case for splits in dealt.values() for k in SPLITS for case in splits[k]])
+    cases = {site: {k: [c for v in splits[k] for c in found[v]] for k in SPLITS} for site, splits in dealt.items()}
+    for split in SPLITS[:2]:
+        if not any(splits[split] for splits in cases.values()):
+            raise DataError(f"no volume to {'train' if split == 'train' else 'validate'} has a slice with a label")
+    return cases
 
 
 def check(study: Study) -> Mapping[str, SiteSplit]:
@@ -118,7 +136,7 @@ def build_module(study: Study) -> Any:
     """Return the untrained network of a study."""
     source, task = study.data, tasks.find(study.data.task, study.train.exclusive)
     return study.model.build(
-        dims=source.dims,
+        dims=study.dims,
         modalities=len(source.modality_names),
         outputs=task.outputs(source.label_names),
         seed=study.seed,

@@ -208,13 +208,17 @@ def _split_of(site: str, patient: PatientCases, fixed: Mapping[CaseRef, str]) ->
 
 
 def table(splits: Mapping[str, SiteSplit]) -> str:
-    """Return the CSV that ``split.file`` reads: site and name of every case in the data, its split and its site now."""
+    """Return the CSV that ``split.file`` reads: site and name of every case in the data, its split and its site now.
+
+    A volume that is cut into slices has one row.
+    """
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow([SUBJECT, PARTITION, SPLIT, "Site"])
     for site, each in splits.items():
         for split in SPLITS:
-            rows.writerows([case.source[1], case.source[0], split, site] for case in each.get(split, ()))
+            sources = dict.fromkeys(case.source for case in each.get(split, ()))
+            rows.writerows([name, origin, split, site] for origin, name in sources)
     return out.getvalue()
 
 

@@ -1,0 +1,145 @@
+"""2D slices of volumes as cases.
+
+A volume is prepared as a whole (resampled, cropped, normalised), so that all its slices have the same scale, and then
+cut. Sites and splits are decided for volumes before they are cut: no patient has slices in two splits.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from threading import Lock
+from typing import Literal
+
+import numpy as np
+
+from polysite.data.cache import Cache, place
+from polysite.data.case import Case, CaseRef
+from polysite.data.prepare import Prepare
+from polysite.errors import ConfigError
+
+VERSION = 1  # of the facts about slices in the cache
+# orientation of a stack (slice, row, column) that is seen upright: the head or the front up, the patient's left right
+STACKS: Mapping[str, str] = {"axial": "SPL", "coronal": "AIL", "sagittal": "RIP"}
+LETTERS: Mapping[str, str] = {"axial": "z", "coronal": "y", "sagittal": "x"}
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Settings that make 2D cases of the slices of every volume. Volumes are split first, then cut.
+
+    Slices of the volume NAME are called NAME/z077: slice 77 of the prepared volume from 0, along z (axial), y (coronal)
+    or x (sagittal). ``prepare.spacing`` and ``prepare.size`` are those of the volume, in the order slice, row, column.
+
+    Args:
+        axis: Direction of the slices; empty leaves volumes whole.
+        every: Take every nth slice.
+        labelled: Take only slices with a label.
+        most: Take at most so many slices of a volume, evenly spaced; 0 for all. The order is: labelled, every, most.
+    """
+
+    axis: Literal["", "axial", "coronal", "sagittal"] = ""
+    every: int = 1
+    labelled: bool = False
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"slices.every = {self.every} must be at least 1")
+        if self.most < 0:
+            raise ConfigError(f"slices.most = {self.most} must be a number of slices, or 0 for all")
+        if not self.axis and (self.every, self.labelled, self.most) != (1, False, 0):
+            raise ConfigError(f"[slices] has no axis; set slices.axis to one of {', '.join(STACKS)}")
+
+    def oriented(self, prepare: Prepare) -> Prepare:
+        """Return the preparation of a volume, with the slices along its first axis."""
+        return replace(prepare, orientation=STACKS[self.axis]) if self.axis else prepare
+
+    def chosen(self, labelled: Sequence[bool] | np.ndarray) -> list[int]:
+        """Return the slices to take from a volume, given for every slice whether it has a label.
+
+        >>> Slices("axial", labelled=True, every=2).chosen([False, True, True, True, False])
+        [1, 3]
+        >>> Slices("axial", most=2).chosen([False] * 8)
+        [2, 6]
+        """
+        marked = np.asarray(labelled, bool)
+        (found,) = np.nonzero(marked | (not self.labelled))
+        found = found[:: self.every]
+        if self.most and len(found) > self.most:
+            found = found[((np.arange(self.most) + 0.5) * len(found) / self.most).astype(int)]
+        return [int(k) for k in found]
+
+    def cut(self, volumes: Sequence[CaseRef], prepare: Prepare, patch: Sequence[int]) -> dict[CaseRef, list[CaseRef]]:
+        """Return the slices of every volume. Volumes are prepared on first use; files stay prepared in the cache."""
+        stacks = [_Stack(volume, self.oriented(prepare), (1, *patch)) for volume in volumes]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            marks = pool.map(_Stack.labelled, stacks)
+            return {s.volume: [s.slice(k, self._name(s.volume, k)) for k in self.chosen(m)]
+                    for s, m in zip(stacks, marks, strict=True)}  # fmt: skip
+
+    def count(self, volumes: Sequence[CaseRef]) -> dict[CaseRef, list[CaseRef]]:
+        """Return ``most`` slices of every volume, for volumes that are only counted."""
+        if not self.most:
+            raise ConfigError("the volumes are only counted, and so are their slices: set slices.most to their number")
+        return {
+            v: [replace(v, name=self._name(v, k), patient=v.patient or v.name, origin=v.source)
+                for k in range(self.most)] for v in volumes
+        }  # fmt: skip
+
+    def _name(self, volume: CaseRef, index: int) -> str:
+        return f"{volume.name}/{LETTERS[self.axis]}{index:03d}"
+
+
+def volume_of(name: str) -> str:
+    """Return the name of the volume that a slice comes from; text after the slice's number is kept.
+
+    >>> volume_of("a-007/z077"), volume_of("a-007/z077, seed 1"), volume_of("a-007")
+    ('a-007', 'a-007, seed 1', 'a-007')
+    """
+    return re.sub(r"/[xyz]\d{3,}(?=$|, seed \d+$)", "", name)
+
+
+class _Stack:
+    """A prepared volume as a stack of slices, opened when a slice is needed."""
+
+    def __init__(self, volume: CaseRef, prepare: Prepare, patch: Sequence[int]):
+        self.volume, self.prepare, self.patch = volume, prepare, patch
+        self._cache, self._lock = Cache(place()), Lock()
+        self._opened: Case | None = None
+
+    def open(self) -> Case:
+        """Return the prepared volume; that of a file is mapped from the cache."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._cache.get(self.volume, self.prepare, self.patch)
+            return self._opened
+
+    def labelled(self) -> np.ndarray:
+        """Return for every slice whether it has a label; in a classification, all have."""
+        how = ["slices", VERSION, version("monai"), asdict(self.prepare), list(self.patch)]
+        known = self._cache.recall(self.volume, how)
+        if known is None:
+            case = self.open()
+            label = case.label if case.label.ndim > 1 else np.ones((1, *case.image.shape[1:]), np.uint8)
+            known = {"labelled": label.max((0, 2, 3))}
+            self._cache.keep(self.volume, how, known)
+        return known["labelled"].astype(bool)
+
+    def slice(self, index: int, name: str) -> CaseRef:
+        """Return one slice as a case."""
+
+        def read() -> Case:
+            whole = self.open()
+            label = whole.label[:, index] if whole.label.ndim > 1 else whole.label
+            return replace(
+                whole, image=whole.image[:, index], label=label, spacing=whole.spacing[1:], affine=None, prepared=True
+            )
+
+        volume = self.volume
+        return replace(
+            volume, name=name, read=read, patient=volume.patient or volume.name, origin=volume.source, prepared=True,
+            recipe=f"{volume.recipe} slice {index} of {self.prepare.orientation}",
+        )  # fmt: skip
