@@ -20,6 +20,7 @@ from polysite.costs.rehearsal import Effort, rehearse
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.files import Files
+from polysite.data.parts import splitter
 from polysite.data.split import SiteSplit, table
 from polysite.engines.phases import Evaluate, Phase, find_progress, run_phases
 from polysite.engines.plan import cohort
@@ -73,7 +74,7 @@ def deal_volumes(study: Study) -> Mapping[str, SiteSplit]:
     cases = study.data.case_refs(study.seed)
     study.split.check(cases)
     seed = study.split.seed_of(study.seed)
-    dealt = study.federation.deal(cases, lambda sites: study.split.apply(sites, seed), seed)
+    dealt = study.federation.deal(cases, splitter(study.split, cases, seed), seed)
     if not any(splits["train"] for splits in dealt.values()):
         raise DataError("no site has a training case")
     if not any(splits["validation"] for splits in dealt.values()):
