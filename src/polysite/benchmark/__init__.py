@@ -7,6 +7,8 @@ A benchmark is a TOML file::
     reference = "fedavg"                the method that all others are compared with
     folds = 5                           folds of a cross-validation; none by default
     seeds = [0, 1, 2]                   a run for every seed; [0] by default
+    budget = "steps"                    rounds of every method such that local steps, or bytes, are the reference's;
+                                        "rounds" by default: the rounds of the studies
     preset = "fets_benchmark"           settings that all methods share: a preset,
     [study]                             and sections of a study, which override the preset
     [methods.NAME]                      settings of one method; two keys use the result of an assessment:

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from polysite import config
+from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
 from polysite.errors import ConfigError, nearest
 from polysite.metrics.measures import EmptyMaskPolicy
@@ -16,7 +17,7 @@ from polysite.report.published import Paper
 
 KEYS = (
     "title", "about", "reference", "preset", "seeds", "folds", "needs", "sizes", "study", "methods",
-    "published_folds", "published", "compare", "radiomics",
+    "published_folds", "published", "compare", "radiomics", "budget",
 )  # fmt: skip
 SCALES = {  # besides "full", and tables of changes in a benchmark's file
     "small": "phantoms and few rounds: minutes",
@@ -91,6 +92,7 @@ class Bench:
     reference: str | None = None
     seeds: tuple[int, ...] = (0,)
     folds: int = 0  # folds of a cross-validation; 0 for none
+    budget: Kind = "rounds"  # what methods have in common with the reference: rounds, steps or bytes
     phantoms: bool = False  # whether its data are phantoms
     needs: str = ""  # the data that it is made for, and how to name them
     sizes: str = ""  # published table of the cases of every site, for a plan without the data
@@ -108,6 +110,13 @@ class Bench:
                 raise ConfigError(f"{self.name} has no method {name!r}; {nearest(name, self.methods)}")
         chosen = {n: m for n, m in self.methods.items() if n in methods} if methods else self.methods
         return replace(self, methods=chosen)
+
+    def at_equal(self, budget: str | None) -> "Bench":
+        """Return the benchmark with another budget; as it is, if None."""
+        known = get_args(Kind)
+        if budget is not None and budget not in known:
+            raise ConfigError(f"budget = {budget!r}: methods are compared at equal {', '.join(known[:-1])} or {known[-1]}")
+        return self if budget is None else replace(self, budget=budget)  # type: ignore[arg-type]
 
     def on_folds(self, folder: Path | None) -> "Bench":
         """Return the benchmark on the published folds in a folder; on its own folds, with a remark, without one."""
@@ -201,4 +210,4 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
         radiomics=given.get("radiomics"),
         scales=("full", *scales),
         remarks=(TINY,) if scale == "tiny" else (),
-    )
+    ).at_equal(given.get("budget"))

@@ -13,6 +13,7 @@ from polysite import assessment, config, study
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.weighted import Weighted
 from polysite.benchmark.bench import Bench
+from polysite.benchmark.budget import equalise
 from polysite.config import Study
 from polysite.data.sources import Source
 from polysite.data.split import SiteSplit, table
@@ -87,6 +88,11 @@ def studies(bench: Bench, overrides: Mapping[str, str], fold: int = 0, seed: int
     return {n: _placed(_build(bench, m, overrides), fold, seed, bench.folds) for n, m in bench.methods.items()}
 
 
+def _as_long_as(like: Study, chosen: Study) -> Study:
+    """Return the study with the rounds and the decay of another one, which differs in fold and seed."""
+    return replace(chosen, run=like.run, train=like.train, then=like.then)
+
+
 def _build(bench: Bench, method: Mapping[str, Any], overrides: Mapping[str, str]) -> Study:
     changes = {k: v for k, v in method.items() if k not in ADVISED}
     return config.build(config.merge(bench.study, changes), overrides)
@@ -101,8 +107,10 @@ def _placed(chosen: Study, fold: int, seed: int, folds: int) -> Study:
 def jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = silent) -> Iterator[Job]:
     """Yield every run with its study. Studies with the same data share one source, which lists its files once."""
     sources: list[Source] = []
+    equal = equalise(studies(bench, overrides, *bench.places[0]), bench.reference, bench.budget)  # for all places
     for fold, seed in bench.places:
         for name, chosen in studies(bench, overrides, fold, seed).items():
+            chosen = _as_long_as(equal[name], chosen)
             same = next((s for s in sources if s == chosen.data), chosen.data)
             sources += [] if any(s is same for s in sources) else [same]
             chosen, method = replace(chosen, data=same), bench.methods[name]
@@ -140,12 +148,12 @@ def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
     """Return bench.toml, with the methods of earlier calls; refuse a folder that was begun with other settings."""
     asked = {
         "name": bench.name, "study": bench.study, "methods": bench.methods, "seeds": list(bench.seeds),
-        "folds": bench.folds, "set": dict(overrides),
+        "folds": bench.folds, "set": dict(overrides), "budget": bench.budget,
     }  # fmt: skip
     file = out / "bench.toml"
     if not file.exists():
         return tomli_w.dumps(asked)
-    before = tomllib.loads(file.read_text(encoding="utf-8"))
+    before = {"budget": "rounds", **tomllib.loads(file.read_text(encoding="utf-8"))}  # older folders name no budget
     odd = [k for k in asked if k != "methods" and before.get(k) != asked[k]]
     known = before["methods"]
     odd += [f"method {n}" for n, m in bench.methods.items() if n in known and known[n] != m]

@@ -16,6 +16,7 @@ import numpy as np
 from polysite import config, study
 from polysite.algorithms.base import facts
 from polysite.benchmark.bench import Bench
+from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import studies
 from polysite.config import Study
 from polysite.data.case import Case
@@ -50,6 +51,7 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
     chosen = {n: _counted(s, bench) if absent else s for n, s in studies(bench, overrides).items()}
     if not chosen:
         return _features(bench, overrides, absent)
+    chosen = equalise(chosen, bench.reference, bench.budget)
     first = next(iter(chosen.values()))
     pace, runs = measure(first), len(bench.places)
     done = {n: _Rehearsed.of(s) for n, s in chosen.items()}

@@ -36,6 +36,14 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option(metavar="METHOD", help="Run only this method. May be repeated.")
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Compare at equal rounds, steps or bytes: the rounds of every method are set to cost as much as the "
+            "reference.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, benchmarks/NAME by default; an existing one is continued.")
     ] = None,
@@ -55,7 +63,7 @@ def bench(
         for known in benchmark.names():
             print(f"{known:15} {benchmark.load(known).title}")
         return
-    chosen = benchmark.load(name, scale).only(only or [])
+    chosen = benchmark.load(name, scale).only(only or []).at_equal(budget)
     given = {
         **({"data.name": "files", "data.path": json.dumps(str(data))} if data else {}),
         **overrides_of(override or []),
