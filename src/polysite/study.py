@@ -21,6 +21,7 @@ from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.files import Files
 from polysite.data.parts import splitter
+from polysite.data.slices import left_out
 from polysite.data.split import SiteSplit, table
 from polysite.engines.phases import Evaluate, Phase, find_progress, run_phases
 from polysite.engines.plan import cohort
@@ -65,7 +66,11 @@ def deal_cases(study: Study) -> Mapping[str, SiteSplit]:
 
     No image is opened that is not needed.
     """
-    return cut(study, deal_volumes(study))
+    cases = cut(study, deal_volumes(study))
+    for split, purpose in (("train", "train on"), ("validation", "validate on")):
+        if not any(splits[split] for splits in cases.values()):
+            raise DataError(f"no volume has a slice to {purpose}; set slices.labelled = false")
+    return cases
 
 
 def deal_volumes(study: Study) -> Mapping[str, SiteSplit]:
@@ -85,11 +90,7 @@ def deal_volumes(study: Study) -> Mapping[str, SiteSplit]:
 def cut(study: Study, dealt: Mapping[str, SiteSplit]) -> Mapping[str, SiteSplit]:
     """Return the slices of dealt volumes; without ``[slices]`` the volumes themselves."""
     found = study.cut([case for splits in dealt.values() for k in SPLITS for case in splits[k]])
-    cases = {site: {k: [c for v in splits[k] for c in found[v]] for k in SPLITS} for site, splits in dealt.items()}
-    for split in SPLITS[:2]:
-        if not any(splits[split] for splits in cases.values()):
-            raise DataError(f"no volume to {'train' if split == 'train' else 'validate'} has a slice with a label")
-    return cases
+    return {site: {k: [c for v in splits[k] for c in found[v]] for k in SPLITS} for site, splits in dealt.items()}
 
 
 def check(study: Study) -> Mapping[str, SiteSplit]:
@@ -283,7 +284,7 @@ def train(
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
     """
     dealt = check(study)
-    for remark in _remarks(study):
+    for remark in _remarks(study, dealt):
         logging.getLogger("polysite").warning(remark)
     sites = build_sites(study, dealt, watch)  # before the folder: bad data leaves nothing behind
     phases = build_phases(study, sites)
@@ -300,10 +301,15 @@ def train(
         return conduct(study, _described(study, dealt), phases, _start(sites), folder, at, watch, final)
 
 
-def _remarks(study: Study) -> list[str]:
-    """Return remarks on how the data and the split were read."""
+def _remarks(study: Study, dealt: Mapping[str, SiteSplit]) -> list[str]:
+    """Return remarks on how the data and the split were read, and on volumes without slices."""
     read = study.data.remarks if isinstance(study.data, Files) else ()
-    return [*read, *study.split.remarks(study.data.case_refs(study.seed))]
+    remarks = [*read, *study.split.remarks(study.data.case_refs(study.seed))]
+    if not study.slices.labelled:
+        return remarks
+    cut = {case.source for splits in dealt.values() for cases in splits.values() for case in cases}
+    volumes = [case for splits in deal_volumes(study).values() for cases in splits.values() for case in cases]
+    return [*remarks, *left_out([volume for volume in volumes if volume.source not in cut])]
 
 
 def _evaluation(
@@ -396,11 +402,14 @@ def pinned(study: Study) -> Study:
 
 def _described(study: Study, dealt: Mapping[str, SiteSplit]) -> Iterator[str]:
     """Yield the remarks on data and split; a line per hospital: its number of cases, the modalities hidden from it."""
-    yield from _remarks(study)
+    yield from _remarks(study, dealt)
     for site, splits in dealt.items():
         hidden = {study.data.modality_names[k] for cases in splits.values() for case in cases for k in case.hidden}
         blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""
-        yield f"{site}: {', '.join(f'{len(splits[k])} {k}' for k in SPLITS)}{blind}"
+        counts = ", ".join(f"{len(splits[k])} {k}" for k in SPLITS)
+        volumes = len({case.source for cases in splits.values() for case in cases})
+        cut = f" slices of {volumes} volume{'s' * (volumes != 1)}" if study.slices.axis else ""
+        yield f"{site}: {counts}{cut}{blind}"
 
 
 def conduct(

@@ -93,6 +93,29 @@ class Slices:
         return f"{volume.name}/{LETTERS[self.axis]}{index:03d}"
 
 
+def summary(found: Mapping[CaseRef, Sequence[CaseRef]]) -> list[str]:
+    """Return a sentence per site about the number of its slices, and one about volumes without any."""
+    counts: dict[str, list[int]] = {}
+    for volume, slices in found.items():
+        counts.setdefault(volume.site, []).append(len(slices))
+    told = [
+        f"{site}: {sum(each)} slices of {len(each)} volumes, {min(each)} to {max(each)} of each"
+        for site, each in counts.items()
+    ]
+    return [*told, *left_out([volume for volume, slices in found.items() if not slices])]
+
+
+def left_out(volumes: Sequence[CaseRef]) -> list[str]:
+    """Return a sentence about volumes without slices; none if there are no such volumes."""
+    if not volumes:
+        return []
+    some = ", ".join(f"{v.site}/{v.name}" for v in volumes[:5]) + ", ..." * (len(volumes) > 5)
+    one = len(volumes) == 1
+    return [
+        f"{len(volumes)} volume{' has' if one else 's have'} no slice with a label and {'is' if one else 'are'} left out: {some}"
+    ]
+
+
 def volume_of(name: str) -> str:
     """Return the name of the volume that a slice comes from; text after the slice's number is kept.
 

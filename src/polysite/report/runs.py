@@ -178,6 +178,11 @@ class Summary:
         return counts
 
     @property
+    def sliced(self) -> bool:
+        """Whether cases are slices of volumes."""
+        return bool(self.settings.get("slices", {}).get("axis"))
+
+    @property
     def exchanged(self) -> bool:
         """Whether any site sent something."""
         return any(site.bytes_up for record in self.records for site in record.sites.values())
