@@ -49,7 +49,8 @@ class Split:
         marked_test: Part of the cases that the data mark as test cases: "test", or "validation" where a study has two
             parts only and reports the cases that it validates on.
         keep: Whether a case that a federation moves keeps the part that it has at its own hospital: true, so that all
-            federations test the same cases; "sizes", as far as the parts of every site have the sizes of a new split.
+            federations test the same cases (only a site without any case to train on, or to validate with, gets one);
+            "sizes", as far as the parts of every site have the sizes of a new split.
     """
 
     validation: float = 0.2
