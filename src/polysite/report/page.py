@@ -185,6 +185,9 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
         yield Section("rounds", "Best round of every hospital", (replace(grids["best_rounds"], title=""),))
     if "best_mean" in grids:
         yield Section("peeked", "The “best mean” of some papers", (replace(grids["best_mean"], title=""),))
+    if "averages" in grids:
+        title = grids["averages"].title
+        yield Section("averages", title, (replace(grids["averages"], title=""),))
     if "fairness" in grids and len(comparison.sites) > 1:
         yield Section("fair", "Fairness between hospitals", (replace(grids["fairness"], title=""),))
     far = [grids[n] for n in ("hospitals_hd95", "measures", "empty_masks") if n in grids]
