@@ -364,9 +364,7 @@ def _notes(value: Any, at: str) -> Iterator[tuple[str, str]]:
     if is_dataclass(value):
         yield from ((f"{at}{key}", note) for key, note in field_docs(type(value)).items())
         for f in fields(value):
-            inside = getattr(value, f.name)
-            for step in inside.steps if isinstance(inside, Steps) else [inside]:
-                yield from _notes(step, f"{at}{f.name}.")
+            yield from _notes(getattr(value, f.name), f"{at}{f.name}.")
     elif isinstance(value, Mapping):
         for key, inside in value.items():
             yield from _notes(inside, f"{at}{key}.")
@@ -422,7 +420,7 @@ def merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in given.items():
         below = merged.get(key)
-        if isinstance(below, list) and _is_numbered(value):
+        if key == "federation" and isinstance(below, list) and isinstance(value, dict) and "name" not in value:
             below = _numbered(below)
         if isinstance(value, dict) and isinstance(below, dict) and value.get("name") in (None, below.get("name")):
             value = merge(below, value)
@@ -431,8 +429,8 @@ def merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_numbered(given: Any) -> bool:
-    """Return whether a section has numbers for keys, which stand for the steps of a list."""
-    return isinstance(given, dict) and bool(given) and all(key.isdecimal() for key in given)
+    """Return whether a section has numbers among its keys, which stand for the steps of a federation."""
+    return isinstance(given, dict) and any(key.isdecimal() for key in given)
 
 
 def _numbered(steps: list[Any]) -> dict[str, Any]:
@@ -504,12 +502,16 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
 
 def _steps(given: Any) -> Federation:
     """Build a federation from a list of steps, or from steps by their number."""
-    steps = [given[key] for key in sorted(given, key=int)] if isinstance(given, dict) else given
-    if isinstance(given, dict) and max(map(int, given)) >= len(steps):
-        raise ConfigError(f"federation.{max(given, key=int)} is no step: they are numbered from 0 without gaps")
-    built = tuple(_build(Federation, step, f"federation[{k}]") for k, step in enumerate(steps))
-    if not built:
+    steps = given if isinstance(given, list) else list(given.values())
+    odd = [] if isinstance(given, list) else [key for k, key in enumerate(given) if key != str(k)]
+    if odd:
+        raise ConfigError(
+            f"federation.{odd[0]}: the federation has several steps, numbered from 0 without gaps; name one of them, "
+            "as in federation.0.name"
+        )
+    if not steps:
         _refuse("federation", given, "must have a step; leave it out for the natural sites")
+    built = tuple(_build(Federation, step, f"federation[{k}]") for k, step in enumerate(steps))
     return built[0] if len(built) == 1 else Steps(built)
 
 
@@ -596,8 +598,8 @@ def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
     for k, name in enumerate(sections):
         if isinstance(given.get(name), str) and _choices(".".join(sections[: k + 1])) is not None:
             given[name] = {"name": given[name]}
-        if key.startswith("federation.") and isinstance(given.get(name), list):
-            given[name] = _numbered(given[name])
+        if name == "federation" and isinstance(given.get(name), list):
+            given[name] = {} if key == "federation.name" else _numbered(given[name])
         default = default.get(name) if isinstance(default, Mapping) else getattr(default, name, None)
         given = given.setdefault(name, _plain(default) if isinstance(default, Mapping) else {})
         if not isinstance(given, dict):

@@ -404,8 +404,13 @@ def _described(study: Study, dealt: Mapping[str, SiteSplit]) -> Iterator[str]:
     """Yield the remarks on data and split; a line per hospital: its number of cases, the modalities hidden from it."""
     yield from _remarks(study, dealt)
     for site, splits in dealt.items():
-        hidden = {study.data.modality_names[k] for cases in splits.values() for case in cases for k in case.hidden}
-        blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""
+        hidden = [set(case.hidden) for cases in splits.values() for case in cases] or [set()]
+        always, ever = set.intersection(*hidden), set.union(*hidden)
+        blind = "".join(
+            f"; hidden in {where} of them: {', '.join(sorted(study.data.modality_names[k] for k in found))}"
+            for where, found in (("all", always), ("some", ever - always))
+            if found
+        )
         counts = ", ".join(f"{len(splits[k])} {k}" for k in SPLITS)
         volumes = len({case.source for cases in splits.values() for case in cases})
         cut = f" slices of {volumes} volume{'s' * (volumes != 1)}" if study.slices.axis else ""

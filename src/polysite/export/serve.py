@@ -162,8 +162,10 @@ def _scans(chosen: Study, modalities: Sequence[str], site: SiteId | None) -> Sca
     """Return the file format of the scans that the model was trained on."""
     scans = Scans(tuple(modalities))
     if hides_modalities(chosen.federation) and site is not None:
-        splits = study.deal_cases(chosen)[site]
-        scans = replace(scans, hidden=next(case.hidden for cases in splits.values() for case in cases))
+        hidden = {case.hidden for cases in study.deal_cases(chosen)[site].values() for case in cases}
+        if len(hidden) > 1:
+            raise RunError(f"the cases of site {site!r} lack different modalities, so no single input fits its model")
+        scans = replace(scans, hidden=next(iter(hidden)))
     if not isinstance(chosen.data, Files):
         return scans
     listed = chosen.data.manifest
