@@ -25,7 +25,6 @@ from polysite.data.split import SiteSplit, table
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
 
-WHOLE = NamedFederation()  # of a benchmark without an axis of federations
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
 
 
@@ -92,12 +91,13 @@ class Job:
         return max(candidates, key=lambda other: len(other.study.then), default=None)
 
 
-def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation = WHOLE) -> list[Variant]:
+def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation | None = None) -> list[Variant]:
     """Return every method of a benchmark with every combination of its swept values."""
+    chosen = federation or bench.dealt[0]
     asked = next((key for key in bench.sweep if key in overrides), None)
     if asked is not None:
         raise ConfigError(f"--set {asked}={overrides[asked]}, but {bench.name} sweeps this key; leave it out")
-    bases = {n: _build(bench, Variant(n, n), overrides, federation) for n in bench.methods} if bench.sweep else {}
+    bases = {n: _build(bench, Variant(n, n), overrides, chosen) for n in bench.methods} if bench.sweep else {}
     named = bench.sweep_methods
     swept = {n: bench.sweep if not named or n in named else {} for n in bench.methods}
     found = [v for n, base in bases.items() for v in axes.variants(n, base, swept[n], n in named)]
@@ -140,7 +140,7 @@ def jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = sil
     sources: list[Source] = []
     listed: list[Job] = []
     pooled: dict[tuple[Any, ...], int] = {}
-    methods = {v.name: bench.methods[v.method] for v in variants(bench, overrides, bench.dealt[0])}
+    methods = {v.name: bench.methods[v.method] for v in variants(bench, overrides)}
     for (fold, seed), federation in product(bench.places, bench.dealt):
         for name, chosen in studies(bench, overrides, fold, seed, federation).items():
             same = next((s for s in sources if s == chosen.data), chosen.data)
@@ -176,9 +176,7 @@ def _base(bench: Bench, overrides: Mapping[str, str], federation: NamedFederatio
     return _placed(config.build(shared, overrides), fold, seed, bench.folds)
 
 
-def assess(
-    out: Path, base: Study, federation: NamedFederation, chosen: Study | None = None, method: str = ""
-) -> Path:
+def assess(out: Path, base: Study, federation: NamedFederation, chosen: Study | None = None, method: str = "") -> Path:
     """Return the folder of the assessment of a federation as it is dealt; assess it unless the folder exists already.
 
     A method that has other data, another federation or another preparation than the benchmark gets an assessment of
