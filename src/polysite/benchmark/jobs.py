@@ -26,7 +26,6 @@ from polysite.data.split import SiteSplit, table
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
 
-WHOLE = NamedFederation()  # of a benchmark without an axis of federations
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
 
 
@@ -93,12 +92,13 @@ class Job:
         return max(candidates, key=lambda other: len(other.study.then), default=None)
 
 
-def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation = WHOLE) -> list[Variant]:
+def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation | None = None) -> list[Variant]:
     """Return every method of a benchmark with every combination of its swept values."""
+    chosen = federation or bench.dealt[0]
     asked = next((key for key in bench.sweep if key in overrides), None)
     if asked is not None:
         raise ConfigError(f"--set {asked}={overrides[asked]}, but {bench.name} sweeps this key; leave it out")
-    bases = {n: _build(bench, Variant(n, n), overrides, federation) for n in bench.methods} if bench.sweep else {}
+    bases = {n: _build(bench, Variant(n, n), overrides, chosen) for n in bench.methods} if bench.sweep else {}
     named = bench.sweep_methods
     swept = {n: bench.sweep if not named or n in named else {} for n in bench.methods}
     found = [v for n, base in bases.items() for v in axes.variants(n, base, swept[n], n in named)]
@@ -146,7 +146,7 @@ def jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = sil
     sources: list[Source] = []
     listed: list[Job] = []
     pooled: dict[tuple[Any, ...], int] = {}
-    methods = {v.name: bench.methods[v.method] for v in variants(bench, overrides, bench.dealt[0])}
+    methods = {v.name: bench.methods[v.method] for v in variants(bench, overrides)}
     equal = {
         f.title: equalise(studies(bench, overrides, *bench.places[0], f), bench.reference, bench.budget)
         for f in bench.dealt

@@ -18,6 +18,7 @@ from polysite.errors import RunError
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
 from polysite.report import costs, example_cases, figures, published, viewer
+from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.figure_files import Picture as Picture
 from polysite.report.figure_files import write_figures
@@ -82,6 +83,7 @@ class Options:
         owner: Hospital whose model is shown on all hospitals' cases; see `compare`.
         questions: Additional tests, as in ``scaffold > fedavg @ 12,13 / TC``.
         published: Published tables that are shown with the measured values beside them.
+        federations: Results of several federations, which the figures ``distance`` and ``sweep`` show.
     """
 
     reference: str | None = None
@@ -96,6 +98,7 @@ class Options:
     owner: str | None = None
     questions: tuple[str, ...] = ()
     published: Paper = Paper()
+    federations: tuple[FederationResult, ...] = ()
 
     def compare(self, methods: Sequence[Method]) -> Comparison:
         """Compare methods with these options."""
