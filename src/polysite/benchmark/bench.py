@@ -158,7 +158,8 @@ class Bench:
         if scale == "small" or self.phantoms or (named and not isinstance(config.build({}, named).data, Phantom)):
             return ""
         given = self.study.get("data")
-        if isinstance(given, Mapping) and given.get("name", "phantom") != "phantom":
+        source = given.get("name", "phantom") if isinstance(given, Mapping) else "phantom"
+        if source != "phantom" and (source != "files" or given.get("path")):
             return ""
         needs = f" ({self.needs})" if self.needs else ""
         small = " or try it on phantoms with --scale small" if "small" in self.scales else ""

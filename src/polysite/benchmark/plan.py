@@ -20,7 +20,6 @@ from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import studies
 from polysite.config import Study
 from polysite.data.case import Case
-from polysite.data.sources import Counted
 from polysite.engines.run_folder import KEPT
 from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
@@ -48,9 +47,9 @@ class Pace:
 
 def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Grid:
     """Return the table of all runs with their hours and disk; with ``absent`` data, from published sizes."""
-    chosen = {n: _counted(s, bench) if absent else s for n, s in studies(bench, overrides).items()}
-    if not chosen:
+    if not bench.methods:
         return _features(bench, overrides, absent)
+    chosen = studies(_counted(bench) if absent else bench, overrides)
     chosen = equalise(chosen, bench.reference, bench.budget)
     first = next(iter(chosen.values()))
     pace, runs = measure(first), len(bench.places)
@@ -81,10 +80,21 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
     return Grid("plan", f"Plan of {bench.name}", head, tuple(lines), note)
 
 
-def _counted(chosen: Study, bench: Bench) -> Study:
-    """Return the study with a source that lists as many cases as were published."""
-    split = replace(chosen.split, file="")
-    return replace(chosen, data=Counted(sizes(bench.sizes)), split=split)
+def _counted(bench: Bench) -> Bench:
+    """Return the benchmark with a source that lists as many cases as were published."""
+    files = bench.study.get("data", {})
+    labels = files.get("classes") or list(files.get("labels", ()))
+    counted = {
+        "name": "counted",
+        "sizes": sizes(bench.sizes),
+        **({"modalities": files["modalities"]} if "modalities" in files else {}),
+        **({"labels": labels} if labels else {}),
+        **({"task": "classification"} if "classes" in files else {}),
+    }
+    shared = config.merge(bench.study, {"data": counted, "split": {"file": ""}})
+    chosen = config.build(shared)
+    dims = 3 if chosen.slices.axis else len(chosen.train.patch)
+    return replace(bench, study=config.merge(shared, {"data": {"dims": dims}}))
 
 
 def _features(bench: Bench, overrides: Mapping[str, str], absent: bool) -> Grid:
