@@ -162,7 +162,7 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     error = "Error bars: standard error over cases."
     bars = Picture("", figures.hospitals(comparison, comparison.main), error)
     yield Section("gets", "What every hospital gets", (*every[: 1 + (len(comparison.sites) > 1)], bars))
-    beside = published.tables(comparison, options.published, options.speeds)
+    beside = published.tables(comparison, options.published, options.speeds, options.assessment)
     if beside:
         yield Section("published", "Published and measured", tuple(beside))
     from polysite.report.paper_figures import paper_figures  # imports this module

@@ -221,10 +221,12 @@ class Summary:
     @cached_property
     def counts(self) -> Mapping[str, Counts]:
         """Counts of all cases of every site together, by label or class; empty if they are not known of all sites."""
-        counted = self.evaluation is not None and self.evaluation.counts
-        scores = _scores_of(self.evaluation) if self.evaluation and counted else self.scores
-        counts = {site: averages.of_cases(cases) for site, cases in scores.items() if cases}
-        return counts if all(counts.values()) else {}
+        evaluated = _scores_of(self.evaluation) if self.evaluation else {}
+        for scores in (self.scores, evaluated):  # results of 0.1.0 have no counts; a later evaluation has
+            counts = {site: averages.of_cases(cases) for site, cases in scores.items() if cases}
+            if counts and all(counts.values()):
+                return counts
+        return {}
 
     @property
     def mean_of_hospitals(self) -> float:

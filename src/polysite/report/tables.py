@@ -38,7 +38,7 @@ def show(methods: Sequence[Method], options: Options = Options(), full: bool = F
     wanted = [g for g in grids if g.name in names]
     for grid in [*wanted, *([costs.table(comparison.methods, options.speeds)] if full else [])]:
         show_grid(grid)
-    for grid in published.tables(comparison, options.published, options.speeds) if full else ():
+    for grid in published.tables(comparison, options.published, options.speeds, options.assessment) if full else ():
         show_grid(grid)
     for sentence in (*summary(comparison), *options.remarks, *comparison.remarks):
         console.print(Text(sentence))
