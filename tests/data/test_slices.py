@@ -222,7 +222,8 @@ def test_exclusive_classes_of_real_slices(shared, tmp_path):
         "",
         {
             "data.name": "files", "data.path": str(shared / "msd_hippocampus"), "slices.axis": "coronal",
-            "data.labels": "{ anterior = [1], posterior = [2] }", "slices.most": "2", "slices.labelled": "true", "train.patch": "[32, 32]", "train.exclusive": "true",
+            "data.labels": "{ anterior = [1], posterior = [2] }",
+            "slices.most": "2", "slices.labelled": "true", "train.patch": "[32, 32]", "train.exclusive": "true",
             "train.loss": "ce", "train.device": "cpu", "run.rounds": "1", "model.filters": "[4, 8, 8]",
         },
     )  # fmt: skip
