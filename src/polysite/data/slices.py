@@ -77,17 +77,14 @@ class Slices:
         stacks = [_Stack(volume, self.oriented(prepare), (1, *patch)) for volume in volumes]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             marks = pool.map(_Stack.labelled, stacks)
-            return {s.volume: [s.slice(k, self._name(s.volume, k)) for k in self.chosen(m)]
-                    for s, m in zip(stacks, marks, strict=True)}  # fmt: skip
+            found = {stack: self.chosen(each) for stack, each in zip(stacks, marks, strict=True)}
+        return {s.volume: [s.slice(k, self._name(s.volume, k)) for k in chosen] for s, chosen in found.items()}
 
     def count(self, volumes: Sequence[CaseRef]) -> dict[CaseRef, list[CaseRef]]:
         """Return ``most`` slices of every volume, for volumes that are only counted."""
         if not self.most:
             raise ConfigError("the volumes are only counted, and so are their slices: set slices.most to their number")
-        return {
-            v: [replace(v, name=self._name(v, k), patient=v.patient or v.name, origin=v.source)
-                for k in range(self.most)] for v in volumes
-        }  # fmt: skip
+        return {v: [_slice(v, self._name(v, k)) for k in range(self.most)] for v in volumes}
 
     def _name(self, volume: CaseRef, index: int) -> str:
         return f"{volume.name}/{LETTERS[self.axis]}{index:03d}"
@@ -110,10 +107,10 @@ def left_out(volumes: Sequence[CaseRef]) -> list[str]:
     if not volumes:
         return []
     some = ", ".join(f"{v.site}/{v.name}" for v in volumes[:5]) + ", ..." * (len(volumes) > 5)
-    one = len(volumes) == 1
-    return [
-        f"{len(volumes)} volume{' has' if one else 's have'} no slice with a label and {'is' if one else 'are'} left out: {some}"
-    ]
+    verbs = "s have", "are"
+    if len(volumes) == 1:
+        verbs = " has", "is"
+    return [f"{len(volumes)} volume{verbs[0]} no slice with a label and {verbs[1]} left out: {some}"]
 
 
 def volume_of(name: str) -> str:
@@ -161,8 +158,10 @@ class _Stack:
                 whole, image=whole.image[:, index], label=label, spacing=whole.spacing[1:], affine=None, prepared=True
             )
 
-        volume = self.volume
-        return replace(
-            volume, name=name, read=read, patient=volume.patient or volume.name, origin=volume.source, prepared=True,
-            recipe=f"{volume.recipe} slice {index} of {self.prepare.orientation}",
-        )  # fmt: skip
+        recipe = f"{self.volume.recipe} slice {index} of {self.prepare.orientation}"
+        return replace(_slice(self.volume, name), read=read, recipe=recipe, prepared=True)
+
+
+def _slice(volume: CaseRef, name: str) -> CaseRef:
+    """Return a case of the same patient."""
+    return replace(volume, name=name, patient=volume.patient or "/".join(volume.source), origin=volume.source)

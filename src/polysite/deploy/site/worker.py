@@ -530,7 +530,7 @@ def _cases_behind(fits: Sequence[Fit], agreed: Agreed) -> int:
     batches = [f.cases for f in fits if f.minibatch]
     seen = [f.cases for f in fits if not f.minibatch] + ([frozenset().union(*batches)] if batches else [])
     volume = {case.name: case.source for case in agreed.splits["train"]}
-    return min((len({volume[name] for name in names}) for names in seen), default=len(agreed.volumes["train"]))
+    return min((len({volume.get(n, n) for n in names}) for names in seen), default=len(agreed.volumes["train"]))
 
 
 def _fewest_seen(phase: Study) -> int:
