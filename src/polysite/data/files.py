@@ -77,6 +77,8 @@ class Files:
         if unknown:
             raise ConfigError(f"data.modalities names {unknown[0]!r}; {self.path} has {', '.join(listed.modalities)}")
         wanted = self.modalities or listed.modalities
+        if wanted == listed.modalities and sites == listed.sites.keys() and not classes:
+            return listed
         rows = (r for r in listed.rows if r.site in sites and (not classes or r.category in classes))
         return Manifest(tuple(replace(r, images={m: r.images[m] for m in wanted}) for r in rows), listed.root)
 
@@ -137,12 +139,23 @@ class Files:
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         """Return the cases of every site, not opened yet."""
-        names, files_of = self.label_names, cache(_files_of)
-        return {site: [self._ref(r, names, files_of) for r in rows] for site, rows in self.manifest.sites.items()}
+        return {site: [*refs] for site, refs in self._refs.items()}
 
-    def _ref(self, row: Row, names: tuple[str, ...], files_of: Callable[[Path], tuple[Path, ...]]) -> CaseRef:
+    @cached_property
+    def _refs(self) -> Mapping[str, list[CaseRef]]:
+        """The cases of every site; a dataset of hundreds of thousands of boxes is listed once."""
+        names, cell, files_of = self.label_names, cache(self.manifest.file), cache(_files_of)
+        return {s: [self._ref(r, names, cell, files_of) for r in rows] for s, rows in self.manifest.sites.items()}
+
+    def _ref(
+        self,
+        row: Row,
+        names: tuple[str, ...],
+        cell: Callable[[str], tuple[Path, int | None]],
+        files_of: Callable[[Path], tuple[Path, ...]],
+    ) -> CaseRef:
         listed, allow = self.manifest, self.allow
-        cells = [listed.file(f) if f else None for f in (*row.images.values(), row.label)]
+        cells = [cell(f) if f else None for f in (*row.images.values(), row.label)]
         files = tuple(dict.fromkeys(file for c in cells if c for file in files_of(c[0])))
         # the cache identifies files by their content, so the recipe holds their order and not their names
         recipe = [

@@ -129,8 +129,10 @@ class Manifest:
     @property
     def sites(self) -> Mapping[str, list[Row]]:
         """Rows by site, in natural order."""
-        names = natural({r.site for r in self.rows})
-        return {s: [r for r in self.rows if r.site == s] for s in names}
+        rows: dict[str, list[Row]] = {name: [] for name in natural({r.site for r in self.rows})}
+        for row in self.rows:
+            rows[row.site].append(row)
+        return rows
 
     def file(self, name: str) -> tuple[Path, int | None]:
         """Return the path of a row's file, and the channel if one is given."""
