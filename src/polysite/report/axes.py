@@ -203,8 +203,8 @@ def distance_table(results: Sequence[FederationResult]) -> Grid:
             cells += [_score(result, result.find(method)), spread(values) if values else Cell("–")]
         lines.append(Line(tuple(cells)))
     note = (
-        "Distances: means over the pairs of sites that train. EMD_maxI, EMD_maxL: of the modality and the label with the "
-        f"largest; EMD: both combined; EUC: of the mean embeddings. {_words(results)}"
+        "Distances: means over the pairs of sites that train. EMD_maxI, EMD_maxL: of the modality and the label with "
+        f"the largest; EMD: both combined; EUC: of the mean embeddings. {_words(results)}"
     )
     return Grid("distance", "Distances and losses", tuple(head), tuple(lines), note)
 
@@ -258,7 +258,7 @@ def related(results: Sequence[FederationResult]) -> list[Related]:
 
 
 def correlations(results: Sequence[FederationResult]) -> Grid | None:
-    """Return the correlation of every distance with the loss of every method; None with fewer than three federations."""
+    """Return the correlation of every distance with the loss of every method; None below three federations."""
     pairs = related(results)
     if not pairs:
         return None
