@@ -162,7 +162,7 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     error = "Error bars: standard error over cases."
     bars = Picture("", figures.hospitals(comparison, comparison.main), error)
     yield Section("gets", "What every hospital gets", (*every[: 1 + (len(comparison.sites) > 1)], bars))
-    beside = published.tables(comparison, options.published, options.speeds)
+    beside = published.tables(comparison, options.published, options.speeds, options.assessment)
     if beside:
         yield Section("published", "Published and measured", tuple(beside))
     from polysite.report.paper_figures import paper_figures  # imports this module
@@ -188,6 +188,9 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
         yield Section("rounds", "Best round of every hospital", (replace(grids["best_rounds"], title=""),))
     if "best_mean" in grids:
         yield Section("peeked", "The “best mean” of some papers", (replace(grids["best_mean"], title=""),))
+    if "averages" in grids:
+        title = grids["averages"].title
+        yield Section("averages", title, (replace(grids["averages"], title=""),))
     if "fairness" in grids and len(comparison.sites) > 1:
         yield Section("fair", "Fairness between hospitals", (replace(grids["fairness"], title=""),))
     far = [grids[n] for n in ("hospitals_hd95", "measures", "empty_masks") if n in grids]
