@@ -157,12 +157,11 @@ def jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = sil
             same = next((s for s in sources if s == chosen.data), chosen.data)
             sources += [] if any(s is same for s in sources) else [same]
             chosen, method = replace(chosen, data=same), methods[name]
-            if bench.federations and all(phase.run.pooled for phase in config.phases(chosen)):
-                key = (name, fold, seed, _pooled_cases(chosen), _without_federation(chosen))
-                if (at := pooled.setdefault(key, len(listed))) < len(listed):
-                    listed[at] = replace(listed[at], federations=(*listed[at].federations, federation.title))
-                    continue
-            if any(key in method for key in ADVISED):
+            key = (name, pooled_training(chosen) if bench.federations else None)
+            if key[1] is not None and (at := pooled.setdefault(key, len(listed))) < len(listed):
+                listed[at] = replace(listed[at], federations=(*listed[at].federations, federation.title))
+                continue
+            if any(word in method for word in ADVISED):
                 step(f"assessing {federation.title or 'the hospitals'}, fold {fold}, seed {seed}", 0)
                 base = _base(bench, overrides, federation, fold, seed)
                 chosen = _advised(chosen, method, _distances(assess(out, base, federation, chosen, name)))
@@ -170,15 +169,14 @@ def jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = sil
     return listed
 
 
-def _pooled_cases(chosen: Study) -> frozenset[tuple[Any, ...]]:
-    """Return the cases of a study with their split and hidden modalities, whoever holds them."""
+def pooled_training(chosen: Study) -> tuple[Any, ...] | None:
+    """Return what pooled training depends on: the settings but the federation, and the cases with their part and
+    hidden modalities, whoever holds them. None for a study with sites that train."""
+    if not all(phase.run.pooled for phase in config.phases(chosen)):
+        return None
     dealt = study.deal_cases(chosen)
-    return frozenset((c.source, c.hidden, k) for splits in dealt.values() for k in SPLITS for c in splits[k])
-
-
-def _without_federation(chosen: Study) -> str:
-    """Return the settings of a study but its federation, as text."""
-    return config.dump(replace(chosen, federation=Natural()))
+    cases = frozenset((c.source, c.hidden, k) for splits in dealt.values() for k in SPLITS for c in splits[k])
+    return config.dump(replace(chosen, federation=Natural())), cases
 
 
 def _base(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation, fold: int, seed: int) -> Study:

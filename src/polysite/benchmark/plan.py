@@ -17,10 +17,12 @@ from polysite import config, study
 from polysite.algorithms.base import facts
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import studies
+from polysite.benchmark.jobs import pooled_training, studies
 from polysite.config import Study
 from polysite.data.case import Case
+from polysite.data.federation import Natural
 from polysite.engines.run_folder import KEPT
+from polysite.errors import PolysiteError
 from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
@@ -47,37 +49,65 @@ class Pace:
 
 def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Grid:
     """Return the table of all runs with their hours and disk; with ``absent`` data, from published sizes."""
-    if not bench.methods:
+    cells = _cells(bench, overrides, absent)
+    if not any(cells):
         return _features(bench, overrides, absent)
-    chosen = studies(_counted(bench) if absent else bench, overrides)
-    chosen = equalise(chosen, bench.reference, bench.budget)
-    first = next(iter(chosen.values()))
-    pace, runs = measure(first), len(bench.places)
-    done = {n: _Rehearsed.of(s) for n, s in chosen.items()}
-    lines, hours, disk = [], 0.0, 0.0
-    for title, each in chosen.items():
-        before = next((n for n, s in chosen.items() if config.is_beginning(s, of=each)), None)
-        mine = done[title].after(done[before] if before else None)
-        spent = runs * (mine.steps * pace.step + (mine.cases + mine.tested) * pace.case) / 3600
-        stored = runs * mine.stored
-        hours, disk = hours + spent, disk + stored
+    first = next(iter(cells[0].values()))
+    pace, places = measure(first), len(bench.places)
+    work = [{n: _Rehearsed.of(s) for n, s in cell.items()} for cell in cells]
+    lines, hours, disk, runs = [], 0.0, 0.0, 0
+    for title, each in cells[0].items():
+        before = next((n for n, s in cells[0].items() if config.is_beginning(s, of=each)), None)
+        mine = [done[title].after(done[before] if before else None) for done in work if title in done]
+        count = places * len(mine)
+        spent = places * sum(m.steps * pace.step + (m.cases + m.tested) * pace.case for m in mine) / 3600
+        stored, steps = places * sum(m.stored for m in mine), places * sum(m.steps for m in mine)
+        hours, disk, runs = hours + spent, disk + stored, runs + count
         after = f"after {before}" if before else ""
-        cells = (number(runs, "d"), number(mine.rounds, "d"), _whole(mine.steps * runs), Cell(f"{spent:.1f}", spent))
-        lines.append(Line((name(title), *cells, _size(stored), name(after))))
+        counts = (number(count, "d"), number(mine[0].rounds, "d"), _whole(steps), Cell(f"{spent:.1f}", spent))
+        lines.append(Line((name(title), *counts, _size(stored), name(after))))
     cases = sum(len(refs) for refs in first.data.case_refs(first.seed).values())
     prepared = cases * prod(VOLUME) * (4 * len(first.data.modality_names) + len(first.data.label_names))
-    total = (number(runs * len(chosen), "d"), name(""), name(""), Cell(f"{hours:.1f}", hours), _size(disk), name(""))
+    total = (number(runs, "d"), name(""), name(""), Cell(f"{hours:.1f}", hours), _size(disk), name(""))
     lines.append(Line((name("all"), *total), "total"))
     unit = "GPU hours" if pace.device.startswith("cuda") else "CPU hours"
     head = ("method", "runs", "rounds", "steps of all runs", unit, "disk", "")
     whose = f"the published sizes of its {len(first.data.case_refs(0))} sites" if absent else "the data"
     note = (
-        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. All together: "
+        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. {_axes(bench)}All together: "
         f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at; the cache of prepared "
         f"cases takes about {_size(prepared).text} more. Not counted: scores that an algorithm takes within a round, "
         "and predictions of personal models for the cases of other hospitals."
     )
     return Grid("plan", f"Plan of {bench.name}", head, tuple(lines), note)
+
+
+def _axes(bench: Bench) -> str:
+    """Return a sentence on what is multiplied, if a benchmark has federations."""
+    if not bench.federations:
+        return ""
+    return (
+        f"Runs: {len(bench.federations)} federations x {len(bench.places)} seeds and folds; pooled training once for "
+        "all federations of the same cases. "
+    )
+
+
+def _cells(bench: Bench, overrides: Mapping[str, str], absent: bool) -> list[dict[str, Study]]:
+    """Return the studies of every federation; pooled training is in the first of those with the same cases alone."""
+    cells: list[dict[str, Study]] = []
+    known: set[Any] = set()
+    whole = _counted(bench) if absent and bench.methods else bench
+    for federation in bench.dealt:
+        cell = {}
+        equal = equalise(studies(whole, overrides, federation=federation), bench.reference, bench.budget)
+        for title, chosen in equal.items():
+            here = _dealable(chosen) if absent else chosen
+            key = (title, pooled_training(here) if bench.federations else None)
+            if key[1] is None or key not in known:
+                known.add(key)
+                cell[title] = here
+        cells.append(cell)
+    return cells
 
 
 def _counted(bench: Bench) -> Bench:
@@ -95,6 +125,15 @@ def _counted(bench: Bench) -> Bench:
     chosen = config.build(shared)
     dims = 3 if chosen.slices.axis else len(chosen.train.patch)
     return replace(bench, study=config.merge(shared, {"data": {"dims": dims}}))
+
+
+def _dealable(chosen: Study) -> Study:
+    """Return a study of counted cases, with natural sites if its federation needs groups, which are not known."""
+    try:
+        study.deal_cases(chosen)
+    except PolysiteError:
+        return replace(chosen, federation=Natural())
+    return chosen
 
 
 def _features(bench: Bench, overrides: Mapping[str, str], absent: bool) -> Grid:

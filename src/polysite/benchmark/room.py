@@ -35,8 +35,8 @@ def refuse_too_large(jobs: Sequence[Job], out: Path) -> None:
     free = shutil.disk_usage(_existing(out)).free
     if stored > free:
         raise ConfigError(
-            f"the models of {len(jobs)} runs take at least {_gigabytes(stored)}, and {out} has {_gigabytes(free)} free; "
-            "choose another --out, or fewer methods with --only"
+            f"the models of {len(jobs)} runs take at least {_gigabytes(stored)}, and {out} has {_gigabytes(free)} "
+            "free; choose another --out, or fewer methods with --only"
         )
 
 
@@ -46,8 +46,8 @@ def _refuse_memory(job: Job, needed: int) -> None:
         train = job.study.train
         patch = " x ".join(map(str, train.patch))
         raise ConfigError(
-            f"{job.title}: a training step with {train.batch} patches of {patch} takes at least {_gigabytes(needed)} of "
-            f"memory, and {device} has {_gigabytes(there)}; choose a smaller train.batch or train.patch"
+            f"{job.title}: a training step with {train.batch} patches of {patch} takes at least {_gigabytes(needed)} "
+            f"of memory, and {device} has {_gigabytes(there)}; choose a smaller train.batch or train.patch"
         )
 
 

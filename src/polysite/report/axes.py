@@ -22,7 +22,7 @@ from polysite.data.split import PARTITION, SUBJECT
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
 from polysite.heterogeneity.exchange import INTENSITY
-from polysite.metrics.correlation import FEWEST, correlation, interval
+from polysite.metrics.correlation import FEWEST, Kind, correlation, interval
 from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
@@ -203,8 +203,8 @@ def distance_table(results: Sequence[FederationResult]) -> Grid:
             cells += [_score(result, result.find(method)), spread(values) if values else Cell("–")]
         lines.append(Line(tuple(cells)))
     note = (
-        "Distances: means over the pairs of sites that train. EMD_maxI, EMD_maxL: of the modality and the label with the "
-        f"largest; EMD: both combined; EUC: of the mean embeddings. {_words(results)}"
+        "Distances: means over the pairs of sites that train. EMD_maxI, EMD_maxL: of the modality and the label with "
+        f"the largest; EMD: both combined; EUC: of the mean embeddings. {_words(results)}"
     )
     return Grid("distance", "Distances and losses", tuple(head), tuple(lines), note)
 
@@ -258,16 +258,17 @@ def related(results: Sequence[FederationResult]) -> list[Related]:
 
 
 def correlations(results: Sequence[FederationResult]) -> Grid | None:
-    """Return the correlation of every distance with the loss of every method; None with fewer than three federations."""
+    """Return the correlation of every distance with the loss of every method; None below three federations."""
     pairs = related(results)
     if not pairs:
         return None
     lines = []
+    kinds: tuple[Kind, ...] = ("spearman", "pearson")
     for pair in pairs:
         cells = [name(pair.method), name(pair.distance), number(len(pair.x), "d")]
-        for kind in ("spearman", "pearson"):
-            value = correlation(pair.x, pair.means, kind)  # type: ignore[arg-type]
-            low, high = interval(pair.x, pair.y, kind)  # type: ignore[arg-type]
+        for kind in kinds:
+            value = correlation(pair.x, pair.means, kind)
+            low, high = interval(pair.x, pair.y, kind)
             cells += [_number(value), Cell("–") if isnan(low) else Cell(f"{low:+.2f} to {high:+.2f}")]
         lines.append(Line(tuple(cells)))
     head = ("method", "distance", "federations", "Spearman", "95 % interval", "Pearson", "95 % interval")

@@ -71,8 +71,8 @@ def sweep(results: Sequence[FederationResult]) -> list[Picture]:
         panels[0].set_ylabel(main, fontsize=9)
         _legend(figure, dict(_entries(panels[0])))
         caption = (
-            f"Mean {main} of all cases against {key}; bars: one standard deviation over the seeds. Dashed lines: methods "
-            "without this setting."
+            f"Mean {main} of all cases against {key}; bars: one standard deviation over the seeds. Dashed lines: "
+            "methods without this setting."
         )
         title = f"{main} against {key}"
         pictures.append(Picture(title, draw(figure), caption, name=f"sweep {key}"))

@@ -1,4 +1,4 @@
-"""The page of a benchmark over several federations: scores, distances, losses, swept settings, links to each federation."""
+"""The page of a benchmark over several federations: scores, distances, losses, swept settings, links."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from polysite.storage import draft_folder
 
 def tables(results: Sequence[FederationResult], paper: Paper, settings: Mapping[str, str]) -> list[Grid]:
     """Return the tables over all federations: scores, correlations, distances with losses, published distances."""
-    found = [axes.overview(results)]
+    found: list[Grid | None] = [axes.overview(results)]
     if any(r.distances for r in results):
         found += [axes.correlations(results), axes.distance_table(results)]
         found += [axes.published_distances(results, paper, settings)] if settings else []

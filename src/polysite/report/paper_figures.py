@@ -1,4 +1,4 @@
-"""Figures of a paper, by name: ``bars``, ``boxes``, ``groups``, ``volumes``, ``cases``, ``clusters``, ``distance``, ``sweep``.
+"""Figures of a paper, by name: ``bars``, ``boxes``, ``groups``, ``volumes``, ``cases``, ``clusters``, ``sweep``, ...
 
 ``PAPER_FIGURES`` maps a name to a function of a comparison and the options of its page, which returns pictures; none if
 the runs do not hold what the figure shows. Most are figures of paper B (Manthe et al., Federated brain tumor
