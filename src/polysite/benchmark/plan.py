@@ -27,6 +27,7 @@ from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
 from polysite.site import Budget
+from polysite.training import tasks
 from polysite.training.torch_site import Network, TorchSite
 
 # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
@@ -67,7 +68,8 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
         counts = (number(count, "d"), number(mine[0].rounds, "d"), _whole(steps), Cell(f"{spent:.1f}", spent))
         lines.append(Line((name(title), *counts, _size(stored), name(after))))
     cases = sum(len(refs) for refs in first.data.case_refs(first.seed).values())
-    prepared = cases * prod(VOLUME) * (4 * len(first.data.modality_names) + len(first.data.label_names))
+    size = prod(first.train.patch) if first.data.task == "classification" else prod(VOLUME)
+    prepared = cases * size * (4 * len(first.data.modality_names) + len(first.data.label_names))
     total = (number(runs, "d"), name(""), name(""), Cell(f"{hours:.1f}", hours), _size(disk), name(""))
     lines.append(Line((name("all"), *total), "total"))
     unit = "GPU hours" if pace.device.startswith("cuda") else "CPU hours"
@@ -241,11 +243,13 @@ def measure(chosen: Study) -> Pace:
         chosen.train.patch if gpu else tuple(min(side, max(step, SIDE // step * step)) for side in chosen.train.patch)
     )
     batch = chosen.train.batch if gpu else 1
-    whole = tuple(max(a, b) for a, b in zip(VOLUME, chosen.train.patch, strict=False)) if gpu else patch
+    task = tasks.find(chosen.data.task, chosen.train.exclusive)
+    scan = gpu and chosen.data.task == "segmentation"
+    whole = tuple(max(a, b) for a, b in zip(VOLUME, chosen.train.patch, strict=False)) if scan else patch
     train = replace(chosen.train, patch=patch, window=(), batch=batch, epochs=1, steps=None)
     rng = np.random.default_rng(0)
     cases = [_drawn(rng, chosen, whole, k) for k in range(batch)]
-    site = TorchSite("plan", network, {"train": cases, "validation": cases[:1]}, chosen.data.label_names, train, 0)
+    site = TorchSite("plan", network, {"train": cases, "validation": cases[:1]}, chosen.data.label_names, train, 0, task)
     start = site.start
     steps = STEPS if gpu else 1
     training = _timed(lambda: site.fit(start, budget=Budget(steps=steps)), network) / steps
@@ -262,15 +266,19 @@ def measure(chosen: Study) -> Pace:
 
 
 def _windows(chosen: Study) -> int:
-    """Return the number of positions of the sliding window in a scan."""
+    """Return the number of positions of the sliding window in a scan; a case to classify is as large as the patch."""
+    if chosen.data.task == "classification":
+        return 1
     window, moved = chosen.train.window or chosen.train.patch, 1 - chosen.train.overlap
     return prod(ceil(max(0, size - side) / (side * moved)) + 1 for size, side in zip(VOLUME, window, strict=False))
 
 
 def _drawn(rng: np.random.Generator, chosen: Study, shape: Sequence[int], k: int) -> Case:
     image = rng.standard_normal((len(chosen.data.modality_names), *shape), np.float32)
-    label = (rng.random((len(chosen.data.label_names), *shape), np.float32) < 0.1).astype(np.uint8)
-    return Case("plan", str(k), image, label)
+    labels = len(chosen.data.label_names)
+    drawn = np.array(k % labels) if chosen.data.task == "classification" else rng.integers(0, max(10, labels), shape)
+    label = np.stack([drawn == channel for channel in range(labels)]).astype(np.uint8)
+    return Case("plan", str(k), image, label, (1.0,) * len(shape))
 
 
 def _timed(call: Callable[[], object], network: Network) -> float:
