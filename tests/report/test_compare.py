@@ -216,7 +216,7 @@ def test_the_best_is_marked_whichever_way_is_better(tmp_path):
     found = compare(load(write(tmp_path / "fedavg", near), write(tmp_path / "x", far, algorithm="fedprox")))
     grids = {g.name: g for g in tables(found)}
     best = {g.name: [[c.best for c in line.cells] for line in g.lines] for g in grids.values()}
-    assert best["overview"] == [[False, False, True], [False, True, False]]
+    assert best["overview"] == [[False, False, True, False, False], [False, True, False, False, False]]
     assert best["hospitals_hd95"] == [[False, False, True, False]] * 4
     assert best["hospitals_dice"] == [[False, False, False, True]] * 4
     assert best["measures"][0] == [False, False, False, True, True, False]  # specificity is equal, ASSD less
