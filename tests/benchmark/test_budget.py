@@ -107,7 +107,7 @@ def test_a_reference_that_is_left_out_or_sends_nothing_is_refused():
 
 def test_a_benchmark_names_its_budget_in_its_file_or_on_the_command_line(tmp_path):
     text = 'title = "T"\nreference = "fedavg"\nseeds = [0, 1]\nbudget = "steps"\n[study]\n'
-    text += 'model = { filters = [2, 4, 4] }\ntrain = { patch = [16, 16, 16] }\nrun = { rounds = 6 }\n[study.data]\n'
+    text += "model = { filters = [2, 4, 4] }\ntrain = { patch = [16, 16, 16] }\nrun = { rounds = 6 }\n[study.data]\n"
     text += 'name = "phantom"\nshape = [24, 24, 24]\n[methods]\nfedavg = {}\nditto.algorithm = "ditto"\n'
     (tmp_path / "b.toml").write_text(text)
     bench = benchmark.load(str(tmp_path / "b.toml"))

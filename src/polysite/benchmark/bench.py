@@ -115,7 +115,7 @@ class Bench:
         """Return the benchmark with another budget; as it is, if None."""
         known = get_args(Kind)
         if budget is not None and budget not in known:
-            raise ConfigError(f"budget = {budget!r}: methods are compared at equal {', '.join(known[:-1])} or {known[-1]}")
+            raise ConfigError(f"budget = {budget!r}: compare at equal {', '.join(known[:-1])} or {known[-1]}")
         return self if budget is None else replace(self, budget=budget)  # type: ignore[arg-type]
 
     def on_folds(self, folder: Path | None) -> "Bench":

@@ -54,7 +54,9 @@ def lengthen(chosen: Study, factor: float) -> Study:
     first, *later = config.phases(chosen)
     then = tuple(config.merge(given, _longer(phase, factor)) for given, phase in zip(chosen.then, later, strict=True))
     new = _longer(first, factor)
-    return replace(chosen, run=replace(chosen.run, **new["run"]), train=replace(chosen.train, **new["train"]), then=then)
+    return replace(
+        chosen, run=replace(chosen.run, **new["run"]), train=replace(chosen.train, **new["train"]), then=then
+    )
 
 
 def _length(phase: Study) -> int:

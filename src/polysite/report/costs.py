@@ -117,7 +117,9 @@ def _unequal(methods: Sequence[Sequence[Cost]]) -> str:
             uneven.append(f"{what} {text(min(values)).text.replace('–', '0')} to {text(max(values)).text}")
     if len(methods) < 2:
         return ""
-    return f"; unequal between methods: {', '.join(uneven)}" if uneven else "; equal for all methods, as their rounds are"
+    return (
+        f"; unequal between methods: {', '.join(uneven)}" if uneven else "; equal for all methods, as their rounds are"
+    )
 
 
 def _rounds(run: Cost) -> int:
