@@ -18,12 +18,12 @@ Running statistics come from the inner steps. The paper takes lam from 10 to 30,
 steps. inner_lr * lam must stay well below 2, or the proximal term diverges. train.gamma decays inner_lr but not lr.
 
 The defaults follow the learning rate of the site, r = train.lr. lam = 1 / (inner r): the proximal term is as strong as
-the inner steps are long, so that v goes about 1 - 1/e as far as without it. (The authors' published results have lam r =
-1.5. An outer step then goes 0.67 r times the gradient at most, less than a single step of FedAvg, for ``inner`` steps of
-computation: at equal steps Dice was 0.35 on phantoms, 0.59 with this default, 0.61 with local training;
-docs/results/phantoms.md.) inner_lr = r / (1 + r lam): if r suits F, whose curvature is then about 1 / r, this suits
-F + lam/2 |.|^2, whose curvature is larger by lam. lr = 1 / lam: M_k has a gradient with constant lam, and the step then
-ends at v; the authors' rate of 0.005 goes 0.075 of this way.
+the inner steps are long, so that v goes about 1 - 1/e as far as without it. The authors' published results have
+lam r = 1.5: an outer step then goes at most 0.67 r times the gradient, less than one step of FedAvg, for ``inner``
+steps of computation. At equal steps that had a Dice of 0.35 on phantoms, this default 0.59, local training 0.61 (a seed
+that is not among the results; docs/results/phantoms.md). inner_lr = r / (1 + r lam): if r suits F, whose curvature is
+then about 1 / r, this suits F + lam/2 |.|^2, whose curvature is larger by lam. lr = 1 / lam: M_k has a gradient with
+constant lam, and the step then ends at v; the authors' rate of 0.005 goes 0.075 of this way.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
