@@ -197,6 +197,7 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     odd = next((k for part in (given, *scales.values()) for k in part if k not in KEYS), None)
     if odd:
         raise ConfigError(f"unknown key {odd!r} in the benchmark {name}; {nearest(odd, KEYS)}")
+    _check_federations(name, given)
     if scale != "full":
         given = config.merge(given, scales[scale])
     if not given.get("methods") and "radiomics" not in given:
@@ -205,7 +206,6 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     methods, sweep, swept = given.get("methods", {}), flat(given.get("sweep", {})), given.get("sweep_methods", ())
     check_sweep(sweep, swept, methods)
     _check_reference(name, given.get("reference"), methods)
-    _check_federations(name, given)
     real = scale != "small"  # phantoms have neither published folds nor published numbers
     return Bench(
         name=name,
@@ -238,10 +238,14 @@ def _check_reference(name: str, reference: str | None, methods: Mapping[str, Any
 
 
 def _check_federations(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse methods with a federation of their own in a benchmark that lists federations."""
+    """Refuse methods with a federation of their own, and published settings of federations that are not listed."""
     odd = next((n for n, method in given.get("methods", {}).items() if "federation" in method), None)
     if given.get("federations") and odd is not None:
         raise ConfigError(
             f"the method {odd!r} of {name} has a federation, but the benchmark lists federations for all methods; "
             "move it there"
         )
+    titles = [f.title for f in federations(given.get("federations", ()))]
+    for title in given.get("published", {}).get("settings", {}) if titles else ():
+        if title not in titles:
+            raise ConfigError(f"published.settings names the federation {title!r}; {nearest(title, titles)}")
