@@ -19,9 +19,9 @@ from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server_optimisers import Adam, Sgd, Yogi
 from polysite.algorithms.weighted import Weighted
-from polysite.config import Study, dump, explain, field_docs, parse, preset, presets
+from polysite.config import Study, dump, explain, field_docs, parse, preset, presets, vary
 from polysite.costs.speeds import SPEEDS
-from polysite.data.federation import FEDERATIONS, ByLabelSize, Limited, Natural
+from polysite.data.federation import FEDERATIONS, ByLabelSize, HideModalities, Iid, Limited, Natural, Steps
 from polysite.data.files import Files
 from polysite.data.phantom import Hospital, four_hospitals
 from polysite.data.prepare import Prepare
@@ -60,6 +60,10 @@ STUDIES = {
     "groups and factors": Study(algorithm=Weighted({"y": 0.3}, Clustered({"all": ("x", "y")}, Scaffold()))),
     "files": Study(data=Files(path="x", labels={"WT": (1, 2), "TC": (1,)}, exclude=("EZ",), allow=("missing",))),
     "folds": Study(split=Split(folds=5, fold=4, by_group=True, seed=3), federation=ByLabelSize("WT")),
+    "kept parts": Study(split=Split(keep=True)),
+    "kept sizes": Study(split=Split(keep="sizes"), data=Files(path="x", sites=("6",), classes=("a", "b"))),
+    "steps": Study(federation=Steps((Iid(3, parts="all"), HideModalities(2)))),
+    "many steps": Study(federation=Steps((Limited(), ByLabelSize("a+b"), Iid(3), HideModalities(2), Natural()))),
     "prepared": Study(prepare=Prepare(orientation="LPS", spacing=(1.0, 1.5, 2.0), clip=(-200.0, 300.0), crop=False)),
     "assessment": Study(assess=Assess(take=2, levels=16, modalities="mean"), encoder=MedicalNet("weights.pth")),
     "literal": Study(assess=Assess(take="literal"), encoder=DeepBet()),
@@ -78,6 +82,50 @@ def test_what_is_written_is_read_back(study):
 def test_every_federation_can_be_configured(name):
     study = parse(f'[federation]\nname = "{name}"')
     assert study.federation == FEDERATIONS[name]() and parse(dump(study)) == study
+
+
+TWO = 'federation = [{ name = "iid", sites = 5 }, { name = "hide_modalities", count = 1 }]'
+
+
+def test_a_federation_of_steps():
+    both = Steps((Iid(5), HideModalities(1)))
+    tables = '[[federation]]\nname = "iid"\n[[federation]]\nname = "hide_modalities"'
+    assert parse(TWO).federation == parse(tables).federation == both
+    assert parse('federation = ["iid", "hide_modalities"]').federation == both
+    assert parse("federation = [{ count = 1 }]").federation == HideModalities(1)  # one step is that federation
+    assert parse(TWO, {"federation.0.sites": "3", "federation.1.count": "2"}).federation == Steps(
+        (Iid(3), HideModalities(2))
+    )
+    assert parse(TWO, {"federation.1": "natural"}).federation == Steps((Iid(5), Natural()))
+    assert parse(TWO, {"federation": "natural"}).federation == Natural()
+    assert parse(TWO, {"federation.name": "limited", "federation.cases": "9"}).federation == Limited(9)
+    study = parse(TWO)
+    with pytest.raises(ConfigError, match="several steps"):
+        vary(study, {"federation": {"count": 2}})
+    assert vary(study, {"federation": {"1": {"count": 3}}}).federation == Steps((Iid(5), HideModalities(3)))
+    assert vary(study, {"federation": {"name": "iid"}}).federation == Iid()
+    assert vary(Study(), {"federation": ["iid", {"name": "limited", "cases": 9}]}).federation == Steps(
+        (Iid(), Limited(9))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("federation = []", {}, "must have a step"),
+        ('federation = ["iidd"]', {}, "no federation called 'iidd'; did you mean 'iid'"),
+        ('federation = [{ name = "iid", site = 3 }]', {}, r"unknown key 'federation\[0\].site'; did you mean 'sites'"),
+        ("federation = [3]", {}, r"federation\[0\] = 3 must be a section"),
+        (TWO, {"federation.2.sites": "3"}, r"federation\[2\]"),
+        (TWO, {"federation.4": "natural"}, "numbered from 0 without gaps"),
+        (TWO, {"federation.sites": "3"}, "federation.sites: the federation has several steps"),
+        ('split.keep = "size"', {}, "split.keep = 'size' must be one of 'sizes'"),
+        ("split.keep = 1", {}, "must be true or false"),
+    ],
+)
+def test_steps_that_are_none(text, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(text, overrides)
 
 
 def test_a_section_can_be_chosen_by_its_name_alone():

@@ -9,14 +9,14 @@ from PIL import Image as Pillow
 import polysite as ps
 from polysite.algorithms.fine_tune import FineTune
 from polysite.config import dump, parse
-from polysite.data.federation import HideModalities, Iid, LabelRatio, LeaveOut
+from polysite.data.federation import ByLabelSize, HideModalities, Iid, LabelRatio, LeaveOut, Natural, Steps
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models.densenet import DenseNet
 from polysite.report import compare, tables
 from polysite.report.costs import cost
 from polysite.report.page import build
 from polysite.report.runs import methods, read
-from polysite.study import build_sites, deal_cases, simulator
+from polysite.study import _described, build_sites, deal_cases, simulator
 from table import EVERY
 
 SITES = {name: ps.Hospital(cases=5, scanner=k) for k, name in enumerate(("east", "north", "west"))}
@@ -342,6 +342,30 @@ def test_what_is_hidden_is_written_down(tmp_path):
         "north: 3 train, 1 validation, 1 test; hidden in all of them: t1ce"
         in (tmp_path / "run" / "log.txt").read_text()
     )
+
+
+def test_a_federation_of_steps_trains_and_is_evaluated_again(tmp_path):
+    """Two equal sites, each without another modality: paper D's clients."""
+    study = replace(SMALL, federation=Steps((Iid(2, parts="all"), HideModalities(1))), run=ps.Plan(rounds=1))
+    run = ps.train(study, tmp_path / "run")
+    assert set(run.folder.records()[0].sites) == set(run.dice()) == {"iid-1", "iid-2"}
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "iid-1: 4 train, 2 validation, 2 test; hidden in all of them: t1\n" in log
+    assert "iid-2: 5 train, 1 validation, 1 test; hidden in all of them: t1ce\n" in log
+    again = ps.evaluate(tmp_path / "run", split="validation")
+    assert (again / "cases.csv").is_file()
+    mixed = replace(study, federation=Steps((HideModalities(1), Iid(2, parts="all"))))
+    assert any("; hidden in some of them: t1" in line for line in _described(mixed, deal_cases(mixed)))
+
+
+def test_all_federations_may_test_the_same_cases():
+    kept = replace(SMALL, split=ps.Split(keep=True))
+    federations = (Natural(), ByLabelSize("WT"), Iid(2), Iid(2, parts="all"), Steps((ByLabelSize("ET"), Iid(4))))
+    tested = [
+        {c.source for each in deal_cases(replace(kept, federation=f)).values() for c in each["test"]}
+        for f in federations
+    ]
+    assert len(tested[0]) == 3 and all(each == tested[0] for each in tested)
 
 
 def test_all_patches_of_one_case_train_a_batch_normalised_network(pictures):

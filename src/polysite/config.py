@@ -24,7 +24,7 @@ import tomli_w
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of, traits
 from polysite.algorithms.base import Algorithm, facts, scaled
 from polysite.costs.speeds import SPEEDS, Speeds
-from polysite.data.federation import FEDERATIONS, Federation, Natural
+from polysite.data.federation import FEDERATIONS, Federation, Natural, Steps
 from polysite.data.prepare import Prepare
 from polysite.data.sources import SOURCES, Phantom, Source
 from polysite.data.split import Split
@@ -47,7 +47,7 @@ class Study:
         algorithm: Federated algorithm of the first phase.
         model: Network to train.
         data: Source of the images.
-        federation: How cases are assigned to sites.
+        federation: How cases are assigned to sites; a list has steps, each of which deals out what the last one dealt.
         prepare: Preparation of images before training.
         split: How the cases of a site are divided into training, validation and test cases.
         train: Local training at the sites.
@@ -367,10 +367,26 @@ def merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in given.items():
         below = merged.get(key)
+        if key == "federation" and isinstance(below, list) and isinstance(value, dict) and "name" not in value:
+            below = _numbered(below)
         if isinstance(value, dict) and isinstance(below, dict) and value.get("name") in (None, below.get("name")):
             value = merge(below, value)
         merged[key] = value
     return merged
+
+
+def _is_numbered(given: Any) -> bool:
+    """Return whether a section has numbers among its keys, which stand for the steps of a federation."""
+    return isinstance(given, dict) and any(key.isdecimal() for key in given)
+
+
+def _numbered(steps: list[Any]) -> dict[str, Any]:
+    """Return the steps of a federation by their number, so that ``federation.0.sites`` can change one of them.
+
+    >>> merge({"federation": ["natural", {"name": "iid"}]}, {"federation": {"1": {"sites": 3}}})
+    {'federation': {'0': {'name': 'natural'}, '1': {'name': 'iid', 'sites': 3}}}
+    """
+    return {str(k): _section("federation", step) for k, step in enumerate(steps)}
 
 
 def _choices(at: str) -> Mapping[str, Any] | None:
@@ -381,7 +397,7 @@ def _choices(at: str) -> Mapping[str, Any] | None:
         return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
     sections: dict[str, Mapping[str, Any]]
     sections = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS, "encoder": ENCODERS, "cost": SPEEDS}
-    return sections.get(at)
+    return sections.get(re.sub(r"^federation\[\d+\]", "federation", at))
 
 
 def _name_in(at: str, value: Any) -> str | None:
@@ -403,6 +419,8 @@ def _likeness(choice: Any, value: Any) -> int:
 def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     """Convert a TOML value to the wanted type."""
     choices = _choices(at)
+    if at == "federation" and (isinstance(given, list) or _is_numbered(given)):
+        return _steps(given)
     if choices is not None and isinstance(given, str):
         given = {"name": given}
     if choices is not None and isinstance(given, Mapping):
@@ -429,9 +447,29 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     return _scalar(kind, given, at)
 
 
+def _steps(given: Any) -> Federation:
+    """Build a federation from a list of steps, or from steps by their number."""
+    steps = given if isinstance(given, list) else list(given.values())
+    odd = [] if isinstance(given, list) else [key for k, key in enumerate(given) if key != str(k)]
+    if odd:
+        raise ConfigError(
+            f"federation.{odd[0]}: the federation has several steps, numbered from 0 without gaps; name one of them, "
+            "as in federation.0.name"
+        )
+    if not steps:
+        _refuse("federation", given, "must have a step; leave it out for the natural sites")
+    built = tuple(_build(Federation, step, f"federation[{k}]") for k, step in enumerate(steps))
+    return built[0] if len(built) == 1 else Steps(built)
+
+
 def _may_be(kind: Any, given: Any) -> bool:
-    """Return whether a value may be converted to this member of a union; an integer never matches a ``Literal``."""
-    return not (get_origin(kind) is Literal and type(given) is int)
+    """Return whether a value may be converted to this member of a union.
+
+    An integer never matches a ``Literal``, and a text no truth value.
+    """
+    if get_origin(kind) is Literal:
+        return type(given) is not int
+    return not (kind is bool and isinstance(given, str))
 
 
 def _scalar(kind: Any, given: Any, at: str) -> Any:
@@ -449,7 +487,7 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
     if name is None:
         raise ConfigError(f"[{at}] needs a name; known: {', '.join(sorted(choices))}")
     if not isinstance(name, str) or name not in choices:
-        what = {"inner": "algorithm", "server": "server optimiser"}.get(at.rpartition(".")[2], at)
+        what = {"inner": "algorithm", "server": "server optimiser"}.get(at.rpartition(".")[2], at.partition("[")[0])
         raise ConfigError(f"there is no {what} called {name!r}; {nearest(str(name), choices)}")
     chosen = choices[name]
     if isinstance(chosen, type):
@@ -507,6 +545,8 @@ def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
     for k, name in enumerate(sections):
         if isinstance(given.get(name), str) and _choices(".".join(sections[: k + 1])) is not None:
             given[name] = {"name": given[name]}
+        if name == "federation" and isinstance(given.get(name), list):
+            given[name] = {} if key == "federation.name" else _numbered(given[name])
         default = default.get(name) if isinstance(default, Mapping) else getattr(default, name, None)
         given = given.setdefault(name, _plain(default) if isinstance(default, Mapping) else {})
         if not isinstance(given, dict):
@@ -529,6 +569,8 @@ def _toml_value(text: str) -> Any:
 
 def _plain(value: Any, at: str = "") -> Any:
     """Return a value as plain TOML types; keys whose value is None are left out."""
+    if isinstance(value, Steps):
+        return [_plain(step, at) for step in value.steps]
     if is_dataclass(value):
         name = _name_in(at, value) if _choices(at) is not None else None
         inside = {f.name: _plain(getattr(value, f.name), f"{at}.{f.name}".strip(".")) for f in fields(value) if f.init}

@@ -123,7 +123,9 @@ def _elsewhere(chosen: Study, dealt: Mapping[SiteId, SiteSplit], path: Path) -> 
     """Return all cases of other data. Hospitals of the run keep their training cases, which may choose a model."""
     mine = chosen.data
     plain = mine if isinstance(mine, Files) else Files(str(path))
-    files = replace(plain, path=str(path), modalities=mine.modality_names, format="auto", tables=(), exclude=())
+    files = replace(
+        plain, path=str(path), modalities=mine.modality_names, format="auto", tables=(), sites=(), exclude=()
+    )
     for what in ("task", "dims", "label_names"):
         wanted, found = getattr(mine, what), getattr(files, what)
         if wanted != found:

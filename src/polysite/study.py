@@ -20,6 +20,7 @@ from polysite.costs.rehearsal import Effort, rehearse
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.files import Files
+from polysite.data.parts import splitter
 from polysite.data.split import SiteSplit, table
 from polysite.engines.phases import Evaluate, Phase, find_progress, run_phases
 from polysite.engines.plan import cohort
@@ -65,7 +66,7 @@ def deal_cases(study: Study) -> Mapping[str, SiteSplit]:
     cases = study.data.case_refs(study.seed)
     study.split.check(cases)
     seed = study.split.seed_of(study.seed)
-    dealt = study.federation.deal(cases, lambda sites: study.split.apply(sites, seed), seed)
+    dealt = study.federation.deal(cases, splitter(study.split, cases, seed), seed)
     if not any(splits["train"] for splits in dealt.values()):
         raise DataError("no site has a training case")
     if not any(splits["validation"] for splits in dealt.values()):
@@ -379,8 +380,13 @@ def _described(study: Study, dealt: Mapping[str, SiteSplit]) -> Iterator[str]:
     """Yield the remarks on data and split; a line per hospital: its number of cases, the modalities hidden from it."""
     yield from _remarks(study)
     for site, splits in dealt.items():
-        hidden = {study.data.modality_names[k] for cases in splits.values() for case in cases for k in case.hidden}
-        blind = f"; hidden in all of them: {', '.join(sorted(hidden))}" if hidden else ""
+        hidden = [set(case.hidden) for cases in splits.values() for case in cases] or [set()]
+        always, ever = set.intersection(*hidden), set.union(*hidden)
+        blind = "".join(
+            f"; hidden in {where} of them: {', '.join(sorted(study.data.modality_names[k] for k in found))}"
+            for where, found in (("all", always), ("some", ever - always))
+            if found
+        )
         yield f"{site}: {', '.join(f'{len(splits[k])} {k}' for k in SPLITS)}{blind}"
 
 

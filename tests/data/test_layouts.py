@@ -66,6 +66,14 @@ def brats18(root):
     table(root / top / "survival_data.csv", "Brats18ID,Age,Survival", "Brats18_CBICA_AAB_1,60,289")
 
 
+def brats17(root):
+    """As MICCAI_BraTS17_Data_Training.zip unpacks."""
+    top = "MICCAI_BraTS17_Data_Training"
+    for case in ("HGG/Brats17_2013_2_1", "HGG/Brats17_CBICA_AAB_1", "HGG/Brats17_TCIA_105_1", "LGG/Brats17_TCIA_620_1"):
+        glioma(root, f"{top}/{case}", 1, 2, 4)
+    table(root / top / "survival_data.csv", "Brats17ID,Age,Survival", "Brats17_CBICA_AAB_1,60.46,289")
+
+
 def kits19(root):
     for number in range(3):
         volume(root / f"data/case_0000{number}/imaging.nii.gz")
@@ -176,6 +184,19 @@ def luna(root):
     )
 
 
+DFUC = {"100.jpg": "1.0,0.0,0.0,0.0", "101.jpg": "0,1,0,0", "102.jpg": "0,0,1,0", "103.jpg": "0,0,0,1",
+        "105.jpg": ",,,"}  # fmt: skip
+
+
+def dfuc(root):
+    """As DFUC2021 unpacks: images without a class have a row without numbers, or none."""
+    top = root / "DFUC2021_train"
+    for k, name in enumerate((*DFUC, "104.jpg")):
+        picture(top / "images" / name, *np.random.default_rng(k).integers(256, size=48), colour=True)
+        picture(root / "DFUC2021_test" / f"9{name}", colour=True)
+    table(top / "train.csv", "image,none,infection,ischaemia,both", *(f"{n},{marks}" for n, marks in DFUC.items()))
+
+
 def bids(root):
     table(root / "dataset_description.json", '{"Name": "lesions", "BIDSVersion": "1.8.0"}')
     table(
@@ -235,6 +256,13 @@ def pairs_of_sites(root):
         picture(root / site / f"Labels/{case}_Segmentation.png", 1)
 
 
+def pairs_of_volumes(root):
+    """The prostate data as NVIDIA FLARE's example converts them."""
+    for site, case in (("I2CVB", "Case00"), ("MSD", "prostate_00"), ("NCI_ISBI_3T", "Prostate3T-01-0001")):
+        volume(root / site / f"Image/{case}.nii.gz")
+        volume(root / site / f"Mask/{case}.nii.gz", 1)
+
+
 def pairs_decathlon(root):
     for case in ("hippocampus_001", "hippocampus_003"):
         volume(root / f"imagesTr/{case}.nii.gz")
@@ -290,6 +318,12 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
             group="LGG"),
     ),
     (
+        "brats", brats17, {"2013": 1, "CBICA": 1, "TCIA": 2}, ("t1", "t1ce", "t2", "flair"), OLD,
+        Row("TCIA", "Brats17_TCIA_620_1", {m: "MICCAI_BraTS17_Data_Training/LGG/Brats17_TCIA_620_1/"
+            f"Brats17_TCIA_620_1_{m}.nii.gz" for m in ("t1", "t1ce", "t2", "flair")},
+            "MICCAI_BraTS17_Data_Training/LGG/Brats17_TCIA_620_1/Brats17_TCIA_620_1_seg.nii.gz", OLD, group="LGG"),
+    ),
+    (
         "kits", kits19, {"0": 2, "1": 1}, ("ct",), {"kidney": (1, 2), "tumour": (2,)},
         Row("0", "case_00001", {"ct": "data/case_00001/imaging.nii.gz"}, "data/case_00001/segmentation.nii.gz",
             {"kidney": (1, 2), "tumour": (2,)}, split="test"),
@@ -333,6 +367,11 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
             box=(-53.21, 244.41, -245.17, 50, 50, 50), patient=UIDS[0]),
     ),
     (
+        "dfuc", dfuc, {"all": 4}, ("red", "green", "blue"), ("both", "infection", "ischaemia", "none"),
+        Row("all", "102", {m: f"DFUC2021_train/images/102.jpg#{i}" for i, m in enumerate(("red", "green", "blue"))},
+            category="ischaemia"),
+    ),
+    (
         "bids", bids, {"Lyon": 2, "Rennes": 1}, ("flair", "t1w", "t1w_ce"), {"label_1": (1,)},
         Row("Lyon", "sub-01_ses-02", {
             "flair": "", "t1w": "sub-01/ses-02/anat/sub-01_ses-02_T1w.nii.gz",
@@ -370,6 +409,11 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
         "pairs", pairs_of_sites, {"ISIC": 1, "kvasir": 1}, ("image",), {"label_1": (1,)},
         Row("ISIC", "ISIC_0012255", {"image": "ISIC/Images/ISIC_0012255.png"},
             "ISIC/Labels/ISIC_0012255_Segmentation.png", {"label_1": (1,)}),
+    ),
+    (
+        "pairs", pairs_of_volumes, {"I2CVB": 1, "MSD": 1, "NCI_ISBI_3T": 1}, ("image",), {"label_1": (1,)},
+        Row("MSD", "prostate_00", {"image": "MSD/Image/prostate_00.nii.gz"}, "MSD/Mask/prostate_00.nii.gz",
+            {"label_1": (1,)}),
     ),
     (
         "pairs", pairs_decathlon, {"all": 2}, ("image",), {"label_1": (1,), "label_2": (2,)},
@@ -430,6 +474,82 @@ def test_probabilities_of_staple_are_cut_at_one_half(root):
     multiple = root / "twos_staple.nii.gz"  # whole numbers stay what they are
     volume(multiple, 1, 2)
     assert set(np.unique(channel_of(files.manifest, str(multiple), {}).array)) == {0, 1, 2}
+
+
+def test_foot_ulcers_without_a_class_are_named_once(root):
+    dfuc(root)
+    found = scan(root)
+    assert "2 cases have no class and were left out: 104, 105" in found.remarks
+    assert "nothing was taken from DFUC2021_test: 6 .jpg files" in found.remarks
+    inside = scan(root / "DFUC2021_train")  # the folder itself may be named
+    assert inside.format == "dfuc" and [r.case for r in inside.manifest.rows] == ["100", "101", "102", "103"]
+    assert not check(Files(str(root))).problems
+    three = Files(str(root), classes=("none", "infection", "both"))
+    assert three.label_names == ("both", "infection", "none") and len(three.case_refs(0)["all"]) == 3
+
+
+def test_a_foot_ulcer_of_two_classes_or_without_a_file(root):
+    dfuc(root)
+    file = root / "DFUC2021_train/train.csv"
+    file.write_text(file.read_text() + "107.jpg,1,0,0,0\n")
+    assert "1 case has no image and was left out: 107" in scan(root).remarks
+    file.write_text(file.read_text() + "108.jpg,1,1,0,0\n")
+    with pytest.raises(DataError, match=r"train.csv cannot be used .*108.jpg is in the classes none and infection"):
+        scan(root)
+
+
+def test_the_table_of_another_dataset_is_no_foot_ulcer(root):
+    classes(root)
+    (root / "train.csv").write_bytes(b"image,none\xff\n" + bytes(9))
+    assert scan(root).format == "imagefolder"
+
+
+def test_both_readings_of_the_kidney(root):
+    """The organ with its tumour, as the layout reads it, or label 1 alone, whose volumes paper A prints."""
+    kits19(root)
+    whole, alone = Files(str(root)), Files(str(root), labels={"kidney": (1,), "tumour": (2,)})
+    assert whole.case_refs(0)["0"][0].volumes() == {"kidney": 0.002, "tumour": 0.001}
+    assert alone.case_refs(0)["0"][0].volumes() == {"kidney": 0.001, "tumour": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("keys", "left"),
+    [
+        ({"sites": ("6", "13")}, ["06", "13"]),
+        ({"sites": ("13", "06")}, ["06", "13"]),  # in natural order, not in the given one
+        ({"sites": ("6", "13", "20"), "exclude": ("20",)}, "both name '20'"),
+        ({"exclude": ("6",)}, ["13", "20"]),
+        ({"sites": ("7",)}, r"data.sites names '7', which is no site of the data; known: 06, 13, 20"),
+        ({"sites": ("133",)}, "did you mean '13'"),
+        ({"exclude": ("30",)}, r"data.exclude names '30', which is no site of the data; known: 06, 13, 20"),
+        ({"exclude": ("6", "13", "20")}, "data.exclude names all sites"),
+    ],
+)
+def test_sites_are_chosen_by_name(root, keys, left):
+    for number in range(6):
+        glioma(root, f"FeTS2022_0000{number}", 1, 2, 4)
+    sites = ("6", "13", "20")
+    lines = (f"{sites[n % 3]},FeTS2022_0000{n}" for n in range(6))
+    table(root / "partitioning_1.csv", "Partition_ID,Subject_ID", *lines)
+    files = Files(str(root), **keys)
+    if isinstance(left, list):
+        assert list(files.case_refs(0)) == list(files.manifest.sites) == left
+    else:
+        with pytest.raises(ConfigError, match=left):
+            files.case_refs(0)
+
+
+def test_classes_are_chosen_by_name(root):
+    classes_of_sites(root)
+    assert len(Files(str(root), classes=("NV", "MEL")).manifest.rows) == 5
+    with pytest.raises(ConfigError, match=r"data.classes names 'MEEL', which is no class of .*did you mean 'MEL'"):
+        _ = Files(str(root), classes=("MEEL", "NV")).manifest
+    with pytest.raises(ConfigError, match="takes two classes or more"):
+        _ = Files(str(root), classes=("NV",)).manifest
+    shutil.rmtree(root)
+    fets(root)
+    with pytest.raises(ConfigError, match=r"data.classes chooses classes, but .* has label maps"):
+        _ = Files(str(root), classes=("WT", "TC")).manifest
 
 
 def on_disk(found, name):

@@ -20,7 +20,7 @@ from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.base import serving_payloads
 from polysite.cli import app
 from polysite.config import parse
-from polysite.data.federation import HideModalities, Iid, LeaveOut
+from polysite.data.federation import HideModalities, Iid, LeaveOut, Natural, Steps
 from polysite.engines.phases import Phase, find_best
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
@@ -103,6 +103,7 @@ VARIANTS = {
     "cropped": {"prepare": ps.Prepare(normalise="all")},
     "plain": {"prepare": ps.Prepare(normalise="none", clip=(100.0, 400.0)), "seed": 3},
     "hidden": {"federation": HideModalities(1)},
+    "hidden in a step": {"federation": Steps((Natural(), HideModalities(1)))},
     "z-scores of padding": {
         "prepare": ps.Prepare(normalise="padded"),
         "train": ps.Train(patch=(24, 24, 24), window=(16, 20, 16), device="cpu"),

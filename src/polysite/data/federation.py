@@ -5,18 +5,19 @@ cases are only predicted and scored. This is how an unseen hospital is tested, a
 validation and test cases stay at the real ones.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Literal, Protocol
 
 import numpy as np
 
 from polysite.data.case import SPLITS, CaseRef
+from polysite.data.parts import Sites, Splitter, parts_of, with_parts
 from polysite.data.split import SiteSplit
 from polysite.errors import ConfigError, DataError, nearest
 
-Sites = Mapping[str, Sequence[CaseRef]]
-Splitter = Callable[[Sites], Mapping[str, SiteSplit]]
+QUARTERS = 4  # groups of cases by the volume of a label
 
 
 class Federation(Protocol):
@@ -49,48 +50,64 @@ class ByLabelSize:
     Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, appendix D.
 
     Args:
-        label: Label to sort by.
+        label: Label to sort by; several joined by "+" mean the sum of their volumes.
     """
 
     label: str = ""
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         """Assign the sorted cases to the sites and split them."""
-        measured = [(case.volumes(), case) for cases in sites.values() for case in cases]
-        known = measured[0][0]
-        if self.label not in known:
-            raise ConfigError(f"federation.label = {self.label!r} is not in the data; {nearest(self.label, known)}")
-        measured.sort(key=lambda pair: (pair[0][self.label], pair[1].site, pair[1].name))
+        measured = [(self._size(case.volumes()), case) for cases in sites.values() for case in cases]
+        measured.sort(key=lambda pair: (pair[0], pair[1].site, pair[1].name))
         ends = np.cumsum([len(cases) for cases in sites.values()])
         ordered = [case for _, case in measured]
         pieces = [ordered[b:e] for b, e in zip([0, *ends], ends, strict=False)]
         return _redealt(sites, dict(zip(sites, pieces, strict=True)), split)
 
+    def _size(self, volumes: Mapping[str, float]) -> float:
+        names = [self.label] if self.label in volumes else [name.strip() for name in self.label.split("+")]
+        for name in names:
+            if name not in volumes:
+                raise ConfigError(
+                    f"federation.label names {name!r}, which is not in the data; {nearest(name, volumes)}"
+                )
+        return sum(volumes[name] for name in names)
+
 
 @dataclass(frozen=True)
 class Iid:
-    """Training cases shuffled over equal synthetic sites; validation and test cases stay at their own sites.
+    """Cases shuffled over equal synthetic sites: training cases alone, or all.
 
     Paper: Manthe et al., Federated brain tumor segmentation: an extensive benchmark, 2024, section 4.3.1.
 
     Args:
         sites: Number of synthetic sites.
+        parts: "train" moves training cases alone, and validation and test cases stay at their own sites; "all" moves
+            all cases, so that every synthetic site trains, validates and tests.
     """
 
     sites: int = 5
+    parts: Literal["train", "all"] = "train"
 
     def __post_init__(self) -> None:
         _at_least(self.sites, 1, "sites")
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
-        """Assign the training cases to the synthetic sites."""
+        """Assign the cases to the synthetic sites."""
+        if self.parts == "all":
+            return _redealt(sites, self._pieces([case for cases in sites.values() for case in cases], seed), split)
         splits = split(sites)
-        pool = _shuffled([case for each in splits.values() for case in each["train"]], seed)
-        if len(pool) < self.sites:
-            raise ConfigError(f"federation.sites = {self.sites}, but there are {len(pool)} training cases")
-        dealt = _moved(_named([pool[k :: self.sites] for k in range(self.sites)], "iid", sites))
+        dealt = _moved(self._pieces([case for each in splits.values() for case in each["train"]], seed, sites))
         scored = {site: {**each, "train": []} for site, each in splits.items()}
         return {**{s: {"train": cases, "validation": [], "test": []} for s, cases in dealt.items()}, **scored}
+
+    def _pieces(self, cases: Sequence[CaseRef], seed: int, taken: Iterable[str] = ()) -> Sites:
+        """Return the shuffled cases in equal pieces, one for every synthetic site."""
+        pool = _shuffled(cases, seed)
+        if len(pool) < self.sites:
+            kind = "training cases" if self.parts == "train" else "cases"
+            raise ConfigError(f"federation.sites = {self.sites}, but there are {len(pool)} {kind}")
+        return _named([pool[k :: self.sites] for k in range(self.sites)], "iid", taken)
 
 
 @dataclass(frozen=True)
@@ -124,11 +141,16 @@ class Dirichlet:
         alpha: Concentration of the distribution; the smaller, the more the sites differ.
         sites: Number of synthetic sites.
         least: Smallest number of cases of a site.
+        by: What is divided: classes, or groups without classes (empty); "site", the hospitals of the data; or the name
+            of a label, four groups of cases by its volume.
+        draw: Number of the draw; other draws are other federations with the same seed and split.
     """
 
     alpha: float = 0.5
     sites: int = 5
     least: int = 3
+    by: str = ""
+    draw: int = 0
 
     def __post_init__(self) -> None:
         _at_least(self.sites, 2, "sites")
@@ -138,10 +160,10 @@ class Dirichlet:
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         """Draw assignments until every site has enough cases, and split the cases."""
-        kinds = _kinds(sites)
+        kinds = _kinds(sites) if not self.by else self._divided(sites)
         if sum(map(len, kinds.values())) < self.sites * self.least:
             raise ConfigError(f"{sum(map(len, kinds.values()))} cases do not give {self.sites} sites {self.least} each")
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng([seed, self.draw] if self.draw else seed)
         for _ in range(1000):
             dealt: list[list[CaseRef]] = [[] for _ in range(self.sites)]
             for cases in kinds.values():
@@ -156,6 +178,20 @@ class Dirichlet:
             f"federation.alpha = {self.alpha} left a site with fewer than {self.least} cases in 1000 draws: "
             "raise alpha, or lower federation.sites or federation.least"
         )
+
+    def _divided(self, sites: Sites) -> dict[str, list[CaseRef]]:
+        """Return the cases by hospital, or in four groups by the volume of a label."""
+        if self.by == "site":
+            return {site: sorted(cases, key=lambda case: case.name) for site, cases in sites.items()}
+        measured = [(case.volumes(), case) for cases in sites.values() for case in cases]
+        known = measured[0][0]
+        if self.by not in known:
+            raise ConfigError(
+                f"federation.by = {self.by!r} is neither 'site' nor a label; {nearest(self.by, ['site', *known])}"
+            )
+        ordered = sorted(measured, key=lambda pair: (pair[0][self.by], pair[1].site, pair[1].name))
+        groups = np.array_split(np.arange(len(ordered)), QUARTERS)
+        return {f"quarter {k}": [ordered[i][1] for i in each] for k, each in enumerate(groups, start=1)}
 
 
 @dataclass(frozen=True)
@@ -215,7 +251,7 @@ class HideModalities:
         if self.count >= total:
             raise ConfigError(f"federation.count = {self.count} would hide all of {total} modalities")
         hidden = {s: tuple((k + i) % total for i in range(self.count)) for k, s in enumerate(sites)}
-        return split({s: [replace(case, hidden=hidden[s]) for case in cases] for s, cases in sites.items()})
+        return split({s: [_hidden(case, hidden[s]) for case in cases] for s, cases in sites.items()})
 
 
 @dataclass(frozen=True)
@@ -237,6 +273,34 @@ class LeaveOut:
         rest = split({s: cases for s, cases in sites.items() if s != self.site})
         tested = sorted(sites[self.site], key=lambda case: case.name)
         return {**rest, self.site: {"train": [], "validation": [], "test": tested}}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Several federations, one after the other: each deals out the sites that the one before it made.
+
+    The first one splits the cases into training, validation and test; in the others every case keeps its part.
+
+    Args:
+        steps: The federations, in their order.
+    """
+
+    steps: tuple[Federation, ...]
+
+    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
+        """Apply one federation after the other."""
+        first, *others = self.steps
+        dealt = first.deal(sites, split, seed)
+        for step in others:
+            held = {site: [case for k in SPLITS for case in each[k]] for site, each in dealt.items()}
+            dealt = step.deal(held, partial(with_parts, parts=parts_of(dealt)), seed)
+        return dealt
+
+
+def hides_modalities(federation: Federation) -> bool:
+    """Return whether a federation, or one of its steps, hides modalities."""
+    steps = federation.steps if isinstance(federation, Steps) else (federation,)
+    return any(isinstance(step, HideModalities) for step in steps)
 
 
 FEDERATIONS: Mapping[str, type] = {
@@ -276,8 +340,15 @@ def _redealt(natural: Sites, dealt: Sites, split: Splitter) -> Mapping[str, Site
     moved = _moved(dealt)
     if len(set(patients)) == len(patients):
         return split(moved)
-    chosen = {case.source: k for splits in split(natural).values() for k in SPLITS for case in splits[k]}
-    return {s: {k: [c for c in cases if chosen.get(c.source) == k] for k in SPLITS} for s, cases in moved.items()}
+    return with_parts(moved, parts_of(split(natural)))
+
+
+def _hidden(case: CaseRef, modalities: tuple[int, ...]) -> CaseRef:
+    """Hide modalities of a case, besides those that an earlier step has hidden."""
+    hidden = (*case.hidden, *(m for m in modalities if m not in case.hidden))
+    if len(hidden) == case.modalities:
+        raise ConfigError(f"the steps of the federation hide all {case.modalities} modalities of case {case.name!r}")
+    return replace(case, hidden=hidden)
 
 
 def _named(dealt: Sequence[Sequence[CaseRef]], word: str, taken: Iterable[str] = ()) -> dict[str, Sequence[CaseRef]]:

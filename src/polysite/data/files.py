@@ -14,8 +14,8 @@ from polysite.data import images, layouts, manifest
 from polysite.data.case import Case, CaseRef, channels
 from polysite.data.images import Image
 from polysite.data.layouts import Scan
-from polysite.data.manifest import Manifest, Row
-from polysite.errors import ConfigError, DataError
+from polysite.data.manifest import Manifest, Row, natural
+from polysite.errors import ConfigError, DataError, nearest
 
 MAX_BOX_VOXELS = 1 << 26
 TOLERANCE = 0.1  # voxels: largest distance between the same corner of two images of one case
@@ -31,7 +31,9 @@ class Files:
         tables: CSV files with the site, group or split of the cases.
         modalities: Modalities to use, in this order; empty for all.
         labels: Values of every label by name, instead of those in the manifest.
+        sites: Sites to use; empty for all. A number may be written without leading zeros: "6" for the site "06".
         exclude: Sites to leave out.
+        classes: Classes to use, in a classification; cases of other classes are left out. Empty for all.
         allow: ``missing`` replaces modalities that were not acquired by zeros; ``empty`` accepts label maps without any
             label.
     """
@@ -41,7 +43,9 @@ class Files:
     tables: tuple[str, ...] = ()
     modalities: tuple[str, ...] = ()
     labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sites: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     allow: tuple[Literal["missing", "empty"], ...] = ()
 
     def __post_init__(self) -> None:
@@ -66,17 +70,42 @@ class Files:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest of the sites and modalities that this study uses."""
+        """The manifest of the sites, classes and modalities that this study uses."""
         listed = self._scan.manifest
-        unknown = [s for s in self.exclude if s not in listed.sites]
-        if unknown:
-            raise ConfigError(f"data.exclude names {unknown[0]!r}; the sites are {', '.join(listed.sites)}")
+        sites, classes = self._sites(tuple(listed.sites)), self._classes(listed)
         unknown = [m for m in self.modalities if m not in listed.modalities]
         if unknown:
             raise ConfigError(f"data.modalities names {unknown[0]!r}; {self.path} has {', '.join(listed.modalities)}")
         wanted = self.modalities or listed.modalities
-        rows = (r for r in listed.rows if r.site not in self.exclude)
+        rows = (r for r in listed.rows if r.site in sites and (not classes or r.category in classes))
         return Manifest(tuple(replace(r, images={m: r.images[m] for m in wanted}) for r in rows), listed.root)
+
+    def _sites(self, known: Sequence[str]) -> set[str]:
+        """Return the sites that are chosen and not excluded; refuse names that the data do not have."""
+        chosen, excluded = (
+            {_site(name, known, f"data.{key}") for name in getattr(self, key)} for key in ("sites", "exclude")
+        )
+        both = natural(chosen & excluded)
+        if both:
+            raise ConfigError(f"data.sites and data.exclude both name {both[0]!r}; remove it from one of them")
+        left = (chosen or set(known)) - excluded
+        if not left:
+            raise ConfigError(f"data.exclude names all sites of {self.path}; at least one must stay")
+        return left
+
+    def _classes(self, listed: Manifest) -> tuple[str, ...]:
+        """Return the chosen classes; refuse unknown ones, a single one, and classes of a segmentation."""
+        if self.classes and listed.task != "classification":
+            raise ConfigError(f"data.classes chooses classes, but {self.path} has label maps; leave it out")
+        unknown = [c for c in self.classes if c not in listed.label_names]
+        if unknown:
+            raise ConfigError(
+                f"data.classes names {unknown[0]!r}, which is no class of {self.path}; "
+                f"{nearest(unknown[0], listed.label_names)}"
+            )
+        if len(set(self.classes)) == 1:
+            raise ConfigError(f"data.classes = {list(self.classes)}: a classification takes two classes or more")
+        return self.classes
 
     @property
     def task(self) -> str:
@@ -137,6 +166,18 @@ class Files:
             recipe=json.dumps(recipe),
             modalities=len(row.images),
         )
+
+
+def _site(name: str, known: Sequence[str], key: str) -> str:
+    """Return the site of the data that a name means; numbers may lack their leading zeros.
+
+    >>> _site("6", ["06", "13"], "data.sites")
+    '06'
+    """
+    alike = [s for s in known if s == name] or [s for s in known if s.isdecimal() and s.lstrip("0") == name]
+    if not alike:
+        raise ConfigError(f"{key} names {name!r}, which is no site of the data; {nearest(name, known)}")
+    return alike[0]
 
 
 def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[str] = ()) -> Case:

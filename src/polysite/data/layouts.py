@@ -26,7 +26,8 @@ Layout = Callable[[Path], list[Row]]
 
 SAMPLED_FILES = 16  # label maps that are opened to see which values occur
 TRUTHS = ("seg", "label", "mask", "segmentation", "labels", "truth")
-PAIRS = {"images": ("labels", "masks"), "imagestr": ("labelstr",)}
+PAIRS = {"images": ("labels", "masks"), "image": ("label", "mask"), "imagestr": ("labelstr",)}
+DFUC_CLASSES = ("none", "infection", "ischaemia", "both")
 BRATS_CASE = re.compile(r"(brats|fets)(\d+_|-[a-z]+-)", re.IGNORECASE)
 BRATS_2023 = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair", "segm": "seg"}  # Segm: in one case of 2020
 CC359_CASE = re.compile(r"CC\d{4}_(?P<scanner>[a-z]+_\d+)_\d+_[MF]")  # vendor, field strength (15 or 3), age, sex
@@ -192,6 +193,36 @@ def luna(root: Path) -> list[Row]:
     return rows
 
 
+def dfuc(root: Path) -> list[Row]:
+    """images/100.jpg and train.csv (image,none,infection,ischaemia,both), as of DFUC2021: a classification."""
+    rows: list[Row] = []
+    for table in filter(_is_dfuc, (root / "train.csv", *sorted(root.glob("[!.]*/train.csv")))):
+        home = "" if table.parent == root else table.parent.name
+        found = _images(root, 1, home).get(f"{home}/images".lstrip("/"), {})
+        files = {PurePosixPath(file).name: file for file in found.values()}
+        with sensible(table):
+            classes = {line["image"]: _marked(line) for line in read_rows(table)}
+        names = {**classes, **files}
+        rows += [Row("", stem(n), {"image": files.get(n, "")}, category=classes.get(n, "")) for n in names]
+    return _coloured(root, rows)
+
+
+def _is_dfuc(table: Path) -> bool:
+    """Return whether a table has the columns of DFUC2021."""
+    if not table.is_file():
+        return False
+    with sensible(table), table.open(encoding="utf-8-sig", errors="replace") as lines:
+        return {"image", *DFUC_CLASSES} <= {*re.findall(r"\w+", lines.readline(10_000).lower())}
+
+
+def _marked(line: Mapping[str, str]) -> str:
+    """Return the class that a row of DFUC2021's table marks by 1; an empty text for an image without a class."""
+    marked = [c for c in DFUC_CLASSES if line[c] and float(line[c]) == 1]
+    if len(marked) > 1:
+        raise ValueError(f"{line['image']} is in the classes {' and '.join(marked)}")
+    return "".join(marked)
+
+
 def bids(root: Path) -> list[Row]:
     """sub-01/anat/sub-01_T1w.nii.gz with *_mask.nii.gz or *_dseg.nii.gz among them or in derivatives/PIPELINE."""
     cases: defaultdict[tuple[str, str], list[Mapping[str, str]]] = defaultdict(list)
@@ -267,7 +298,7 @@ def tree(root: Path) -> list[Row]:
 
 
 def pairs(root: Path) -> list[Row]:
-    """images/x.png and labels/x.png (or masks/x.png), at the top or as SITE/images and SITE/labels."""
+    """images/x.png and labels/x.png (or masks, image and mask), at the top or as SITE/images and SITE/labels."""
     folders, rows = _images(root, 3), []
     lower = {f.lower(): files for f, files in folders.items()}
     for folder, files in folders.items():
@@ -303,11 +334,12 @@ def _unique_names(rows: list[Row]) -> list[Row]:
 
 
 LAYOUTS: Mapping[str, Layout] = {  # in the order in which they are tried
-    f.__name__: f for f in (brats, kits, msd, nnunet, luna, bids, cc359, prostate, tree, pairs, imagefolder)
+    f.__name__: f for f in (brats, kits, msd, nnunet, luna, dfuc, bids, cc359, prostate, tree, pairs, imagefolder)
 }
 COMPLETE = (
     "brats",
     "kits",
+    "dfuc",
     "cc359",
     "prostate",
     "tree",
@@ -343,7 +375,8 @@ def _unused(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
 
 def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
     """Return the cases that have an image and a label map or class, all with the same modalities."""
-    for what, has in (("label map", lambda r: r.label or r.category), ("image", lambda r: any(r.images.values()))):
+    truth = "class" if any(r.category for r in rows) else "label map"
+    for what, has in ((truth, lambda r: r.label or r.category), ("image", lambda r: any(r.images.values()))):
         lacking = [r.case for r in rows if not has(r)]
         if len(lacking) == len(rows):
             raise DataError(f"{where}: none of the {len(rows)} cases has a file for its {what}; see {lacking[0]!r}")
@@ -410,12 +443,16 @@ def _values(root: Path, rows: Iterable[Row], count: int = SAMPLED_FILES) -> set[
 
 def _coloured(root: Path, rows: list[Row]) -> list[Row]:
     """Make every channel of a multi-channel file a modality."""
-    first = next(_samples(root, [r.images["image"] for r in rows]), None)
+    first = next(_samples(root, [r.images["image"] for r in rows if r.images["image"]]), None)
     if first is None or first.channels == 1:
         return rows
     colours = ["red", "green", "blue"] if first.channels == 3 and first.dims == 2 else []
     names = colours or [f"channel_{i}" for i in range(first.channels)]
-    return [replace(r, images={m: f"{r.images['image']}#{i}" for i, m in enumerate(names)}) for r in rows]
+
+    def channels(file: str) -> dict[str, str]:
+        return {m: f"{file}#{i}" if file else "" for i, m in enumerate(names)}
+
+    return [replace(r, images=channels(r.images["image"])) for r in rows]
 
 
 def _placed(row: Row, folders: Sequence[str]) -> Row:

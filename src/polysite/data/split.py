@@ -46,6 +46,9 @@ class Split:
         rounding: Numbers of validation and test cases among n: "nearest" to share * n; "down", int(share * n); or
             "up", n - int((1 - share) * n).
         validation_of: Cases of a site that ``validation`` is a share of: "all", or the "rest" that is not tested.
+        keep: Whether a case that a federation moves keeps the part that it has at its own hospital: true, so that all
+            federations test the same cases (only a site without any case to train on, or to validate with, gets one);
+            "sizes", as far as the parts of every site have the sizes of a new split.
     """
 
     validation: float = 0.2
@@ -57,6 +60,7 @@ class Split:
     file: str = ""
     rounding: Literal["nearest", "up", "down"] = "nearest"
     validation_of: Literal["all", "rest"] = "all"
+    keep: bool | Literal["sizes"] = False
 
     def __post_init__(self) -> None:
         shared = self.test if self.validation_of == "all" else 0.0

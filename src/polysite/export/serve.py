@@ -26,7 +26,7 @@ from polysite.algorithms.base import case_clusters, serving_payloads
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data import images
-from polysite.data.federation import HideModalities
+from polysite.data.federation import hides_modalities
 from polysite.data.files import Files
 from polysite.engines import checkpoint
 from polysite.engines.phases import Checkpoint
@@ -161,9 +161,11 @@ def _open(file: Path) -> Tree:
 def _scans(chosen: Study, modalities: Sequence[str], site: SiteId | None) -> Scans:
     """Return the file format of the scans that the model was trained on."""
     scans = Scans(tuple(modalities))
-    if isinstance(chosen.federation, HideModalities) and site is not None:
-        splits = study.deal_cases(chosen)[site]
-        scans = replace(scans, hidden=next(case.hidden for cases in splits.values() for case in cases))
+    if hides_modalities(chosen.federation) and site is not None:
+        hidden = {case.hidden for cases in study.deal_cases(chosen)[site].values() for case in cases}
+        if len(hidden) > 1:
+            raise RunError(f"the cases of site {site!r} lack different modalities, so no single input fits its model")
+        scans = replace(scans, hidden=next(iter(hidden)))
     if not isinstance(chosen.data, Files):
         return scans
     listed = chosen.data.manifest

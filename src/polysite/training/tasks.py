@@ -11,7 +11,7 @@ from monai.losses.dice import DiceLoss
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from polysite.errors import ConfigError, DataError
-from polysite.metrics.overlap import dice
+from polysite.metrics.overlap import overlaps
 from polysite.site import CaseScore
 
 
@@ -154,7 +154,8 @@ class Classify:
 
 
 def _dice_score(labels: Sequence[str], masks: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
-    return CaseScore({k: dice(p, t) for k, p, t in zip(labels, masks, truth.bool(), strict=True)}, loss)
+    found = overlaps(labels, masks, truth.bool())
+    return CaseScore({k: found[k].dice for k in labels}, loss, counts={k: o.count for k, o in found.items()})
 
 
 def find(kind: str, exclusive: bool) -> Task:

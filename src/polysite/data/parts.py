@@ -1,0 +1,73 @@
+"""Parts of cases (training, validation, test) while a federation moves the cases from site to site."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from polysite.data.case import SPLITS, CaseRef
+from polysite.data.split import SiteSplit, Split
+
+Sites = Mapping[str, Sequence[CaseRef]]
+Splitter = Callable[[Sites], Mapping[str, SiteSplit]]
+Parts = Mapping[tuple[str, str], str]  # site and name of a case in the data -> its part
+
+
+def splitter(split: Split, sites: Sites, seed: int) -> Splitter:
+    """Return the function by which a federation splits its sites: anew, or with the parts that the cases keep.
+
+    Args:
+        split: The settings; ``split.keep`` decides.
+        sites: The sites of the data, whose split gives every case its part.
+        seed: Seed of the study.
+    """
+
+    def anew(dealt: Sites) -> Mapping[str, SiteSplit]:
+        return split.apply(dealt, seed)
+
+    if not split.keep:
+        return anew
+    parts = parts_of(anew(sites))
+
+    def keep(dealt: Sites) -> Mapping[str, SiteSplit]:
+        kept = with_parts({s: sorted(cases, key=lambda c: c.name) for s, cases in dealt.items()}, parts)
+        if split.keep is True:
+            return {s: _with_both(each) for s, each in kept.items()}
+        return {s: _resized(kept[s], each) for s, each in anew(dealt).items()}
+
+    return keep
+
+
+def parts_of(dealt: Mapping[str, SiteSplit]) -> Parts:
+    """Return the part of every case of a federation."""
+    return {case.source: k for each in dealt.values() for k in SPLITS for case in each[k]}
+
+
+def with_parts(sites: Sites, parts: Parts) -> Mapping[str, SiteSplit]:
+    """Split the cases of sites by the parts that they have; a case without a part is left out."""
+    return {s: {k: [c for c in cases if parts.get(c.source) == k] for k in SPLITS} for s, cases in sites.items()}
+
+
+def _with_both(site: SiteSplit) -> SiteSplit:
+    """Give a site that has only training cases, or only validation cases, one case of the other part."""
+    for lacking, other in (("train", "validation"), ("validation", "train")):
+        if not site[lacking] and len(site[other]) > 1:
+            return {**site, lacking: site[other][:1], other: site[other][1:]}
+    return site
+
+
+def _resized(kept: SiteSplit, anew: SiteSplit) -> SiteSplit:
+    """Give a site's parts the sizes of a new split. As few cases as possible change their part, those first that the
+    new split moves."""
+    patients = [case.patient for cases in kept.values() for case in cases if case.patient]
+    if len(set(patients)) < len(patients):  # the cases of a patient stay together
+        return kept
+    chosen = {k: {case.source for case in anew[k]} for k in SPLITS}
+
+    def likely(cases: Sequence[CaseRef], part: str) -> list[CaseRef]:
+        return sorted(cases, key=lambda case: case.source not in chosen[part])
+
+    sized = {k: likely(kept[k], k)[: len(anew[k])] for k in SPLITS}
+    left = [case for k in SPLITS for case in likely(kept[k], k)[len(anew[k]) :]]
+    for k in SPLITS:
+        added = likely(left, k)[: len(anew[k]) - len(sized[k])]
+        left = [case for case in left if case not in added]
+        sized[k] = sorted([*sized[k], *added], key=lambda case: case.name)
+    return sized
