@@ -147,7 +147,7 @@ def test_the_model_of_one_hospital_on_all_cases_is_a_row(tmp_path):
     assert [m.name for m in found.methods] == ["fedavg", "local", "local, model of 01", "fedper"]
     assert {t.method for t in found.tests} == {"local", "fedper"}  # the row changes no correction
     grids = {g.name: g for g in tables(found)}
-    lines = {line.cells[0].text: [c.value for c in line.cells[1:]] for line in grids["overview"].lines}
+    lines = {line.cells[0].text: [c.value for c in line.cells[1:-2]] for line in grids["overview"].lines}
     expected = [
         np.mean([np.mean(list(c.values())) / (1 if s == "01" else 2) for s in held for c in held[s].values()]),
         *(np.mean([c[n] / (1 if s == "01" else 2) for s in held for c in held[s].values()]) for n in ("WT", "TC")),

@@ -99,10 +99,10 @@ class Bench:
     reference: str | None = None
     seeds: tuple[int, ...] = (0,)
     folds: int = 0  # folds of a cross-validation; 0 for none
+    budget: Kind = "rounds"  # what methods have in common with the reference: rounds, steps or bytes
     federations: tuple[NamedFederation, ...] = ()  # none: all methods have the federation of the study
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # key of a study -> values
     sweep_methods: tuple[str, ...] = ()  # methods that are swept; none: all that have a swept key
-    budget: Kind = "rounds"  # what methods have in common with the reference: rounds, steps or bytes
     phantoms: bool = False  # whether its data are phantoms
     needs: str = ""  # the data that it is made for, and how to name them
     sizes: str = ""  # published table of the cases of every site, for a plan without the data
@@ -130,9 +130,7 @@ class Bench:
         """Return the benchmark with another budget; as it is, if None."""
         known = get_args(Kind)
         if budget is not None and budget not in known:
-            raise ConfigError(
-                f"budget = {budget!r}: methods are compared at equal {', '.join(known[:-1])} or {known[-1]}"
-            )
+            raise ConfigError(f"budget = {budget!r}: compare at equal {', '.join(known[:-1])} or {known[-1]}")
         return self if budget is None else replace(self, budget=budget)  # type: ignore[arg-type]
 
     def on_folds(self, folder: Path | None) -> "Bench":
@@ -209,6 +207,7 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     odd = next((k for part in (given, *scales.values()) for k in part if k not in KEYS), None)
     if odd:
         raise ConfigError(f"unknown key {odd!r} in the benchmark {name}; {nearest(odd, KEYS)}")
+    _check_federations(name, given)
     if scale != "full":
         given = config.merge(given, scales[scale])
     if not given.get("methods") and "radiomics" not in given:
@@ -217,7 +216,6 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     methods, sweep, swept = given.get("methods", {}), flat(given.get("sweep", {})), given.get("sweep_methods", ())
     check_sweep(sweep, swept, methods)
     _check_reference(name, given.get("reference"), methods)
-    _check_federations(name, given)
     real = scale != "small"  # phantoms have neither published folds nor published numbers
     return Bench(
         name=name,
@@ -250,10 +248,14 @@ def _check_reference(name: str, reference: str | None, methods: Mapping[str, Any
 
 
 def _check_federations(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse methods with a federation of their own in a benchmark that lists federations."""
+    """Refuse methods with a federation of their own, and published settings of federations that are not listed."""
     odd = next((n for n, method in given.get("methods", {}).items() if "federation" in method), None)
     if given.get("federations") and odd is not None:
         raise ConfigError(
             f"the method {odd!r} of {name} has a federation, but the benchmark lists federations for all methods; "
             "move it there"
         )
+    titles = [f.title for f in federations(given.get("federations", ()))]
+    for title in given.get("published", {}).get("settings", {}) if titles else ():
+        if title not in titles:
+            raise ConfigError(f"published.settings names the federation {title!r}; {nearest(title, titles)}")

@@ -108,11 +108,6 @@ def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFedera
     return found or [Variant(n, n) for n in bench.methods]
 
 
-def _as_long_as(like: Study, chosen: Study) -> Study:
-    """Return the study with the rounds and the decay of another one, which differs in fold and seed."""
-    return replace(chosen, run=like.run, train=like.train, then=like.then)
-
-
 def studies(
     bench: Bench, overrides: Mapping[str, str], fold: int = 0, seed: int = 0, federation: NamedFederation | None = None
 ) -> dict[str, Study]:
@@ -120,6 +115,16 @@ def studies(
     chosen = federation or bench.dealt[0]
     every = variants(bench, overrides, chosen)
     return {v.name: _placed(_build(bench, v, overrides, chosen), fold, seed, bench.folds) for v in every}
+
+
+def _equal(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation) -> dict[str, Study]:
+    """Return the studies of a federation with the rounds that the budget gives, the same for all folds and seeds."""
+    return equalise(studies(bench, overrides, *bench.places[0], federation), bench.reference, bench.budget)
+
+
+def _as_long_as(like: Study, chosen: Study) -> Study:
+    """Return the study with the rounds and the decay of another one, which differs in fold and seed."""
+    return replace(chosen, run=like.run, train=like.train, then=like.then)
 
 
 def _build(bench: Bench, variant: Variant, overrides: Mapping[str, str], federation: NamedFederation) -> Study:
@@ -147,10 +152,7 @@ def jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = sil
     listed: list[Job] = []
     pooled: dict[tuple[Any, ...], int] = {}
     methods = {v.name: bench.methods[v.method] for v in variants(bench, overrides)}
-    equal = {
-        f.title: equalise(studies(bench, overrides, *bench.places[0], f), bench.reference, bench.budget)
-        for f in bench.dealt
-    }
+    equal = {f.title: _equal(bench, overrides, f) for f in bench.dealt}
     for (fold, seed), federation in product(bench.places, bench.dealt):
         for name, chosen in studies(bench, overrides, fold, seed, federation).items():
             chosen = _as_long_as(equal[federation.title][name], chosen)

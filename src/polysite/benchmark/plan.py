@@ -101,9 +101,9 @@ def _cells(bench: Bench, overrides: Mapping[str, str], absent: bool) -> list[dic
     whole = _counted(bench) if absent and bench.methods else bench
     for federation in bench.dealt:
         cell = {}
-        equal = equalise(studies(whole, overrides, federation=federation), bench.reference, bench.budget)
-        for title, chosen in equal.items():
-            here = _dealable(chosen) if absent else chosen
+        every = studies(whole, overrides, federation=federation)
+        listed = {n: _dealable(s) if absent else s for n, s in every.items()}
+        for title, here in equalise(listed, bench.reference, bench.budget).items():
             key = (title, pooled_training(here) if bench.federations else None)
             if key[1] is None or key not in known:
                 known.add(key)

@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from polysite import config
@@ -17,7 +17,6 @@ from polysite.report.axes import FederationResult, distances, regrouped
 from polysite.report.grid import Grid
 from polysite.report.page import Options
 from polysite.report.publish import comparison as write_comparison
-from polysite.report.published import Paper
 from polysite.report.runs import Method, read
 from polysite.storage import write_file
 
@@ -90,8 +89,7 @@ def publish(bench: Bench, out: Path, results: Results) -> list[Grid]:
         compared.append(FederationResult(title, done, distances(_assessed(out, title))))
     if not bench.federations or not cells:
         return []
-    known = getattr(bench.published, "settings", {})
-    grids = axes_page.tables(compared, bench.published, known)
+    grids = axes_page.tables(compared, bench.published)
     pages = {title: f"../federations/{file_name(title)}/index.html" for title in cells}
     remarks = (*bench.remarks, *results.remarks, *_lost(results))
     axes_page.write(out / "comparison", bench.title, bench.about, compared, grids, pages, remarks)
@@ -117,16 +115,8 @@ def options(bench: Bench, out: Path, methods: Sequence[Method], results: Results
         figures=(*bench.compare.figures, *swept),
         cases=tuple(case for case in bench.compare.cases if case in here),
         questions=tuple(q for q in bench.compare.questions if _known(q, names)),
-        published=_published(bench, federation),
+        published=bench.published.on(federation),
     )
-
-
-def _published(bench: Bench, federation: str) -> Paper:
-    """Return the published tables, with the setting that a federation has there; none if it has none."""
-    settings: Mapping[str, str] = getattr(bench.published, "settings", {})
-    if not settings or not federation:
-        return bench.published
-    return replace(bench.published, setting=settings[federation]) if federation in settings else Paper()
 
 
 def _lost(results: Results) -> list[str]:

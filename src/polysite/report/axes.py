@@ -246,12 +246,12 @@ class Related:
 
 
 def related(results: Sequence[FederationResult]) -> list[Related]:
-    """Return every method with every distance, if at least three federations have both."""
+    """Return every method with every distance, if at least two federations have both."""
     found = []
     for method, by_title in losses(results).items():
         for kind in _kinds(results):
             both = [r for r in results if r.title in by_title and kind in r.distances]
-            if len(both) >= FEWEST:
+            if len(both) > 1:
                 x, y = (r.distances[kind] for r in both), (tuple(by_title[r.title]) for r in both)
                 found.append(Related(method, kind, tuple(r.title for r in both), tuple(x), tuple(y)))
     return found
@@ -259,7 +259,7 @@ def related(results: Sequence[FederationResult]) -> list[Related]:
 
 def correlations(results: Sequence[FederationResult]) -> Grid | None:
     """Return the correlation of every distance with the loss of every method; None below three federations."""
-    pairs = related(results)
+    pairs = [pair for pair in related(results) if len(pair.x) >= FEWEST]
     if not pairs:
         return None
     lines = []
@@ -284,24 +284,24 @@ def _number(value: float) -> Cell:
     return Cell("–") if isnan(value) else Cell(f"{value:+.2f}", value)
 
 
-def published_distances(results: Sequence[FederationResult], paper: Paper, settings: Mapping[str, str]) -> Grid | None:
+def published_distances(results: Sequence[FederationResult], paper: Paper) -> Grid | None:
     """Return the distances and scores of federations beside those that a paper prints; None if it prints no distance.
 
-    Args:
-        results: The federations.
-        paper: The published tables, and the names of the methods there.
-        settings: For every title of a federation, the name of its setting in the tables.
+    ``paper.settings`` has the settings of every federation in the paper's tables.
     """
-    printed = [n for table in paper.tables for n in numbers(table) if n.value is not None]
-    kinds = [kind for kind in _kinds(results) if any(n.measure == "EMD" and n.method == kind for n in printed)]
-    ours = [m.name for m in results[0].comparison.trained if m.name in paper.methods]
+    known = [n for table in paper.tables for n in numbers(table) if n.value is not None]
+    kinds = [kind for kind in _kinds(results) if any(n.measure == "EMD" and n.method == kind for n in known)]
     if not kinds:
         return None
+    tables = {n.table for n in known if n.method in kinds}
+    printed = [n for n in known if n.table in tables]
+    listed = {n.method for n in printed}
+    ours = [m.name for m in results[0].comparison.trained if listed & set(paper.methods.get(m.name, ()))]
     main = about(results[0].comparison.main).title
     columns = [*kinds, *(f"{main} {method}" for method in ours)]
     lines = []
     for result in results:
-        here = [n for n in printed if n.setting == settings.get(result.title) and n.where == "all"]
+        here = [n for n in printed if n.setting in paper.settings.get(result.title, ()) and n.where == "all"]
         cells: list[Cell] = [name(result.title)]
         for kind in kinds:
             cells += [_printed(here, [kind], "EMD"), number(result.distances.get(kind), ".2f")]

@@ -17,12 +17,12 @@ from polysite.report.published import Paper
 from polysite.storage import draft_folder
 
 
-def tables(results: Sequence[FederationResult], paper: Paper, settings: Mapping[str, str]) -> list[Grid]:
+def tables(results: Sequence[FederationResult], paper: Paper) -> list[Grid]:
     """Return the tables over all federations: scores, correlations, distances with losses, published distances."""
     found: list[Grid | None] = [axes.overview(results)]
     if any(r.distances for r in results):
         found += [axes.correlations(results), axes.distance_table(results)]
-        found += [axes.published_distances(results, paper, settings)] if settings else []
+        found += [axes.published_distances(results, paper)] if paper.settings else []
     return [grid for grid in found if grid is not None]
 
 

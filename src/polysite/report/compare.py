@@ -18,6 +18,7 @@ from polysite.metrics.fairness import Fairness, fairness
 from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, about
 from polysite.metrics.statistics import Tail
 from polysite.report import averages
+from polysite.report.costs import with_effort
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
 from polysite.report.paired_tests import (
     LEVEL,
@@ -236,7 +237,7 @@ def tables(comparison: Comparison) -> list[Grid]:
     """Return the tables in the order of a paper: overview, hospitals, tests, empty masks."""
     if comparison.main == "accuracy":
         return [
-            _classes(comparison),
+            with_effort(_classes(comparison), comparison.methods),
             _hospitals(comparison, "accuracy"),
             _fair(comparison),
             *_tested(comparison),
@@ -244,7 +245,7 @@ def tables(comparison: Comparison) -> list[Grid]:
             *_selected(comparison),
             *_averaged(comparison),
         ]
-    grids = [_overview(comparison), _hospitals(comparison, "dice")]
+    grids = [with_effort(_overview(comparison), comparison.methods), _hospitals(comparison, "dice")]
     if "hd95" in comparison.measures:
         grids += [_hospitals(comparison, "hd95"), _more(comparison)]
     grids += [_fair(comparison), *_tested(comparison), *answers(comparison.asked), *_selected(comparison)]
