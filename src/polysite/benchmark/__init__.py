@@ -38,8 +38,8 @@ The folder that a benchmark writes::
 
 With federations, ``fold0-seed0`` of ``assess/``, ``studies/`` and ``runs/`` lie in a folder with the federation's
 title, ``federations/TITLE/`` has the comparison of the methods in each, and ``comparison/`` has all federations:
-scores, and whether the distance between sites predicts what a method loses. Pooled training runs once for all federations that
-have the same cases. A method with a swept value is called ``feddiv, lam = 10``.
+scores, and whether the distance between sites predicts what a method loses. Pooled training runs once for all
+federations that have the same cases. A method with a swept value is called ``feddiv, lam = 10``.
 
 A benchmark that is started again continues where it stopped. Every study is checked before the first one trains. Runs
 take turns in worker processes. The first runs alone, to measure how much memory a run needs; then as many run in
