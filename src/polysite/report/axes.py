@@ -10,7 +10,8 @@ loss       score of the reference minus score of the method, on the cases that b
 import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from math import isnan
 from pathlib import Path
 from statistics import fmean
@@ -61,13 +62,26 @@ class FederationResult:
         return {seed: {key: fmean(values) for key, values in cases.items()} for seed, cases in seeds.items()}
 
 
+@dataclass(frozen=True)
+class Regrouped(Summary):
+    """A run as if its cases were at the sites of another run, ``like``."""
+
+    like: Summary | None = None
+
+    @cached_property
+    def held(self) -> Mapping[str, Mapping[str, int]]:
+        """Cases of every site of the other run, by split."""
+        return self.like.held if self.like else {}
+
+
 def sources(run: Summary) -> dict[Key, Key]:
     """Return the site and name in the data of every scored case of a run; a federation may have moved and renamed it.
 
     A slice ``NAME/z077`` belongs to the case ``NAME``.
     """
     known: dict[Key, Key] = {}
-    for row in csv.DictReader(RunFolder(run.path).split.splitlines()):
+    folder = run.like.path if isinstance(run, Regrouped) and run.like else run.path
+    for row in csv.DictReader(RunFolder(folder).split.splitlines()):
         source = row[PARTITION], row[SUBJECT]
         known |= {(row["Site"], row[SUBJECT]): source, (row["Site"], ".".join(source)): source}
     found: dict[Key, Key] = {}
@@ -82,7 +96,7 @@ def sources(run: Summary) -> dict[Key, Key]:
     return found
 
 
-def regrouped(run: Summary, like: Summary) -> Summary:
+def regrouped(run: Summary, like: Summary) -> Regrouped:
     """Return a run as if its cases were at the sites of another run; cases that the other does not score are left out.
 
     Pooled training is the same for all federations of the same cases. Scans and predictions stay under the old names.
@@ -104,7 +118,9 @@ def regrouped(run: Summary, like: Summary) -> Summary:
         places = [(row, moved.get((row["site"], row["case"]))) for row in evaluation.rows]
         rows = [{**row, "site": at[0], "case": at[1]} for row, at in places if at is not None]
         evaluation = replace(evaluation, rows=rows, about={**evaluation.about, "shown": []})
-    return replace(run, scores=scores(run.scores), common=scores(run.common), evaluation=evaluation)
+    same = {f.name: getattr(run, f.name) for f in fields(Summary)}
+    changed = {"scores": scores(run.scores), "common": scores(run.common), "evaluation": evaluation}
+    return Regrouped(**{**same, **changed}, like=like)
 
 
 def distances(folders: Iterable[Path]) -> dict[str, float]:
