@@ -27,7 +27,7 @@ from polysite.costs.speeds import SPEEDS, Speeds
 from polysite.data.case import CaseRef
 from polysite.data.federation import FEDERATIONS, Federation, Natural, Steps
 from polysite.data.prepare import Prepare
-from polysite.data.slices import Slices
+from polysite.data.slices import Slices, Step
 from polysite.data.sources import SOURCES, Counted, Phantom, Source
 from polysite.data.split import Split
 from polysite.engines.plan import Plan
@@ -107,13 +107,16 @@ class Study:
         """Spatial dimensions of a case: those of the data, or 2 for slices of volumes."""
         return 2 if self.slices.axis else self.data.dims
 
-    def cut(self, volumes: Sequence[CaseRef]) -> dict[CaseRef, list[CaseRef]]:
-        """Return the cases that are made of every volume: its slices, or the volume itself without ``[slices]``."""
+    def cut(self, volumes: Sequence[CaseRef], watch: Step = lambda *_: None) -> dict[CaseRef, list[CaseRef]]:
+        """Return the cases that are made of every volume: its slices, or the volume itself without ``[slices]``.
+
+        ``watch`` is called with the number of volumes that are cut, of all volumes, and the name of the last one.
+        """
         if not self.slices.axis:
             return {volume: [volume] for volume in volumes}
         if isinstance(self.data, Counted):
             return self.slices.count(volumes)
-        return self.slices.cut(volumes, self.prepare, self.train.patch)
+        return self.slices.cut(volumes, self.prepare, self.train.patch, watch)
 
     def check(self) -> None:
         """Refuse a model or training settings that do not fit the data. This opens the data source."""

@@ -61,12 +61,12 @@ class Run:
         return mean_score(self.result.scores, "case")
 
 
-def deal_cases(study: Study) -> Mapping[str, SiteSplit]:
+def deal_cases(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
     """Return the training, validation and test cases of every site; volumes are cut into slices if the study says so.
 
     No image is opened that is not needed.
     """
-    cases = cut(study, deal_volumes(study))
+    cases = cut(study, deal_volumes(study), watch)
     for split, purpose in (("train", "train on"), ("validation", "validate on")):
         if not any(splits[split] for splits in cases.values()):
             raise DataError(f"no volume has a slice to {purpose}; set slices.labelled = false")
@@ -87,19 +87,20 @@ def deal_volumes(study: Study) -> Mapping[str, SiteSplit]:
     return dealt
 
 
-def cut(study: Study, dealt: Mapping[str, SiteSplit]) -> Mapping[str, SiteSplit]:
+def cut(study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
     """Return the slices of dealt volumes; without ``[slices]`` the volumes themselves."""
-    found = study.cut([case for splits in dealt.values() for k in SPLITS for case in splits[k]])
+    found = study.cut([case for splits in dealt.values() for k in SPLITS for case in splits[k]], watch.case)
     return {site: {k: [c for v in splits[k] for c in found[v]] for k in SPLITS} for site, splits in dealt.items()}
 
 
-def check(study: Study) -> Mapping[str, SiteSplit]:
+def check(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
     """Return the cases of every site; refuse what the algorithms of the study cannot do with these sites.
 
-    Nothing is prepared or trained: this finds unknown names of sites and too few cases before a long computation.
+    Nothing is prepared (except volumes that are cut) or trained: this finds unknown names of sites and too few cases
+    before a long computation.
     """
     refuse_bare(study)
-    dealt = deal_cases(study)
+    dealt = deal_cases(study, watch)
     for phase in config.phases(study):
         phase.algorithm.init({}, [site for site, splits in dealt.items() if splits["train"]])  # may refuse these sites
         check_sites(phase.algorithm, *({i: len(s[k]) for i, s in dealt.items()} for k in ("train", "validation")))
@@ -283,7 +284,7 @@ def train(
         after: A finished run of the same study with fewer phases, whose rounds are taken over.
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
     """
-    dealt = check(study)
+    dealt = check(study, watch)
     for remark in _remarks(study, dealt):
         logging.getLogger("polysite").warning(remark)
     sites = build_sites(study, dealt, watch)  # before the folder: bad data leaves nothing behind
@@ -373,7 +374,7 @@ def resume(path: Path | str, watch: Watch = Watch(), track: Sequence[str] = (), 
         return Run(folder, folder.result)
     with folder.alone():
         study = config.parse(folder.config, where=str(folder.path / "config.toml"))
-        dealt = deal_cases(study)
+        dealt = deal_cases(study, watch)
         if table(dealt) != folder.split:
             raise RunError(
                 f"the data are not those that {folder.path} began with: its split.csv names other cases or parts; "

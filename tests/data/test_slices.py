@@ -136,6 +136,10 @@ def tree(tmp_path):
 
 
 def test_a_volume_is_read_once_and_mapped_from_the_cache(tree, cache, monkeypatch):
+    told = []
+    volumes = [case for cases in tree.data.case_refs(0).values() for case in cases]
+    tree.cut(volumes, lambda *given: told.append(given))
+    assert told[0] == (1, 10, "east · east-000") and told[-1][:2] == (10, 10)
     first = deal_cases(tree)
     entries = sorted(cache.glob("*.safetensors"))
     assert len(entries) == 10  # volumes, not slices

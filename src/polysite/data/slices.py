@@ -6,7 +6,7 @@ cut. Sites and splits are decided for volumes before they are cut: no patient ha
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -20,6 +20,7 @@ from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError
 
+Step = Callable[[int, int, str], None]
 VERSION = 1  # of the facts about slices in the cache
 # orientation of a stack (slice, row, column) that is seen upright: the head or the front up, the patient's left right
 STACKS: Mapping[str, str] = {"axial": "SPL", "coronal": "AIL", "sagittal": "RIP"}
@@ -72,13 +73,25 @@ class Slices:
             found = found[((np.arange(self.most) + 0.5) * len(found) / self.most).astype(int)]
         return [int(k) for k in found]
 
-    def cut(self, volumes: Sequence[CaseRef], prepare: Prepare, patch: Sequence[int]) -> dict[CaseRef, list[CaseRef]]:
-        """Return the slices of every volume. Volumes are prepared on first use; files stay prepared in the cache."""
+    def cut(
+        self, volumes: Sequence[CaseRef], prepare: Prepare, patch: Sequence[int], watch: Step = lambda *_: None
+    ) -> dict[CaseRef, list[CaseRef]]:
+        """Return the slices of every volume. Volumes are prepared on first use; files stay prepared in the cache.
+
+        Args:
+            volumes: The volumes.
+            prepare: Preparation of the volumes.
+            patch: Size of a patch of a slice, to which slices are padded.
+            watch: Called with the number of finished volumes, of all volumes, and the name of the last one.
+        """
         stacks = [_Stack(volume, self.oriented(prepare), (1, *patch)) for volume in volumes]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            marks = pool.map(_Stack.labelled, stacks)
-            found = {stack: self.chosen(each) for stack, each in zip(stacks, marks, strict=True)}
-        return {s.volume: [s.slice(k, self._name(s.volume, k)) for k in chosen] for s, chosen in found.items()}
+            found = {}
+            for done, (stack, marks) in enumerate(zip(stacks, pool.map(_Stack.labelled, stacks), strict=True), start=1):
+                volume = stack.volume
+                found[volume] = [stack.slice(k, self._name(volume, k)) for k in self.chosen(marks)]
+                watch(done, len(stacks), f"{volume.site} · {volume.name}")
+        return found
 
     def count(self, volumes: Sequence[CaseRef]) -> dict[CaseRef, list[CaseRef]]:
         """Return ``most`` slices of every volume, for volumes that are only counted."""
