@@ -77,9 +77,9 @@ class Files:
         if unknown:
             raise ConfigError(f"data.modalities names {unknown[0]!r}; {self.path} has {', '.join(listed.modalities)}")
         wanted = self.modalities or listed.modalities
-        if wanted == listed.modalities and sites == listed.sites.keys() and not classes:
+        if wanted == listed.modalities and sites == listed.sites.keys() and classes == {*listed.label_names}:
             return listed
-        rows = (r for r in listed.rows if r.site in sites and (not classes or r.category in classes))
+        rows = (r for r in listed.rows if r.site in sites and (r.label or r.category in classes))
         return Manifest(tuple(replace(r, images={m: r.images[m] for m in wanted}) for r in rows), listed.root)
 
     def _sites(self, known: Sequence[str]) -> set[str]:
@@ -95,8 +95,8 @@ class Files:
             raise ConfigError(f"data.exclude names all sites of {self.path}; at least one must stay")
         return left
 
-    def _classes(self, listed: Manifest) -> tuple[str, ...]:
-        """Return the chosen classes; refuse unknown ones, a single one, and classes of a segmentation."""
+    def _classes(self, listed: Manifest) -> set[str]:
+        """Return the chosen classes, or all; refuse unknown ones, a single one, and classes of a segmentation."""
         if self.classes and listed.task != "classification":
             raise ConfigError(f"data.classes chooses classes, but {self.path} has label maps; leave it out")
         unknown = [c for c in self.classes if c not in listed.label_names]
@@ -107,7 +107,7 @@ class Files:
             )
         if len(set(self.classes)) == 1:
             raise ConfigError(f"data.classes = {list(self.classes)}: a classification takes two classes or more")
-        return self.classes
+        return set(self.classes or listed.label_names)
 
     @property
     def task(self) -> str:
