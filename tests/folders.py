@@ -48,9 +48,7 @@ def write(
     }
     scores = {
         s: {
-            c: CaseScore(
-                {k: v["dice"] for k, v in labels.items()}, loss=0.5, counts=(counts or {}).get(s, {}).get(c, {})
-            )
+            c: CaseScore({k: v["dice"] for k, v in labels.items()}, loss=0.5, counts=counts[s][c] if counts else {})
             for c, labels in found.items()
         }
         for s, found in whole.items()

@@ -64,8 +64,8 @@ def test_the_counts_are_those_of_the_measures_and_of_the_result(name, root):
     for row in run.evaluation.rows:
         counts = run.evaluation.counts[row["model"], row["site"], row["case"]]
         tp, fp, fn, tn = counts[row["label"]]
-        assert (tp + fn, tp + fp, 24**3) == (row["truth"], row["predicted"], tp + fp + fn + tn)
-        assert set(counts) == {"background", *LABELS} and sum(counts["background"]) == 24**3
+        assert (tp + fn, tp + fp) == (row["truth"], row["predicted"]) and tp + fp + fn + tn > row["truth"]
+        assert set(counts) == {"background", *LABELS} and len({sum(c) for c in counts.values()}) == 1
     for (site, case), labels in own.items():
         model = next(iter(labels.values()))["model"]
         assert scores[site][case].counts == run.evaluation.counts[model, site, case]

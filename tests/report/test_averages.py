@@ -39,16 +39,14 @@ def segmented(tmp_path):
     return [Method(name, (read(tmp_path / name, name),)) for name in ("peeked", "old")]
 
 
+def answers(pairs):
+    return {str(k): CaseScore({"accuracy": float(p == t)}, 0.5, p, t) for k, (p, t) in enumerate(pairs)}
+
+
 def classified(path, rounds):
     """A run of a classification; ``rounds``: site -> pairs of predicted and true class of its test cases."""
     folder = RunFolder.create(path, config.dump(config.build({})), 0)
-    scores = [
-        {
-            s: {str(k): CaseScore({"accuracy": float(p == t)}, 0.5, p, t) for k, (p, t) in enumerate(pairs)}
-            for s, pairs in r
-        }
-        for r in (found.items() for found in rounds)
-    ]
+    scores = [{s: answers(pairs) for s, pairs in found.items()} for found in rounds]
     for k, found in enumerate(scores):
         peeked = {s: SiteValidation.of(cases) for s, cases in found.items()}
         folder.append(RoundRecord(k, 0, dict.fromkeys(found, EFFORT), measure="accuracy", peeked=peeked))
