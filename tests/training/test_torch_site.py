@@ -462,9 +462,12 @@ def test_exclusive_labels_are_a_softmax_with_background():
     assert task.loss("dice", logits, truth).tolist() == pytest.approx([soft])
     assert task.loss("dice_ce", logits, truth).tolist() == pytest.approx([soft + np.log(3)])
     sure = torch.cat([1 - truth.sum(1, keepdim=True), truth], 1)[0] * 9
-    assert task.score(["a", "b"], sure, truth[0], 0.5) == CaseScore({"a": 1.0, "b": 1.0}, 0.5)
+    counts = {"background": (16, 0, 0, 48), "a": (32, 0, 0, 32), "b": (16, 0, 0, 48)}
+    assert task.score(["a", "b"], sure, truth[0], 0.5) == CaseScore({"a": 1.0, "b": 1.0}, 0.5, counts=counts)
     sure[1] -= 20  # never a
-    assert task.score(["a", "b"], sure, truth[0], 0.5).labels == {"a": 0.0, "b": 1.0}
+    found = task.score(["a", "b"], sure, truth[0], 0.5)
+    assert found.labels == {"a": 0.0, "b": 1.0}
+    assert found.counts == {"background": (16, 32, 0, 16), "a": (0, 0, 32, 32), "b": (16, 0, 0, 48)}
 
 
 def test_cross_entropy_of_exclusive_labels():
