@@ -14,7 +14,11 @@ from PIL import Image
 
 from fets import TISSUES
 
-BRATS17 = {"2013": ("HGG", "Brats17_2013_{}_1"), "CBICA": ("HGG", "Brats17_CBICA_A{}_1"), "TCIA": ("LGG", "Brats17_TCIA_{}_1")}
+BRATS17 = {
+    "2013": ("HGG", "Brats17_2013_{}_1"),
+    "CBICA": ("HGG", "Brats17_CBICA_A{}_1"),
+    "TCIA": ("LGG", "Brats17_TCIA_{}_1"),
+}
 CC359 = ("philips_15", "philips_3", "siemens_15", "siemens_3", "ge_15", "ge_3")
 PROSTATE = {  # sites of NVIDIA FLARE's prostate example, and the names of their cases
     "I2CVB": "Patient_{}",

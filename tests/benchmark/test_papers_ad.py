@@ -2,17 +2,18 @@
 
 import csv
 import tomllib
+from dataclasses import replace
 from importlib import resources
 from math import prod
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import trees
 from polysite import benchmark, config, study
 from polysite.algorithms import name_of
+from polysite.benchmark import plan
 from polysite.benchmark.jobs import studies
 from polysite.cli import app
 from polysite.engines.run_folder import file_name
@@ -20,7 +21,12 @@ from polysite.report.published import numbers, sizes
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 A = {"paper_a_fets": "FeTS", "paper_a_prostate": "Prostate", "paper_a_kits": "Fed-KITS2019"}
-D = {"paper_d_luna": "D_table1", "paper_d_dfuc": "D_table2", "paper_d_brats_two": "D_table3", "paper_d_brats": "D_table4"}
+D = {
+    "paper_d_luna": "D_table1",
+    "paper_d_dfuc": "D_table2",
+    "paper_d_brats_two": "D_table3",
+    "paper_d_brats": "D_table4",
+}
 SWEEPS = {"paper_d_luna_sweep": "LUNA16", "paper_d_brats_sweep": "BraTS2017"}
 TREES = {  # the generated dataset of every benchmark
     "paper_a_fets": lambda folder: trees.fets22(folder, {"6": 5, "13": 5, "20": 5, "21": 5, "1": 2}),
@@ -121,7 +127,9 @@ def test_the_sizes_of_table_5_of_paper_a(bench):
     dealt = study.deal_cases(counted)
     for client, splits in enumerate(dealt.values(), start=1):
         counts = {part: len(splits[part]) for part in splits}
-        theirs = {k: printed("A_table5", f"{k} samples", A[bench], where=str(client))[0] for k in ("training", "validation")}
+        theirs = {
+            k: printed("A_table5", f"{k} samples", A[bench], where=str(client))[0] for k in ("training", "validation")
+        }
         assert counts["validation"] == theirs["validation"] and counts["test"] == 0
         trained = theirs["training"] - (0 if bench == "paper_a_kits" else theirs["validation"])
         assert counts["train"] == trained
@@ -213,17 +221,121 @@ def test_the_networks_of_paper_d_are_equally_large(bench):
     """FedDiv's encoders are narrower, so that its network is as large as that of the others."""
     dims, modalities, classes = {"paper_d_luna": (3, 1, 2), "paper_d_dfuc": (2, 3, 3), "paper_d_brats": (2, 4, 4),
                                  "paper_d_brats_two": (2, 4, 2)}[bench]  # fmt: skip
-    sizes_of = {}
-    for name, each in every(bench).items():
-        shapes = [x.shape for x in _weights(each.model, dims, modalities, classes)]
-        sizes_of[name] = sum(prod(s) for s in shapes)
-    whole = sizes_of.pop("fedavg")
-    assert sizes_of["feddiv"] == pytest.approx(whole, rel=0.01)
-    assert {n for name, n in sizes_of.items() if name != "feddiv"} == {whole}
+    models = {name: each.model for name, each in every(bench).items()}
+    counted = {model: _parameters(model, dims, modalities, classes) for model in set(models.values())}
+    whole = counted[models["fedavg"]]
+    assert {name for name, model in models.items() if counted[model] != whole} <= {"feddiv"}
+    assert counted[models["feddiv"]] == pytest.approx(whole, rel=0.01)
 
 
-def _weights(model, dims, modalities, classes):
+def _parameters(model, dims, modalities, classes):
     import torch
 
     with torch.device("meta"):
-        return list(model.build(dims=dims, modalities=modalities, outputs=classes, seed=0).parameters())
+        built = model.build(dims=dims, modalities=modalities, outputs=classes, seed=0)
+    return sum(prod(x.shape) for x in built.parameters())
+
+
+def rows(file):
+    with file.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYSITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def run(bench, out, data, jobs=1):
+    """Run a benchmark on a folder and write its pages."""
+    given = {"data.name": "files", "data.path": f'"{data}"'}
+    results = benchmark.run(bench, out, given, jobs)
+    assert not results.failed, results.failed
+    benchmark.publish(bench, out, results)
+
+
+def check_folder(bench, out, figure):
+    """Every run, table and figure is there, and every method that the paper prints has a measured value beside it."""
+    listed = {v.name for v in benchmark.variants(bench, {"data.name": "files", "data.path": "absent"})}
+    for title in (f.title for f in bench.federations):
+        here = out / "federations" / file_name(title)
+        assert {
+            m for m in listed if list((out / "runs" / file_name(m) / file_name(title)).glob("*/result.json"))
+        } == listed
+        measured = {r["method"] for f in here.glob("published_*.csv") for r in rows(f) if r["measured (value)"]}
+        settings = bench.published.settings.get(title, ())
+        known = {n.method for t in bench.published.tables for n in numbers(t) if n.setting in settings}
+        wanted = {
+            m for m in listed if known & {name.partition(" @ ")[0] for name in bench.published.methods.get(m, ())}
+        }
+        assert wanted <= measured, (title, wanted - measured)
+    assert {"index.html", "federations.csv", "distance.csv"} <= {f.name for f in (out / "comparison").iterdir()}
+    drawn = {f.name for place in ("comparison", "federations") for f in (out / place).rglob("figures/*.svg")}
+    assert any(name.startswith(figure) for name in drawn), drawn
+
+
+def shortened(name, methods, federations):
+    """A benchmark at tiny scale with some of its methods and federations."""
+    whole = benchmark.load(name, "tiny").only(methods)
+    return replace(whole, federations=tuple(f for f in whole.federations if f.title in federations))
+
+
+@pytest.mark.slow
+def test_two_federations_of_fed_kits_with_the_published_distances(tmp_path, cache):
+    bench = benchmark.load("paper_a_kits", "tiny").only(["fedavg", "fedavg ω 0.5 (EMD)"])
+    data, out = trees.fed_kits(tmp_path / "kits"), tmp_path / "out"
+    run(bench, out, data)
+    check_folder(bench, out, "bars")
+    sorted_there = out / "federations" / file_name("Kidney + Tumour")
+    weights = [r for r in rows(sorted_there / "published_A_table3.csv") if r["method"].startswith("fedavg ω")]
+    assert [r["published"] for r in weights] == ["0.409 ± 0.030"]  # of the EMD's outlier alone, not the EUC's
+    distances = rows(sorted_there / "published_A_table2.csv")
+    assert len(distances) == 50 and all(r["measured (value)"] for r in distances)  # two matrices with their sums
+    parts = {}
+    for title in ("Original", "Kidney + Tumour"):
+        split = rows(out / "runs" / "fedavg" / file_name(title) / "fold0-seed0" / "split.csv")
+        parts[title] = {r["Subject_ID"] for r in split if r["Split"] == "validation"}
+        assert {r["Partition_ID"] for r in split} == {"0", "1", "2", "3", "4"}
+        assert {r["Split"] for r in split} == {"train", "validation"} and len(parts[title]) == 5
+    assert len(parts["Original"] & parts["Kidney + Tumour"]) > 1
+
+
+@pytest.mark.slow
+def test_feddiv_and_fedavg_on_two_ratios_of_dfuc(tmp_path, cache):
+    bench = shortened("paper_d_dfuc", ["fedavg", "feddiv"], ("delta 1", "delta 4"))
+    data, out = trees.dfuc2021(tmp_path / "dfuc"), tmp_path / "out"
+    run(bench, out, data)
+    check_folder(bench, out, "bars")
+    listed = rows(out / "federations" / "delta 4" / "published_D_table2.csv")
+    found = {(r["method"], r["measure"]): r for r in listed}
+    assert len(found) == len(listed) == 8  # two methods, four measures
+    assert found["feddiv", "BMACC (%)"]["published"] == "87.81 ± 0.09"
+    assert all(0 <= float(r["measured (value)"]) <= 100 and r["honest (value)"] for r in listed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", TREES)
+def test_a_benchmark_from_end_to_end(name, tmp_path, cache):
+    bench, out = benchmark.load(name, "tiny"), tmp_path / "out"
+    run(bench, out, TREES[name](tmp_path / "data"), jobs=2)
+    check_folder(bench, out, "sweep" if name in SWEEPS else "bars")
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_data_that_are_not_here_are_asked_for(name):
+    done = CliRunner().invoke(app, ["bench", name, "--scale", "tiny"])
+    assert done.exit_code and "name them with --data" in str(done.exception) + done.output
+
+
+@pytest.mark.parametrize("name", ["paper_a_kits", "paper_d_dfuc", "paper_d_brats"])
+def test_a_plan_without_data_counts_every_federation(name, monkeypatch):
+    monkeypatch.setattr(plan, "measure", lambda chosen: plan.Pace(1.0, 1.0, "cpu", "Measured."))
+    bench = benchmark.load(name).only(["fedavg", "ditto"])
+    lines = {line.cells[0].text: line.cells for line in benchmark.plan(bench, {}, absent=True).lines}
+    runs = len(bench.federations) * len(bench.seeds)
+    assert lines["fedavg"][1].value == runs and lines["all"][1].value == 2 * runs
+    cases = sum(sizes(bench.sizes).values()) if name == "paper_a_kits" else None
+    if cases:  # a step has the four patches of a volume; all cases but 16 train
+        assert lines["fedavg"][3].value == runs * 25 * (cases - 16)
+    assert lines["ditto"][3].value == 2 * lines["fedavg"][3].value

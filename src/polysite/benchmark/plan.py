@@ -249,7 +249,8 @@ def measure(chosen: Study) -> Pace:
     train = replace(chosen.train, patch=patch, window=(), batch=batch, epochs=1, steps=None)
     rng = np.random.default_rng(0)
     cases = [_drawn(rng, chosen, whole, k) for k in range(batch)]
-    site = TorchSite("plan", network, {"train": cases, "validation": cases[:1]}, chosen.data.label_names, train, 0, task)
+    split = {"train": cases, "validation": cases[:1]}
+    site = TorchSite("plan", network, split, chosen.data.label_names, train, 0, task)
     start = site.start
     steps = STEPS if gpu else 1
     training = _timed(lambda: site.fit(start, budget=Budget(steps=steps)), network) / steps

@@ -31,7 +31,7 @@ def splitter(split: Split, sites: Sites, seed: int) -> Splitter:
         kept = with_parts({s: sorted(cases, key=lambda c: c.name) for s, cases in dealt.items()}, parts)
         if split.keep is True:
             return {s: _with_both(each) for s, each in kept.items()}
-        unmarked = {s: [replace(c, split="") for c in cases] for s, cases in dealt.items()}  # marks are parts, not sizes
+        unmarked = {s: [replace(c, split="") for c in cases] for s, cases in dealt.items()}  # marks give parts
         return {s: _resized(kept[s], each) for s, each in anew(unmarked).items()}
 
     return keep
