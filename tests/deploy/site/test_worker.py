@@ -346,7 +346,7 @@ def test_an_examination_reveals_measures_under_pseudonyms_and_no_prediction(hosp
         and set(answer) == {"measures", "seconds", "left"}
         and cases.keys() == {host.pseudonyms.of(case) for case in host.agreed.phases[0][1].cases("test")}
     )
-    assert all(case.keys() == {"labels", "loss", "measures", "unit"} for case in cases.values())
+    assert all(case.keys() == {"labels", "loss", "counts", "measures", "unit"} for case in cases.values())
     assert "all measures of 2 test cases" in json.dumps(ledger.check(host.ledger.path)[-1]["left"])
     host.policy = SitePolicy(case_scores=False)
     answer, _ = ask(host, "examine", start, phase=0, round=1, version=-1, split="test")
