@@ -1,4 +1,4 @@
-"""Axes of a benchmark: federations and swept settings, what is refused before training, and the whole way to the page."""
+"""Axes of a benchmark: federations and swept settings, what is refused before training, the way to the page."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ reference = "fedavg"
 federations = [
     { title = "natural", name = "natural" },
     { name = "iid", sites = 2 },
-    { title = "mixed / 2", federation = { name = "dirichlet", by = "site", alpha = 9.0, sites = 2, least = 6 } },
+    { title = "mixed / 2", federation = { name = "dirichlet", by = "site", alpha = 9, sites = 2, least = 6, draw = 1 } },
 ]
 """
 REST = """
@@ -97,7 +97,7 @@ def test_swept_values_are_combined_for_the_methods_that_have_the_key(write, tmp_
     only = write(HEAD.split("federations")[0] + 'sweep_methods = ["prox"]\n' + REST + SWEPT)
     assert list(studies(only, {}))[:3] == ["centralised", "fedavg", "prox, mu = 0, lr = 0.1"]
     assert list(studies(only.only(["fedavg"]), {})) == ["fedavg"]
-    with pytest.raises(ConfigError, match="--set train.lr=0.3, but axes sweeps this key"):
+    with pytest.raises(ConfigError, match=r"--set train\.lr=0\.3, but axes sweeps this key"):
         jobs(bench, tmp_path, **{"train.lr": "0.3"})
 
 

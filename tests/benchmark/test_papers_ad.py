@@ -3,19 +3,16 @@
 import csv
 import tomllib
 from dataclasses import replace
-from importlib import resources
+from importlib import import_module, resources
 from math import prod
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import trees
 from polysite import benchmark, config, study
 from polysite.algorithms import name_of
-from polysite.benchmark import plan
 from polysite.benchmark.jobs import studies
-from polysite.cli import app
 from polysite.engines.run_folder import file_name
 from polysite.report.published import numbers, sizes
 
@@ -324,12 +321,14 @@ def test_a_benchmark_from_end_to_end(name, tmp_path, cache):
 
 @pytest.mark.parametrize("name", TREES)
 def test_data_that_are_not_here_are_asked_for(name):
-    done = CliRunner().invoke(app, ["bench", name, "--scale", "tiny"])
-    assert done.exit_code and "name them with --data" in str(done.exception) + done.output
+    bench = benchmark.load(name)
+    assert bench.needs in (asked := bench.lacks_data({}, "full")) and "name them with --data" in asked
+    assert not bench.lacks_data({"data.name": "files", "data.path": '"here"'}, "full")
 
 
 @pytest.mark.parametrize("name", ["paper_a_kits", "paper_d_dfuc", "paper_d_brats"])
 def test_a_plan_without_data_counts_every_federation(name, monkeypatch):
+    plan = import_module("polysite.benchmark.plan")
     monkeypatch.setattr(plan, "measure", lambda chosen: plan.Pace(1.0, 1.0, "cpu", "Measured."))
     bench = benchmark.load(name).only(["fedavg", "ditto"])
     lines = {line.cells[0].text: line.cells for line in benchmark.plan(bench, {}, absent=True).lines}

@@ -155,8 +155,8 @@ class Bench:
         named = {k: v for k, v in overrides.items() if k.startswith("data.")}
         if scale == "small" or self.phantoms or (named and not isinstance(config.build({}, named).data, Phantom)):
             return ""
-        given = self.study.get("data")
-        source = given.get("name", "phantom") if isinstance(given, Mapping) else "phantom"
+        given = self.study.get("data", {})
+        source = given.get("name", "phantom")
         if source != "phantom" and (source != "files" or given.get("path")):
             return ""
         needs = f" ({self.needs})" if self.needs else ""
