@@ -22,8 +22,9 @@ the inner steps are long, so that v goes about 1 - 1/e as far as without it. The
 lam r = 1.5: an outer step then goes at most 0.67 r times the gradient, less than one step of FedAvg, for ``inner``
 steps of computation. On phantoms that had a Dice of 0.35 after 800 local steps, this default 0.59; local training had
 0.61 after 640 (one run each; no other value was tried; docs/results/phantoms.md). inner_lr = r / (1 + r lam): if r
-suits F, whose curvature is then about 1 / r, this suits F + lam/2 |.|^2, whose curvature is larger by lam. lr = 1 / lam:
-M_k has a gradient with constant lam, and the step then ends at v; the authors' rate of 0.005 goes 0.075 of this way.
+suits F, whose curvature is then about 1 / r, this suits F + lam/2 |.|^2, whose curvature is larger by lam. lr =
+1 / lam: M_k has a gradient with constant lam, and the step then ends at v; the authors' rate of 0.005 goes 0.075 of
+this way.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
