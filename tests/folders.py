@@ -30,12 +30,13 @@ def row(dice, hd95=1.0, truth=10.0, predicted=10.0):
 
 def write(
     path: Path, cases, *, own=False, alone=False, rounds=3, split="test", unit="mm", seed=0, fold=0, file="",
-    split_seed=None, best_rounds=None, **settings,
+    split_seed=None, best_rounds=None, counts=None, peeked=(), **settings,
 ):  # fmt: skip
     """A finished and evaluated run; ``cases`` is site -> case -> label -> Dice or a whole row.
 
     ``own``: every site has a model of its own. ``alone``: nothing is sent, and every model is evaluated on all cases,
-    with half the Dice on those of other sites.
+    with half the Dice on those of other sites. ``counts``: site -> case -> label -> count; ``peeked``: for every round
+    the test scores, site -> `SiteValidation`.
     """
     study = config.build({"seed": seed, **settings})
     study = replace(study, split=replace(study.split, folds=5, fold=fold, file=file)) if fold else study
@@ -46,7 +47,10 @@ def write(
         for s, found in cases.items()
     }
     scores = {
-        s: {c: CaseScore({k: v["dice"] for k, v in labels.items()}, loss=0.5) for c, labels in found.items()}
+        s: {
+            c: CaseScore({k: v["dice"] for k, v in labels.items()}, loss=0.5, counts=counts[s][c] if counts else {})
+            for c, labels in found.items()
+        }
         for s, found in whole.items()
     }
     for index in range(rounds):
@@ -63,6 +67,7 @@ def write(
                 measure="Dice",
                 mean_score=0.2 * index,
                 best_round=index,
+                peeked=peeked[index] if peeked else {},
                 elapsed=0.1 * index,
             )
         )

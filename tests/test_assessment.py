@@ -17,6 +17,7 @@ from polysite.data.case import Case, CaseRef
 from polysite.data.files import Files
 from polysite.data.phantom import Hospital, draw, write
 from polysite.data.prepare import Prepare
+from polysite.data.slices import Slices
 from polysite.data.sources import Phantom
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError
 from polysite.heterogeneity.assessment import random_case_angles
@@ -371,3 +372,16 @@ def test_real_hospitals(shared, tmp_path):
     assert found.distances["energy"].outlier == "CS" and found.distances["energy"].alone["CS"] < 0.01
     assert {q.unit for q in found.quantities.values()} == {"as stored", "1000 voxels"}
     assert "mL" not in (done.folder / "index.html").read_text()
+
+
+def test_slices_are_assessed_as_whole_volumes(scans):
+    """A study of slices measures what the study of its volumes does, and its strategies keep the slices."""
+    train = ps.Train(patch=(16, 16), device="cpu")
+    cut = of(scans, slices=Slices("axial", most=2), train=train, prepare=Prepare(spacing=(2.0, 1.0, 1.0)))
+    whole = of(scans, prepare=Prepare(orientation="SPL", spacing=(2.0, 1.0, 1.0)))
+    for name, host in assessment.assessed_sites(cut).sites.items():
+        other = assessment.assessed_sites(whole).sites[name]
+        assert host.size == other.size == HOSPITALS[name].cases and host.dims == 3
+        for kind in ("metadata", "embedding"):
+            one, two = host.features(kind), other.features(kind)
+            assert all(np.array_equal(one[k], two[k]) for k in two)

@@ -57,6 +57,22 @@ def rows_of(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.parametrize("name", ["fedavg", "local"])
+def test_the_counts_are_those_of_the_measures_and_of_the_result(name, root):
+    run = read(root / name)
+    own, scores = run.evaluation.own, run.scores
+    for row in run.evaluation.rows:
+        counts = run.evaluation.counts[row["model"], row["site"], row["case"]]
+        tp, fp, fn, tn = counts[row["label"]]
+        assert (tp + fn, tp + fp) == (row["truth"], row["predicted"]) and tp + fp + fn + tn > row["truth"]
+        assert set(counts) == {"background", *LABELS} and len({sum(c) for c in counts.values()}) == 1
+    for (site, case), labels in own.items():
+        model = next(iter(labels.values()))["model"]
+        assert scores[site][case].counts == run.evaluation.counts[model, site, case]
+    again = read(root / name, evaluation="test")
+    assert again.counts == run.counts and set(run.counts) == set(run.sites)
+
+
 def test_a_shared_model_has_a_row_for_every_label_of_every_case(root):
     run, found = read(root / "fedavg"), rows_of(root / "fedavg" / "evaluation" / "test")
     assert {r["model"] for r in found} == {"*"} and len(found) == 3 * sum(map(len, run.scores.values()))

@@ -11,8 +11,9 @@ from polysite.algorithms.fine_tune import FineTune
 from polysite.config import dump, parse
 from polysite.data.federation import ByLabelSize, HideModalities, Iid, LabelRatio, LeaveOut, Natural, Steps
 from polysite.errors import ConfigError, DataError, RunError
+from polysite.metrics.averages import WAYS, averaged
 from polysite.models.densenet import DenseNet
-from polysite.report import compare, tables
+from polysite.report import averages, compare, tables
 from polysite.report.costs import cost
 from polysite.report.page import build
 from polysite.report.runs import methods, read
@@ -218,6 +219,17 @@ def test_looking_at_the_test_changes_nothing_and_is_told_apart(tmp_path):
     assert "best mean” of some papers" in build("peek", [found["peeking"]])
     assert [c.value for c in table.lines[0].cells[1:3]] == pytest.approx([peeked.mean_of_hospitals, max(means)])
     assert not any(g.name == "best_mean" for g in compare.tables(compare.compare([found["honest"]])))
+    for measure in ("iou", "dice", "sensitivity", "specificity"):
+        for way in WAYS:
+            each = [averaged((s.counts for s in sites.values()), measure, way) for sites in seen]
+            assert averages.best_mean(peeked, measure, way) == max(each)
+            assert averages.honest(peeked, measure, way) == each[peeking.result.best_round]  # in memory and from files
+    heads = {
+        name: next(g.head for g in compare.tables(compare.compare([m])) if g.name == "averages")
+        for name, m in found.items()
+    }
+    assert heads["honest"] == ("average", "method", "IoU", "Dice", "sensitivity", "specificity")
+    assert heads["peeking"][2:6] == ("IoU", "BMIoU", "Dice", "BMDice")
 
 
 def test_fine_tuning_needs_something_to_begin_with(tmp_path):

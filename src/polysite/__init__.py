@@ -14,6 +14,7 @@ _HOME = {
     "Files": "polysite.data.files",
     "Prepare": "polysite.data.prepare",
     "Hospital": "polysite.data.phantom",
+    "Slices": "polysite.data.slices",
     "Split": "polysite.data.split",
     "Train": "polysite.training.settings",
     "Plan": "polysite.engines.plan",

@@ -28,7 +28,7 @@ from polysite.payload import SiteId
 from polysite.report import assess_page
 from polysite.site import AssessedSite, Site
 from polysite.storage import draft_folder, vacant
-from polysite.study import deal_cases, pinned
+from polysite.study import deal_volumes, pinned
 from polysite.training.assessed_site import TorchAssessedSite
 from polysite.training.torch_site import device_of
 
@@ -51,7 +51,7 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
         watch: Observer of the progress.
     """
     path = vacant(Path(out) if out else RunFolder.fresh(Path("assessments"), "assess"), "assessment")
-    others, dealt = _other_encoders(study), deal_cases(study)
+    others, dealt = _other_encoders(study), deal_volumes(study)
     engine = assessed_sites(study, watch)
     unseen = any(not splits["train"] and any(splits.values()) for splits in dealt.values())
 
@@ -142,11 +142,13 @@ def _publish(
 
 
 def assessed_sites(study: Study, watch: Watch = Watch(), dealt: Mapping[str, SiteSplit] | None = None) -> Simulator:
-    """Return the simulated hospitals, ready to describe their cases. Missing modalities and empty labels are allowed:
-    they are findings, not errors."""
+    """Return the simulated hospitals, ready to describe their cases: whole volumes, also if the study is of slices,
+    since slices of a patient are not independent. Missing modalities and empty labels are allowed: they are findings,
+    not errors. ``dealt`` are volumes."""
+    study = config.whole(study)
     if isinstance(study.data, Files):
         study = replace(study, data=replace(study.data, allow=("missing", "empty")))
-    source, dealt = study.data, dealt or deal_cases(study)
+    source, dealt = study.data, dealt or deal_volumes(study)
     described = SPLITS if study.assess.cases == "all" else SPLITS[:1]
     chosen = {site: [case for k in described for case in splits[k]] for site, splits in dealt.items()}
     embedder = None

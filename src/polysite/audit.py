@@ -115,6 +115,7 @@ def audit(
         scans: Show three test cases on the page.
         watch: Observer of the progress.
     """
+    study = config.whole(study)
     what = what or ("modality" if settings.decoder == "paper" else "all")
     target, kinds, channels = _target(out), _kinds(study, what), _channels(study, modality)
     dealt = _each(studies.deal_cases(study), _kept)

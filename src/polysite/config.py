@@ -12,7 +12,7 @@ import re
 import textwrap
 import tomllib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import resources
 from itertools import zip_longest
@@ -24,9 +24,11 @@ import tomli_w
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of, traits
 from polysite.algorithms.base import Algorithm, facts, scaled
 from polysite.costs.speeds import SPEEDS, Speeds
+from polysite.data.case import CaseRef
 from polysite.data.federation import FEDERATIONS, Federation, Natural, Steps
 from polysite.data.prepare import Prepare
-from polysite.data.sources import SOURCES, Phantom, Source
+from polysite.data.slices import Slices, Step
+from polysite.data.sources import SOURCES, Counted, Phantom, Source
 from polysite.data.split import Split
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError, nearest
@@ -50,6 +52,7 @@ class Study:
         federation: How cases are assigned to sites; a list has steps, each of which deals out what the last one dealt.
         prepare: Preparation of images before training.
         split: How the cases of a site are divided into training, validation and test cases.
+        slices: 2D slices of volumes as cases.
         train: Local training at the sites.
         run: Rounds, participation, checkpoints and validation.
         assess: What the assessment computes.
@@ -65,6 +68,7 @@ class Study:
     federation: Federation = Natural()
     prepare: Prepare = Prepare()
     split: Split = Split()
+    slices: Slices = Slices()
     train: Train = Train()
     run: Plan = Plan()
     assess: Assess = Assess()
@@ -91,7 +95,28 @@ class Study:
                 raise ConfigError(
                     f"train.{name} = {list(given)}: every side must be a multiple of {step} for this model"
                 )
+        if self.slices.axis and self.prepare.orientation:
+            raise ConfigError(
+                f"slices.axis = {self.slices.axis!r} turns every volume already: leave out prepare.orientation = "
+                f"{self.prepare.orientation!r}"
+            )
         phases(self)
+
+    @property
+    def dims(self) -> int:
+        """Spatial dimensions of a case: those of the data, or 2 for slices of volumes."""
+        return 2 if self.slices.axis else self.data.dims
+
+    def cut(self, volumes: Sequence[CaseRef], watch: Step = lambda *_: None) -> dict[CaseRef, list[CaseRef]]:
+        """Return the cases that are made of every volume: its slices, or the volume itself without ``[slices]``.
+
+        ``watch`` is called with the number of volumes that are cut, of all volumes, and the name of the last one.
+        """
+        if not self.slices.axis:
+            return {volume: [volume] for volume in volumes}
+        if isinstance(self.data, Counted):
+            return self.slices.count(volumes)
+        return self.slices.cut(volumes, self.prepare, self.train.patch, watch)
 
     def check(self) -> None:
         """Refuse a model or training settings that do not fit the data. This opens the data source."""
@@ -102,13 +127,31 @@ class Study:
             raise ConfigError(
                 f"the data are for {self.data.task}, the model for {self.model.task}: model.name = {fitting}"
             )
+        self._check_slices()
         for name in ("patch", "window"):
-            given = getattr(self.train, name)
-            if given and len(given) != self.data.dims:
-                dims = self.data.dims
-                fit = f"for {dims}D data; set it to {[given[0]] * dims}"
+            given, dims = getattr(self.train, name), self.dims
+            if given and len(given) != dims:
+                fit = f"for {dims}D {'slices' if self.slices.axis else 'data'}; set it to {[given[0]] * dims}"
                 raise ConfigError(f"train.{name} = {list(given)} has {len(given)} sides {fit}")
         tasks.check_loss(tasks.find(self.data.task, self.train.exclusive), self.train.loss)
+
+    def _check_slices(self) -> None:
+        """Refuse slices of data without volumes or labels, and a preparation that is not that of a volume."""
+        if not self.slices.axis:
+            return
+        if self.data.dims != 3:
+            raise ConfigError(f"slices.axis = {self.slices.axis!r} cuts volumes, but the data are 2D: leave it out")
+        if self.slices.labelled and self.data.task == "classification":
+            raise ConfigError(
+                "slices.labelled chooses slices by their labels, but these data have classes: leave it out"
+            )
+        for name in ("spacing", "size"):
+            given = getattr(self.prepare, name)
+            if given and len(given) != 3:
+                raise ConfigError(
+                    f"prepare.{name} = {list(given)} is that of the volume before it is cut: give three numbers, for "
+                    "slice, row and column"
+                )
 
 
 # Keys that a phase may change: how and how long sites train, but neither the network nor the data.
@@ -145,6 +188,19 @@ def phases(study: Study) -> tuple[Study, ...]:
 def _scaled(study: Study) -> Study:
     algorithm = scaled(study.algorithm, study.run.rounds)
     return study if algorithm == study.algorithm else dataclasses.replace(study, algorithm=algorithm)
+
+
+def whole(study: Study) -> Study:
+    """Return the study of whole volumes, where a study is of their slices; they are turned and prepared alike.
+
+    >>> whole(Study(slices=Slices("axial"), train=Train(patch=(32, 32)))).train.patch
+    (32, 32, 32)
+    """
+    if not study.slices.axis:
+        return study
+    side, *others = study.train.patch
+    train = dataclasses.replace(study.train, patch=(side, side, *others), window=())
+    return dataclasses.replace(study, slices=Slices(), prepare=study.slices.oriented(study.prepare), train=train)
 
 
 def is_beginning(study: Study, of: Study) -> bool:

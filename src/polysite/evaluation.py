@@ -12,7 +12,7 @@ import numpy as np
 from polysite import config, study
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
-from polysite.data.case import SPLITS, CaseRef
+from polysite.data.case import SPLITS
 from polysite.data.files import Files
 from polysite.data.split import SiteSplit, table
 from polysite.engines.phases import Evaluate, Phase, examine, find_models
@@ -130,7 +130,9 @@ def _elsewhere(chosen: Study, dealt: Mapping[SiteId, SiteSplit], path: Path) -> 
         wanted, found = getattr(mine, what), getattr(files, what)
         if wanted != found:
             raise DataError(f"{path} does not fit this run: its {what.replace('_', ' ')}: {found}; the run's: {wanted}")
-    others: dict[SiteId, list[CaseRef]] = dict(files.case_refs(chosen.seed))
+    listed = files.case_refs(chosen.seed)
+    cut = chosen.cut([case for cases in listed.values() for case in cases])
+    others = {site: [case for volume in volumes for case in cut[volume]] for site, volumes in listed.items()}
     joined = {
         site: {**dealt.get(site, {"train": [], "validation": []}), "test": others.get(site, [])}
         for site in (*dealt, *(s for s in others if s not in dealt))

@@ -4,6 +4,7 @@
 
     RUN/evaluation/NAME/       NAME is the split that was examined (test), or that of other data
         cases.csv              a row per model, hospital, case and label; cases.parquet beside it if wanted
+        counts.csv             voxels of every label and of the background: tp, fp, fn, tn (segmentation)
         about.json             what was examined and how, and which cases are kept to look at
         predictions.npz        predictions of each hospital's model on its own cases: bit k of a voxel is label k
         scans.npz              the worst, median and best case of every hospital to look at
@@ -46,6 +47,7 @@ from polysite.storage import draft_folder
 from polysite.training.torch_site import TorchSite
 
 Row = dict[str, Any]
+COUNTS = ("tp", "fp", "fn", "tn")  # columns of counts.csv
 
 
 class EvaluationFolder:
@@ -84,6 +86,7 @@ class EvaluationFolder:
         self.clusters, self.dealt, self.sites, self.tolerance = clusters, dealt or {}, sites or {}, tolerance
         self.pictures, self.parquet, self.data = pictures and bool(sites), parquet, data
         self._rows: list[Row] = []
+        self._counts: list[Row] = []
         self._units: set[str] = set()
         self._open = ExitStack()
 
@@ -100,8 +103,11 @@ class EvaluationFolder:
         """Add a case of a site, predicted with the model of an owner."""
         if self._predictions and examined.prediction is not None and owner in (SHARED, site):
             _add(self._predictions, f"{site}/{examined.case}", examined.prediction)
+        subject = {"model": owner, "site": site, "case": examined.case}
         for label, measures in examined.measures.items():
-            self._rows.append({"model": owner, "site": site, "case": examined.case, "label": label, **measures})
+            self._rows.append({**subject, "label": label, **measures})
+        for label, count in examined.score.counts.items():
+            self._counts.append({**subject, "label": label, **dict(zip(COUNTS, count, strict=True))})
         self._units.add(examined.unit)
 
     def __exit__(
@@ -118,6 +124,8 @@ class EvaluationFolder:
     def _write(self) -> None:
         """Write the tables, the scans to look at, and what was examined."""
         _write_csv(self._draft / "cases.csv", self._rows)
+        if self._counts:
+            _write_csv(self._draft / "counts.csv", self._counts)
         if self.parquet:
             _write_parquet(self._draft / "cases.parquet", self._rows)
         shown = list(self._scans()) if self.pictures and self.study.data.task == "segmentation" else []

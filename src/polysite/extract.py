@@ -228,9 +228,9 @@ def extract(
     if label is not None and (data.task == "classification" or label not in data.label_names):
         known = nearest(label, data.label_names) if data.task == "segmentation" else "these images have classes only"
         raise ConfigError(f"there is no label {label!r} to take as the region: {known}")
-    if study.prepare.normalise == "padded" and len(study.train.patch) != data.dims:
+    if study.prepare.normalise == "padded" and len(study.train.patch) != study.dims:
         raise ConfigError(
-            f"train.patch = {list(study.train.patch)} has {len(study.train.patch)} sides for {data.dims}D data; "
+            f"train.patch = {list(study.train.patch)} has {len(study.train.patch)} sides for {study.dims}D data; "
             "prepare.normalise = 'padded' pads to it"
         )
     at_once = max(1, min(jobs or cores(), len(refs)))
@@ -258,11 +258,9 @@ def _all_cases(study: Study) -> list[CaseRef]:
     With the federation ``natural`` no split is computed, so that a site may have too few cases for a split.
     """
     if isinstance(study.federation, Natural):
-        sites: Mapping[str, Sequence[CaseRef]] = study.data.case_refs(study.seed)
-    else:
-        dealt = deal_cases(study)
-        sites = {site: [case for split in SPLITS for case in splits[split]] for site, splits in dealt.items()}
-    return [case for cases in sites.values() for case in cases]
+        volumes = [case for cases in study.data.case_refs(study.seed).values() for case in cases]
+        return [case for cases in study.cut(volumes).values() for case in cases]
+    return [case for splits in deal_cases(study).values() for split in SPLITS for case in splits[split]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +280,7 @@ class _Extraction:
 
     def __call__(self, ref: CaseRef) -> Arrays:
         padded = self.study.prepare.normalise == "padded"
-        patch = self.study.train.patch if padded else [1] * self.study.data.dims
+        patch = self.study.train.patch if padded else [1] * self.study.dims
         recipe = [asdict(self.study.prepare), list(patch), asdict(self.settings), self.label, self.modalities]
         how = ["radiomics", VERSION, version("monai"), *recipe]
         known = self.cache.recall(ref, how)
@@ -389,7 +387,7 @@ def _scan(study: Study, ref: CaseRef) -> Scan:
     """Return a prepared case upright, without its labels."""
     raw = ref.open()
     axes = study.prepare.orientation or axes_of(raw)
-    case = study.prepare.apply(raw, [1] * study.data.dims)
+    case = study.prepare.apply(raw, [1] * study.dims)
     return upright_scan(replace(case, label=np.zeros((1, *case.image.shape[1:]), np.uint8)), axes)
 
 

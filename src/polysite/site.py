@@ -9,6 +9,8 @@ from polysite.tree import Tree
 
 Cases = tuple[str, ...]  # names of cases
 Sketch = Literal["labels", "images"]  # what a sketch summarises
+Count = tuple[int, int, int, int]  # true positives, false positives, false negatives, true negatives
+Counts = Mapping[str, Count]  # by label or class
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class CaseScore:
     loss: float
     predicted: int | None = None  # class index; classification only
     true: int | None = None
+    counts: Counts = field(default_factory=dict)  # voxels of every label and of the background; segmentation only
 
     @property
     def mean(self) -> float:

@@ -21,6 +21,7 @@ from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.files import Files
 from polysite.data.parts import splitter
+from polysite.data.slices import left_out
 from polysite.data.split import SiteSplit, table
 from polysite.engines.phases import Evaluate, Phase, find_progress, run_phases
 from polysite.engines.plan import cohort
@@ -60,8 +61,20 @@ class Run:
         return mean_score(self.result.scores, "case")
 
 
-def deal_cases(study: Study) -> Mapping[str, SiteSplit]:
-    """Return the training, validation and test cases of every site, without opening any image that is not needed."""
+def deal_cases(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
+    """Return the training, validation and test cases of every site; volumes are cut into slices if the study says so.
+
+    No image is opened that is not needed.
+    """
+    cases = cut(study, deal_volumes(study), watch)
+    for split, purpose in (("train", "train on"), ("validation", "validate on")):
+        if not any(splits[split] for splits in cases.values()):
+            raise DataError(f"no volume has a slice to {purpose}; set slices.labelled = false")
+    return cases
+
+
+def deal_volumes(study: Study) -> Mapping[str, SiteSplit]:
+    """Return the training, validation and test cases of every site as the data list them, before slices are cut."""
     study.check()
     cases = study.data.case_refs(study.seed)
     study.split.check(cases)
@@ -74,13 +87,20 @@ def deal_cases(study: Study) -> Mapping[str, SiteSplit]:
     return dealt
 
 
-def check(study: Study) -> Mapping[str, SiteSplit]:
+def cut(study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
+    """Return the slices of dealt volumes; without ``[slices]`` the volumes themselves."""
+    found = study.cut([case for splits in dealt.values() for k in SPLITS for case in splits[k]], watch.case)
+    return {site: {k: [c for v in splits[k] for c in found[v]] for k in SPLITS} for site, splits in dealt.items()}
+
+
+def check(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
     """Return the cases of every site; refuse what the algorithms of the study cannot do with these sites.
 
-    Nothing is prepared or trained: this finds unknown names of sites and too few cases before a long computation.
+    Nothing is prepared (except volumes that are cut) or trained: this finds unknown names of sites and too few cases
+    before a long computation.
     """
     refuse_bare(study)
-    dealt = deal_cases(study)
+    dealt = deal_cases(study, watch)
     for phase in config.phases(study):
         phase.algorithm.init({}, [site for site, splits in dealt.items() if splits["train"]])  # may refuse these sites
         check_sites(phase.algorithm, *({i: len(s[k]) for i, s in dealt.items()} for k in ("train", "validation")))
@@ -119,7 +139,7 @@ def build_module(study: Study) -> Any:
     """Return the untrained network of a study."""
     source, task = study.data, tasks.find(study.data.task, study.train.exclusive)
     return study.model.build(
-        dims=source.dims,
+        dims=study.dims,
         modalities=len(source.modality_names),
         outputs=task.outputs(source.label_names),
         seed=study.seed,
@@ -264,8 +284,8 @@ def train(
         after: A finished run of the same study with fewer phases, whose rounds are taken over.
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
     """
-    dealt = check(study)
-    for remark in _remarks(study):
+    dealt = check(study, watch)
+    for remark in _remarks(study, dealt):
         logging.getLogger("polysite").warning(remark)
     sites = build_sites(study, dealt, watch)  # before the folder: bad data leaves nothing behind
     phases = build_phases(study, sites)
@@ -282,10 +302,15 @@ def train(
         return conduct(study, _described(study, dealt), phases, _start(sites), folder, at, watch, final)
 
 
-def _remarks(study: Study) -> list[str]:
-    """Return remarks on how the data and the split were read."""
+def _remarks(study: Study, dealt: Mapping[str, SiteSplit]) -> list[str]:
+    """Return remarks on how the data and the split were read, and on volumes without slices."""
     read = study.data.remarks if isinstance(study.data, Files) else ()
-    return [*read, *study.split.remarks(study.data.case_refs(study.seed))]
+    remarks = [*read, *study.split.remarks(study.data.case_refs(study.seed))]
+    if not study.slices.labelled:
+        return remarks
+    cut = {case.source for splits in dealt.values() for cases in splits.values() for case in cases}
+    volumes = [case for splits in deal_volumes(study).values() for cases in splits.values() for case in cases]
+    return [*remarks, *left_out([volume for volume in volumes if volume.source not in cut])]
 
 
 def _evaluation(
@@ -349,7 +374,7 @@ def resume(path: Path | str, watch: Watch = Watch(), track: Sequence[str] = (), 
         return Run(folder, folder.result)
     with folder.alone():
         study = config.parse(folder.config, where=str(folder.path / "config.toml"))
-        dealt = deal_cases(study)
+        dealt = deal_cases(study, watch)
         if table(dealt) != folder.split:
             raise RunError(
                 f"the data are not those that {folder.path} began with: its split.csv names other cases or parts; "
@@ -378,7 +403,7 @@ def pinned(study: Study) -> Study:
 
 def _described(study: Study, dealt: Mapping[str, SiteSplit]) -> Iterator[str]:
     """Yield the remarks on data and split; a line per hospital: its number of cases, the modalities hidden from it."""
-    yield from _remarks(study)
+    yield from _remarks(study, dealt)
     for site, splits in dealt.items():
         hidden = [set(case.hidden) for cases in splits.values() for case in cases] or [set()]
         always, ever = set.intersection(*hidden), set.union(*hidden)
@@ -387,7 +412,10 @@ def _described(study: Study, dealt: Mapping[str, SiteSplit]) -> Iterator[str]:
             for where, found in (("all", always), ("some", ever - always))
             if found
         )
-        yield f"{site}: {', '.join(f'{len(splits[k])} {k}' for k in SPLITS)}{blind}"
+        counts = ", ".join(f"{len(splits[k])} {k}" for k in SPLITS)
+        volumes = len({case.source for cases in splits.values() for case in cases})
+        cut = f" slices of {volumes} volume{'s' * (volumes != 1)}" if study.slices.axis else ""
+        yield f"{site}: {counts}{cut}{blind}"
 
 
 def conduct(

@@ -121,10 +121,10 @@ def test_pfedme_held_ever_tighter_is_uniform_fedavg(share):
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.4])
 def test_pfedmes_defaults_follow_the_rate_of_the_site(rate):
-    """lam = 1.5 / r, inner_lr = r / 2.5, lr = 1 / lam: the numbers that could be given, and a scale-free round."""
+    """lam = 1 / 5r, inner_lr = r / 1.2, lr = 1 / lam: the numbers that could be given, and a scale-free round."""
     sites = {i: Quadratic(a / rate, s.b, lr=rate, start=START) for (i, s), a in zip(bed().items(), A / 4, strict=True)}
-    lam = 1.5 / rate
-    given, memories = played(PFedMe(lam, 1 / lam, 20, rate / 2.5), sites, 3)
+    lam = 0.2 / rate
+    given, memories = played(PFedMe(lam, 1 / lam, 20, rate / 1.2), sites, 3)
     found, mine = played(PFedMe(), sites, 3)
     assert model(found) == pytest.approx(model(given), abs=1e-12) and own(mine) == pytest.approx(
         own(memories), abs=1e-12
@@ -136,7 +136,7 @@ def test_pfedmes_defaults_follow_the_rate_of_the_site(rate):
 def test_pfedme_with_its_default_rate_ends_an_outer_step_at_the_personal_model():
     one, memories = played(PFedMe(outer=1), bed(), 1)
     assert [r.payload["model"]["w"].item() for _, r in sorted(one[0].replies.items())] == pytest.approx(own(memories))
-    r, lam = ETA, 1.5 / ETA
+    r, lam = ETA, 0.2 / ETA
     aim = (A * B + lam * Q0) / (A + lam)
     want = aim + (1 - r / (1 + r * lam) * (A + lam)) ** 5 * (Q0 - aim)
     assert own(memories) == pytest.approx(want, abs=1e-12)

@@ -108,12 +108,12 @@ def test_a_benchmark_runs_fails_in_part_and_goes_on(tiny, tmp_path):
     ("words", "sentence"),
     [
         (["paper_z"], "there is no benchmark called 'paper_z'"),
-        (["paper_a"], "at full scale is for real scans"),
+        (["paper_a_fets"], "at full scale is for real scans"),
         (["hospitals", "--scale", "small"], "has no small scale"),
-        (["paper_a", "--scale", "large"], "--scale large: full or small or tiny"),
-        (["paper_a", "--scale", "tiny"], "the benchmark paper_a has no tiny scale"),
+        (["paper_a_fets", "--scale", "large"], "--scale large: full or small or tiny"),
+        (["scanners", "--scale", "tiny"], "the benchmark scanners has no tiny scale"),
         (["scanners", "--folds", "here"], "no folds were published for scanners"),
-        (["paper_a", "--scale", "small", "--only", "fedavq"], "paper_a has no method 'fedavq'"),
+        (["paper_a_fets", "--scale", "small", "--only", "fedavq"], "paper_a_fets has no method 'fedavq'"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_a_sentence(words, sentence, tmp_path):

@@ -176,7 +176,7 @@ CONFIGS = {
     "no such device": ('[train]\ndevice = "mps"', "is not supported"),
     "no path": ('[data]\nname = "files"', "data.path is missing"),
     "path is nowhere": ('[data]\nname = "files"\npath = "nowhere"', "the manifest nowhere cannot be read"),
-    "no such preset": ('preset = "fets"', "no preset called 'fets'; known: cc359, distance_aware_fets"),
+    "no such preset": ('preset = "fets"', "no preset called 'fets'; known: cc359, distance_aware"),
     "a network that classifies": ('[model]\nname = "densenet_small"', "the data are for segmentation, the model for"),
     "a loss that classifies": (
         '[train]\nloss = "ce"',

@@ -169,6 +169,27 @@ def test_where_a_voxel_has_one_label_the_answer_is_one_label_map(scans, tmp_path
     assert checked
 
 
+def test_a_network_for_slices_segments_whole_scans(scans, tmp_path):
+    """Every slice of a volume gets the mask that it got as a case of the run."""
+    train = ps.Train(patch=(16, 16), device="cpu", augment="none")
+    study = study_of(scans, slices=ps.Slices("coronal", every=3), train=train)
+    ps.train(study, tmp_path / "run")
+    flow = opened(serve_model(tmp_path / "run"), dataset_dir=scans / "east", output_dir=tmp_path / "answers")
+    flow.run()
+    evaluation, checked = read(tmp_path / "run").evaluation, 0
+    for case in flow.dataset:
+        who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
+        said = bits(flow.parser.get_parsed_content("predict")(case["image"]) > 0)
+        for k in range(0, len(said), 3):
+            expected = evaluation.prediction("east", f"{who}/y{k:03d}")
+            if expected is not None:
+                assert np.array_equal(said[k], expected)
+                checked += 1
+        scan = nibabel.load(scans / "east" / who / "scan_t1.nii.gz")
+        assert nibabel.load(tmp_path / "answers" / who / f"{who}_whole.nii.gz").shape == scan.shape
+    assert checked
+
+
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """RGB pictures that are wider than high, with masks and classes."""

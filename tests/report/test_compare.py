@@ -216,7 +216,7 @@ def test_the_best_is_marked_whichever_way_is_better(tmp_path):
     found = compare(load(write(tmp_path / "fedavg", near), write(tmp_path / "x", far, algorithm="fedprox")))
     grids = {g.name: g for g in tables(found)}
     best = {g.name: [[c.best for c in line.cells] for line in g.lines] for g in grids.values()}
-    assert best["overview"] == [[False, False, True], [False, True, False]]
+    assert best["overview"] == [[False, False, True, False, False], [False, True, False, False, False]]
     assert best["hospitals_hd95"] == [[False, False, True, False]] * 4
     assert best["hospitals_dice"] == [[False, False, False, True]] * 4
     assert best["measures"][0] == [False, False, False, True, True, False]  # specificity is equal, ASSD less
@@ -307,3 +307,22 @@ def test_own_and_common_best_rounds_stand_side_by_side(tmp_path):
     assert grid.head[1] == "fedper: round" and len(grid.head) == 4
     assert "Best round of every hospital" in build("page", loaded, Options(scans=False))
     assert "best_rounds" not in {g.name for g in tables(compare(loaded[:1]))}
+
+
+def test_every_score_has_its_steps_and_bytes_and_the_note_says_what_is_unequal(tmp_path):
+    held = cases()
+    paths = [
+        write(tmp_path / "fedavg", held),
+        write(tmp_path / "local", held, alone=True, rounds=6, algorithm="local"),
+    ]
+    both = tables(compare(load(*paths), owner=""))[0]
+    assert both.head[-2:] == ("steps", "bytes")
+    steps = 4 * len(held)  # of a round; every site receives 100 bytes and sends 200
+    assert [[c.value for c in line.cells[-2:]] for line in both.lines] == [
+        [3 * steps, 3 * 300 * len(held)],
+        [6 * steps, 0],
+    ]
+    assert f"unequal between methods: rounds 3 to 6, steps {3 * steps} to {6 * steps}, bytes 0 to" in both.note
+    alike = load(paths[0], write(tmp_path / "fedprox", held, algorithm="fedprox"))
+    assert "equal for all methods" in tables(compare(alike))[0].note
+    assert "equal" not in tables(compare(alike[:1]))[0].note

@@ -26,7 +26,7 @@ from polysite.payload import Payload
 from polysite.site import Budget, CaseScore, Contrast, Objective, Tilt
 from polysite.training.losses import ExtraLosses, contrast
 from polysite.training.settings import Train
-from polysite.training.tasks import Classify, Exclusive, Outline
+from polysite.training.tasks import Classify, Exclusive, Outline, check_loss
 from polysite.training.torch_site import Network, TorchSite
 from polysite.tree import matches
 
@@ -462,9 +462,29 @@ def test_exclusive_labels_are_a_softmax_with_background():
     assert task.loss("dice", logits, truth).tolist() == pytest.approx([soft])
     assert task.loss("dice_ce", logits, truth).tolist() == pytest.approx([soft + np.log(3)])
     sure = torch.cat([1 - truth.sum(1, keepdim=True), truth], 1)[0] * 9
-    assert task.score(["a", "b"], sure, truth[0], 0.5) == CaseScore({"a": 1.0, "b": 1.0}, 0.5)
+    counts = {"background": (16, 0, 0, 48), "a": (32, 0, 0, 32), "b": (16, 0, 0, 48)}
+    assert task.score(["a", "b"], sure, truth[0], 0.5) == CaseScore({"a": 1.0, "b": 1.0}, 0.5, counts=counts)
     sure[1] -= 20  # never a
-    assert task.score(["a", "b"], sure, truth[0], 0.5).labels == {"a": 0.0, "b": 1.0}
+    found = task.score(["a", "b"], sure, truth[0], 0.5)
+    assert found.labels == {"a": 0.0, "b": 1.0}
+    assert found.counts == {"background": (16, 32, 0, 16), "a": (0, 0, 32, 32), "b": (16, 0, 0, 48)}
+
+
+def test_cross_entropy_of_exclusive_labels():
+    """Logits log(q) cost -log q of the true channel in every voxel; the gradient is (q - truth) over the voxels."""
+    task, truth = Exclusive(), torch.zeros(1, 2, 2, 4)
+    truth[0, 0, 0], truth[0, 1, 1, 0] = 1, 1  # 4 voxels of a, 1 of b, 3 of the background
+    assert task.loss("ce", torch.zeros(1, 3, 2, 4), truth).tolist() == pytest.approx([np.log(3)])
+    shares = torch.tensor([0.375, 0.5, 0.125])
+    logits = shares.log().view(1, 3, 1, 1).repeat(1, 1, 2, 4).requires_grad_()
+    loss = task.loss("ce", logits, truth)
+    assert loss.tolist() == pytest.approx([-(shares * shares.log()).sum().item()])  # the entropy of the shares
+    (slope,) = torch.autograd.grad(loss.sum(), logits)
+    assert torch.allclose(slope, (shares.view(1, 3, 1, 1) - task.channels(truth)) / 8, atol=1e-7)
+    both = task.loss("dice", logits, truth) + loss
+    assert torch.allclose(task.loss("dice_ce", logits, truth), both)
+    with pytest.raises(ConfigError, match=r"set train\.exclusive = true"):
+        check_loss(Outline(), "ce")
 
 
 def test_overlapping_labels_are_refused_where_they_exclude_one_another():

@@ -84,8 +84,10 @@ class Cfft:
         bin_width: Width of the grey-level bins of the radiomic features, more than 0, in standard deviations of
             the image; 0.09 in the paper.
         dimensions: Principal components that the features are projected on, at least 1; 30 in the paper.
-        restarts: Random starts of the Gaussian mixture, at least 1; 20 in the paper.
-        iterations: Largest number of iterations of the Gaussian mixture, at least 1; 100 in the paper.
+        restarts: Random starts of the Gaussian mixture, at least 1; 20 in the paper. The default is our choice, for
+            less traffic in a federated fit.
+        iterations: Largest number of iterations of the Gaussian mixture, at least 1; 100 in the paper. The default is
+            our choice: every iteration of a federated fit is an exchange.
         starts: Starts of the Gaussian mixture: shared, the same for a federated and a pooled fit, or kmeans, those of
             scikit-learn (the paper), only with a pooled fit.
         cases: Cases that the clusters are fitted to: train, or train+validation (the paper).

@@ -61,17 +61,19 @@ class Cfl:
 
     Args:
         eps1: A cluster is stationary if its mean update is shorter than this (epsilon_1 in the paper), at least 0; 0 is
-            FedAvg.
-        eps2: A site still progresses if its update is longer than this (epsilon_2 in the paper), at least 0.
+            FedAvg. 0.4 in the authors' program.
+        eps2: A site still progresses if its update is longer than this (epsilon_2 in the paper), at least 0;
+            1.6 in the authors' program.
         relative: Whether eps1 and eps2 are multiples of the longest update of the first round.
-        gamma_max: Relative noise of an update, 0 to 1 (gamma_max in the paper); 0 splits at any angle, 1 at wide angles
-            only.
-        after: Rounds before the first split.
-        least: Fewest sites of a cluster that can be split, at least 2.
+        gamma_max: Relative noise of an update, 0 to 1 (gamma_max in the paper); 0 splits at any angle, as the authors'
+            program does, 1 at wide angles only.
+        after: Rounds before the first split; 20 in the authors' program.
+        least: Fewest sites of a cluster that can be split, at least 2; 3 in the authors' program.
         linkage: How a cluster is split: single is the exact bipartition of the paper, complete the authors' program.
         split_at: Rounds, counted from 1, in which every cluster is split, instead of by eps1, eps2 and gamma_max.
         split_first: Whether a cluster is split before its replies are averaged: each half takes the mean of its own.
-        quorum: Share of its sites that must reply for a cluster to be split, more than 0 and at most 1.
+        quorum: Share of its sites that must reply for a cluster to be split, more than 0 and at most 1. The
+            default is our choice: the paper assumes that all sites reply.
     """
 
     eps1: float = 0.4

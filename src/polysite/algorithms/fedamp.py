@@ -65,11 +65,11 @@ class FedAMP:
         pull: Weight of the proximal term, at least 0: lambda / alpha in the paper. 0 is local training. None: one over
             the sum of the site's learning rates in a round (our choice), which suits any rate and number of steps.
         sigma: Squared distance at which attraction fades (sigma in the paper), more than 0; None: the median over pairs
-            of sites, in every round.
+            of sites, in every round (our choice).
         alpha: Step size of the attraction (alpha in the paper), at least 0; None: sigma over the number of sites, so
-            that equal models have equal weights.
+            that equal models have equal weights (our choice).
         decay: Factor of alpha after every ``every`` rounds, more than 0 and at most 1.
-        every: Rounds between two decays, at least 1.
+        every: Rounds between two decays, at least 1; without effect with the default decay of 1.
         cosine: Scale of the cosine similarity (sigma of HeurFedAMP), at least 0; None: FedAMP by distances.
         own: HeurFedAMP: weight of a site on itself, 0 to 1 (xi_ii in the paper); None: one over the number of sites.
         on: Patterns of the parameters by which sites are compared; large layers outweigh small ones.

@@ -74,7 +74,8 @@ class FedDiv:
     Args:
         alpha: Weight of the divergence loss (alpha in the paper), at least 0; None: 0.4 to segment, 0.2 to classify
             (the paper).
-        focus: Strength of the weight beta in the divergence loss (lambda of its beta in the paper), at least 0.
+        focus: Strength of the weight beta in the divergence loss (lambda of its beta in the paper), at least 0. The
+            default is our choice: the paper gives none.
         lam: Decoder parameters that deviate by more than 1 / lam stay personal (lambda in the paper), at least 0; the
             paper tries 0 to 100. None: chosen in every round by ``share``.
         gamma: Sharpness of that limit (gamma in the paper), at least 1; the paper takes 10.

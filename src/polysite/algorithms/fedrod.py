@@ -46,7 +46,7 @@ class FedRoD:
 
     Args:
         clip: Largest shift of a logit by the frequency of its label, at least 0; it keeps the shift of an absent label
-            finite.
+            finite. The default, a frequency of about 0.001, is our choice.
     """
 
     clip: float = 7.0

@@ -76,7 +76,8 @@ class Fpfc:
         nu: Sites with |theta_ij| up to this are in one cluster (nu in the paper), at least 0; 0.1 in the authors'
             programs.
         relative: Whether lam, xi and nu are multiples of the largest distance between two models so far.
-        warmup: Rounds without penalty, at least 0; a value between 0 and 1 is a share of all rounds.
+        warmup: Rounds without penalty, at least 0; a value between 0 and 1 is a share of all rounds. The default is our
+            choice: the paper's warm-up could not be read.
         fused: Patterns of the parameters that are personal and fused; the others are averaged over all sites.
         freeze: Whether the distance for ``relative`` stays that of the first round after the warm-up. False: it is
             measured in every round.

@@ -38,7 +38,7 @@ class QFedAvg:
 
     Args:
         q: Fairness exponent (q in the paper), at least 0; 0 is FedAvg with uniform weights, larger is fairer and
-            slower.
+            slower. 1 in the FeTS 2022 benchmark.
         augmented: Whether the loss is measured on augmented patches.
     """
 

@@ -68,7 +68,8 @@ class TrimmedMean:
     may be cut. All sites have the same weight.
 
     Args:
-        beta: Share of the replies cut from each end (beta in the paper), at least 0 and less than 0.5.
+        beta: Share of the replies cut from each end (beta in the paper), at least 0 and less than 0.5. The
+            default, one site of four, is our choice.
     """
 
     beta: float = 0.25
@@ -116,7 +117,8 @@ class Krum:
     weight. The guarantee of multi-Krum holds for ``keep`` up to K - f - 2.
 
     Args:
-        f: Number of bad sites to tolerate (f in the paper), at least 0; it needs 2f + 3 sites.
+        f: Number of bad sites to tolerate (f in the paper), at least 0; it needs 2f + 3 sites. The default is
+            our choice.
         keep: Number of models to average (m of multi-Krum), at least 1; 1 is Krum.
     """
 
@@ -171,7 +173,8 @@ class GeometricMedian:
     z is always a mean of the replies, so the iteration needs only their mutual distances and reads the models once.
 
     Args:
-        iterations: Weiszfeld iterations at most, at least 1.
+        iterations: Weiszfeld iterations at most, at least 1. This default and the others are our choice: they end at
+            the median itself, not after the few iterations of the paper.
         smoothing: Smallest distance that is divided by (nu in the paper), more than 0 and at most 1.
         tolerance: Relative change of the sum of distances at which the iteration stops, 0 to 1.
     """

@@ -39,7 +39,8 @@ class Scaffold:
     """Federated averaging with control variates against client drift.
 
     Args:
-        server_lr: Step of the server towards the mean (eta_g in the paper), more than 0; 1 takes the mean itself.
+        server_lr: Step of the server towards the mean (eta_g in the paper), more than 0; 1 takes the mean itself, as
+            in the paper's experiments.
         uniform: Whether all sites have the same weight, p_k = 1/K, as in the paper, for model and control; else n_k/N.
     """
 

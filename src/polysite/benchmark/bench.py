@@ -5,18 +5,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from polysite import config
+from polysite.benchmark.axes import NamedFederation, check_sweep, federations, flat
+from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
 from polysite.errors import ConfigError, nearest
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
+from polysite.report.paper_figures import PAPER_FIGURES
 from polysite.report.published import Paper
 
 KEYS = (
-    "title", "about", "reference", "preset", "seeds", "folds", "needs", "sizes", "study", "methods",
-    "published_folds", "published", "compare", "radiomics",
+    "title", "about", "reference", "preset", "seeds", "folds", "needs", "sizes", "study", "methods", "federations",
+    "sweep", "sweep_methods", "published_folds", "published", "compare", "radiomics", "budget",
 )  # fmt: skip
 SCALES = {  # besides "full", and tables of changes in a benchmark's file
     "small": "phantoms and few rounds: minutes",
@@ -45,6 +48,11 @@ class Compare:
     figures: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
     questions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        odd = next((name for name in self.figures if name not in PAPER_FIGURES), None)
+        if odd is not None:
+            raise ConfigError(f"compare.figures: there is no figure {odd!r}; {nearest(odd, PAPER_FIGURES)}")
 
     @property
     def policy(self) -> EmptyMaskPolicy:
@@ -91,6 +99,10 @@ class Bench:
     reference: str | None = None
     seeds: tuple[int, ...] = (0,)
     folds: int = 0  # folds of a cross-validation; 0 for none
+    budget: Kind = "rounds"  # what methods have in common with the reference: rounds, steps or bytes
+    federations: tuple[NamedFederation, ...] = ()  # none: all methods have the federation of the study
+    sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # key of a study -> values
+    sweep_methods: tuple[str, ...] = ()  # methods that are swept; none: all that have a swept key
     phantoms: bool = False  # whether its data are phantoms
     needs: str = ""  # the data that it is made for, and how to name them
     sizes: str = ""  # published table of the cases of every site, for a plan without the data
@@ -107,7 +119,19 @@ class Bench:
             if name not in self.methods:
                 raise ConfigError(f"{self.name} has no method {name!r}; {nearest(name, self.methods)}")
         chosen = {n: m for n, m in self.methods.items() if n in methods} if methods else self.methods
-        return replace(self, methods=chosen)
+        swept = tuple(n for n in self.sweep_methods if n in chosen)
+        return replace(self, methods=chosen, sweep_methods=swept, sweep=self._sweep_of(swept))
+
+    def _sweep_of(self, swept: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+        """Return the sweep; none if the methods that it names are left out."""
+        return {} if self.sweep_methods and not swept else self.sweep
+
+    def at_equal(self, budget: str | None) -> "Bench":
+        """Return the benchmark with another budget; as it is, if None."""
+        known = get_args(Kind)
+        if budget is not None and budget not in known:
+            raise ConfigError(f"budget = {budget!r}: compare at equal {', '.join(known[:-1])} or {known[-1]}")
+        return self if budget is None else replace(self, budget=budget)  # type: ignore[arg-type]
 
     def on_folds(self, folder: Path | None) -> "Bench":
         """Return the benchmark on the published folds in a folder; on its own folds, with a remark, without one."""
@@ -131,12 +155,18 @@ class Bench:
         named = {k: v for k, v in overrides.items() if k.startswith("data.")}
         if scale == "small" or self.phantoms or (named and not isinstance(config.build({}, named).data, Phantom)):
             return ""
-        given = self.study.get("data")
-        if isinstance(given, Mapping) and given.get("name", "phantom") != "phantom":
+        given = self.study.get("data", {})
+        source = given.get("name", "phantom")
+        if source != "phantom" and (source != "files" or given.get("path")):
             return ""
         needs = f" ({self.needs})" if self.needs else ""
         small = " or try it on phantoms with --scale small" if "small" in self.scales else ""
         return f"{self.name} at {scale} scale is for real scans{needs}: name them with --data{',' * bool(small)}{small}"
+
+    @property
+    def dealt(self) -> tuple[NamedFederation, ...]:
+        """The federations; one without a title if the benchmark lists none."""
+        return self.federations or (NamedFederation(),)
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -177,16 +207,23 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     odd = next((k for part in (given, *scales.values()) for k in part if k not in KEYS), None)
     if odd:
         raise ConfigError(f"unknown key {odd!r} in the benchmark {name}; {nearest(odd, KEYS)}")
+    _check_federations(name, given)
     if scale != "full":
         given = config.merge(given, scales[scale])
     if not given.get("methods") and "radiomics" not in given:
         raise ConfigError(f"the benchmark {name} has no [methods]")
     study, folds = given.get("study", {}), given.get("published_folds")
+    methods, sweep, swept = given.get("methods", {}), flat(given.get("sweep", {})), given.get("sweep_methods", ())
+    check_sweep(sweep, swept, methods)
+    _check_reference(name, given.get("reference"), methods)
     real = scale != "small"  # phantoms have neither published folds nor published numbers
     return Bench(
         name=name,
         title=given.get("title", name),
-        methods=given.get("methods", {}),
+        methods=methods,
+        federations=federations(given.get("federations", ())),
+        sweep=sweep,
+        sweep_methods=tuple(swept),
         study={**({"preset": given["preset"]} if given.get("preset") else {}), **study},
         about=given.get("about", ""),
         reference=given.get("reference"),
@@ -201,4 +238,24 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
         radiomics=given.get("radiomics"),
         scales=("full", *scales),
         remarks=(TINY,) if scale == "tiny" else (),
-    )
+    ).at_equal(given.get("budget"))
+
+
+def _check_reference(name: str, reference: str | None, methods: Mapping[str, Any]) -> None:
+    """Refuse a reference that is neither a method nor a method with swept values."""
+    if reference is not None and methods and not any(reference == n or reference.startswith(f"{n}, ") for n in methods):
+        raise ConfigError(f"the reference {reference!r} of {name} is no method; {nearest(reference, methods)}")
+
+
+def _check_federations(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse methods with a federation of their own, and published settings of federations that are not listed."""
+    odd = next((n for n, method in given.get("methods", {}).items() if "federation" in method), None)
+    if given.get("federations") and odd is not None:
+        raise ConfigError(
+            f"the method {odd!r} of {name} has a federation, but the benchmark lists federations for all methods; "
+            "move it there"
+        )
+    titles = [f.title for f in federations(given.get("federations", ()))]
+    for title in given.get("published", {}).get("settings", {}) if titles else ():
+        if title not in titles:
+            raise ConfigError(f"published.settings names the federation {title!r}; {nearest(title, titles)}")

@@ -2,8 +2,9 @@
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,12 +13,18 @@ import tomli_w
 from polysite import assessment, config, study
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.weighted import Weighted
+from polysite.benchmark import axes
+from polysite.benchmark.axes import NamedFederation, Variant
 from polysite.benchmark.bench import Bench
+from polysite.benchmark.budget import equalise
 from polysite.config import Study
+from polysite.data.case import SPLITS
+from polysite.data.federation import Natural
+from polysite.data.files import Files
 from polysite.data.sources import Source
 from polysite.data.split import SiteSplit, table
 from polysite.engines.run_folder import RunFolder, file_name
-from polysite.errors import ConfigError, PolysiteError, RunError, nearest
+from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
 
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
 
@@ -43,11 +50,13 @@ class Job:
     seed: int
     study: Study
     root: Path
+    federations: tuple[str, ...] = ("",)  # titles; a pooled run serves all federations of the same cases
 
     @property
     def place(self) -> str:
         """Relative path of the job."""
-        return f"{file_name(self.method)}/fold{self.fold}-seed{self.seed}"
+        within = f"{file_name(self.federations[0])}/" if self.federations[0] else ""
+        return f"{file_name(self.method)}/{within}{_spot(self.fold, self.seed)}"
 
     @property
     def file(self) -> Path:
@@ -66,8 +75,9 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Method, fold and seed as text."""
-        return f"{self.method}, fold {self.fold}, seed {self.seed}"
+        """Method, federation, fold and seed as text."""
+        within = f"{self.federations[0]}, " if self.federations[0] else ""
+        return f"{self.method}, {within}fold {self.fold}, seed {self.seed}"
 
     @property
     def done(self) -> bool:
@@ -82,14 +92,45 @@ class Job:
         return max(candidates, key=lambda other: len(other.study.then), default=None)
 
 
-def studies(bench: Bench, overrides: Mapping[str, str], fold: int = 0, seed: int = 0) -> dict[str, Study]:
-    """Return the study of every method on one fold with one seed, before any assessment."""
-    return {n: _placed(_build(bench, m, overrides), fold, seed, bench.folds) for n, m in bench.methods.items()}
+def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation | None = None) -> list[Variant]:
+    """Return every method of a benchmark with every combination of its swept values."""
+    chosen = federation or bench.dealt[0]
+    asked = next((key for key in bench.sweep if key in overrides), None)
+    if asked is not None:
+        raise ConfigError(f"--set {asked}={overrides[asked]}, but {bench.name} sweeps this key; leave it out")
+    bases = {n: _build(bench, Variant(n, n), overrides, chosen) for n in bench.methods} if bench.sweep else {}
+    named = bench.sweep_methods
+    swept = {n: bench.sweep if not named or n in named else {} for n in bench.methods}
+    found = [v for n, base in bases.items() for v in axes.variants(n, base, swept[n], n in named)]
+    for key in bench.sweep:
+        if not any(key in v.point for v in found):
+            raise ConfigError(f"sweep.{key!r}: no method of {bench.name} has this key; correct it or leave it out")
+    return found or [Variant(n, n) for n in bench.methods]
 
 
-def _build(bench: Bench, method: Mapping[str, Any], overrides: Mapping[str, str]) -> Study:
-    changes = {k: v for k, v in method.items() if k not in ADVISED}
-    return config.build(config.merge(bench.study, changes), overrides)
+def studies(
+    bench: Bench, overrides: Mapping[str, str], fold: int = 0, seed: int = 0, federation: NamedFederation | None = None
+) -> dict[str, Study]:
+    """Return the study of every variant on one fold with one seed in one federation, before any assessment."""
+    chosen = federation or bench.dealt[0]
+    every = variants(bench, overrides, chosen)
+    return {v.name: _placed(_build(bench, v, overrides, chosen), fold, seed, bench.folds) for v in every}
+
+
+def _equal(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation) -> dict[str, Study]:
+    """Return the studies of a federation with the rounds that the budget gives, the same for all folds and seeds."""
+    return equalise(studies(bench, overrides, *bench.places[0], federation), bench.reference, bench.budget)
+
+
+def _as_long_as(like: Study, chosen: Study) -> Study:
+    """Return the study with the rounds and the decay of another one, which differs in fold and seed."""
+    return replace(chosen, run=like.run, train=like.train, then=like.then)
+
+
+def _build(bench: Bench, variant: Variant, overrides: Mapping[str, str], federation: NamedFederation) -> Study:
+    changes = {k: v for k, v in bench.methods[variant.method].items() if k not in ADVISED}
+    shared = config.merge(bench.study, federation.study)
+    return config.build(config.merge(shared, changes), {**overrides, **variant.overrides})
 
 
 def _placed(chosen: Study, fold: int, seed: int, folds: int) -> Study:
@@ -98,27 +139,92 @@ def _placed(chosen: Study, fold: int, seed: int, folds: int) -> Study:
     return replace(chosen, seed=seed, split=replace(split, folds=folds, fold=fold) if folds else split)
 
 
-def jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = silent) -> Iterator[Job]:
-    """Yield every run with its study. Studies with the same data share one source, which lists its files once."""
+def _spot(fold: int, seed: int) -> str:
+    return f"fold{fold}-seed{seed}"
+
+
+def jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = silent) -> list[Job]:
+    """Return every run with its study. Studies with the same data share one source, which lists its files once.
+
+    Pooled training does not depend on who holds a case, so it runs once for all federations of the same cases.
+    """
     sources: list[Source] = []
-    for fold, seed in bench.places:
-        for name, chosen in studies(bench, overrides, fold, seed).items():
+    listed: list[Job] = []
+    pooled: dict[tuple[Any, ...], int] = {}
+    methods = {v.name: bench.methods[v.method] for v in variants(bench, overrides)}
+    equal = {f.title: _equal(bench, overrides, f) for f in bench.dealt}
+    for (fold, seed), federation in product(bench.places, bench.dealt):
+        for name, chosen in studies(bench, overrides, fold, seed, federation).items():
+            chosen = _as_long_as(equal[federation.title][name], chosen)
             same = next((s for s in sources if s == chosen.data), chosen.data)
             sources += [] if any(s is same for s in sources) else [same]
-            chosen, method = replace(chosen, data=same), bench.methods[name]
-            if any(key in method for key in ADVISED):
-                step(f"assessing fold {fold}, seed {seed}", 0)
-                chosen = _advised(chosen, method, _assess(bench, out, overrides, fold, seed))
-            yield Job(name, fold, seed, chosen, out)
+            chosen, method = replace(chosen, data=same), methods[name]
+            key = (name, pooled_training(chosen) if bench.federations else None)
+            if key[1] is not None and (at := pooled.setdefault(key, len(listed))) < len(listed):
+                listed[at] = replace(listed[at], federations=(*listed[at].federations, federation.title))
+                continue
+            if any(word in method for word in ADVISED):
+                step(f"assessing {federation.title or 'the hospitals'}, fold {fold}, seed {seed}", 0)
+                base = _base(bench, overrides, federation, fold, seed)
+                chosen = _advised(chosen, method, _distances(assess(out, base, federation, chosen, name)))
+            listed.append(Job(name, fold, seed, chosen, out, (federation.title,)))
+    return listed
 
 
-def _assess(bench: Bench, out: Path, overrides: Mapping[str, str], fold: int, seed: int) -> Mapping[str, Any]:
-    """Return the distances between the hospitals of a fold; assess the hospitals unless the folder exists already."""
-    path = out / "assess" / f"fold{fold}-seed{seed}"
+def pooled_training(chosen: Study) -> tuple[Any, ...] | None:
+    """Return what pooled training depends on: the settings but the federation, and the cases with their part and
+    hidden modalities, whoever holds them. None for a study with sites that train."""
+    if not all(phase.run.pooled for phase in config.phases(chosen)):
+        return None
+    dealt = study.deal_cases(chosen)
+    cases = frozenset((c.source, c.hidden, k) for splits in dealt.values() for k in SPLITS for c in splits[k])
+    return config.dump(replace(chosen, federation=Natural())), cases
+
+
+def _base(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation, fold: int, seed: int) -> Study:
+    """Return the study that all methods of a federation start from."""
+    shared = config.merge(bench.study, federation.study)
+    return _placed(config.build(shared, overrides), fold, seed, bench.folds)
+
+
+def assess(out: Path, base: Study, federation: NamedFederation, chosen: Study | None = None, method: str = "") -> Path:
+    """Return the folder of the assessment of a federation as it is dealt; assess it unless the folder exists already.
+
+    A method that has other data, another federation or another preparation than the benchmark gets an assessment of
+    its own.
+    """
+    trained = {k: getattr(base, k) for k in ("algorithm", "model", "train", "run", "cost", "then")}
+    own = chosen is not None and replace(chosen, **trained) != base
+    names = [*([federation.title] if federation.title else []), *([method] if own else [])]
+    path = Path(out, "assess", *map(file_name, names), _spot(base.split.fold, base.seed))
     if not path.exists():
-        assessment.assess(_placed(config.build(bench.study, overrides), fold, seed, bench.folds), path)
-    distances: Mapping[str, Any] = json.loads((path / "assessment.json").read_text(encoding="utf-8"))["distances"]
-    return distances
+        assessment.assess(chosen if own and chosen is not None else base, path)
+    return path
+
+
+def assess_federations(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = silent) -> dict[str, str]:
+    """Assess every federation once for every deal of its cases; return the reasons of those that cannot be assessed."""
+    reasons: dict[str, str] = {}
+    for federation in bench.federations:
+        known: set[str] = set()
+        for fold, seed in bench.places:
+            base = _base(bench, overrides, federation, fold, seed)
+            deal = table(study.deal_cases(base)) + ("" if isinstance(base.data, Files) else str(seed))  # phantoms
+            if deal in known:
+                continue
+            known.add(deal)
+            step(f"assessing {federation.title}, fold {fold}, seed {seed}", 0)
+            try:
+                assess(out, base, federation)
+            except DataError as problem:
+                reasons[federation.title] = str(problem)
+    return reasons
+
+
+def _distances(folder: Path) -> Mapping[str, Any]:
+    """Return the distances between the hospitals, as an assessment has them."""
+    found: Mapping[str, Any] = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))["distances"]
+    return found
 
 
 def _advised(chosen: Study, method: Mapping[str, Any], distances: Mapping[str, Any]) -> Study:
@@ -140,13 +246,16 @@ def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
     """Return bench.toml, with the methods of earlier calls; refuse a folder that was begun with other settings."""
     asked = {
         "name": bench.name, "study": bench.study, "methods": bench.methods, "seeds": list(bench.seeds),
-        "folds": bench.folds, "set": dict(overrides),
+        "folds": bench.folds, "set": dict(overrides), "budget": bench.budget,
     }  # fmt: skip
+    asked |= {"federations": [{"title": f.title, **f.study} for f in bench.federations]} if bench.federations else {}
+    asked |= {"sweep": bench.sweep} if bench.sweep else {}
     file = out / "bench.toml"
     if not file.exists():
         return tomli_w.dumps(asked)
-    before = tomllib.loads(file.read_text(encoding="utf-8"))
-    odd = [k for k in asked if k != "methods" and before.get(k) != asked[k]]
+    before = {"budget": "rounds", **tomllib.loads(file.read_text(encoding="utf-8"))}  # older folders name no budget
+    keys = [*asked, *(k for k in ("federations", "sweep") if k in before and k not in asked)]
+    odd = [k for k in keys if k != "methods" and before.get(k) != asked.get(k)]
     known = before["methods"]
     odd += [f"method {n}" for n, m in bench.methods.items() if n in known and known[n] != m]
     if odd:
@@ -156,7 +265,7 @@ def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
 
 def check(work: Sequence[Job]) -> None:
     """Refuse, before anything trains, studies that do not fit their data, and methods that test different cases."""
-    tested: dict[tuple[int, int], tuple[str, set[tuple[str, str]]]] = {}
+    tested: dict[tuple[str, int, int], tuple[str, set[tuple[str, str]]]] = {}
     for job in work:
         try:
             dealt = study.check(job.study)
@@ -164,13 +273,15 @@ def check(work: Sequence[Job]) -> None:
             raise type(problem)(f"{job.title}: {problem}") from problem
         fits(job, dealt)
         cases = _scored(dealt)
-        other, shared = tested.setdefault((job.fold, job.seed), (job.method, cases))
+        at = job.federations[0], job.fold, job.seed
+        other, shared = tested.setdefault(at, (job.method, cases))
         if not cases & shared:
+            where = f"{job.federations[0]}, fold {job.fold}".removeprefix(", ")
             raise ConfigError(
-                f"{job.method} and {other} test different cases in fold {job.fold}, so they cannot be compared: give "
+                f"{job.method} and {other} test different cases in {where}, so they cannot be compared: give "
                 "them the same split and sites"
             )
-        tested[job.fold, job.seed] = other, cases & shared
+        tested[at] = other, cases & shared
 
 
 def _scored(dealt: Mapping[str, SiteSplit]) -> set[tuple[str, str]]:

@@ -16,15 +16,18 @@ import numpy as np
 from polysite import config, study
 from polysite.algorithms.base import facts
 from polysite.benchmark.bench import Bench
-from polysite.benchmark.jobs import studies
+from polysite.benchmark.budget import equalise
+from polysite.benchmark.jobs import pooled_training, studies
 from polysite.config import Study
 from polysite.data.case import Case
-from polysite.data.sources import Counted
+from polysite.data.federation import Natural
 from polysite.engines.run_folder import KEPT
+from polysite.errors import PolysiteError
 from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
 from polysite.site import Budget
+from polysite.training import tasks
 from polysite.training.torch_site import Network, TorchSite
 
 # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
@@ -47,31 +50,33 @@ class Pace:
 
 def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Grid:
     """Return the table of all runs with their hours and disk; with ``absent`` data, from published sizes."""
-    chosen = {n: _counted(s, bench) if absent else s for n, s in studies(bench, overrides).items()}
-    if not chosen:
+    cells = _cells(bench, overrides, absent)
+    if not any(cells):
         return _features(bench, overrides, absent)
-    first = next(iter(chosen.values()))
-    pace, runs = measure(first), len(bench.places)
-    done = {n: _Rehearsed.of(s) for n, s in chosen.items()}
-    lines, hours, disk = [], 0.0, 0.0
-    for title, each in chosen.items():
-        before = next((n for n, s in chosen.items() if config.is_beginning(s, of=each)), None)
-        mine = done[title].after(done[before] if before else None)
-        spent = runs * (mine.steps * pace.step + (mine.cases + mine.tested) * pace.case) / 3600
-        stored = runs * mine.stored
-        hours, disk = hours + spent, disk + stored
+    first = next(iter(cells[0].values()))
+    pace, places = measure(first), len(bench.places)
+    work = [{n: _Rehearsed.of(s) for n, s in cell.items()} for cell in cells]
+    lines, hours, disk, runs = [], 0.0, 0.0, 0
+    for title, each in cells[0].items():
+        before = next((n for n, s in cells[0].items() if config.is_beginning(s, of=each)), None)
+        mine = [done[title].after(done[before] if before else None) for done in work if title in done]
+        count = places * len(mine)
+        spent = places * sum(m.steps * pace.step + (m.cases + m.tested) * pace.case for m in mine) / 3600
+        stored, steps = places * sum(m.stored for m in mine), places * sum(m.steps for m in mine)
+        hours, disk, runs = hours + spent, disk + stored, runs + count
         after = f"after {before}" if before else ""
-        cells = (number(runs, "d"), number(mine.rounds, "d"), _whole(mine.steps * runs), Cell(f"{spent:.1f}", spent))
-        lines.append(Line((name(title), *cells, _size(stored), name(after))))
+        counts = (number(count, "d"), number(mine[0].rounds, "d"), _whole(steps), Cell(f"{spent:.1f}", spent))
+        lines.append(Line((name(title), *counts, _size(stored), name(after))))
     cases = sum(len(refs) for refs in first.data.case_refs(first.seed).values())
-    prepared = cases * prod(VOLUME) * (4 * len(first.data.modality_names) + len(first.data.label_names))
-    total = (number(runs * len(chosen), "d"), name(""), name(""), Cell(f"{hours:.1f}", hours), _size(disk), name(""))
+    size = prod(first.train.patch) if first.data.task == "classification" else prod(VOLUME)
+    prepared = cases * size * (4 * len(first.data.modality_names) + len(first.data.label_names))
+    total = (number(runs, "d"), name(""), name(""), Cell(f"{hours:.1f}", hours), _size(disk), name(""))
     lines.append(Line((name("all"), *total), "total"))
     unit = "GPU hours" if pace.device.startswith("cuda") else "CPU hours"
     head = ("method", "runs", "rounds", "steps of all runs", unit, "disk", "")
     whose = f"the published sizes of its {len(first.data.case_refs(0))} sites" if absent else "the data"
     note = (
-        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. All together: "
+        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. {_axes(bench)}All together: "
         f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at; the cache of prepared "
         f"cases takes about {_size(prepared).text} more. Not counted: scores that an algorithm takes within a round, "
         "and predictions of personal models for the cases of other hospitals."
@@ -79,10 +84,58 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
     return Grid("plan", f"Plan of {bench.name}", head, tuple(lines), note)
 
 
-def _counted(chosen: Study, bench: Bench) -> Study:
-    """Return the study with a source that lists as many cases as were published."""
-    split = replace(chosen.split, file="")
-    return replace(chosen, data=Counted(sizes(bench.sizes)), split=split)
+def _axes(bench: Bench) -> str:
+    """Return a sentence on what is multiplied, if a benchmark has federations."""
+    if not bench.federations:
+        return ""
+    return (
+        f"Runs: {len(bench.federations)} federations x {len(bench.places)} seeds and folds; pooled training once for "
+        "all federations of the same cases. "
+    )
+
+
+def _cells(bench: Bench, overrides: Mapping[str, str], absent: bool) -> list[dict[str, Study]]:
+    """Return the studies of every federation; pooled training is in the first of those with the same cases alone."""
+    cells: list[dict[str, Study]] = []
+    known: set[Any] = set()
+    whole = _counted(bench) if absent and bench.methods else bench
+    for federation in bench.dealt:
+        cell = {}
+        every = studies(whole, overrides, federation=federation)
+        listed = {n: _dealable(s) if absent else s for n, s in every.items()}
+        for title, here in equalise(listed, bench.reference, bench.budget).items():
+            key = (title, pooled_training(here) if bench.federations else None)
+            if key[1] is None or key not in known:
+                known.add(key)
+                cell[title] = here
+        cells.append(cell)
+    return cells
+
+
+def _counted(bench: Bench) -> Bench:
+    """Return the benchmark with a source that lists as many cases as were published."""
+    files = bench.study.get("data", {})
+    labels = files.get("classes") or list(files.get("labels", ()))
+    counted = {
+        "name": "counted",
+        "sizes": sizes(bench.sizes),
+        **({"modalities": files["modalities"]} if "modalities" in files else {}),
+        **({"labels": labels} if labels else {}),
+        **({"task": "classification"} if "classes" in files else {}),
+    }
+    shared = config.merge(bench.study, {"data": counted, "split": {"file": ""}})
+    chosen = config.build(shared)
+    dims = 3 if chosen.slices.axis else len(chosen.train.patch)
+    return replace(bench, study=config.merge(shared, {"data": {"dims": dims}}))
+
+
+def _dealable(chosen: Study) -> Study:
+    """Return a study of counted cases, with natural sites if its federation needs groups, which are not known."""
+    try:
+        study.deal_cases(chosen)
+    except PolysiteError:
+        return replace(chosen, federation=Natural())
+    return chosen
 
 
 def _features(bench: Bench, overrides: Mapping[str, str], absent: bool) -> Grid:
@@ -190,11 +243,14 @@ def measure(chosen: Study) -> Pace:
         chosen.train.patch if gpu else tuple(min(side, max(step, SIDE // step * step)) for side in chosen.train.patch)
     )
     batch = chosen.train.batch if gpu else 1
-    whole = tuple(max(a, b) for a, b in zip(VOLUME, chosen.train.patch, strict=False)) if gpu else patch
+    task = tasks.find(chosen.data.task, chosen.train.exclusive)
+    scan = gpu and chosen.data.task == "segmentation"
+    whole = tuple(max(a, b) for a, b in zip(VOLUME, chosen.train.patch, strict=False)) if scan else patch
     train = replace(chosen.train, patch=patch, window=(), batch=batch, epochs=1, steps=None)
     rng = np.random.default_rng(0)
     cases = [_drawn(rng, chosen, whole, k) for k in range(batch)]
-    site = TorchSite("plan", network, {"train": cases, "validation": cases[:1]}, chosen.data.label_names, train, 0)
+    split = {"train": cases, "validation": cases[:1]}
+    site = TorchSite("plan", network, split, chosen.data.label_names, train, 0, task)
     start = site.start
     steps = STEPS if gpu else 1
     training = _timed(lambda: site.fit(start, budget=Budget(steps=steps)), network) / steps
@@ -211,15 +267,19 @@ def measure(chosen: Study) -> Pace:
 
 
 def _windows(chosen: Study) -> int:
-    """Return the number of positions of the sliding window in a scan."""
+    """Return the number of positions of the sliding window in a scan; a case to classify is as large as the patch."""
+    if chosen.data.task == "classification":
+        return 1
     window, moved = chosen.train.window or chosen.train.patch, 1 - chosen.train.overlap
     return prod(ceil(max(0, size - side) / (side * moved)) + 1 for size, side in zip(VOLUME, window, strict=False))
 
 
 def _drawn(rng: np.random.Generator, chosen: Study, shape: Sequence[int], k: int) -> Case:
     image = rng.standard_normal((len(chosen.data.modality_names), *shape), np.float32)
-    label = (rng.random((len(chosen.data.label_names), *shape), np.float32) < 0.1).astype(np.uint8)
-    return Case("plan", str(k), image, label)
+    labels = len(chosen.data.label_names)
+    drawn = np.array(k % labels) if chosen.data.task == "classification" else rng.integers(0, max(10, labels), shape)
+    label = np.stack([drawn == channel for channel in range(labels)]).astype(np.uint8)
+    return Case("plan", str(k), image, label, (1.0,) * len(shape))
 
 
 def _timed(call: Callable[[], object], network: Network) -> float:

@@ -1,18 +1,33 @@
-"""Run a benchmark: all its jobs, in parallel as memory allows, and what the page about them needs."""
+"""Run a benchmark: all its jobs, in parallel as memory allows; write the comparison of every federation, and of all."""
 
 import csv
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from polysite import config
 from polysite.benchmark.bench import Bench
-from polysite.benchmark.jobs import Step, check, jobs, settings, silent
+from polysite.benchmark.jobs import Job, Step, assess_federations, check, jobs, settings, silent
+from polysite.benchmark.room import refuse_too_large
 from polysite.benchmark.workers import work
-from polysite.engines.run_folder import RunFolder
+from polysite.engines.run_folder import RunFolder, file_name
+from polysite.report import axes_page
+from polysite.report.axes import FederationResult, distances, regrouped
+from polysite.report.grid import Grid
 from polysite.report.page import Options
+from polysite.report.publish import comparison as write_comparison
 from polysite.report.runs import Method, read
 from polysite.storage import write_file
+
+
+@dataclass(frozen=True)
+class Results:
+    """The finished runs of a benchmark as methods, by federation."""
+
+    cells: Mapping[str, Sequence[Method]]  # title of a federation -> its methods; "" without an axis of federations
+    failed: Mapping[str, str] = field(default_factory=dict)  # failed run -> reason
+    remarks: tuple[str, ...] = ()
 
 
 def run(
@@ -21,37 +36,75 @@ def run(
     overrides: Mapping[str, str] | None = None,
     parallel: int | None = None,
     step: Step = silent,
-) -> tuple[list[Method], dict[str, str]]:
-    """Run what is not finished; return the methods to compare, and the failed runs with the reason."""
+) -> Results:
+    """Run what is not finished; return the methods of every federation, and the failed runs with the reason."""
     text = settings(out, bench, overrides or {})
-    listed = list(jobs(bench, out, overrides or {}, step))
+    listed = jobs(bench, out, overrides or {}, step)
     check(listed)
+    refuse_too_large(listed, out)
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "bench.toml", lambda path: path.write_text(text, encoding="utf-8"))
+    unknown = assess_federations(bench, out, overrides or {}, step)
     for job in listed:
         job.file.parent.mkdir(parents=True, exist_ok=True)
         job.file.write_text(config.dump(job.study), encoding="utf-8")
+        if others := job.federations[1:]:
+            step(f"{job.title}: trained once for {len(others)} more federations", len(others))
         if job.done:
             step(f"{job.title}: finished before")
     failed = work(listed, parallel, step)
+    remarks = tuple(f"No distances of {title}: {why}." for title, why in unknown.items())
+    return Results({f.title: _methods(listed, f.title, failed) for f in bench.dealt}, failed, remarks)
+
+
+def _methods(listed: Sequence[Job], federation: str, failed: Mapping[str, str]) -> list[Method]:
+    """Return the methods of a federation whose runs have all ended."""
+    here = [job for job in listed if federation in job.federations]
+    complete = [
+        [job for job in here if job.method == name]
+        for name in dict.fromkeys(job.method for job in here)
+        if all(job.done and job.title not in failed for job in here if job.method == name)
+    ]
+    own = {(j.fold, j.seed): j for mine in complete for j in mine if j.federations[0] == federation}
     methods = []
-    for name in bench.methods:
-        mine = [job for job in listed if job.method == name]
-        done = [read(job.run, name) for job in mine if job.done]
-        if done and not any(job.title in failed for job in mine):
-            methods.append(Method(name, tuple(done)))
-    return methods, failed
+    for mine in complete:
+        runs = [read(job.run, job.method) for job in mine]
+        for k, job in enumerate(mine):
+            like = own.get((job.fold, job.seed))
+            if job.federations[0] != federation and like is not None:
+                runs[k] = regrouped(runs[k], read(like.run))
+        methods.append(Method(mine[0].method, tuple(runs)))
+    return methods
 
 
-def options(bench: Bench, out: Path, methods: Sequence[Method], failed: Mapping[str, str]) -> Options:
-    """Return the options of the page: reference, tests, figures, published numbers, assessment, failed runs."""
-    assessed = next(iter(sorted((out / "assess").glob("fold*-seed*"))), None)
+def publish(bench: Bench, out: Path, results: Results) -> list[Grid]:
+    """Write the comparison of every federation and, if there are several, the page over all; return its tables."""
+    cells = {title: methods for title, methods in results.cells.items() if methods}
+    compared = []
+    for title, methods in cells.items():
+        chosen = options(bench, out, methods, results, title)
+        place = Path("federations", file_name(title)) if title else Path("comparison")
+        name = f"{bench.title}: {title}" if title else bench.title
+        done = write_comparison(out / place, name, methods, chosen, replace=True)
+        compared.append(FederationResult(title, done, distances(_assessed(out, title))))
+    if not bench.federations or not cells:
+        return []
+    grids = axes_page.tables(compared, bench.published)
+    pages = {title: f"../federations/{file_name(title)}/index.html" for title in cells}
+    remarks = (*bench.remarks, *results.remarks, *_lost(results))
+    axes_page.write(out / "comparison", bench.title, bench.about, compared, grids, pages, remarks)
+    return grids
+
+
+def options(bench: Bench, out: Path, methods: Sequence[Method], results: Results, federation: str = "") -> Options:
+    """Return the options of a page: reference, tests, figures, published numbers, assessment, failed runs."""
+    assessed = next(iter(_assessed(out, federation)), None)
     names = [m.name for m in methods]
-    lost = [f"Left out: {job} failed: {why}." for job, why in failed.items()]
-    here = _cases(methods)
+    lost, here = _lost(results), _cases(methods)
     absent = [case for case in bench.compare.cases if case not in here]
     if absent:
         lost.append(f"Not in the data, so not shown: {', '.join(absent)}.")
+    swept = ("sweep",) if bench.sweep and "sweep" not in bench.compare.figures else ()
     return Options(
         reference=bench.reference if bench.reference in names else None,
         policy=bench.compare.policy,
@@ -59,11 +112,21 @@ def options(bench: Bench, out: Path, methods: Sequence[Method], failed: Mapping[
         speeds=config.parse(methods[0].first.config).cost,
         assessment=assessed,
         remarks=(*bench.remarks, *lost),
-        figures=bench.compare.figures,
+        figures=(*bench.compare.figures, *swept),
         cases=tuple(case for case in bench.compare.cases if case in here),
         questions=tuple(q for q in bench.compare.questions if _known(q, names)),
-        published=bench.published,
+        published=bench.published.on(federation),
     )
+
+
+def _lost(results: Results) -> list[str]:
+    return [f"Left out: {job} failed: {why}." for job, why in results.failed.items()]
+
+
+def _assessed(out: Path, federation: str) -> list[Path]:
+    """Return the assessments of a federation, one for every fold and seed with other cases."""
+    place = out / "assess" / file_name(federation) if federation else out / "assess"
+    return sorted(place.glob("fold*-seed*"))
 
 
 def _cases(methods: Sequence[Method]) -> set[str]:

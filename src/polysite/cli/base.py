@@ -68,7 +68,7 @@ def study_of(path: Path | None, override: list[str]) -> Any:
         return configuration.load(path, given) if path else configuration.parse("", given)
     plain = {"data.name": "files", "data.path": json.dumps(str(path), ensure_ascii=False)}
     files = configuration.parse("", {**plain, **{k: v for k, v in given.items() if k.startswith("data.")}}).data
-    if files.dims == 2:  # the default patch and model are for 3D segmentation
+    if files.dims == 2 or "slices.axis" in given:  # the default patch and model are for 3D segmentation
         plain["train.patch"] = "[32, 32]"
     if files.task == "classification":
         plain["model.name"] = "densenet_small"

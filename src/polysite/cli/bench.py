@@ -36,6 +36,14 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option(metavar="METHOD", help="Run only this method. May be repeated.")
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Compare at equal rounds, steps or bytes: the rounds of every method are set to cost as much as the "
+            "reference.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, benchmarks/NAME by default; an existing one is continued.")
     ] = None,
@@ -43,7 +51,7 @@ def bench(
     override: Override = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a benchmark: methods x folds x seeds, and compare.
+    """Run a benchmark: methods x federations x swept values x folds x seeds, and compare.
 
     The same command continues a benchmark that was interrupted. Without data, it prints the plan of a benchmark that
     has published sizes.
@@ -55,7 +63,7 @@ def bench(
         for known in benchmark.names():
             print(f"{known:15} {benchmark.load(known).title}")
         return
-    chosen = benchmark.load(name, scale).only(only or [])
+    chosen = benchmark.load(name, scale).only(only or []).at_equal(budget)
     given = {
         **({"data.name": "files", "data.path": json.dumps(str(data))} if data else {}),
         **overrides_of(override or []),
@@ -80,19 +88,23 @@ def bench(
 def _methods(chosen: "Bench", target: Path, given: dict[str, str], jobs: int | None, quiet: bool) -> None:
     """Train and compare the methods of a benchmark."""
     from polysite import benchmark
-    from polysite.report import publish, tables
+    from polysite.report import tables
 
-    with tables.counting("runs", len(chosen.places) * len(chosen.methods), quiet) as step:
-        methods, failed = benchmark.run(chosen, target, given, jobs, step)
-    for job, why in failed.items():
+    count = len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen, given))
+    with tables.counting("runs", count, quiet) as step:
+        results = benchmark.run(chosen, target, given, jobs, step)
+    for job, why in results.failed.items():
         print(f"polysite: {job} failed: {why}", file=sys.stderr)
-    if methods:
-        options = benchmark.options(chosen, target, methods, failed)
-        publish.comparison(target / "comparison", chosen.title, methods, options, replace=True)
+    if any(results.cells.values()):
+        grids = benchmark.publish(chosen, target, results)
         if not quiet:
-            tables.show(methods, options, full=True)
+            for grid in grids:
+                tables.show_grid(grid)
+            if not grids:
+                methods = next(iter(results.cells.values()))
+                tables.show(methods, benchmark.options(chosen, target, methods, results), full=True)
             print(f"\nPage and tables: {target / 'comparison' / 'index.html'}")
-    if failed:
+    if results.failed:
         raise typer.Exit(1)
 
 

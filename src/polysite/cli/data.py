@@ -83,13 +83,19 @@ def check(
     """
     from polysite.data import check as checks
     from polysite.data.files import Files
+    from polysite.data.slices import summary
     from polysite.report import tables
 
-    files = study_of(source, override or []).data
+    study = study_of(source, override or [])
+    files = study.data
     if not isinstance(files, Files):
         raise PolysiteError(f"{source} is a study of drawn phantoms; there are no files to check")
     with tables.counting("cases", len(files.manifest.rows), as_json) as step:
         report = checks.check(files, step)
+    if study.slices.axis and not report.errors:
+        study.check()
+        volumes = [case for cases in files.case_refs(study.seed).values() for case in cases]
+        report = replace(report, remarks=(*report.remarks, *summary(study.cut(volumes))))
     if as_json:
         print(json.dumps(report.plain()))
     else:

@@ -53,8 +53,9 @@ class Cache:
         self.root = root
 
     def get(self, ref: CaseRef, prepare: Prepare, patch: Sequence[int]) -> Case:
-        """Return the prepared case, from the cache or newly made. Phantoms have no files and are not cached."""
-        if not ref.files:
+        """Return the prepared case, from the cache or newly made. Phantoms have no files and are not cached; of slices
+        the whole volume is."""
+        if ref.prepared or not ref.files:
             return prepare.apply(ref.open(), patch)
         file = self.root / f"{self._key(ref, prepare, patch)}{SUFFIX}"
         case = _open(file)

@@ -25,6 +25,7 @@ class Case:
     group: str = ""
     affine: np.ndarray | None = None  # voxels to millimetres; None: axes in the order of the spacing
     unit: str = "mm"  # of the spacing; empty if the files do not state it
+    prepared: bool = False  # a slice of a prepared volume
 
     def __post_init__(self) -> None:
         who = f"case {self.name!r} of site {self.site!r}"
@@ -53,17 +54,18 @@ class CaseRef:
     recipe: str = ""  # how the files are read, as part of a cache key
     modalities: int = 1  # number of modalities
     hidden: tuple[int, ...] = ()  # modalities that a federation hides from this site
-    origin: tuple[str, str] = ("", "")  # site and name in the data, if a federation moved the case
+    origin: tuple[str, str] = ("", "")  # site and name in the data, if a federation moved the case or it is a slice
+    prepared: bool = False  # a slice of a prepared volume
 
     @property
     def source(self) -> tuple[str, str]:
-        """Site and name of the case in the data."""
+        """Site and name of the case in the data; of a slice, those of its volume."""
         return self.origin if any(self.origin) else (self.site, self.name)
 
     def open(self) -> Case:
         """Read the case; hidden modalities are zero."""
         case = self.read()
-        if self.hidden:
+        if self.hidden and not case.prepared:
             case.image[list(self.hidden)] = 0
         return replace(case, site=self.site, name=self.name)
 

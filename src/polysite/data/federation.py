@@ -17,6 +17,8 @@ from polysite.data.parts import Sites, Splitter, parts_of, with_parts
 from polysite.data.split import SiteSplit
 from polysite.errors import ConfigError, DataError, nearest
 
+QUARTERS = 4  # groups of cases by the volume of a label
+
 
 class Federation(Protocol):
     """A choice of ``[federation] name``."""
@@ -139,11 +141,16 @@ class Dirichlet:
         alpha: Concentration of the distribution; the smaller, the more the sites differ.
         sites: Number of synthetic sites.
         least: Smallest number of cases of a site.
+        by: What is divided: classes, or groups without classes (empty); "site", the hospitals of the data; or the name
+            of a label, four groups of cases by its volume.
+        draw: Number of the draw; other draws are other federations with the same seed and split.
     """
 
     alpha: float = 0.5
     sites: int = 5
     least: int = 3
+    by: str = ""
+    draw: int = 0
 
     def __post_init__(self) -> None:
         _at_least(self.sites, 2, "sites")
@@ -153,10 +160,10 @@ class Dirichlet:
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         """Draw assignments until every site has enough cases, and split the cases."""
-        kinds = _kinds(sites)
+        kinds = _kinds(sites) if not self.by else self._divided(sites)
         if sum(map(len, kinds.values())) < self.sites * self.least:
             raise ConfigError(f"{sum(map(len, kinds.values()))} cases do not give {self.sites} sites {self.least} each")
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng([seed, self.draw] if self.draw else seed)
         for _ in range(1000):
             dealt: list[list[CaseRef]] = [[] for _ in range(self.sites)]
             for cases in kinds.values():
@@ -171,6 +178,20 @@ class Dirichlet:
             f"federation.alpha = {self.alpha} left a site with fewer than {self.least} cases in 1000 draws: "
             "raise alpha, or lower federation.sites or federation.least"
         )
+
+    def _divided(self, sites: Sites) -> dict[str, list[CaseRef]]:
+        """Return the cases by hospital, or in four groups by the volume of a label."""
+        if self.by == "site":
+            return {site: sorted(cases, key=lambda case: case.name) for site, cases in sites.items()}
+        measured = [(case.volumes(), case) for cases in sites.values() for case in cases]
+        known = measured[0][0]
+        if self.by not in known:
+            raise ConfigError(
+                f"federation.by = {self.by!r} is neither 'site' nor a label; {nearest(self.by, ['site', *known])}"
+            )
+        ordered = sorted(measured, key=lambda pair: (pair[0][self.by], pair[1].site, pair[1].name))
+        groups = np.array_split(np.arange(len(ordered)), QUARTERS)
+        return {f"quarter {k}": [ordered[i][1] for i in each] for k, each in enumerate(groups, start=1)}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Parts of cases (training, validation, test) while a federation moves the cases from site to site."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from polysite.data.case import SPLITS, CaseRef
 from polysite.data.split import SiteSplit, Split
@@ -30,7 +31,8 @@ def splitter(split: Split, sites: Sites, seed: int) -> Splitter:
         kept = with_parts({s: sorted(cases, key=lambda c: c.name) for s, cases in dealt.items()}, parts)
         if split.keep is True:
             return {s: _with_both(each) for s, each in kept.items()}
-        return {s: _resized(kept[s], each) for s, each in anew(dealt).items()}
+        unmarked = {s: [replace(c, split="") for c in cases] for s, cases in dealt.items()}  # marks give parts
+        return {s: _resized(kept[s], each) for s, each in anew(unmarked).items()}
 
     return keep
 

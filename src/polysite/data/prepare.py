@@ -47,9 +47,11 @@ class Prepare:
             raise ConfigError(f"prepare.size = {list(self.size)}: voxels along every axis, 0 to keep an axis as it is")
 
     def apply(self, case: Case, patch: Sequence[int]) -> Case:
-        """Return the prepared case, at least as large as the patch."""
+        """Return the prepared case, at least as large as the patch. A slice of a prepared volume stays as it is."""
         from monai.transforms.croppad.array import SpatialPad  # here, since it takes seconds to import
 
+        if case.prepared:
+            return case
         dims = case.image.ndim - 1
         if dims != len(patch):
             raise DataError(

@@ -213,18 +213,22 @@ class AtHospitals:
 
 
 @dataclass(frozen=True)
-class Counted(Volumes):
+class Counted:
     """Cases of which only the number is known: for costs and plans before the data are here.
 
     Args:
         sizes: Number of cases of every site.
         modalities: Names of the modalities.
-        labels: Labels to segment.
+        labels: Labels to segment, all of the same volume; or classes, of which every site has as many cases.
+        dims: Spatial dimensions of the images.
+        task: Segmentation or classification.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
     modalities: tuple[str, ...] = ("flair", "t1", "t1ce", "t2")
     labels: tuple[str, ...] = ("WT", "TC", "ET")
+    dims: int = 3
+    task: Literal["segmentation", "classification"] = "segmentation"
 
     @property
     def modality_names(self) -> tuple[str, ...]:
@@ -233,7 +237,7 @@ class Counted(Volumes):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Labels to segment."""
+        """Labels to segment, or classes."""
         return self.labels
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
@@ -244,7 +248,15 @@ class Counted(Volumes):
         def absent() -> NoReturn:
             raise DataError(f"the cases of site {site!r} are only counted; name the data under [data]")
 
-        return CaseRef(site, f"{site}-{index:04d}", absent, absent, group="known", modalities=len(self.modalities))
+        return CaseRef(
+            site,
+            f"{site}-{index:04d}",
+            absent,
+            lambda: dict.fromkeys(self.labels, 1.0),
+            group="known",
+            category=self.labels[index % len(self.labels)] if self.task == "classification" else "",
+            modalities=len(self.modalities),
+        )
 
 
 def _check(shape: tuple[int, ...], sites: Mapping[str, Hospital]) -> None:

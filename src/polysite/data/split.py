@@ -46,6 +46,8 @@ class Split:
         rounding: Numbers of validation and test cases among n: "nearest" to share * n; "down", int(share * n); or
             "up", n - int((1 - share) * n).
         validation_of: Cases of a site that ``validation`` is a share of: "all", or the "rest" that is not tested.
+        marked_test: Part of the cases that the data mark as test cases: "test", or "validation" where a study has two
+            parts only and reports the cases that it validates on.
         keep: Whether a case that a federation moves keeps the part that it has at its own hospital: true, so that all
             federations test the same cases (only a site without any case to train on, or to validate with, gets one);
             "sizes", as far as the parts of every site have the sizes of a new split.
@@ -60,6 +62,7 @@ class Split:
     file: str = ""
     rounding: Literal["nearest", "up", "down"] = "nearest"
     validation_of: Literal["all", "rest"] = "all"
+    marked_test: Literal["test", "validation"] = "test"
     keep: bool | Literal["sizes"] = False
 
     def __post_init__(self) -> None:
@@ -148,7 +151,7 @@ class Split:
         elif self.folds:
             splits = self._splits(site, dealt, self._tested(site, dealt), 0.0)
         else:
-            marks = {case: case.split for patient in dealt for case in patient}
+            marks = {case: self.marked_test if case.split == "test" else case.split for p in dealt for case in p}
             splits = self._splits(site, dealt, [_split_of(site, patient, marks) for patient in dealt], self.test)
         return {k: sorted((c for patient in v for c in patient), key=lambda c: c.name) for k, v in splits.items()}
 
@@ -212,13 +215,17 @@ def _split_of(site: str, patient: PatientCases, fixed: Mapping[CaseRef, str]) ->
 
 
 def table(splits: Mapping[str, SiteSplit]) -> str:
-    """Return the CSV that ``split.file`` reads: site and name of every case in the data, its split and its site now."""
+    """Return the CSV that ``split.file`` reads: site and name of every case in the data, its split and its site now.
+
+    A volume that is cut into slices has one row.
+    """
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow([SUBJECT, PARTITION, SPLIT, "Site"])
     for site, each in splits.items():
         for split in SPLITS:
-            rows.writerows([case.source[1], case.source[0], split, site] for case in each.get(split, ()))
+            sources = dict.fromkeys(case.source for case in each.get(split, ()))
+            rows.writerows([name, origin, split, site] for origin, name in sources)
     return out.getvalue()
 
 

@@ -18,7 +18,7 @@ import polysite
 ROOTS = (
     "polysite.algorithms",
     "polysite.heterogeneity.exchange",
-    "polysite.data.cache",
+    "polysite.data.slices",
     "polysite.data.sources",
     "polysite.data.split",
     "polysite.deploy.protocol",

@@ -30,8 +30,9 @@ from polysite.data.case import SPLITS
 from polysite.engines.record import scores_from_plain, scores_to_plain
 from polysite.errors import PayloadError, shown
 from polysite.metrics.measures import MEASURES
+from polysite.metrics.overlap import BACKGROUND
 from polysite.payload import plain
-from polysite.site import CaseScore, Examined, Fit, Scores
+from polysite.site import CaseScore, Count, Counts, Examined, Fit, Scores
 from polysite.tree import Tree
 
 PROTOCOL = 2  # 0.1.0 spoke 1
@@ -51,6 +52,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 STUDY = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 MAX_COUNT = 1e9  # cases, steps, seconds
+MAX_VOXELS = 1e15
 MAX_FLOAT = 3.5e38  # single precision
 MAX_CASES = 100_000  # that a site may score if its policy hides how many it has
 MAX_TEXT = 48 << 20  # characters of all scores or measures
@@ -238,13 +240,14 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Scores of cases, under pseudonyms."""
+    """Scores of cases, under pseudonyms, without counts of voxels."""
 
     scores: Scores
 
     def header(self) -> dict[str, Any]:
         """Return the header to send, sorted by pseudonym so that the order says nothing."""
-        return {"scores": json.dumps(scores_to_plain(dict(sorted(self.scores.items()))))}
+        bare = {case: replace(score, counts={}) for case, score in sorted(self.scores.items())}
+        return {"scores": json.dumps(scores_to_plain(bare))}
 
     @classmethod
     def parse(cls, header: Header, count: int, subject: Subject) -> "Scored":
@@ -407,18 +410,33 @@ def _examined(case: str, given: Any, subject: Subject) -> Examined:
     measures, unit = (given.get(k) if isinstance(given, dict) else None for k in ("measures", "unit"))
     if not isinstance(measures, dict) or not isinstance(unit, str) or not (unit == "" or unit.isidentifier()):
         raise PayloadError(f"{case!r} has no measures, or no unit")
-    score = _score(case, {k: v for k, v in given.items() if k not in ("measures", "unit")}, subject)
+    score = _score(case, {k: v for k, v in given.items() if k not in ("measures", "unit", "counts")}, subject)
     true = (subject.labels[score.true or 0],)
     labels, names = (true, CLASS_MEASURES) if subject.classification else (subject.labels, MEASURES)
     if measures.keys() != set(labels):
         raise PayloadError(f"the measures of {case!r} are not those of {', '.join(labels)}")
     return Examined(
         case,
-        score,
+        replace(score, counts=_counts(case, given.get("counts", {}), subject)),
         {k: _measures(f"{k} of {case!r}", measures[k], names, subject) for k in labels},
         None,
         shown(unit, 16),
     )
+
+
+def _counts(case: str, given: Any, subject: Subject) -> Counts:
+    """Parse the counts of voxels of every label and the background; none in a classification."""
+    wanted = set() if subject.classification else {*subject.labels, BACKGROUND}
+    if not isinstance(given, dict) or given.keys() not in (set(), wanted):
+        raise PayloadError(f"the counts of {case!r} are not those of {', '.join(sorted(wanted)) or 'a classification'}")
+    return {name: _count(f"counts of {name} of {case!r}", given[name]) for name in given}
+
+
+def _count(what: str, given: Any) -> Count:
+    if not isinstance(given, list) or len(given) != 4 or any(type(n) is not int for n in given):
+        raise PayloadError(f"{what}: {given!r:.40} is not four whole numbers")
+    tp, fp, fn, tn = (int(_number(what, n, MAX_VOXELS)) for n in given)
+    return tp, fp, fn, tn
 
 
 def _measures(what: str, given: Any, names: Iterable[str], subject: Subject) -> dict[str, float]:

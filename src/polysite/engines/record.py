@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from polysite.metrics import averages
 from polysite.payload import SiteId
-from polysite.site import CaseScore, Scores
+from polysite.site import CaseScore, Counts, Scores
 
 Incident = Mapping[str, Any]  # time, what, and perhaps the site
 
@@ -31,11 +32,12 @@ class SiteRecord:
 
 @dataclass(frozen=True, slots=True)
 class SiteValidation:
-    """Mean scores of one site's cases."""
+    """Mean scores of one site's cases, and their counts together."""
 
     cases: int
     loss: float | None
     score: Mapping[str, float]  # by label
+    counts: Counts = field(default_factory=dict)  # of voxels or cases, by label or class; empty if not known
 
     @classmethod
     def of(cls, scores: Scores) -> "SiteValidation":
@@ -43,7 +45,7 @@ class SiteValidation:
         names = next((tuple(s.labels) for s in scores.values()), ())
         mean = {k: math.fsum(s.labels[k] for s in scores.values()) / len(scores) for k in names}
         loss = math.fsum(s.loss for s in scores.values()) / len(scores) if scores else math.nan
-        return cls(len(scores), finite(loss), mean)
+        return cls(len(scores), finite(loss), mean, averages.of_cases(scores))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class RoundRecord:
             found["diagnostics"] = found.pop("told", {}) or found.get("diagnostics", {})
             found["sites"] = {i: _site_record(s) for i, s in found["sites"].items()}
             for name in ("validation", "peeked"):
-                found[name] = {i: SiteValidation(**v) for i, v in found.get(name, {}).items()}
+                found[name] = {i: _validation(v) for i, v in found.get(name, {}).items()}
             for name in ("absent", "incidents"):
                 found[name] = tuple(found.get(name, ()))
             known = {f.name for f in fields(cls)}
@@ -92,6 +94,14 @@ class RoundRecord:
 def _site_record(found: Mapping[str, Any]) -> SiteRecord:
     renamed = {"numbers" if k == "said" else k: v for k, v in found.items()}
     return SiteRecord(**renamed)
+
+
+def _validation(found: Mapping[str, Any]) -> SiteValidation:
+    return SiteValidation(**{**found, "counts": _counts(found.get("counts", {}))})
+
+
+def _counts(found: Mapping[str, Any]) -> Counts:
+    return {name: (int(tp), int(fp), int(fn), int(tn)) for name, (tp, fp, fn, tn) in found.items()}
 
 
 def read_records(lines: Iterable[str]) -> list[RoundRecord]:
@@ -183,7 +193,8 @@ def scores_to_plain(scores: Scores) -> dict[str, Any]:
 
 def _plain(score: CaseScore) -> dict[str, Any]:
     labels = {k: finite(v) for k, v in score.labels.items()}
-    return {"labels": labels, "loss": finite(score.loss), "predicted": score.predicted, "true": score.true}
+    classes = {"predicted": score.predicted, "true": score.true}
+    return {"labels": labels, "loss": finite(score.loss), **classes, "counts": score.counts or None}
 
 
 def scores_from_plain(cases: Mapping[str, Mapping[str, Any]]) -> Scores:
@@ -201,8 +212,9 @@ def _score(found: Mapping[str, Any]) -> CaseScore:
             "true": found.get("true"),
         }
     labels = {k: math.nan if v is None else float(v) for k, v in found["labels"].items()}
-    classes = (None if v is None else int(v) for v in (found.get("predicted"), found.get("true")))
-    return CaseScore(labels, math.nan if found["loss"] is None else float(found["loss"]), *classes)
+    predicted, true = (None if v is None else int(v) for v in (found.get("predicted"), found.get("true")))
+    loss = math.nan if found["loss"] is None else float(found["loss"])
+    return CaseScore(labels, loss, predicted, true, _counts(found.get("counts", {})))
 
 
 def mean_score(scores: Mapping[SiteId, Scores], over: Literal["case", "site"]) -> float:

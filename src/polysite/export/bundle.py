@@ -112,6 +112,16 @@ class Bundle:
         return len(self.study.train.patch)
 
     @property
+    def cut(self) -> bool:
+        """Whether the network sees the slices of a volume one by one."""
+        return bool(self.study.slices.axis)
+
+    @property
+    def prepare(self) -> Prepare:
+        """The preparation of a scan; a volume to be cut is turned so that slices lie along its first axis."""
+        return self.study.slices.oriented(self.study.prepare)
+
+    @property
     def channels(self) -> list[str]:
         """Names of the network's output channels."""
         return ["background", *self.labels] if isinstance(self.task, tasks.Exclusive) else self.labels
@@ -256,11 +266,11 @@ def _unet(model: UNet, shape: Config) -> Config:
 
 def _preparation(bundle: Bundle) -> list[Config]:
     """Return MONAI transforms that give the same bits as ``Prepare``."""
-    prepare, scans = bundle.study.prepare, bundle.scans
+    prepare, scans, flat = bundle.prepare, bundle.scans, [1] * bundle.cut
     steps = [_step("Lambda", func=f"$lambda x: x[{list(scans.channels)}]")] if scans.channels else []
     if scans.hidden:
         seen = [float(k not in scans.hidden) for k in range(len(scans.modalities))]
-        shape = [-1, *[1] * bundle.dims]
+        shape = [-1, *flat, *[1] * bundle.dims]
         steps.append(_step("Lambda", func=f"$lambda x: x * torch.tensor({seen}).view({shape})"))
     if prepare.orientation:
         steps.append(_step("Orientation", axcodes=prepare.orientation, labels=None))
@@ -274,7 +284,7 @@ def _preparation(bundle: Bundle) -> list[Config]:
         steps.append(_step("CropForeground", source_key="image", select_fn="$lambda x: x != 0", **none))
     if prepare.size:
         steps += _resized(prepare)
-    return [_loading(scans), *steps, *_intensities(prepare, list(bundle.study.train.patch))]
+    return [_loading(scans), *steps, *_intensities(prepare, [*flat, *bundle.study.train.patch])]
 
 
 def _loading(scans: Scans) -> Config:
@@ -324,7 +334,7 @@ def _inferer(bundle: Bundle) -> Config:
     if bundle.classifies:
         return {"_target_": "SimpleInferer"}
     return {
-        "_target_": "SlidingWindowInferer",
+        **({"_target_": "SliceInferer", "spatial_dim": 0} if bundle.cut else {"_target_": "SlidingWindowInferer"}),
         "roi_size": list(train.window or train.patch),
         "sw_batch_size": BATCH,
         "overlap": train.overlap,

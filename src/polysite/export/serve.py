@@ -92,6 +92,8 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
         raise ConfigError(f"there is no site {site!r} in {folder.path}; {nearest(site, hospitals)}")
     if site is not None and site not in hospitals:
         raise ConfigError(f"{site!r} is no hospital but was made to train; choose one of {', '.join(hospitals)}")
+    if chosen.slices.axis and result.task == "classification":
+        raise RunError(f"{folder.path} classifies slices, and a bundle classifies whole scans; train on volumes")
     for name in (*result.modalities, *result.labels):
         if name.startswith(("$", "%")) or "@" in name:
             raise ConfigError(
@@ -107,6 +109,11 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
     name, scans = title(folder.path), _scans(chosen, result.modalities, site)
     if (folder.path / "models" / "best.group-1.safetensors").exists():  # shared models, one per cluster of patients
         known = _clusters(folder, chosen)
+        if chosen.slices.axis:
+            raise RunError(
+                f"the models of {folder.path} are chosen slice by slice, and a bundle chooses one for a whole scan: "
+                f"let polysite choose, with 'polysite evaluate {folder.path} --on DATA'"
+            )
         return Bundle(name, chosen, result, None, "all", known.start, scans, known)
     file = _file(folder, chosen, site)
     whose: Whose = "all" if file.stem == "best" else "own" if trained else "others"

@@ -14,6 +14,7 @@ Overlap(tp=1, fp=1, fn=0, tn=2)
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polysite.errors import DataError
+from polysite.site import Count
 
+BACKGROUND = "background"  # in counts: the voxels without any label
 BLOCK = 1 << 17  # bytes that stay in the CPU's cache while they are counted three times
 
 
@@ -33,6 +36,11 @@ class Overlap:
     fp: int
     fn: int
     tn: int
+
+    @property
+    def count(self) -> Count:
+        """The four numbers."""
+        return self.tp, self.fp, self.fn, self.tn
 
     @property
     def dice(self) -> float:
@@ -68,6 +76,21 @@ def overlap(predicted: Any, truth: Any) -> Overlap:
     else:  # start all three sums before waiting for the first
         both, positive, true = map(int, [(predicted & truth).sum(), predicted.sum(), truth.sum()])
     return Overlap(both, positive - both, true - both, math.prod(truth.shape) - positive - true + both)
+
+
+def overlaps(labels: Sequence[str], predicted: Any, truth: Any) -> dict[str, Overlap]:
+    """Count the overlap of every label and of the background, which has no label.
+
+    Args:
+        labels: Names of the labels.
+        predicted: Predicted masks, one per label.
+        truth: Ground truth, one mask per label.
+    """
+    each = {k: overlap(p, t) for k, p, t in zip(labels, predicted, truth, strict=True)}
+    if len(each) == 1:
+        (o,) = each.values()
+        return {BACKGROUND: Overlap(o.tn, o.fn, o.fp, o.tp), **each}
+    return {BACKGROUND: overlap(~predicted.any(0), ~truth.any(0)), **each}
 
 
 def dice(predicted: Any, truth: Any) -> float:

@@ -17,6 +17,8 @@ from polysite.metrics import classification
 from polysite.metrics.fairness import Fairness, fairness
 from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, about
 from polysite.metrics.statistics import Tail
+from polysite.report import averages
+from polysite.report.costs import with_effort
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
 from polysite.report.paired_tests import (
     LEVEL,
@@ -185,6 +187,11 @@ def _tests(bare: Comparison, measure: str, tail: Tail) -> list[Test]:
 def _remarks(bare: Comparison) -> list[str]:
     """Return warnings about what the tables cannot show."""
     remarks = []
+    if any(m.first.sliced for m in bare.methods):
+        remarks.append(
+            "cases are slices of volumes, and means are over slices; tests and their intervals count a volume once, "
+            "with the mean gain of its slices, since slices of a patient are not independent"
+        )
     values = {m.name: m.values(bare.main, bare.policy) for m in bare.methods}
     common = set.intersection(*map(set, values.values()))
     uneven = [f"{n} ({len(v)})" for n, v in values.items() if len(v) != len(common)]
@@ -230,20 +237,25 @@ def tables(comparison: Comparison) -> list[Grid]:
     """Return the tables in the order of a paper: overview, hospitals, tests, empty masks."""
     if comparison.main == "accuracy":
         return [
-            _classes(comparison),
+            with_effort(_classes(comparison), comparison.methods),
             _hospitals(comparison, "accuracy"),
             _fair(comparison),
             *_tested(comparison),
             *answers(comparison.asked),
             *_selected(comparison),
-            *_peeked(comparison),
+            *_averaged(comparison),
         ]
-    grids = [_overview(comparison), _hospitals(comparison, "dice")]
+    grids = [with_effort(_overview(comparison), comparison.methods), _hospitals(comparison, "dice")]
     if "hd95" in comparison.measures:
         grids += [_hospitals(comparison, "hd95"), _more(comparison)]
     grids += [_fair(comparison), *_tested(comparison), *answers(comparison.asked), *_selected(comparison)]
-    grids += _peeked(comparison)
+    grids += _averaged(comparison)
     return [*grids, _empties(comparison)] if "hd95" in comparison.measures else grids
+
+
+def _averaged(comparison: Comparison) -> list[Grid]:
+    best = averages.best_mean_of_cases(comparison.trained)
+    return [*best, *averages.tables(comparison.methods, _split(comparison))]
 
 
 def _unit(comparison: Comparison, measure: str) -> str:
@@ -391,24 +403,6 @@ def _tested(comparison: Comparison) -> list[Grid]:
     return grids
 
 
-def _peeked(comparison: Comparison) -> list[Grid]:
-    """Return a table of test scores, with the round chosen on validation cases or on test cases (``run.peek``)."""
-    lines = []
-    for m in comparison.trained:
-        looks = [(run.mean_of_hospitals, run.best_mean) for run in m.runs if not isnan(run.best_mean)]
-        if looks:
-            honest, best = (fmean(x) for x in zip(*looks, strict=True))
-            lines.append(Line((name(m.name), number(honest), number(best), number(best - honest, "+.3f"))))
-    note = (
-        "Means over hospitals. Honest: test score of the round that was best on validation cases. Best mean: the "
-        "highest test score of any round, as some papers report it. It is too good, because the round was chosen on "
-        "the test cases. Nothing else here uses it."
-    )
-    head = ("method", "honest", "best mean", "difference")
-    title = "The “best mean” of some papers"
-    return [Grid("best_mean", title, head, mark_best(lines, [0, 1, 1, 0]), note)] if lines else []
-
-
 def _selected(comparison: Comparison) -> list[Grid]:
     """Return the best round of every hospital, and its score beside that with one best round for all."""
     chosen = {m.name: m.common() for m in comparison.trained if any(run.best_rounds for run in m.runs)}
@@ -483,7 +477,8 @@ def _classes(comparison: Comparison) -> Grid:
         lines.append(Line((name(m.name), *(number(None if isnan(x) else x) for x in scores))))
     head = ("method", "accuracy", "balanced accuracy", "F1", "specificity")
     note = (
-        f"Over the {_split(comparison)} cases of all hospitals; all measures but accuracy are means over the classes."
+        f"Over the {_split(comparison)} cases of all hospitals, pooled; all measures but accuracy are means over the "
+        "classes."
     )
     return Grid("overview", "Mean over all cases", head, mark_best(lines, [0, 1, 1, 1, 1]), note)
 

@@ -23,6 +23,7 @@ HEAD = (
 )  # fmt: skip
 MEASURED = "Bytes: measured payloads of the training rounds, which never contain images."
 GRID = ", without its grid"
+ALIKE = 1.05  # ratio up to which a note calls rounds, steps or bytes equal
 
 
 def cost(run: Summary, speeds: Speeds, grid: bool = True) -> Cost:
@@ -93,6 +94,44 @@ def table(methods: Sequence[Method], speeds: Speeds) -> Grid:
             grids = True
             lines.append(_line(method.name + GRID, chosen, [cost(run, speeds, False) for run in method.runs]))
     return Grid("cost", "Cost", HEAD, tuple(lines), f"{MEASURED} {_note(speeds, grids)}")
+
+
+def with_effort(scores: Grid, methods: Sequence[Method]) -> Grid:
+    """Return a table of scores, which has a line per method, with the steps and bytes of a run beside every score."""
+    costs = [[cost(run, Speeds()) for run in method.runs] for method in methods]
+    if not any(c.steps for each in costs for c in each):
+        return scores
+    efforts = [(_whole(fmean(c.steps for c in each)), _bytes(fmean(map(_sent, each)))) for each in costs]
+    lines = [replace(x, cells=(*x.cells, *effort)) for x, effort in zip(scores.lines, efforts, strict=True)]
+    trained = [each for method, each in zip(methods, costs, strict=True) if not method.owner]
+    note = f"{scores.note} Steps and bytes: of a run, at all sites and in both directions{_unequal(trained)}.".strip()
+    return replace(scores, head=(*scores.head, "steps", "bytes"), lines=tuple(lines), note=note)
+
+
+def _unequal(methods: Sequence[Sequence[Cost]]) -> str:
+    """Return what the methods do not have in common, as the end of a sentence."""
+    uneven = []
+    for what, of, text in (("rounds", _rounds, _whole), ("steps", _steps, _whole), ("bytes", _sent, _bytes)):
+        values = [fmean(map(of, each)) for each in methods]
+        if max(values) > ALIKE * min(values):
+            uneven.append(f"{what} {text(min(values)).text.replace('–', '0')} to {text(max(values)).text}")
+    if len(methods) < 2:
+        return ""
+    return (
+        f"; unequal between methods: {', '.join(uneven)}" if uneven else "; equal for all methods, as their rounds are"
+    )
+
+
+def _rounds(run: Cost) -> int:
+    return run.rounds
+
+
+def _steps(run: Cost) -> int:
+    return run.steps
+
+
+def _sent(run: Cost) -> int:
+    return run.bytes_down + run.bytes_up
 
 
 def forecast(title: str, estimate: Cost, speeds: Speeds, single: Cost | None = None) -> Grid:

@@ -18,6 +18,7 @@ from polysite.errors import RunError
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
 from polysite.report import costs, example_cases, figures, published, viewer
+from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.figure_files import Picture as Picture
 from polysite.report.figure_files import write_figures
@@ -82,6 +83,7 @@ class Options:
         owner: Hospital whose model is shown on all hospitals' cases; see `compare`.
         questions: Additional tests, as in ``scaffold > fedavg @ 12,13 / TC``.
         published: Published tables that are shown with the measured values beside them.
+        federations: Results of several federations, which the figures ``distance`` and ``sweep`` show.
     """
 
     reference: str | None = None
@@ -96,6 +98,7 @@ class Options:
     owner: str | None = None
     questions: tuple[str, ...] = ()
     published: Paper = Paper()
+    federations: tuple[FederationResult, ...] = ()
 
     def compare(self, methods: Sequence[Method]) -> Comparison:
         """Compare methods with these options."""
@@ -159,7 +162,7 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     error = "Error bars: standard error over cases."
     bars = Picture("", figures.hospitals(comparison, comparison.main), error)
     yield Section("gets", "What every hospital gets", (*every[: 1 + (len(comparison.sites) > 1)], bars))
-    beside = published.tables(comparison, options.published, options.speeds)
+    beside = published.tables(comparison, options.published, options.speeds, options.assessment)
     if beside:
         yield Section("published", "Published and measured", tuple(beside))
     from polysite.report.paper_figures import paper_figures  # imports this module
@@ -185,6 +188,9 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
         yield Section("rounds", "Best round of every hospital", (replace(grids["best_rounds"], title=""),))
     if "best_mean" in grids:
         yield Section("peeked", "The “best mean” of some papers", (replace(grids["best_mean"], title=""),))
+    if "averages" in grids:
+        title = grids["averages"].title
+        yield Section("averages", title, (replace(grids["averages"], title=""),))
     if "fairness" in grids and len(comparison.sites) > 1:
         yield Section("fair", "Fairness between hospitals", (replace(grids["fairness"], title=""),))
     far = [grids[n] for n in ("hospitals_hd95", "measures", "empty_masks") if n in grids]

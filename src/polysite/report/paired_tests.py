@@ -17,6 +17,7 @@ from statistics import fmean
 
 import numpy as np
 
+from polysite.data.slices import volume_of
 from polysite.errors import ConfigError, nearest
 from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, about
 from polysite.metrics.statistics import Tail, holm, interval, rank_biserial, signed_rank, wins
@@ -90,7 +91,17 @@ def gains(
     if policy.empty == "excluded-case":
         both = method.values(measure, policy, label).keys() & reference.values(measure, policy, label).keys()
         found = {key: values for key, values in found.items() if key in both}
-    return {key: fmean(found[key]) for key in sorted(found)}
+    return by_volume({key: fmean(found[key]) for key in sorted(found)}, method)
+
+
+def by_volume(values: Mapping[Key, float], method: Method) -> dict[Key, float]:
+    """Return the mean of every volume, where cases are its slices: slices of a patient are not independent."""
+    if not method.first.sliced:
+        return dict(values)
+    volumes: dict[Key, list[float]] = {}
+    for (site, case), value in values.items():
+        volumes.setdefault((site, volume_of(case)), []).append(value)
+    return {key: fmean(numbers) for key, numbers in volumes.items()}
 
 
 def paired(measure: str, title: str, pairs: Mapping[Key, float], tail: Tail) -> Test:

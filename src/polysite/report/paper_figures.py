@@ -1,7 +1,7 @@
-"""Figures of a paper, by name: ``bars``, ``boxes``, ``groups``, ``volumes``, ``cases``, ``clusters``.
+"""Figures of a paper, by name: ``bars``, ``boxes``, ``groups``, ``volumes``, ``cases``, ``clusters``, ``sweep``, ...
 
 ``PAPER_FIGURES`` maps a name to a function of a comparison and the options of its page, which returns pictures; none if
-the runs do not hold what the figure shows. The figures are those of paper B (Manthe et al., Federated brain tumor
+the runs do not hold what the figure shows. Most are figures of paper B (Manthe et al., Federated brain tumor
 segmentation: an extensive benchmark, 2024): sites by decreasing number of cases, mean ± one standard deviation.
 """
 
@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 
 from polysite.errors import ConfigError, nearest
 from polysite.metrics.measures import about
-from polysite.report import example_cases
+from polysite.report import axes_figures, example_cases
 from polysite.report.assess_figures import short
+from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison
 from polysite.report.figure_files import Picture, draw
 from polysite.report.figures import COLOURS, WIDE, _plain
@@ -318,6 +319,16 @@ def scans(comparison: Comparison, options: Options) -> list[Picture]:
     return pictures
 
 
+def distance(comparison: Comparison, options: Options) -> list[Picture]:
+    """Draw the loss of every method against every distance between the sites, a point per federation."""
+    return axes_figures.distance(options.federations)
+
+
+def sweep(comparison: Comparison, options: Options) -> list[Picture]:
+    """Draw the main score against every setting in which methods differ, and in nothing else."""
+    return axes_figures.sweep(options.federations or (FederationResult("", comparison),))
+
+
 def _boxes(axes: Axes, values: Sequence[Iterable[float]], vertical: bool) -> None:
     """Draw box plots with the mean as a triangle, at 1, 2, ..."""
     dots = {"marker": "o", "ms": 2, "mfc": GREY, "mec": "none", "alpha": 0.5}
@@ -366,4 +377,6 @@ PAPER_FIGURES: Mapping[str, Draw] = {
     "cases": cases,
     "clusters": clusters,
     "scans": scans,
+    "distance": distance,
+    "sweep": sweep,
 }

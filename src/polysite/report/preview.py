@@ -3,7 +3,7 @@
 A row shows the modalities of a case with the outlines of its labels; below are histograms of all shown cases.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -44,6 +44,10 @@ class Study(Protocol):
         """The data source."""
         ...
 
+    def cut(self, volumes: Sequence[CaseRef]) -> Mapping[CaseRef, Sequence[CaseRef]]:
+        """Return the cases of every volume: its slices, or itself."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Row:
@@ -59,12 +63,14 @@ class Row:
 
 
 def draw(study: Study, out: Path, cases: int = 6) -> Iterator[Path]:
-    """Write ``out/SITE.png`` for every site, with up to ``cases`` cases, spread evenly over its list."""
+    """Write ``out/SITE.png`` for every site, with up to ``cases`` cases, spread evenly over its list; of a volume that
+    is cut into slices, the one in the middle."""
     out.mkdir(parents=True, exist_ok=True)
     labels = study.data.label_names if study.data.task == "segmentation" else ()
     for site, refs in study.data.case_refs(study.seed).items():
         chosen = np.linspace(0, len(refs) - 1, min(cases, len(refs))).round().astype(int)
-        rows = [_row(refs[k], len(study.data.modality_names)) for k in chosen]
+        shown = study.cut([refs[k] for k in chosen]).values()
+        rows = [_row(cases[len(cases) // 2], len(study.data.modality_names)) for cases in shown if cases]
         title = f"{site}: {len(refs)} case{'s' * (len(refs) != 1)}, {len(rows)} shown"
         file = out / f"{file_name(site)}.png"
         _sheet(title, rows, study.data.modality_names, labels).savefig(file, dpi=DPI)

@@ -26,7 +26,7 @@ class Bar(Watch):
         if self.preparing is None:
             self.bars.start()
             self.preparing = self.bars.add_task(f"{'cases':12}", total=of, note="")
-        self.bars.update(self.preparing, completed=done, note=case if done < of else "prepared")
+        self.bars.update(self.preparing, total=of, completed=done, note=case if done < of else "prepared")
 
     def begin(self, title: str, rounds: int, done: int, best: float) -> None:
         """Start the bar of a study."""

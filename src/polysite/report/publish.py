@@ -38,7 +38,7 @@ def comparison(
     if not replace:
         vacant(folder, "comparison")
     compared = options.compare(methods)
-    beside = published.tables(compared, options.published, options.speeds)
+    beside = published.tables(compared, options.published, options.speeds, options.assessment)
     grids = [*tables(compared), costs.table(compared.methods, options.speeds), *beside]
     words = "\n\n".join([f"# {title}", *summary(compared), *options.remarks, *compared.remarks])
     text = build(title, methods, options)

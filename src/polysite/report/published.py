@@ -6,22 +6,34 @@ numbers of the running text, ``PAPER_sizes*.csv`` the cases of every site.
 """
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
+from itertools import chain
+from math import isnan
+from pathlib import Path
 from statistics import fmean, stdev
+
+import numpy as np
+from numpy.typing import NDArray
 
 from polysite.costs.model import Cost
 from polysite.costs.speeds import Speeds
-from polysite.errors import ConfigError, nearest
-from polysite.metrics.measures import EmptyMaskPolicy
+from polysite.errors import ConfigError, RunError, nearest
+from polysite.heterogeneity.exchange import INTENSITY
+from polysite.metrics.averages import AVERAGES, Way
+from polysite.payload import natural
 from polysite.report import costs
+from polysite.report.averages import best_mean, honest
 from polysite.report.compare import Comparison
-from polysite.report.grid import Cell, Grid, Line, name, number
-from polysite.report.runs import Method
+from polysite.report.grid import Cell, Grid, Line, name, number, spread
+from polysite.report.runs import Method, Summary
 
 INSTITUTION = "institution "  # in ``where``: the site with this number
+AT = " @ "  # between a method and the only setting that is meant
+BEST_MEANS = {average.best_mean: measure for measure, average in AVERAGES.items()}  # names in paper D
 
 
 @dataclass(frozen=True)
@@ -46,20 +58,52 @@ class Paper:
 
     Args:
         tables: Names of published tables, as in ``B_table1``.
-        methods: For every method of the benchmark, its names in these tables.
-        setting: Only numbers of this setting; empty for all.
+        methods: For every method of the benchmark, its names in these tables; ``NAME @ SETTING`` is a name in one
+            setting only.
+        setting: Only numbers of these settings; empty for all.
+        settings: For every federation of the benchmark, by its title, the settings that it has in these tables.
+        sites: For every site of the benchmark, its name in these tables. By default ``1`` is the first site in natural
+            order, and ``institution 1`` the site of that number.
     """
 
     tables: tuple[str, ...] = ()
     methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    setting: str = ""
+    setting: tuple[str, ...] = ()
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sites: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        listed = {n.method for table in self.tables for n in numbers(table)}
+        listed = [n for table in self.tables for n in numbers(table)]
+        methods, settings = {n.method for n in listed}, {n.setting for n in listed}
         for ours, theirs in self.methods.items():
-            odd = next((title for title in theirs if title not in listed), None)
-            if odd is not None:
-                raise ConfigError(f"published.methods: {ours} is {odd!r} in no table; {nearest(odd, listed)}")
+            for title, _, where in (each.partition(AT) for each in theirs):
+                if title not in methods:
+                    raise ConfigError(f"published.methods: {ours} is {title!r} in no table; {nearest(title, methods)}")
+                _check_setting(f"methods: {ours}", where, settings)
+        for ours, theirs in (("setting", self.setting), *self.settings.items()):
+            for where in theirs:
+                _check_setting(ours if ours == "setting" else f"settings: {ours}", where, settings)
+
+    def on(self, federation: str) -> "Paper":
+        """Return the paper with the numbers of one federation only; without tables if it has no setting there."""
+        if not self.settings or not federation:
+            return self
+        return replace(self, setting=self.settings[federation]) if federation in self.settings else Paper()
+
+    def shows(self, published: "Number") -> bool:
+        """Return whether a number is of the settings that are asked for."""
+        wanted = self.setting or tuple(chain.from_iterable(self.settings.values()))
+        return not wanted or published.setting in wanted
+
+    def methods_of(self, published: "Number", methods: Iterable[Method]) -> list[Method]:
+        """Return the methods that a published number is of."""
+        names = {published.method, f"{published.method}{AT}{published.setting}"}
+        return [m for m in methods if names & set(self.methods.get(m.name, ()))]
+
+
+def _check_setting(what: str, setting: str, settings: Collection[str]) -> None:
+    if setting and setting not in settings:
+        raise ConfigError(f"published.{what} is {setting!r} in no table; {nearest(setting, settings)}")
 
 
 def names() -> list[str]:
@@ -102,26 +146,51 @@ HEAD = ("method", "measure", "published", "measured", "difference", "within ±")
 NOTE = (
     "Published value, measured value and their difference. Within ±: whether the difference is at most the published ±."
 )
+BEST = (
+    "BM… is the best mean: a measure of every client, averaged over its classes (in a segmentation with the "
+    "background) and then over clients, in the round in which it is highest on the test cases; it takes run.peek = "
+    "true. Honest: the same average in the round that was best on validation cases."
+)
 
 
-def tables(comparison: Comparison, paper: Paper, speeds: Speeds) -> list[Grid]:
-    """Return every published table with the measured values beside it."""
-    ours = {theirs: m for m in comparison.methods for theirs in paper.methods.get(m.name, ())}
-    look = _Look(comparison.policy, speeds)
-    grids = []
-    for table in paper.tables:
-        listed = [n for n in numbers(table) if n.method and paper.setting in ("", n.setting)]
-        absent = list(dict.fromkeys(n.method for n in listed if n.method not in ours))
-        known = ((n, ours[n.method]) for n in sorted(listed, key=_order) if n.method in ours and n.value is not None)
-        lines = tuple(_line(n, method.name, look.values(n, method)) for n, method in known)
-        note = " ".join([NOTE, *([f"Not measured here: {', '.join(absent)}."] if absent else []), *_doubts(listed)])
-        grids.append(Grid(f"published_{table}", _title(table), HEAD, lines, note))
-    return grids
+def tables(comparison: Comparison, paper: Paper, speeds: Speeds, assessment: Path | None = None) -> list[Grid]:
+    """Return every published table with the measured values beside it.
+
+    Args:
+        comparison: The methods.
+        paper: The published tables.
+        speeds: Speeds of the sites, for times.
+        assessment: Folder of an assessment of the sites, for published distances.
+    """
+    look = _Look(comparison, paper, speeds, Distances.read(assessment) if assessment and paper.tables else None)
+    return [grid for grid in (_table(table, paper, look) for table in paper.tables) if grid.lines or not paper.setting]
 
 
-def facts(table: str, setting: str, measured: Mapping[str, float]) -> Grid:
-    """Return the published numbers of a setting that are measured without any method, by the name of the measure."""
-    known = [n for n in numbers(table) if n.setting == setting and n.measure in measured]
+def _table(table: str, paper: Paper, look: "_Look") -> Grid:
+    """Return a published table with the measured values beside it."""
+    listed = sorted((n for n in numbers(table) if n.method and paper.shows(n)), key=_order)
+    several, means = len({n.setting for n in listed}) > 1, any(n.measure in BEST_MEANS for n in listed)
+    lines, found = [], set()
+    for n in listed:
+        for title, values, chosen in look.rows(n):
+            found.add(n.method)
+            if n.value is not None:
+                line = _line(n, title, values, several and bool(paper.setting or paper.settings))
+                lines.append(Line((*line.cells, _beside(n, chosen))) if means else line)
+    absent = list(dict.fromkeys(n.method for n in listed if n.method not in found))
+    missing = [f"Not measured here: {', '.join(absent)}."] if absent else []
+    note = " ".join([NOTE, *([BEST] if means else []), *missing, *_doubts(listed)])
+    return Grid(f"published_{table}", _title(table), (*HEAD, "honest") if means else HEAD, tuple(lines), note)
+
+
+def _beside(published: Number, chosen: Sequence[float]) -> Cell:
+    """Return a cell with the mean over runs, with the digits of the published number."""
+    return spread(chosen, len(published.printed.partition(".")[2]))
+
+
+def facts(table: str, setting: Collection[str], measured: Mapping[str, float]) -> Grid:
+    """Return the published numbers of settings that are measured without any method, by the name of the measure."""
+    known = [n for n in numbers(table) if n.setting in setting and n.measure in measured]
     lines = tuple(_line(n, n.method or n.setting, [measured[n.measure]]) for n in known)
     return Grid(f"published_{table}", _title(table), ("", *HEAD[1:]), lines, NOTE)
 
@@ -148,12 +217,13 @@ def _title(table: str) -> str:
     return f"Published and measured: paper {paper}, {place.replace('table', 'Table ')}"
 
 
-def _line(published: Number, title: str, found: Sequence[float]) -> Line:
-    """Return the line of a published number and the values whose mean is set beside it."""
+def _line(published: Number, title: str, found: Sequence[float], setting: bool = False) -> Line:
+    """Return the line of a published number and the values whose mean is set beside it; ``setting`` names that."""
     measured = fmean(found) if found else None
     places = len(published.printed.partition(".")[2])
     unit = {"fraction": "", "mm (unit not printed)": "mm"}.get(published.unit, published.unit)
     what = f"{published.measure} {published.where}".removesuffix(" all") + (f" ({unit})" if unit else "")
+    what += f", {published.setting}" if setting else ""
     theirs = published.printed + (f" ± {published.spread:.{places}f}" if published.spread is not None else "")
     beside = f" ± {stdev(found):.{places}f}" if published.spread is not None and len(found) > 1 else ""
     gap = None if measured is None else measured - (published.value or 0.0)
@@ -171,14 +241,76 @@ def _line(published: Number, title: str, found: Sequence[float]) -> Line:
 
 
 @dataclass(frozen=True)
+class Distances:
+    """Distances between sites by their names in paper A: EMD_maxI, EMD_maxL, D_EMD, D_EUC."""
+
+    matrices: Mapping[str, NDArray[np.float64]]  # sites in natural order
+
+    @classmethod
+    def read(cls, folder: Path) -> "Distances":
+        """Read the folder of an assessment."""
+        try:
+            stored = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
+            found: dict[str, list[NDArray[np.float64]]] = {}
+            for quantity in stored["quantities"].values():
+                kind = "EMD_maxI" if quantity["kind"] == INTENSITY else "EMD_maxL"
+                found.setdefault(kind, []).append(np.array(quantity["matrix"], np.float64))
+            matrices = {kind: max(each, key=_over_pairs) for kind, each in found.items()}
+            titles = {"emd": "D_EMD", "euclidean": "D_EUC"}
+            together = {title: stored["distances"].get(k) for k, title in titles.items()}
+            matrices |= {title: np.array(d["matrix"], np.float64) for title, d in together.items() if d}
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise RunError(f"{folder} is no assessment that can be read: {problem!r}") from problem
+        return cls(matrices)
+
+    def value(self, published: Number) -> float | None:
+        """Return the distance that a published number states: of a pair, ``1-2``; to all others, ``1``; or the mean."""
+        matrix = self.matrices.get(published.method.partition(" (")[0])
+        places = [int(k) - 1 for k in published.where.split("-") if k.isdigit()]
+        if matrix is None or any(k >= len(matrix) for k in places):
+            return None
+        if published.measure.endswith("column sum"):
+            return float(matrix[:, places[0]].sum()) if len(places) == 1 else None
+        return float(matrix[places[0], places[1]]) if len(places) == 2 else _over_pairs(matrix)
+
+
+def _over_pairs(matrix: NDArray[np.float64]) -> float:
+    return float(matrix[np.triu_indices(len(matrix), 1)].mean())
+
+
+@dataclass(frozen=True)
 class _Look:
-    """What a published number measures, computed from the runs of a method."""
+    """What a published number measures, computed from the runs of its methods or from an assessment."""
 
-    policy: EmptyMaskPolicy
+    comparison: Comparison
+    paper: Paper
     speeds: Speeds
+    distances: Distances | None = None
 
-    def values(self, published: Number, method: Method) -> Sequence[float]:
-        """Return the measured values, whose mean is set beside the published number; none if it is not measured."""
+    def rows(self, published: Number) -> list[tuple[str, Sequence[float], Sequence[float]]]:
+        """Return title, values and honest values for every method that a published number is of.
+
+        Values are those whose mean is set beside the number; none if it is not measured. Honest values are those of the
+        round that was best on validation cases, beside a best mean.
+        """
+        apart = self.distances.value(published) if self.distances else None
+        if apart is not None:
+            return [(published.method, [apart], [])]
+        methods = self.paper.methods_of(published, self.comparison.methods)
+        if published.measure in BEST_MEANS:
+            return [(m.name, self._means(published, m, best_mean), self._means(published, m, honest)) for m in methods]
+        return [(m.name, self._values(published, m), []) for m in methods]
+
+    def _means(self, published: Number, method: Method, mean: Callable[[Summary, str, Way], float]) -> list[float]:
+        """Return an average per client of every run, with the background in a segmentation."""
+        if published.where != "all":
+            return []
+        way, scale = Way(background=method.first.measure == "Dice"), 100 if published.unit == "%" else 1
+        values = [scale * mean(run, BEST_MEANS[published.measure], way) for run in method.runs]
+        return [] if any(map(isnan, values)) else values
+
+    def _values(self, published: Number, method: Method) -> Sequence[float]:
+        """Return costs or scores of a method."""
         known: Mapping[str, Callable[[Cost], float | None]] = {
             "total SGD steps": lambda c: c.pooled_steps,
             "total maximum parallel SGD steps": lambda c: c.parallel_steps,
@@ -192,16 +324,19 @@ class _Look:
             site, label = self._place(published.where, method)
             if site == "":
                 return []
-            return method.of(site, published.measure.lower(), self.policy, label)
+            return method.of(site, published.measure.lower(), self.comparison.policy, label)
         return []
 
-    @staticmethod
-    def _place(where: str, method: Method) -> tuple[str | None, str | None]:
-        """Return the site and the label of a published number; an empty site if there is none of that number."""
+    def _place(self, where: str, method: Method) -> tuple[str | None, str | None]:
+        """Return the site and the label of a published number; an empty site if there is none of that name."""
         if where == "all":
             return None, None
         if where in method.first.labels:
             return None, where
+        if where in self.paper.sites.values():
+            return next((s for s in method.sites if self.paper.sites.get(s) == where), ""), None
         wanted = where.removeprefix(INSTITUTION)
+        if where.isdigit():
+            return dict(enumerate(natural(method.sites), 1)).get(int(where), ""), None
         same = (s for s in method.sites if s == wanted or (s.isdigit() and wanted.isdigit() and int(s) == int(wanted)))
         return next(same, ""), None

@@ -25,8 +25,9 @@ from polysite.engines.phases import SHARED
 from polysite.engines.record import RoundRecord, mean_score, measure_of
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
+from polysite.metrics import averages
 from polysite.metrics.measures import EmptyMaskPolicy
-from polysite.site import CaseScore, Scores
+from polysite.site import CaseScore, Count, Counts, Scores
 
 Key = tuple[str, str]  # site and case
 MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
@@ -40,6 +41,7 @@ class Evaluation:
     path: Path
     about: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]  # one per model, site, case and label
+    counts: Mapping[tuple[str, str, str], Counts] = field(default_factory=dict)  # by model, site and case
 
     @cached_property
     def own(self) -> Mapping[Key, Mapping[str, Mapping[str, float]]]:
@@ -178,6 +180,11 @@ class Summary:
         return counts
 
     @property
+    def sliced(self) -> bool:
+        """Whether cases are slices of volumes."""
+        return bool(self.settings.get("slices", {}).get("axis"))
+
+    @property
     def exchanged(self) -> bool:
         """Whether any site sent something."""
         return any(site.bytes_up for record in self.records for site in record.sites.values())
@@ -192,7 +199,8 @@ class Summary:
         rows = [{**row, "model": SHARED} for row in self.evaluation.rows if row["model"] == owner]
         if len({row["site"] for row in rows}) < max(2, len(self.sites)):
             return None
-        one = replace(self.evaluation, rows=rows)
+        counts = {(SHARED, s, c): v for (model, s, c), v in self.evaluation.counts.items() if model == owner}
+        one = replace(self.evaluation, rows=rows, counts=counts)
         records = [
             replace(
                 r,
@@ -209,6 +217,16 @@ class Summary:
     def begins(self) -> list[int]:
         """First rounds of the second and later phases, counted from one."""
         return sorted({r.phase: r.round + 1 for r in reversed(self.records) if r.phase}.values())
+
+    @cached_property
+    def counts(self) -> Mapping[str, Counts]:
+        """Counts of all cases of every site together, by label or class; empty if they are not known of all sites."""
+        evaluated = _scores_of(self.evaluation) if self.evaluation else {}
+        for scores in (self.scores, evaluated):  # results of 0.1.0 have no counts; a later evaluation has
+            counts = {site: averages.of_cases(cases) for site, cases in scores.items() if cases}
+            if counts and all(counts.values()):
+                return counts
+        return {}
 
     @property
     def mean_of_hospitals(self) -> float:
@@ -369,7 +387,8 @@ def _scores_of(evaluation: Evaluation) -> dict[str, dict[str, CaseScore]]:
     for (site, case), labels in evaluation.own.items():
         dice = {k: row["dice"] for k, row in labels.items() if "dice" in row}
         if dice:
-            scores.setdefault(site, {})[case] = CaseScore(dice, nan)
+            counts = evaluation.counts.get((site, site, case)) or evaluation.counts.get((SHARED, site, case), {})
+            scores.setdefault(site, {})[case] = CaseScore(dice, nan, counts=counts)
         else:
             row = next(iter(labels.values()))
             predicted = row["predicted"] if "predicted" in row else row["said"]  # 0.1.0 wrote "said"
@@ -387,6 +406,7 @@ def read_evaluation(path: Path, name: str) -> Evaluation | None:
         with (place / "cases.csv").open(newline="", encoding="utf-8") as file:
             rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in csv.DictReader(file)]
         about = json.loads((place / "about.json").read_text(encoding="utf-8"))
+        counts = _read_counts(place / "counts.csv")
         declared, present = sum(about["cases"].values()), len({(row["site"], row["case"]) for row in rows})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise RunError(f"the evaluation {place} cannot be read ({problem!r}); 'polysite evaluate --again'") from problem
@@ -394,7 +414,19 @@ def read_evaluation(path: Path, name: str) -> Evaluation | None:
         raise RunError(
             f"{place / 'cases.csv'} holds {present} cases of {declared}; 'polysite evaluate --again' makes it anew"
         )
-    return Evaluation(place, about, rows)
+    return Evaluation(place, about, rows, counts)
+
+
+def _read_counts(path: Path) -> Mapping[tuple[str, str, str], Counts]:
+    """Read the counts of an evaluation; none if there is no such file, as in 0.1.0 and in a classification."""
+    if not path.is_file():
+        return {}
+    counts: dict[tuple[str, str, str], dict[str, Count]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            count = int(row["tp"]), int(row["fp"]), int(row["fn"]), int(row["tn"])
+            counts.setdefault((row["model"], row["site"], row["case"]), {})[row["label"]] = count
+    return counts
 
 
 def title(path: Path) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from polysite import config
 from polysite.data.cache import Cache, place
 from polysite.data.case import Case
+from polysite.data.slices import volume_of
 from polysite.errors import RunError
 from polysite.report.example_cases import Scan
 from polysite.report.preview import axes_of, turned, turned_size, widest
@@ -38,9 +39,10 @@ def read_scan(run: Summary, site: str, case: str) -> Scan:
         if evaluation and (kept["site"], kept["case"]) == (site, case):
             return Scan(*evaluation.scan(site, case), kept)
     study = config.parse(run.config, where=str(run.path / "config.toml"))
-    refs = study.data.case_refs(study.seed)
-    found = [ref for ref in refs.get(site, ()) if ref.name == case]
-    found += [ref for each in refs.values() for ref in each if ref.name == case]
+    refs, volume = study.data.case_refs(study.seed), volume_of(case) if study.slices.axis else case
+    found = [ref for ref in refs.get(site, ()) if ref.name == volume]
+    found += [ref for each in refs.values() for ref in each if ref.name == volume]
+    found = [ref for cases in study.cut(found[:1]).values() for ref in cases if ref.name == case]
     if not found:
         raise RunError(f"case {case!r} of site {site!r} is not in the data of {run.path} any more, so it is not shown")
     axes = study.prepare.orientation or axes_of(found[0].open())

@@ -33,12 +33,12 @@ def show(methods: Sequence[Method], options: Options = Options(), full: bool = F
     names = (
         "overview",
         f"hospitals_{comparison.main}",
-        *(("tests_dice", "tests_hd95", "tests_accuracy", "asked", "best_rounds") if full else ()),
+        *(("tests_dice", "tests_hd95", "tests_accuracy", "asked", "best_rounds", "averages") if full else ()),
     )
     wanted = [g for g in grids if g.name in names]
     for grid in [*wanted, *([costs.table(comparison.methods, options.speeds)] if full else [])]:
         show_grid(grid)
-    for grid in published.tables(comparison, options.published, options.speeds) if full else ():
+    for grid in published.tables(comparison, options.published, options.speeds, options.assessment) if full else ():
         show_grid(grid)
     for sentence in (*summary(comparison), *options.remarks, *comparison.remarks):
         console.print(Text(sentence))

@@ -20,7 +20,8 @@ class Train:
         optimiser: SGD, Adam or AdamW.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of the optimiser.
-        loss: ``auto`` is dice for a segmentation and ce (cross-entropy) for a classification.
+        loss: ``auto`` is dice for a segmentation and ce (cross-entropy) for a classification. In a segmentation, ce
+            goes with ``exclusive`` and includes the background.
         exclusive: Every voxel has at most one label (softmax); otherwise labels may overlap (sigmoid).
         patch: Size of a patch in voxels; smaller cases are padded.
         augment: ``light`` flips, scales and shifts intensities; ``full`` adds noise, blur and contrast.

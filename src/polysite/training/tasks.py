@@ -11,7 +11,7 @@ from monai.losses.dice import DiceLoss
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from polysite.errors import ConfigError, DataError
-from polysite.metrics.overlap import dice
+from polysite.metrics.overlap import overlaps
 from polysite.site import CaseScore
 
 
@@ -88,7 +88,7 @@ class Outline:
 class Exclusive:
     """Segmentation with a softmax over labels and background, so that a voxel has at most one label."""
 
-    losses = ("dice", "dice_ce")
+    losses = ("dice", "dice_ce", "ce")
     _soft = DiceLoss(softmax=True, include_background=False, smooth_nr=1.0, smooth_dr=1.0, reduction="none")
 
     def outputs(self, labels: Sequence[str]) -> int:
@@ -96,12 +96,17 @@ class Exclusive:
         return len(labels) + 1
 
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        """Return the soft Dice loss of the labels without the background."""
+        """Return the soft Dice loss of the labels without the background; ``ce`` is the mean cross-entropy of the
+        voxels, background included, and ``dice_ce`` the sum of both."""
         full = self.channels(truth)
+        if name == "ce":
+            return self._entropy(logits, full)
         found: torch.Tensor = self._soft(logits, full).flatten(1).mean(1)
-        if name == "dice_ce":
-            found = found + cross_entropy(logits, full, reduction="none").flatten(1).mean(1)
-        return found
+        return found + self._entropy(logits, full) if name == "dice_ce" else found
+
+    @staticmethod
+    def _entropy(logits: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(logits, full, reduction="none").flatten(1).mean(1)
 
     def channels(self, truth: torch.Tensor) -> torch.Tensor:
         """Return the ground truth with a background channel first."""
@@ -154,7 +159,8 @@ class Classify:
 
 
 def _dice_score(labels: Sequence[str], masks: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
-    return CaseScore({k: dice(p, t) for k, p, t in zip(labels, masks, truth.bool(), strict=True)}, loss)
+    found = overlaps(labels, masks, truth.bool())
+    return CaseScore({k: found[k].dice for k in labels}, loss, counts={k: o.count for k, o in found.items()})
 
 
 def find(kind: str, exclusive: bool) -> Task:
@@ -168,6 +174,11 @@ def check_loss(task: Task, name: str) -> str:
     """Return the name of the loss; ``auto`` is the default of the task."""
     if name == "auto":
         return task.losses[0]
+    if name == "ce" and isinstance(task, Outline):
+        raise ConfigError(
+            "train.loss = 'ce' is a softmax over background and labels: set train.exclusive = true, or choose "
+            f"{' or '.join(task.losses)}"
+        )
     if name not in task.losses:
         raise ConfigError(f"train.loss = {name!r} does not fit this task; choose {' or '.join(task.losses)}")
     return name

@@ -60,6 +60,11 @@ def scores(values=(0.5, 0.5), labels=LABELS, **more):
     )
 
 
+def counts(count):
+    """Voxels of every label and of the background."""
+    return dict.fromkeys((*LABELS, "background"), count)
+
+
 def measures(values=(0.5, 0.5), labels=LABELS, unit="mm", per_label=(), **more):
     """The answer to an examination: all measures of every case, equal for all labels."""
     cases = json.loads(scores(values, labels))
@@ -187,6 +192,10 @@ ODD = [
     ("examine", {"measures": '{"c": 1}'}, "'c' has no measures"),
     ("examine", {"measures": measures([0.5] * 3)}, "not those of at most 2 cases"),
     ("examine", {"measures": measures(labels=("WT", "TC"))}, "'case-0' is not scored by"),
+    ("examine", {"measures": measures(counts={"WT": [1, 2, 3, 4]})}, "the counts of 'case-0' are not those of"),
+    ("examine", {"measures": measures(counts=counts([1, 2, 3]))}, "is not four whole numbers"),
+    ("examine", {"measures": measures(counts=counts([1, 2, 3, 0.5]))}, "is not four whole numbers"),
+    ("examine", {"measures": measures(counts=counts([1, 2, 3, -1]))}, "is not a number from 0 to"),
     ("examine", {"measures": measures(measures={})}, "the measures of 'case-0' are not those of WT, TC, ET"),
     ("examine", {"measures": measures(per_label={"hd95": ...})}, "WT of 'case-0' is not measured by dice"),
     ("examine", {"measures": measures(per_label={"volume": 3})}, "WT of 'case-0' is not measured by dice"),

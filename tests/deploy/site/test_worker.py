@@ -346,7 +346,7 @@ def test_an_examination_reveals_measures_under_pseudonyms_and_no_prediction(hosp
         and set(answer) == {"measures", "seconds", "left"}
         and cases.keys() == {host.pseudonyms.of(case) for case in host.agreed.phases[0][1].cases("test")}
     )
-    assert all(case.keys() == {"labels", "loss", "measures", "unit"} for case in cases.values())
+    assert all(case.keys() == {"labels", "loss", "counts", "measures", "unit"} for case in cases.values())
     assert "all measures of 2 test cases" in json.dumps(ledger.check(host.ledger.path)[-1]["left"])
     host.policy = SitePolicy(case_scores=False)
     answer, _ = ask(host, "examine", start, phase=0, round=1, version=-1, split="test")
@@ -393,3 +393,43 @@ def test_a_worker_that_does_not_start_is_not_blamed_on_what_it_said_before(hospi
     monkeypatch.setattr(courier.sys, "executable", str(killed))
     with pytest.raises(RunError, match="it was killed by SIGKILL"):
         courier.WorkerProcess(site, print).line()
+
+
+SLICED = STUDY.replace("patch = [16, 16, 16]", "patch = [16, 16]") + '[slices]\naxis = "axial"\nmost = 4\n'
+
+
+def test_slices_of_a_patient_count_as_one_where_the_policy_counts(hospital):
+    host = hospital(fewest=5)
+    answer, _ = ask(host, "hello", config=SLICED % ("batch = 4\n", ""))
+    assert answer["train"] == 32 and len(host.agreed.volumes["train"]) == 8
+    site = host.agreed.phases[0][1]
+    start = {k: v.numpy() for k, v in site.start.items()}
+    site.train = replace(site.train, steps=1)  # four slices, of at most four patients
+    assert "too few cases are behind 'model'" in train(host, Payload(model=start))[0]["refused"]
+    site.train = replace(site.train, steps=None)
+    assert "refused" not in train(host, Payload(model=start))[0]
+    strict = hospital(fewest=9)
+    assert "refused" in ask(strict, "hello", config=SLICED % ("", ""))[0]  # 32 slices, but 8 patients
+
+
+def test_a_training_of_few_steps_may_see_the_slices_of_one_patient(hospital):
+    words = ask(hospital(fewest=3), "hello", config=SLICED % ("batch = 4\nsteps = 2\n", ""))[0]["refused"]
+    assert "may see 2 cases" in words
+    assert "refused" not in ask(hospital(fewest=2), "hello", config=SLICED % ("batch = 4\nsteps = 2\n", ""))[0]
+
+
+def test_pseudonyms_of_slices_say_which_belong_together(hospital):
+    host = hospital(case_scores=True)
+    ask(host, "hello", config=SLICED % ("", ""))
+    start = {k: v.numpy() for k, v in host.agreed.phases[0][1].start.items()}
+    answer, _ = ask(host, "score", encode(Payload(model=start)), phase=0, round=0, version=-1, split="test")
+    names = list(json.loads(answer["scores"]))
+    assert len(names) == 8 and len({name.partition("/")[0] for name in names}) == 2
+    assert all(name.startswith("case-") and "/z" in name and "north" not in name for name in names)
+
+
+def test_an_assessment_of_slices_describes_volumes(hospital):
+    host = hospital()
+    ask(host, "hello", config=SLICED % ("", "[assess]\nprojections = 0\nfewest = 2\n"))
+    answer, body = ask(host, "assess", encode(Payload()), phase=0, round=0, version=-1)
+    assert "refused" not in answer and decode(body)["cases"] == 8

@@ -4,6 +4,7 @@ import hmac
 import secrets
 from pathlib import Path
 
+from polysite.data.slices import volume_of
 from polysite.storage import write_file
 
 
@@ -23,5 +24,10 @@ class Pseudonyms:
         self._key = path.read_bytes()
 
     def of(self, case: str) -> str:
-        """Return the pseudonym of a case, which is the same in every study of this hospital."""
-        return f"case-{hmac.new(self._key, case.encode(), 'sha256').hexdigest()[:10]}"
+        """Return the pseudonym of a case, which is the same in every study of this hospital.
+
+        A slice keeps its number after the pseudonym of its volume, so that slices of a patient count as one in tests.
+        """
+        volume = volume_of(case)
+        number = hmac.new(self._key, volume.encode(), "sha256").hexdigest()[:10]
+        return f"case-{number}{case.removeprefix(volume)}"

@@ -23,6 +23,7 @@ import logging
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -97,6 +98,7 @@ class Agreed:
     id: str
     study: Study  # with this hospital's data
     splits: SiteSplit
+    volumes: SiteSplit  # volumes that were cut into slices, where the study has slices; else the same as the splits
     phases: list[tuple[Algorithm[Any], TorchSite]]
     folder: Path
     begun: set[int] = field(default_factory=lambda: {0})
@@ -271,29 +273,34 @@ class Worker:
             local = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
             _check_data(local.data, wanted.data)
             cases = _cases(local, self.site.name)
-            splits = local.split.apply({self.site.name: cases}, local.split.seed_of(local.seed))[self.site.name]
+            whole = local.split.apply({self.site.name: cases}, local.split.seed_of(local.seed))
+            volumes, splits = whole[self.site.name], study.cut(local, whole)[self.site.name]
         except ConfigError as problem:  # of this hospital's own configuration: it may name files
             raise DataError(str(problem)) from problem
-        self._check_study(local, len(splits["train"]))
+        self._check_study(local, len(volumes["train"]), splits)
         folder = self._folder(id)
         (folder / "memory").mkdir(parents=True, exist_ok=True)
         if not (folder / "study.toml").exists():  # before any work: it counts as a study, however it ends
             write_file(folder / "study.toml", lambda p: p.write_text(text))
         host = study.build_sites(local, {self.site.name: splits})[self.site.name]
         phases = [(p.algorithm, host.under(p.train)) for p in config.phases(local)]
-        return Agreed(id, local, splits, phases, folder)
+        return Agreed(id, local, splits, volumes, phases, folder)
 
-    def _check_study(self, wanted: Study, cases: int) -> None:
-        """Ask the policy about everything that the study will want; rounds are counted through all phases."""
+    def _check_study(self, wanted: Study, cases: int, splits: SiteSplit) -> None:
+        """Ask the policy about everything that the study will want; rounds are counted through all phases.
+
+        The policy counts patients, not slices: as many slices as the largest volume has may be of one patient.
+        """
+        of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
         phases = config.phases(wanted)
         rounds = sum(phase.run.rounds for phase in phases)
-        seen = min(map(_fewest_seen, phases))
+        seen = -(-min(map(_fewest_seen, phases)) // of_one)
         if seen < self.policy.fewest:
             raise Refusal(
                 f"one training of this study may see {seen} cases, too few behind 'model': policy.toml says fewest = "
                 f"{self.policy.fewest}; a larger train.batch, more steps or whole epochs would do"
             )
-        fewest = self.policy.fewest
+        fewest = self.policy.fewest * of_one
         for phase in phases:
             small = (small_sums(phase.algorithm, fewest), small_models(phase.algorithm, fewest))
             self._obey(self.policy.refuse_small(*small))
@@ -321,7 +328,7 @@ class Worker:
                 kind=request.kind,
                 algorithm=name,
                 round=max(request.round, agreed.done(request.kind) // REPEATED.get(_counted(request.kind), 2)),
-                cases=sum(len(agreed.splits[split]) for split in splits),
+                cases=sum(len(agreed.volumes[split]) for split in splits),
                 leaves=leaves,
                 case_scores=request.kind in ("score", "examine"),
             )
@@ -336,10 +343,10 @@ class Worker:
 
     def _assess(self, agreed: Agreed, request: Request) -> Leaving:
         assess = agreed.study.assess
-        engine = assessment.assessed_sites(agreed.study, dealt={self.site.name: agreed.splits})
+        engine = assessment.assessed_sites(agreed.study, dealt={self.site.name: agreed.volumes})
         algorithm: Any = assess
         turn = take_turn(algorithm, decode(request.body), Payload(), engine.sites[self.site.name])
-        return self._leaving(turn, len(agreed.splits["train"]))
+        return self._leaving(turn, len(agreed.volumes["train"]))
 
     def _train(self, agreed: Agreed, request: Request) -> Leaving:
         algorithm, site = agreed.phases[request.phase][0], self._at(agreed, request.phase, request.round)
@@ -347,10 +354,10 @@ class Worker:
             raise Refusal("it has no training cases")
         got, outgoing = decode(request.body).each(site.lift), config.phases(agreed.study)[request.phase].run.outgoing
         turn = take_turn(algorithm, got, self._remembered(agreed, request, site), site, outgoing)
-        behind = _cases_behind(turn.fits, site.size)
+        behind = _cases_behind(turn.fits, agreed)
         hidden = facts(algorithm).cost_split == "validation" and not self.policy.case_scores
         # where no score of a single case may leave, a cost of validation cases must not stand for one case either
-        leaving = self._leaving(turn, behind, {"cost": len(agreed.splits["validation"]) if hidden else behind})
+        leaving = self._leaving(turn, behind, {"cost": len(agreed.volumes["validation"]) if hidden else behind})
         self._remember(agreed, request, turn.memory)
         if not turn.fits or behind < self.policy.fewest or not {"cost", "number"} <= set(self.policy.kinds):
             return leaving
@@ -517,11 +524,13 @@ def _owner(agreed: Agreed, phase: int) -> str:
     return f"{'/'.join(names_of(agreed.phases[phase][0]))} in phase {phase + 1}"
 
 
-def _cases_behind(fits: Sequence[Fit], size: int) -> int:
-    """Return the smallest number of training cases that influence a fit; mini-batches of a round count as one fit."""
+def _cases_behind(fits: Sequence[Fit], agreed: Agreed) -> int:
+    """Return the smallest number of training cases that influence a fit; slices of a volume count as one, and so do
+    the mini-batches of a round."""
     batches = [f.cases for f in fits if f.minibatch]
     seen = [f.cases for f in fits if not f.minibatch] + ([frozenset().union(*batches)] if batches else [])
-    return min(map(len, seen), default=size)
+    volume = {case.name: case.source for case in agreed.splits["train"]}
+    return min((len({volume.get(n, n) for n in names}) for names in seen), default=len(agreed.volumes["train"]))
 
 
 def _fewest_seen(phase: Study) -> int:

@@ -1,0 +1,55 @@
+"""Budgets: how many rounds of a method cost as much as another method, in local steps or in bytes."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Literal
+
+from polysite.costs.model import Load
+from polysite.payload import SiteId
+
+Kind = Literal["rounds", "steps", "bytes"]
+"""What a comparison holds equal: the number of rounds, or the local steps or bytes of a run over all sites."""
+
+GUESS = 8  # rounds of the first estimate, at most
+ATTEMPTS = 8  # estimates, each from the cost of the one before
+
+
+def spent(exchanges: Iterable[Mapping[SiteId, Load]], kind: Kind) -> int:
+    """Return the rounds of a run, its local steps at all sites, or its bytes from and to all sites.
+
+    >>> run = [{"a": Load(steps=3, down=8, up=16), "b": Load(steps=1, down=8, up=16)}] * 10
+    >>> spent(run, "rounds"), spent(run, "steps"), spent(run, "bytes")
+    (10, 40, 480)
+    """
+    loads = list(exchanges)
+    if kind == "rounds":
+        return len(loads)
+    return sum(x.steps if kind == "steps" else x.down + x.up for load in loads for x in load.values())
+
+
+def rounds_for(budget: int, cost: Callable[[int], int], rounds: int) -> int:
+    """Return the number of rounds, at least one, whose cost is nearest to a budget; the smaller one of two.
+
+    Args:
+        budget: Steps or bytes to spend.
+        cost: Steps or bytes of a run with so many rounds; it must not fall with their number.
+        rounds: The method's own number of rounds, which it keeps if they cost nothing.
+
+    >>> rounds_for(240, lambda n: 100 * n, rounds=40), rounds_for(7, lambda n: 0, rounds=40)
+    (2, 40)
+    """
+    known = cache(cost)
+    now = min(rounds, GUESS)
+    for _ in range(ATTEMPTS):
+        if not known(now):
+            return rounds
+        now, before = max(1, round(now * budget / known(now))), now
+        if now == before:
+            break
+
+    def off(count: int) -> tuple[int, int]:
+        return abs(known(count) - budget), count
+
+    while (nearer := min(max(1, now - 1), now, now + 1, key=off)) != now:
+        now = nearer
+    return now

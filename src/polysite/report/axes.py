@@ -1,0 +1,335 @@
+"""Methods over several federations: scores, distances between the sites, and whether distance predicts loss.
+
+distance   mean over the pairs of sites, as in paper A (Alekseenko et al., MIDL 2024, Table 1): EMD_maxI and EMD_maxL of
+           the modality and the label that differ most, EMD of both combined, EUC of the mean embeddings, and the
+           other distances of the assessment
+loss       score of the reference minus score of the method, on the cases that both test, for every seed. The
+           reference is pooled training in the same federation or, without any, the method in the first federation.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from math import isnan
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from polysite.data.split import PARTITION, SUBJECT
+from polysite.engines.run_folder import RunFolder
+from polysite.errors import RunError
+from polysite.heterogeneity.exchange import INTENSITY
+from polysite.metrics.correlation import FEWEST, Kind, correlation, interval
+from polysite.metrics.measures import about
+from polysite.report.compare import Comparison
+from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
+from polysite.report.published import Number, Paper, numbers
+from polysite.report.runs import Key, Method, Summary
+from polysite.site import Scores
+
+NAMES = {"emd": "EMD", "euclidean": "EUC", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
+
+
+@dataclass(frozen=True)
+class FederationResult:
+    """The methods of one federation, compared, and the distances between its sites."""
+
+    title: str
+    comparison: Comparison
+    distances: Mapping[str, float] = field(default_factory=dict)  # name -> mean over pairs; empty if not assessed
+
+    @property
+    def pooled(self) -> Method | None:
+        """The pooled method."""
+        return next((m for m in self.comparison.trained if m.first.settings["run"]["pooled"]), None)
+
+    def find(self, method: str) -> Method | None:
+        """Return a method by name; None if it did not run here."""
+        return next((m for m in self.comparison.trained if m.name == method), None)
+
+    def by_seed(self, method: Method) -> dict[int, dict[Key, float]]:
+        """Return the main score of every case, by its site and name in the data, for every seed of a method."""
+        seeds: dict[int, dict[Key, list[float]]] = {}
+        for run in method.runs:
+            source = sources(run)
+            cases = seeds.setdefault(int(run.settings["seed"]), {})
+            for key, value in run.values(self.comparison.main, self.comparison.policy).items():
+                cases.setdefault(source.get(key, key), []).append(value)
+        return {seed: {key: fmean(values) for key, values in cases.items()} for seed, cases in seeds.items()}
+
+
+@dataclass(frozen=True)
+class Regrouped(Summary):
+    """A run as if its cases were at the sites of another run, ``like``."""
+
+    like: Summary | None = None
+
+    @cached_property
+    def held(self) -> Mapping[str, Mapping[str, int]]:
+        """Cases of every site of the other run, by split."""
+        return self.like.held if self.like else {}
+
+
+def sources(run: Summary) -> dict[Key, Key]:
+    """Return the site and name in the data of every scored case of a run; a federation may have moved and renamed it.
+
+    A slice ``NAME/z077`` belongs to the case ``NAME``.
+    """
+    known: dict[Key, Key] = {}
+    folder = run.like.path if isinstance(run, Regrouped) and run.like else run.path
+    for row in csv.DictReader(RunFolder(folder).split.splitlines()):
+        source = row[PARTITION], row[SUBJECT]
+        known |= {(row["Site"], row[SUBJECT]): source, (row["Site"], ".".join(source)): source}
+    found: dict[Key, Key] = {}
+    for site, cases in run.scores.items():
+        for case in cases:
+            whole, mark, part = case.partition("/")
+            if (site, case) in known:
+                found[site, case] = known[site, case]
+            elif (site, whole) in known:
+                there, named = known[site, whole]
+                found[site, case] = there, f"{named}{mark}{part}"
+    return found
+
+
+def regrouped(run: Summary, like: Summary) -> Regrouped:
+    """Return a run as if its cases were at the sites of another run; cases that the other does not score are left out.
+
+    Pooled training is the same for all federations of the same cases. Scans and predictions stay under the old names.
+    """
+    there = {source: key for key, source in sources(like).items()}
+    moved = {key: there[source] for key, source in sources(run).items() if source in there}
+
+    def scores(of: Mapping[str, Scores]) -> dict[str, Scores]:
+        found: dict[str, dict[str, Any]] = {}
+        for site, cases in of.items():
+            for case, score in cases.items():
+                if (site, case) in moved:
+                    at, named = moved[site, case]
+                    found.setdefault(at, {})[named] = score
+        return {**found}
+
+    evaluation = run.evaluation
+    if evaluation is not None:
+        places = [(row, moved.get((row["site"], row["case"]))) for row in evaluation.rows]
+        rows = [{**row, "site": at[0], "case": at[1]} for row, at in places if at is not None]
+        evaluation = replace(evaluation, rows=rows, about={**evaluation.about, "shown": []})
+    same = {f.name: getattr(run, f.name) for f in fields(Summary)}
+    changed = {"scores": scores(run.scores), "common": scores(run.common), "evaluation": evaluation}
+    return Regrouped(**{**same, **changed}, like=like)
+
+
+def distances(folders: Iterable[Path]) -> dict[str, float]:
+    """Return every distance of assessments, each the mean over the pairs of sites and over the folders."""
+    found: dict[str, list[float]] = {}
+    for folder in folders:
+        try:
+            stored = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
+            by_kind: dict[str, list[float]] = {}
+            for quantity in stored["quantities"].values():
+                by_kind.setdefault("EMD_maxI" if quantity["kind"] == INTENSITY else "EMD_maxL", []).append(
+                    _over_pairs(quantity["matrix"])
+                )
+            here = {kind: max(values) for kind, values in sorted(by_kind.items())}
+            here |= {NAMES.get(k, k): _over_pairs(d["matrix"]) for k, d in stored["distances"].items()}
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise RunError(f"{folder} is no assessment that can be read: {problem!r}") from problem
+        for kind, value in here.items():
+            found.setdefault(kind, []).append(value)
+    return {kind: fmean(values) for kind, values in found.items()}
+
+
+def _over_pairs(matrix: Sequence[Sequence[float]]) -> float:
+    """Return the mean of the values above the diagonal.
+
+    >>> _over_pairs([[0, 1, 2], [1, 0, 6], [2, 6, 0]])
+    3.0
+    """
+    square = np.asarray(matrix, np.float64)
+    return float(square[np.triu_indices(len(square), 1)].mean())
+
+
+def losses(results: Sequence[FederationResult]) -> dict[str, dict[str, list[float]]]:
+    """Return the loss of every method in every federation, one value per seed: method -> federation -> losses."""
+    found: dict[str, dict[str, list[float]]] = {}
+    central = any(r.pooled for r in results)
+    for result in results:
+        for method in result.comparison.trained:
+            other = result if central else results[0]
+            reference = other.pooled if central else other.find(method.name)
+            if reference is None or (central and reference is method):
+                continue
+            lost = _lost(other.by_seed(reference), result.by_seed(method))
+            if lost:
+                found.setdefault(method.name, {})[result.title] = lost
+    return found
+
+
+def _lost(reference: Mapping[int, Mapping[Key, float]], method: Mapping[int, Mapping[Key, float]]) -> list[float]:
+    """Return the mean difference over the cases that both score, for every seed that both have.
+
+    >>> _lost({0: {("a", "1"): 0.9, ("a", "2"): 0.5}}, {0: {("a", "1"): 0.7}, 1: {}})
+    [0.2]
+    """
+    lost = []
+    for seed in sorted(reference.keys() & method.keys()):
+        shared = sorted(reference[seed].keys() & method[seed].keys())
+        if shared:
+            lost.append(round(fmean(reference[seed][key] - method[seed][key] for key in shared), 12))
+    return lost
+
+
+def overview(results: Sequence[FederationResult]) -> Grid:
+    """Return the main score of every method in every federation."""
+    main = about(results[0].comparison.main).title
+    names = list(dict.fromkeys(m.name for r in results for m in r.comparison.trained))
+    lines = [Line((name(method), *(_score(r, r.find(method)) for r in results))) for method in names]
+    marked = mark_best(lines, [0, *[1] * len(results)])
+    seeds = max(len(m.runs) for r in results for m in r.comparison.trained) > 1
+    note = f"Mean {main} over all {results[0].comparison.methods[0].first.split} cases of a federation"
+    note += " ± standard deviation over the seeds; " if seeds else "; "
+    note += "the best method of each federation is marked."
+    return Grid("federations", f"{main} in every federation", ("method", *(r.title for r in results)), marked, note)
+
+
+def _score(result: FederationResult, method: Method | None) -> Cell:
+    if method is None:
+        return Cell("–")
+    return spread(method.spread(result.comparison.main, result.comparison.policy))
+
+
+def distance_table(results: Sequence[FederationResult]) -> Grid:
+    """Return every federation with its distances, and the score and the loss of every method."""
+    kinds = _kinds(results)
+    lost = losses(results)
+    main = about(results[0].comparison.main).title
+    head = ["federation", "sites", *kinds]
+    for method in lost:
+        head += [f"{main} {method}", f"loss {method}"]
+    lines = []
+    for result in results:
+        cells = [name(result.title), number(_sites(result), "d")]
+        cells += [number(result.distances.get(kind)) for kind in kinds]
+        for method, by_title in lost.items():
+            values = by_title.get(result.title, [])
+            cells += [_score(result, result.find(method)), spread(values) if values else Cell("–")]
+        lines.append(Line(tuple(cells)))
+    note = (
+        "Distances: means over the pairs of sites that train. EMD_maxI, EMD_maxL: of the modality and the label with "
+        f"the largest; EMD: both combined; EUC: of the mean embeddings. {_words(results)}"
+    )
+    return Grid("distance", "Distances and losses", tuple(head), tuple(lines), note)
+
+
+def _words(results: Sequence[FederationResult]) -> str:
+    """Return a sentence on what a loss is."""
+    main = about(results[0].comparison.main).title
+    pooled = next((r.pooled.name for r in results if r.pooled), None)
+    against = f"of {pooled}" if pooled else f"in the federation {results[0].title!r}"
+    return f"Loss: mean {main} {against} minus that of the method, on the cases that both test; ± over the seeds."
+
+
+def _kinds(results: Sequence[FederationResult]) -> list[str]:
+    """Return the names of the distances that every assessed federation has."""
+    known = [list(r.distances) for r in results if r.distances]
+    return [kind for kind in known[0] if all(kind in each for each in known)] if known else []
+
+
+def _sites(result: FederationResult) -> int:
+    """Return the number of sites that train; in pooled training alone, of those with scored cases."""
+    trained = [m for m in result.comparison.trained if m is not result.pooled]
+    return len(trained[0].first.trained if trained else result.comparison.sites)
+
+
+@dataclass(frozen=True)
+class Related:
+    """A distance and the losses of a method over the federations that have both."""
+
+    method: str
+    distance: str
+    titles: tuple[str, ...]
+    x: tuple[float, ...]
+    y: tuple[tuple[float, ...], ...]  # losses of every seed
+
+    @property
+    def means(self) -> list[float]:
+        """Mean loss of every federation."""
+        return [fmean(values) for values in self.y]
+
+
+def related(results: Sequence[FederationResult]) -> list[Related]:
+    """Return every method with every distance, if at least two federations have both."""
+    found = []
+    for method, by_title in losses(results).items():
+        for kind in _kinds(results):
+            both = [r for r in results if r.title in by_title and kind in r.distances]
+            if len(both) > 1:
+                x, y = (r.distances[kind] for r in both), (tuple(by_title[r.title]) for r in both)
+                found.append(Related(method, kind, tuple(r.title for r in both), tuple(x), tuple(y)))
+    return found
+
+
+def correlations(results: Sequence[FederationResult]) -> Grid | None:
+    """Return the correlation of every distance with the loss of every method; None below three federations."""
+    pairs = [pair for pair in related(results) if len(pair.x) >= FEWEST]
+    if not pairs:
+        return None
+    lines = []
+    kinds: tuple[Kind, ...] = ("spearman", "pearson")
+    for pair in pairs:
+        cells = [name(pair.method), name(pair.distance), number(len(pair.x), "d")]
+        for kind in kinds:
+            value = correlation(pair.x, pair.means, kind)
+            low, high = interval(pair.x, pair.y, kind)
+            cells += [_number(value), Cell("–") if isnan(low) else Cell(f"{low:+.2f} to {high:+.2f}")]
+        lines.append(Line(tuple(cells)))
+    head = ("method", "distance", "federations", "Spearman", "95 % interval", "Pearson", "95 % interval")
+    note = (
+        "Correlation of the distance with the loss over the federations: positive if methods lose more in federations "
+        "with larger distances. Interval: bootstrap over federations, and over the seeds of every drawn one. With few "
+        "federations, or ones made in the same way, intervals are wide and approximate. " + _words(results)
+    )
+    return Grid("correlation", "Does distance predict loss?", head, tuple(lines), note)
+
+
+def _number(value: float) -> Cell:
+    return Cell("–") if isnan(value) else Cell(f"{value:+.2f}", value)
+
+
+def published_distances(results: Sequence[FederationResult], paper: Paper) -> Grid | None:
+    """Return the distances and scores of federations beside those that a paper prints; None if it prints no distance.
+
+    ``paper.settings`` has the settings of every federation in the paper's tables.
+    """
+    known = [n for table in paper.tables for n in numbers(table) if n.value is not None]
+    kinds = [kind for kind in _kinds(results) if any(n.measure == "EMD" and n.method == kind for n in known)]
+    if not kinds:
+        return None
+    tables = {n.table for n in known if n.method in kinds}
+    printed = [n for n in known if n.table in tables]
+    listed = {n.method for n in printed}
+    ours = [m.name for m in results[0].comparison.trained if listed & set(paper.methods.get(m.name, ()))]
+    main = about(results[0].comparison.main).title
+    columns = [*kinds, *(f"{main} {method}" for method in ours)]
+    lines = []
+    for result in results:
+        here = [n for n in printed if n.setting in paper.settings.get(result.title, ()) and n.where == "all"]
+        cells: list[Cell] = [name(result.title)]
+        for kind in kinds:
+            cells += [_printed(here, [kind], "EMD"), number(result.distances.get(kind), ".2f")]
+        for method in ours:
+            cells += [_printed(here, paper.methods[method], main), _score(result, result.find(method))]
+        lines.append(Line(tuple(cells)))
+    head = ("federation", *(f"{column}, {which}" for column in columns for which in ("published", "measured")))
+    note = "Published and measured distances and scores of every federation; ± over the seeds."
+    return Grid("published_distances", "Published and measured distances", head, tuple(lines), note)
+
+
+def _printed(known: Sequence[Number], methods: Sequence[str], measure: str) -> Cell:
+    """Return the first published number of any of these names."""
+    found = next((n for n in known if n.method in methods and n.measure == measure), None)
+    return Cell(found.printed, found.value) if found else Cell("–")

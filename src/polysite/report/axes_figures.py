@@ -1,0 +1,166 @@
+"""Figures over the axes of a benchmark: loss against distance over federations, scores against a swept setting."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from statistics import fmean, stdev
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from polysite.metrics.correlation import correlation
+from polysite.metrics.measures import about
+from polysite.report.axes import FederationResult, related
+from polysite.report.figure_files import Picture, draw
+from polysite.report.figures import COLOURS, MARKERS, WIDE, _entries, _legend, _plain
+from polysite.report.runs import Method
+
+ACROSS = 3  # panels in a row
+HIGH = 2.5  # inches of a panel
+MAX_METHODS = 7  # with a colour of their own
+
+
+def distance(results: Sequence[FederationResult]) -> list[Picture]:
+    """Draw the loss of every method against every distance, a point per federation; none without distances."""
+    pairs = related(results)
+    kinds = list(dict.fromkeys(pair.distance for pair in pairs))
+    methods = list(dict.fromkeys(pair.method for pair in pairs))[:MAX_METHODS]
+    if not kinds:
+        return []
+    figure, panels = _panels(len(kinds))
+    main = about(results[0].comparison.main).title
+    for axes, kind in zip(panels, kinds, strict=False):
+        shown = [pair for pair in pairs if pair.distance == kind and pair.method in methods]
+        for k, pair in enumerate(shown):
+            errors = [_deviation(values) for values in pair.y]
+            look: dict[str, Any] = {"ms": 5, "mec": "white", "mew": 0.5, "elinewidth": 0.8, "capsize": 1.5, "ls": ""}
+            axes.errorbar(
+                pair.x, pair.means, yerr=errors, fmt=MARKERS[k % 7], color=COLOURS[k % 7], label=_plain(pair.method),
+                **look,
+            )  # fmt: skip
+            for x, y, title in zip(pair.x, pair.means, pair.titles, strict=True) if len(shown) == 1 else ():
+                place = 1 + next(i for i, r in enumerate(results) if r.title == title)
+                axes.annotate(str(place), (x, y), (3, 3), textcoords="offset points", fontsize=7, color="#444")
+        rank = [correlation(pair.x, pair.means, "spearman") for pair in shown]
+        words = f"Spearman {rank[0]:+.2f}" if len(rank) == 1 and rank[0] == rank[0] else ""
+        axes.set_title(words, fontsize=9, loc="left")
+        axes.set_xlabel(kind, fontsize=9)
+        axes.axhline(0, color="#c4c9d0", lw=0.8, zorder=0)
+    panels[0].set_ylabel(f"loss of {main}", fontsize=9)
+    if len(methods) > 1:
+        _legend(figure, dict(_entries(panels[0])))
+    named = "; ".join(f"{k} {r.title}" for k, r in enumerate(results, start=1))
+    numbered = f" Numbers: {named}." if len(methods) == 1 else ""
+    caption = (
+        f"Loss of {main} against the mean distance between the sites, a point per federation; bars: one standard "
+        f"deviation over the seeds.{numbered}"
+    )
+    return [Picture("Does distance predict loss?", draw(figure), caption, name="distance")]
+
+
+def sweep(results: Sequence[FederationResult]) -> list[Picture]:
+    """Draw the main score against every swept setting, a panel per federation; none if no setting is swept."""
+    main = about(results[0].comparison.main).title
+    pictures = []
+    for key in swept(results[0].comparison.trained):
+        figure, panels = _panels(len(results))
+        for axes, result in zip(panels, results, strict=False):
+            _curves(axes, result, key)
+            axes.set_title(_plain(result.title), fontsize=9, loc="left")
+            axes.set_xlabel(key, fontsize=9)
+        panels[0].set_ylabel(main, fontsize=9)
+        _legend(figure, dict(_entries(panels[0])))
+        caption = (
+            f"Mean {main} of all cases against {key}; bars: one standard deviation over the seeds. Dashed lines: "
+            "methods without this setting."
+        )
+        title = f"{main} against {key}"
+        pictures.append(Picture(title, draw(figure), caption, name=f"sweep {key}"))
+    return pictures
+
+
+def swept(methods: Sequence[Method]) -> list[str]:
+    """Return the numeric settings in which two methods differ while all their other settings are the same."""
+    every = [dict(_flat(m.first.settings)) for m in methods]
+    found: dict[str, None] = {}
+    for i, one in enumerate(every):
+        for other in every[:i]:
+            differing = [k for k in one.keys() | other.keys() if one.get(k) != other.get(k)]
+            if len(differing) == 1 and all(_is_number(each.get(differing[0])) for each in (one, other)):
+                found[differing[0]] = None
+    return sorted(found)
+
+
+def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting of a configuration with its dotted key; seeds are left out."""
+    if isinstance(value, Mapping):
+        for key, inside in value.items():
+            yield from _flat(inside, f"{at}.{key}".strip("."))
+    elif at not in ("seed", "split.seed", "split.fold"):
+        yield at, value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _curves(axes: Axes, result: FederationResult, key: str) -> None:
+    """Draw a line for all methods that differ in the key alone, and a dashed line for every method without others."""
+    lines: dict[str, list[tuple[float, list[float], Method]]] = {}
+    for method in result.comparison.trained:
+        settings = dict(_flat(method.first.settings))
+        value = settings.pop(key, None)
+        rest = str(sorted(settings.items(), key=str))
+        scores = method.spread(result.comparison.main, result.comparison.policy)
+        lines.setdefault(rest, []).append((float(value) if _is_number(value) else 0.0, scores, method))
+    several = [sorted(line, key=lambda point: point[0]) for line in lines.values() if len(line) > 1]
+    for k, line in enumerate(several):
+        x, y = [point[0] for point in line], [fmean(point[1]) for point in line]
+        errors = [_deviation(point[1]) for point in line]
+        label = _label([point[2].name for point in line])
+        axes.errorbar(x, y, yerr=errors, fmt=f"{MARKERS[k % 7]}-", color=COLOURS[k % 7], ms=4, capsize=2, label=label)
+    _scale(axes, [point[0] for line in several for point in line])
+    for k, line in enumerate(line for line in lines.values() if len(line) == 1):
+        (_, scores, method) = line[0]
+        axes.axhline(fmean(scores), color=COLOURS[-1 - k % 6], ls="--", lw=1, label=_plain(method.name))
+
+
+def _label(names: Sequence[str]) -> str:
+    """Return what the names of methods have in common.
+
+    >>> _label(["feddiv, alpha = 1, lam = 0", "feddiv, alpha = 1, lam = 10"])
+    'feddiv, alpha = 1'
+    """
+    parts = [name.split(", ") for name in names]
+    return _plain(", ".join(p for p in parts[0] if all(p in other for other in parts)) or names[0])
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """Choose a logarithmic axis for values of different magnitudes; one that holds zero too, where there is one."""
+    positive = [v for v in values if v > 0]
+    if not positive or max(positive) < 50 * min(positive):
+        return
+    if min(values) > 0:
+        axes.set_xscale("log")
+    else:
+        axes.set_xscale("symlog", linthresh=min(positive))
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels that share their vertical axis."""
+    across = min(ACROSS, count)
+    rows = ceil(count / across)
+    figure = Figure((max(WIDE * across / ACROSS, 4.2), HIGH * rows + 0.4), layout="constrained")
+    panels: list[Axes] = []
+    for k in range(count):
+        axes = figure.add_subplot(rows, across, k + 1, sharey=panels[0] if panels else None)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#eceff2")
+        axes.set_axisbelow(True)
+        panels.append(axes)
+    return figure, panels
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0

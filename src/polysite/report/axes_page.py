@@ -1,0 +1,82 @@
+"""The page of a benchmark over several federations: scores, distances, losses, swept settings, links."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from polysite.report import axes, axes_figures
+from polysite.report.axes import FederationResult
+from polysite.report.grid import Grid
+from polysite.report.page import Section, layout
+from polysite.report.published import Paper
+from polysite.storage import draft_folder
+
+
+def tables(results: Sequence[FederationResult], paper: Paper) -> list[Grid]:
+    """Return the tables over all federations: scores, correlations, distances with losses, published distances."""
+    found: list[Grid | None] = [axes.overview(results)]
+    if any(r.distances for r in results):
+        found += [axes.correlations(results), axes.distance_table(results)]
+        found += [axes.published_distances(results, paper)] if paper.settings else []
+    return [grid for grid in found if grid is not None]
+
+
+def write(
+    folder: Path,
+    title: str,
+    lead: str,
+    results: Sequence[FederationResult],
+    grids: Sequence[Grid],
+    pages: Mapping[str, str],
+    remarks: Sequence[str] = (),
+) -> None:
+    """Write the folder with index.html, ``figures/`` and every table in ``tables.md``, ``tables.tex`` and NAME.csv.
+
+    Args:
+        folder: The folder, which is replaced.
+        title: Title of the page.
+        lead: First paragraph.
+        results: The federations.
+        grids: The tables that `tables` returns.
+        pages: For every federation, the path of its own page from this folder.
+        remarks: Warnings before the sections.
+    """
+    sections = list(_sections(results, {grid.name: grid for grid in grids}, pages))
+    version = results[0].comparison.methods[0].first.versions["polysite"]
+    page = layout(title, lead, sections, version, remarks=remarks)
+    with draft_folder(folder, "comparison") as draft:
+        page.write(draft)
+        body = "\n".join(g.markdown() for g in grids)
+        (draft / "tables.md").write_text("\n\n".join([f"# {title}", *remarks, body]), encoding="utf-8")
+        (draft / "tables.tex").write_text("\n".join(g.latex() for g in grids), encoding="utf-8")
+        for grid in grids:
+            (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
+
+
+def _sections(
+    results: Sequence[FederationResult], grids: Mapping[str, Grid], pages: Mapping[str, str]
+) -> list[Section]:
+    scores = replace(grids["federations"], title="")
+    found = [Section("federations", "Scores in every federation", (scores, _links(pages)))]
+    predicted: list[Any] = [replace(grids["correlation"], title="")] if "correlation" in grids else []
+    predicted += axes_figures.distance(results)
+    predicted += [grids["distance"]] if "distance" in grids else []
+    if predicted:
+        found.append(Section("predict", "Does distance predict loss?", tuple(predicted)))
+    if "published_distances" in grids:
+        found.append(Section("published", "Published and measured", (grids["published_distances"],)))
+    curves = axes_figures.sweep(results)
+    if curves:
+        found.append(Section("sweep", "Swept settings", tuple(curves)))
+    return found
+
+
+def _links(pages: Mapping[str, str]) -> Markup:
+    """Return links to the pages of the federations."""
+    links = (f'<a href="{quote(path)}">{escape(title)}</a>' for title, path in pages.items())
+    return Markup(f"<p>Tests, hospitals and training curves of every federation: {' · '.join(links)}.</p>")

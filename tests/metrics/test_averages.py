@@ -1,0 +1,134 @@
+"""Averages over classes and clients against numbers computed by hand."""
+
+import math
+from fractions import Fraction as F
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polysite.metrics import classification
+from polysite.metrics.averages import AVERAGES, WAYS, Way, average, averaged, of_cases, of_classes, total
+from polysite.metrics.overlap import BACKGROUND, overlaps
+from polysite.site import CaseScore
+
+PER_CLIENT, PER_CLIENT_BG, POOLED, POOLED_BG = WAYS
+
+# ten voxels each; 0 is the background, 1 is a, 2 is b
+TRUTH = [1, 1, 1, 1, 2, 2, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+FOUND = [1, 1, 1, 0, 2, 1, 0, 0, 0, 2], [0] * 10
+COUNTS = (
+    {BACKGROUND: (3, 1, 1, 5), "a": (3, 1, 1, 5), "b": (1, 1, 1, 7)},
+    {BACKGROUND: (9, 1, 0, 0), "a": (0, 0, 1, 9), "b": (0, 0, 0, 10)},  # b neither occurs nor is predicted
+)
+SEGMENTED = {  # measure -> way -> value, as a mean over clients of means over classes, or a mean over classes
+    "iou": {
+        PER_CLIENT: ((F(3, 5), F(1, 3)), (F(0),)),
+        PER_CLIENT_BG: ((F(3, 5), F(3, 5), F(1, 3)), (F(9, 10), F(0))),
+        POOLED: ((F(3, 6), F(1, 3)),),
+        POOLED_BG: ((F(12, 15), F(3, 6), F(1, 3)),),
+    },
+    "dice": {
+        PER_CLIENT: ((F(6, 8), F(2, 4)), (F(0),)),
+        PER_CLIENT_BG: ((F(6, 8), F(6, 8), F(2, 4)), (F(18, 19), F(0))),
+        POOLED: ((F(6, 9), F(2, 4)),),
+        POOLED_BG: ((F(24, 27), F(6, 9), F(2, 4)),),
+    },
+    "sensitivity": {
+        PER_CLIENT: ((F(3, 4), F(1, 2)), (F(0),)),
+        PER_CLIENT_BG: ((F(3, 4), F(3, 4), F(1, 2)), (F(1), F(0))),
+        POOLED: ((F(3, 5), F(1, 2)),),
+        POOLED_BG: ((F(12, 13), F(3, 5), F(1, 2)),),
+    },
+    "specificity": {
+        PER_CLIENT: ((F(5, 6), F(7, 8)), (F(1),)),
+        PER_CLIENT_BG: ((F(5, 6), F(5, 6), F(7, 8)), (F(0), F(1))),
+        POOLED: ((F(14, 15), F(17, 18)),),
+        POOLED_BG: ((F(5, 7), F(14, 15), F(17, 18)),),
+    },
+}
+
+
+def masks(voxels):
+    return np.array([np.equal(voxels, k) for k in (1, 2)])
+
+
+def test_voxels_of_every_label_and_of_the_background_are_counted():
+    for found, truth, counts in zip(FOUND, TRUTH, COUNTS, strict=True):
+        assert {k: o.count for k, o in overlaps(["a", "b"], masks(found), masks(truth)).items()} == counts
+    only = overlaps(["a"], masks(FOUND[0])[:1], masks(TRUTH[0])[:1])
+    assert only["a"].count == (3, 1, 1, 5) and only[BACKGROUND].count == (5, 1, 1, 3)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.title)
+@pytest.mark.parametrize("measure", SEGMENTED)
+def test_a_segmentation_by_hand(measure, way):
+    clients = SEGMENTED[measure][way]
+    expected = sum(sum(classes) / len(classes) for classes in clients) / len(clients)
+    assert averaged(COUNTS, measure, way) == pytest.approx(float(expected))
+
+
+def test_voxel_accuracy_needs_a_class_for_every_voxel():
+    assert averaged(COUNTS, "accuracy", PER_CLIENT_BG) == pytest.approx((0.7 + 0.9) / 2)
+    assert averaged(COUNTS, "accuracy", POOLED_BG) == pytest.approx(16 / 20)
+    assert math.isnan(averaged(COUNTS, "accuracy", PER_CLIENT))
+
+
+def test_everybody_answers_its_own_majority():
+    """1 : 4 at half of the clients, 4 : 1 at the others: chance level per client, 80 % pooled."""
+    clients = [of_classes([(k, k)] * 4 + [(k, 1 - k)]) for k in (0, 1, 0, 1)]
+    per_client = {"accuracy": 0.8, "balanced_accuracy": 0.5, "f1": 4 / 9, "sensitivity": 0.5, "specificity": 0.5}
+    for measure, value in per_client.items():
+        assert averaged(clients, measure) == pytest.approx(value)
+        assert averaged(clients, measure, POOLED) == pytest.approx(0.8)
+
+
+def test_a_classification_by_hand():
+    """Three classes; the second client has no case of the last one and never predicts it."""
+    one = of_classes([(0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (2, 2)])
+    two = of_classes([(1, 1), (1, 0)])
+    assert one == {"0": (2, 0, 1, 3), "1": (1, 1, 1, 3), "2": (1, 1, 0, 4)}
+    assert two == {"0": (0, 0, 1, 1), "1": (1, 1, 0, 0)}
+    expected = {
+        "accuracy": (4 / 6 + 1 / 2) / 2,
+        "balanced_accuracy": (fmean([2 / 3, 1 / 2, 1]) + 1 / 2) / 2,
+        "f1": (fmean([4 / 5, 2 / 4, 2 / 3]) + fmean([0, 2 / 3])) / 2,
+        "sensitivity": (fmean([2 / 3, 1 / 2, 1]) + 1 / 2) / 2,
+        "specificity": (fmean([1, 3 / 4, 4 / 5]) + fmean([1, 0])) / 2,
+    }
+    assert {k: averaged([one, two], k) for k in expected} == pytest.approx(expected)
+
+
+def test_every_name_of_paper_d_is_measured():
+    names = {"BMACC", "BMBACC", "BMCAF1", "BMSpec", "BMIoU", "BMDice", "BMSens"}
+    assert {a.best_mean for a in AVERAGES.values()} == names
+
+
+def test_an_answer_of_background_alone_is_right_about_one_class_of_four():
+    """46.4 % of the voxels: IoU 46.4 / 4 = 11.60 and specificity 75, about the row of FedPer in paper D, Table IV."""
+    truth = {"a": 200, "b": 200, "c": 136}
+    counts = {BACKGROUND: (464, 536, 0, 0), **{k: (0, 0, n, 1000 - n) for k, n in truth.items()}}
+    assert average(counts, "iou") == pytest.approx(0.1160)
+    assert average(counts, "sensitivity") == 0.25 and average(counts, "specificity") == 0.75
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=30), st.integers(0, 30))
+def test_pooled_counts_are_those_of_all_cases(pairs, at):
+    clients = [of_classes(part) for part in (pairs[:at], pairs[at:])]
+    predicted, true = map(list, zip(*pairs, strict=True))
+    assert averaged(clients, "accuracy", POOLED) == pytest.approx(classification.accuracy(predicted, true))
+    for measure in ("balanced_accuracy", "f1"):
+        expected = getattr(classification, measure)(predicted, true, 5)
+        assert averaged([of_classes(pairs)], measure) == pytest.approx(expected)
+    np.testing.assert_allclose(
+        averaged([of_classes(pairs)], "specificity"), classification.specificity(predicted, true, 5)
+    )
+
+
+def test_counts_of_cases_are_added_and_a_case_without_any_leaves_none():
+    cases = {str(k): CaseScore({"a": 0.5}, 0.0, counts=counts) for k, counts in enumerate(COUNTS)}
+    assert of_cases(cases) == total(COUNTS) == {BACKGROUND: (12, 2, 1, 5), "a": (3, 1, 2, 14), "b": (1, 1, 1, 17)}
+    assert of_cases({**cases, "old": CaseScore({"a": 0.5}, 0.0)}) == {} == of_cases({})
+    assert math.isnan(averaged([], "dice")) and math.isnan(averaged([{}], "dice", Way(pooled=True)))
