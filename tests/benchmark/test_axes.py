@@ -24,7 +24,7 @@ reference = "fedavg"
 federations = [
     { title = "natural", name = "natural" },
     { name = "iid", sites = 2 },
-    { title = "mixed / 2", federation = { name = "dirichlet", by = "site", alpha = 9, sites = 2, least = 6, draw = 1 } },
+    { title = "mixed / 2", federation = { name = "dirichlet", by = "site", alpha = 9, sites = 2, least = 6, draw = 1 }},
 ]
 """
 REST = """

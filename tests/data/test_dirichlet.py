@@ -38,5 +38,7 @@ def test_draws_are_different_federations_and_repeat():
 
 
 def test_an_unknown_label_is_named():
-    with pytest.raises(ConfigError, match=r"federation\.by = 'WX' is neither 'site' nor a label; known: ET, TC, WT, site"):
+    with pytest.raises(
+        ConfigError, match=r"federation\.by = 'WX' is neither 'site' nor a label; known: ET, TC, WT, site"
+    ):
         sites(by="WX")

@@ -111,6 +111,7 @@ def options(bench: Bench, out: Path, methods: Sequence[Method], results: Results
         tail=bench.compare.tail,
         speeds=config.parse(methods[0].first.config).cost,
         assessment=assessed,
+        scans=not federation,  # the same patients on every page
         remarks=(*bench.remarks, *lost),
         figures=(*bench.compare.figures, *swept),
         cases=tuple(case for case in bench.compare.cases if case in here),

@@ -31,6 +31,7 @@ from polysite.report.published import Number, Paper, numbers
 from polysite.report.runs import Key, Method, Summary
 from polysite.site import Scores
 
+ENOUGH = 5  # federations with an interval: resamples of fewer are too much alike
 NAMES = {"emd": "EMD", "euclidean": "EUC", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
 
 
@@ -285,13 +286,17 @@ def correlations(results: Sequence[FederationResult]) -> Grid | None:
         for kind in kinds:
             value = correlation(pair.x, pair.means, kind)
             low, high = interval(pair.x, pair.y, kind)
-            cells += [_number(value), Cell("–") if isnan(low) else Cell(f"{low:+.2f} to {high:+.2f}")]
+            cells += [
+                _number(value),
+                Cell("–") if isnan(low) or len(pair.x) < ENOUGH else Cell(f"{low:+.2f} to {high:+.2f}"),
+            ]
         lines.append(Line(tuple(cells)))
     head = ("method", "distance", "federations", "Spearman", "95 % interval", "Pearson", "95 % interval")
     note = (
         "Correlation of the distance with the loss over the federations: positive if methods lose more in federations "
         "with larger distances. Interval: bootstrap over federations, and over the seeds of every drawn one. With few "
-        "federations, or ones made in the same way, intervals are wide and approximate. " + _words(results)
+        f"federations, or ones made in the same way, it is approximate; below {ENOUGH} federations none is shown. "
+        + _words(results)
     )
     return Grid("correlation", "Does distance predict loss?", head, tuple(lines), note)
 
