@@ -25,15 +25,15 @@ def test_without_data_a_benchmark_prints_its_plan_and_says_what_to_name():
 
 
 def test_a_plan_counts_what_table_2_counts():
-    every = studies(benchmark.load("paper_b"), {})
-    chosen = {n: plan._counted(every[n], benchmark.load("paper_b")) for n in ("fedavg", "fedavg, fixed iterations")}
+    every = studies(plan._counted(benchmark.load("paper_b")), {})
+    chosen = {n: every[n] for n in ("fedavg", "fedavg, fixed iterations")}
     found = {n: plan._Rehearsed.of(s) for n, s in chosen.items()}
     assert found["fedavg"].rounds == 300 and found["fedavg, fixed iterations"].rounds == 720
     assert found["fedavg, fixed iterations"].steps == 165600  # Table 2
     assert found["fedavg"].steps == pytest.approx(59400, rel=0.07)  # every site rounds up its last batch
     model = 4 * 22_577_987
     assert found["fedavg"].checkpoint == pytest.approx(model, rel=0.01)
-    tuned = plan._Rehearsed.of(plan._counted(every["local fine-tuning"], benchmark.load("paper_b")))
+    tuned = plan._Rehearsed.of(every["local fine-tuning"])
     left = tuned.after(found["fedavg"])
     assert left.rounds == 30 and left.steps == 6 * 30 * found["fedavg"].steps // 300  # six rates
 

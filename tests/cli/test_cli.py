@@ -180,7 +180,7 @@ CONFIGS = {
     "a network that classifies": ('[model]\nname = "densenet_small"', "the data are for segmentation, the model for"),
     "a loss that classifies": (
         '[train]\nloss = "ce"',
-        "train.loss = 'ce' does not fit this task; choose dice or dice_ce",
+        "train.loss = 'ce' is a softmax over background and labels",
     ),
     "no such fold": ("[split]\nfolds = 5\nfold = 5", "split.fold = 5: with split.folds = 5 it lies below 5"),
     "too few cases to cross-validate": (
@@ -190,7 +190,7 @@ CONFIGS = {
     "an unknown site to leave out": ('[federation]\nname = "leave_out"\nsite = "isle"', "did you mean 'island'?"),
     "an unknown label to sort by": (
         '[federation]\nname = "by_label_size"\nlabel = "XT"',
-        "federation.label = 'XT' is not in the data",
+        "federation.label names 'XT', which is not in the data",
     ),
     "an orientation that is none": ('[prepare]\norientation = "RAX"', "one letter of each of LR, PA and IS"),
     "unknown modality": ('[data.sites.north]\nmissing = ["t9"]', "t9"),
