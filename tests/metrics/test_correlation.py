@@ -4,7 +4,7 @@ from math import isnan
 
 import numpy as np
 import pytest
-from scipy.stats import pearsonr, spearmanr
+from scipy.stats import bootstrap, pearsonr, spearmanr
 
 from polysite.metrics.correlation import correlation, interval
 
@@ -18,21 +18,34 @@ def test_correlations_are_those_of_scipy():
 
 def test_without_variation_or_with_two_units_there_is_no_correlation():
     assert isnan(correlation([1, 2, 3], [2, 2, 2])) and isnan(correlation([1, 2], [1, 2]))
-    assert all(map(isnan, interval([1, 1, 1, 1], [[1.0], [2.0], [3.0], [4.0]])))
+    assert all(map(isnan, interval([1, 1, 1, 1], [1, 2, 3, 4])))
 
 
-def test_the_interval_covers_both_federations_and_seeds():
+def test_the_interval_widens_with_the_scatter_of_the_units():
     x = list(range(14))
-    exact = [[float(v)] * 3 for v in x]
-    noisy = [[v - 6.0, float(v), v + 6.0] for v in x]  # the same means; seeds differ
-    assert interval(x, exact) == (pytest.approx(1), pytest.approx(1))
-    low, high = interval(x, noisy)
-    assert low < 0.9 < high and low > 0
-    assert interval(x, noisy) == (low, high)  # the same resamples
+    scattered = [v + 6 * (-1) ** v for v in x]
+    assert interval(x, x) == (pytest.approx(1), pytest.approx(1))
+    low, high = interval(x, scattered)
+    assert low < correlation(x, scattered) < high < 1
+    assert interval(x, scattered) == (low, high)  # the same resamples
+
+
+@pytest.mark.parametrize("kind", ["pearson", "spearman"])
+def test_the_interval_is_that_of_scipy(kind):
+    """SciPy resamples pairs too; 2,000 resamples of each agree to their own error."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=16)
+    y = x + rng.normal(size=16)
+    ours = interval(x, y, kind, draws=2000)
+    theirs = bootstrap(
+        (x, y), lambda a, b: correlation(a, b, kind), paired=True, vectorized=False, n_resamples=2000,
+        method="percentile", rng=np.random.default_rng(4),
+    ).confidence_interval  # fmt: skip
+    assert ours == pytest.approx(tuple(theirs), abs=0.05)
 
 
 def test_the_interval_holds_a_true_correlation_of_zero_about_as_often_as_it_says():
     rng = np.random.default_rng(1)
     draws = [(rng.normal(size=16), rng.normal(size=16)) for _ in range(200)]
-    bounds = [interval(x.tolist(), [[v] for v in y], draws=500) for x, y in draws]
+    bounds = [interval(x, y, draws=500) for x, y in draws]
     assert 0.88 <= np.mean([low <= 0 <= high for low, high in bounds]) <= 0.99

@@ -1,10 +1,9 @@
 """Correlation of two quantities over a few units (federations, sites), with a bootstrap interval.
 
-The second quantity is measured several times in every unit (once per seed). A resample draws units, and in every drawn
-unit its measurements, so the interval covers both variations.
+A resample draws units with both of their values. The noise of a measured value is part of the scatter between units, so
+it is not drawn a second time.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -25,8 +24,8 @@ def correlation(x: ArrayLike, y: ArrayLike, kind: Kind = "pearson") -> float:
 
 
 def interval(
-    x: Sequence[float],
-    y: Sequence[Sequence[float]],
+    x: ArrayLike,
+    y: ArrayLike,
     kind: Kind = "pearson",
     level: float = 0.95,
     draws: int = 5000,
@@ -36,24 +35,19 @@ def interval(
 
     Args:
         x: First quantity of every unit.
-        y: Measurements of the second quantity in every unit.
+        y: Second quantity of every unit.
         kind: Pearson's or Spearman's correlation.
         level: Coverage.
         draws: Resamples; those in which a quantity is constant are left out.
         seed: Seed of the resamples.
 
-    >>> low, high = interval([1, 2, 3, 4, 5], [[1, 2], [2, 2], [3], [5, 4], [5]])
+    >>> low, high = interval([1, 2, 3, 4, 5], [1, 2, 3, 5, 5])
     >>> 0.5 < low < high <= 1
     True
     """
-    rng, first = np.random.default_rng(seed), np.asarray(x, np.float64)
-    picks = rng.integers(0, len(first), (draws, len(first)))
-    second = np.zeros(picks.shape)
-    for unit, values in enumerate(y):
-        measured, here = np.asarray(values, np.float64), picks == unit
-        again = rng.integers(0, measured.size, (int(here.sum()), measured.size))
-        second[here] = measured[again].mean(1)
-    found = _rows(first[picks], second, kind)
+    first, second = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    picks = np.random.default_rng(seed).integers(0, len(first), (draws, len(first)))
+    found = _rows(first[picks], second[picks], kind)
     known = found[np.isfinite(found)]
     if known.size < draws // 2:
         return float("nan"), float("nan")

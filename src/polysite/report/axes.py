@@ -285,7 +285,7 @@ def correlations(results: Sequence[FederationResult]) -> Grid | None:
         cells = [name(pair.method), name(pair.distance), number(len(pair.x), "d")]
         for kind in kinds:
             value = correlation(pair.x, pair.means, kind)
-            low, high = interval(pair.x, pair.y, kind)
+            low, high = interval(pair.x, pair.means, kind)
             cells += [
                 _number(value),
                 Cell("–") if isnan(low) or len(pair.x) < ENOUGH else Cell(f"{low:+.2f} to {high:+.2f}"),
@@ -294,7 +294,7 @@ def correlations(results: Sequence[FederationResult]) -> Grid | None:
     head = ("method", "distance", "federations", "Spearman", "95 % interval", "Pearson", "95 % interval")
     note = (
         "Correlation of the distance with the loss over the federations: positive if methods lose more in federations "
-        "with larger distances. Interval: bootstrap over federations, and over the seeds of every drawn one. With few "
+        "with larger distances. Interval: bootstrap over federations, for each correlation by itself. With few "
         f"federations, or ones made in the same way, it is approximate; below {ENOUGH} federations none is shown. "
         + _words(results)
     )
