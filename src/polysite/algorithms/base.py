@@ -51,6 +51,8 @@ class Facts:
     """A model that leaves may stand for a single local step."""
     exchanges: int = 0
     """Rounds that it needs to finish; 0 if any number is enough."""
+    pull: float = 0.0
+    """Weight of a proximal term of local training: SGD diverges if the learning rate times this is 2 or more."""
     masks_head: bool = False
     """It separates the head from the background in normalised images (not ``prepare.normalise = 'none'``)."""
 

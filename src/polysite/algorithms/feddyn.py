@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.average import send_model, serve_received
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
@@ -48,6 +48,11 @@ class FedDyn:
 
     def __post_init__(self) -> None:
         within(self, alpha=(TINY, INF))
+
+    @property
+    def facts(self) -> Facts:
+        """Facts that other modules act on."""
+        return Facts(pull=self.alpha)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params, tree.zeros(tree.trained(params)), tuple(sorted(sites)))

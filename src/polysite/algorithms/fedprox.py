@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite.algorithms.average import average, send_model, serve_received
-from polysite.algorithms.base import INF, Kind, within
+from polysite.algorithms.base import INF, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
@@ -43,6 +43,11 @@ class FedProx:
 
     def __post_init__(self) -> None:
         within(self, mu=(0, INF))
+
+    @property
+    def facts(self) -> Facts:
+        """Facts that other modules act on."""
+        return Facts(pull=self.mu)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)

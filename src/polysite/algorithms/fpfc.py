@@ -31,7 +31,7 @@ from typing import ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.average import serve_received
-from polysite.algorithms.base import INF, TINY, Kind, in_rounds, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, in_rounds, within
 from polysite.algorithms.partial_models import parted, refuse_unknown
 from polysite.cluster.fusion import components, scad_share
 from polysite.errors import ConfigError
@@ -108,6 +108,11 @@ class Fpfc:
             )
         if not self.fused:
             raise ConfigError("fused names nothing that is personal; name it, as in ['head.*'], or choose fedavg")
+
+    @property
+    def facts(self) -> Facts:
+        """Facts that other modules act on."""
+        return Facts(pull=self.rho)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         refuse_unknown("fused", self.fused, params)

@@ -1,7 +1,7 @@
 """The process behind ``workers.Worker``: it reads one JSON order per line, runs it, and replies with the exit code.
 
-What a job prints goes to the file that its order names. After a failure the process ends: the device may be in a state
-that the next job would inherit.
+What a job prints goes to the file that its order names. After a crash the process ends: the device may be in a state
+that the next job would inherit. After a refusal it goes on.
 """
 
 import gc
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polysite import config, study
+from polysite.benchmark.jobs import REFUSED
 from polysite.errors import PolysiteError
 from polysite.evaluation import evaluate
 
@@ -33,7 +34,7 @@ def main() -> None:
             sys.stderr.flush()
             replies.write(f"{code}\n")
             replies.flush()
-            if code:
+            if code not in (0, REFUSED):
                 return
             _release()
 
@@ -49,7 +50,7 @@ def _run(order: Mapping[str, Any]) -> int:
             study.train(config.load(Path(order["study"])), order["run"], after=order["after"])
     except (PolysiteError, OSError) as problem:
         print(f"polysite: {problem}", file=sys.stderr)
-        return 2
+        return REFUSED
     except Exception:
         traceback.print_exc()
         return 1

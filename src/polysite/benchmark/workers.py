@@ -1,7 +1,7 @@
 """Processes that run the jobs of a benchmark, as many in parallel as fit into memory.
 
-A worker process runs one job after the other, so that its libraries are loaded once; after a failure it ends and the
-next job gets a new one. A job whose first phases are a job of their own waits for that job and continues from it.
+A worker process runs one job after the other, so that its libraries are loaded once; after a crash it ends and the next
+job gets a new one. A job whose first phases are a job of their own waits for that job and continues from it.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from select import select
 from signal import SIGTERM, default_int_handler, signal
 
-from polysite.benchmark.jobs import Job, Step
+from polysite.benchmark.jobs import REFUSED, Job, Step
 
 SPARE = 0.8  # fraction of the free memory that runs may use
 LOOK = 20.0  # seconds after which a run has allocated most of its memory
@@ -46,10 +46,12 @@ def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
                 room.learnt = room.learnt or not code
                 if code:
                     failed[job.title] = _reason(job, code)
-                    worker.end()
                 else:
                     done.append(job)
+                if code in (0, REFUSED):
                     idle.append(worker)
+                else:
+                    worker.end()
                 step(f"{job.title}: {'failed' if code else 'done'}")
     finally:
         for worker in (*running.values(), *idle):
