@@ -356,7 +356,11 @@ def test_an_algorithm_says_what_it_requires():
 
 def test_a_proximal_term_that_sgd_cannot_follow_is_refused():
     """A step of size lr on rho/2 |w|^2 multiplies w by 1 - lr rho: it grows if lr rho is more than 2."""
-    with pytest.raises(ConfigError, match="fpfc diverges: train.lr = 3.2 times the weight 1 of its proximal term"):
-        parse('[algorithm]\nname = "fpfc"\n[train]\nlr = 3.2')
-    assert parse('[algorithm]\nname = "fpfc"\nrho = 0.5\n[train]\nlr = 3.2').algorithm.rho == 0.5
-    assert parse('[algorithm]\nname = "fpfc"\n[train]\nlr = 3.2\noptimiser = "adam"').train.lr == 3.2
+    text = '[algorithm]\nname = "fpfc"\nrho = {}\n[train]\nlr = 3.2\noptimiser = "{}"'
+    with pytest.raises(ConfigError, match=r"fpfc diverges: train.lr = 3.2 times the weight 1 of its proximal term"):
+        parse(text.format("1.0", "sgd")).check()
+    for fine in (("0.5", "sgd"), ("1.0", "adam")):
+        parse(text.format(*fine)).check()
+    phase = '[[then]]\nalgorithm = {name = "fedprox", mu = 30.0}'
+    with pytest.raises(ConfigError, match="fedprox diverges"):
+        parse(phase).check()

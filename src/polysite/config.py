@@ -122,6 +122,8 @@ class Study:
         """Refuse a model or training settings that do not fit the data. This opens the data source."""
         from polysite.training import tasks
 
+        for phase in phases(self):
+            phase.train.check_rate(phase.algorithm, name_of(phase.algorithm))
         if self.model.task != self.data.task:
             fitting = " or ".join(n for n, m in MODELS.items() if m.task == self.data.task)
             raise ConfigError(

@@ -101,6 +101,19 @@ def test_clients_of_paper_a_are_the_sites_in_natural_order(tmp_path):
     assert (swapped["Dice 1"], swapped["Dice 4"]) == (0.4, 0.1)
 
 
+def test_a_mean_over_sites_stands_beside_one_with_its_spread_between_sites(tmp_path):
+    """Table 3 of paper A: four clients with the means that Table 4 prints give 0.828 ± 0.12, whatever their sizes."""
+    means = {n.where: n.value for n in numbers("A_table4") if (n.method, n.setting) == ("FedAvg_default", "FeTS^A")}
+    cases = {s: {str(k): {"WT": means[s]} for k in range(int(s))} for s in "1234"}
+    write_run(tmp_path / "run", cases)
+    found = compare([Method("mine", (read(tmp_path / "run", "mine"),))])
+    paper = Paper(("A_table3",), {"mine": ("FedAvg (default 1.0)",)}, setting=("FeTS^A: Client_1",), over="sites")
+    (line,) = published.tables(found, paper, Speeds())[0].lines
+    assert (line.cells[2].text, line.cells[3].text, line.cells[5].text) == ("0.828 ± 0.120", "0.828 ± 0.119", "yes")
+    (other,) = published.tables(found, replace(paper, over="cases"), Speeds())[0].lines
+    assert other.cells[3].value == pytest.approx(sum(int(s) * means[s] for s in "1234") / 10)
+
+
 def test_distances_of_an_assessment_stand_beside_those_of_paper_a(tmp_path):
     matrix = np.array([[0, 1, 2, 3], [1, 0, 4, 5], [2, 4, 0, 6], [3, 5, 6, 0.0]])
     quantities = {

@@ -327,11 +327,20 @@ def published_distances(results: Sequence[FederationResult], paper: Paper) -> Gr
         for kind in kinds:
             cells += [_printed(here, [kind], "EMD"), number(result.distances.get(kind), ".2f")]
         for method in ours:
-            cells += [_printed(here, paper.methods[method], main), _score(result, result.find(method))]
+            cells += [_printed(here, paper.methods[method], main), _beside(result, method, paper)]
         lines.append(Line(tuple(cells)))
     head = ("federation", *(f"{column}, {which}" for column in columns for which in ("published", "measured")))
-    note = "Published and measured distances and scores of every federation; ± over the seeds."
+    over = "means of the sites" if paper.over == "sites" else "seeds"
+    note = f"Published and measured distances and scores of every federation; ± over the {over}."
     return Grid("published_distances", "Published and measured distances", head, tuple(lines), note)
+
+
+def _beside(result: FederationResult, method: str, paper: Paper) -> Cell:
+    """Return the score that is set beside a published one: a mean over cases, or over sites if the paper has that."""
+    found = result.find(method)
+    if found is None or paper.over == "cases":
+        return _score(result, found)
+    return spread(found.site_means(result.comparison.main, result.comparison.policy))
 
 
 def _printed(known: Sequence[Number], methods: Sequence[str], measure: str) -> Cell:

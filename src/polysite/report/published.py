@@ -15,6 +15,7 @@ from itertools import chain
 from math import isnan
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,7 @@ class Paper:
         settings: For every federation of the benchmark, by its title, the settings that it has in these tables.
         sites: For every site of the benchmark, its name in these tables. By default ``1`` is the first site in natural
             order, and ``institution 1`` the site of that number.
+        over: What a mean over everything and its ± are over: ``cases``, or ``sites`` (of the means of the sites).
     """
 
     tables: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ class Paper:
     setting: tuple[str, ...] = ()
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sites: Mapping[str, str] = field(default_factory=dict)
+    over: Literal["cases", "sites"] = "cases"
 
     def __post_init__(self) -> None:
         listed = [n for table in self.tables for n in numbers(table)]
@@ -146,6 +149,7 @@ HEAD = ("method", "measure", "published", "measured", "difference", "within ±")
 NOTE = (
     "Published value, measured value and their difference. Within ±: whether the difference is at most the published ±."
 )
+SITES = "Mean ± standard deviation of the means of the sites; at one site, of its cases."
 BEST = (
     "BM… is the best mean: a measure of every client, averaged over its classes (in a segmentation with the "
     "background) and then over clients, in the round in which it is highest on the test cases; it takes run.peek = "
@@ -179,7 +183,9 @@ def _table(table: str, paper: Paper, look: "_Look") -> Grid:
                 lines.append(Line((*line.cells, _beside(n, chosen))) if means else line)
     absent = list(dict.fromkeys(n.method for n in listed if n.method not in found))
     missing = [f"Not measured here: {', '.join(absent)}."] if absent else []
-    note = " ".join([NOTE, *([BEST] if means else []), *missing, *_doubts(listed)])
+    note = " ".join(
+        [NOTE, *([SITES] if paper.over == "sites" else []), *([BEST] if means else []), *missing, *_doubts(listed)]
+    )
     return Grid(f"published_{table}", _title(table), (*HEAD, "honest") if means else HEAD, tuple(lines), note)
 
 
@@ -324,7 +330,10 @@ class _Look:
             site, label = self._place(published.where, method)
             if site == "":
                 return []
-            return method.of(site, published.measure.lower(), self.comparison.policy, label)
+            measure, policy = published.measure.lower(), self.comparison.policy
+            if site is None and self.paper.over == "sites":
+                return method.site_means(measure, policy, label)
+            return method.of(site, measure, policy, label)
         return []
 
     def _place(self, where: str, method: Method) -> tuple[str | None, str | None]:

@@ -318,6 +318,13 @@ class Method:
         """Return the values of one hospital, or of all with None."""
         return [v for (s, _), v in self.values(measure, policy, label).items() if site in (None, s)]
 
+    def site_means(
+        self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
+    ) -> list[float]:
+        """Return the mean of every hospital that has a value."""
+        each = (self.of(site, measure, policy, label) for site in self.sites)
+        return [fmean(values) for values in each if values]
+
     def common(self) -> dict[Key, float]:
         """Return the main measure of every case if all hospitals used the model of one best round; empty if they do."""
         known = [

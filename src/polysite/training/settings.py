@@ -74,13 +74,16 @@ class Train:
             raise ConfigError(f"train.overlap must lie in [0, 1), got {self.overlap}")
 
     def allow(self, algorithm: Any, name: str) -> None:
-        """Refuse an optimiser or a rate that violates the assumptions of the algorithm."""
+        """Refuse an optimiser that violates the assumptions of the algorithm."""
         if algorithm.plain_sgd and (self.optimiser != "sgd" or self.momentum):
             given = f"momentum = {self.momentum}" if self.momentum else f"optimiser = {self.optimiser!r}"
             raise ConfigError(
                 f"{name} is derived for plain SGD and would be wrong with train.{given}; "
                 "set train.optimiser = 'sgd' and train.momentum = 0, or choose another algorithm"
             )
+
+    def check_rate(self, algorithm: Any, name: str) -> None:
+        """Refuse a learning rate at which SGD diverges along the proximal term of the algorithm."""
         pull = facts(algorithm).pull
         if self.optimiser == "sgd" and self.lr * pull >= 2:
             raise ConfigError(
