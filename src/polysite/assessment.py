@@ -142,9 +142,9 @@ def _publish(
 
 
 def assessed_sites(study: Study, watch: Watch = Watch(), dealt: Mapping[str, SiteSplit] | None = None) -> Simulator:
-    """Return the simulated hospitals, ready to describe their cases: whole volumes, also if the study is of slices,
-    since slices of a patient are not independent. Missing modalities and empty labels are allowed: they are findings,
-    not errors. ``dealt`` are volumes."""
+    """Return the simulated hospitals, ready to describe their cases. If the study has slices, these are whole volumes
+    (also in ``dealt``), since slices of a patient are not independent. Missing modalities and empty labels are allowed:
+    they are findings, not errors."""
     study = config.whole(study)
     if isinstance(study.data, Files):
         study = replace(study, data=replace(study.data, allow=("missing", "empty")))

@@ -62,9 +62,9 @@ class Run:
 
 
 def deal_cases(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
-    """Return the training, validation and test cases of every site; volumes are cut into slices if the study says so.
+    """Return the training, validation and test cases of every site; slices, if the study has ``[slices]``.
 
-    No image is opened that is not needed.
+    Only images that the federation measures or that are cut into slices are opened.
     """
     cases = cut(study, deal_volumes(study), watch)
     for split, purpose in (("train", "train on"), ("validation", "validate on")):

@@ -31,7 +31,7 @@ class FedProx:
     """Federated averaging with a proximal term that holds local training near the received model.
 
     Args:
-        mu: Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg; 0.01 is our choice.
+        mu: Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg. The default is our choice.
     """
 
     mu: float = 0.01

@@ -20,11 +20,11 @@ steps. inner_lr * lam must stay well below 2, or the proximal term diverges. tra
 The defaults follow the learning rate of the site, r = train.lr. lam = 1 / (inner r): the proximal term is as strong as
 the inner steps are long, so that v goes about 1 - 1/e as far as without it. The authors' published results have
 lam r = 1.5: an outer step then goes at most 0.67 r times the gradient, less than one step of FedAvg, for ``inner``
-steps of computation. On phantoms that had a Dice of 0.35 after 800 local steps, this default 0.59; local training had
-0.61 after 640 (one run each; no other value was tried; docs/results/phantoms.md). inner_lr = r / (1 + r lam): if r
-suits F, whose curvature is then about 1 / r, this suits F + lam/2 |.|^2, whose curvature is larger by lam. lr =
-1 / lam: M_k has a gradient with constant lam, and the step then ends at v; the authors' rate of 0.005 goes 0.075 of
-this way.
+steps of computation. On phantoms, the authors' ratio gave a Dice of 0.35 after 800 local steps, this default 0.59, and
+local training 0.61 after 640 (one run each; no other value was tried; docs/results/phantoms.md).
+inner_lr = r / (1 + r lam): if r suits F, whose curvature is then about 1 / r, this suits F + lam/2 |.|^2, whose
+curvature is larger by lam. lr = 1 / lam: M_k has a gradient with constant lam, and the step then ends at v; the
+authors' rate of 0.005 goes 0.075 of this way.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,8 +52,7 @@ class PFedMe:
 
     Args:
         lam: Weight of the proximal term of the personal model (lambda in the paper), more than 0; the paper takes 10 to
-            30. None: 1 / (inner * train.lr), our choice, after a trial on phantoms
-            (docs/results/phantoms.md).
+            30. None: 1 / (inner * train.lr), our choice after a trial on phantoms (docs/results/phantoms.md).
         lr: Learning rate of the shared model at a site (eta in the paper), more than 0; the authors take 0.005. None:
             1 / lam, the longest step that the smoothness of the envelopes allows.
         outer: Steps of the shared model at a site per round (R in the paper), at least 1; 20, as in the paper.

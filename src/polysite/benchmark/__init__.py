@@ -7,19 +7,19 @@ A benchmark is a TOML file::
     reference = "fedavg"                the method that all others are compared with
     folds = 5                           folds of a cross-validation; none by default
     seeds = [0, 1, 2]                   a run for every seed; [0] by default
-    budget = "steps"                    rounds of every method such that local steps, or bytes, are the reference's;
-                                        "rounds" by default: the rounds of the studies
+    budget = "steps"                    sets the rounds of every method so that its local steps ("bytes": its traffic)
+                                        equal the reference's; "rounds", the default, leaves them as they are
     preset = "fets_benchmark"           settings that all methods share: a preset,
     [study]                             and sections of a study, which override the preset
     [methods.NAME]                      settings of one method; two keys use the result of an assessment:
     outlier = { distance = "emd", weight = 0.3 }     a lower weight for the outlier by this distance, or
     clusters = "euclidean"                           one model for every cluster by this distance
-    [[federations]]                     every method in every federation, besides folds and seeds: keys of a
-    title = "dirichlet 0.1"             federation, with a title of its own; or "federation" with a list of
-    name = "dirichlet"                  federations that follow one another; "study" has other changes, as of a split
-    [sweep]                             methods with every combination of values of settings
+    [[federations]]                     a federation that every method runs in, for every fold and seed: its title and
+    title = "dirichlet 0.1"             its keys, or "federation" with a list of steps; "study" has other sections that
+    name = "dirichlet"                  change with it, such as split
+    [sweep]                             settings, each with a list of values; every combination is run
     "algorithm.lam" = [0, 1, 10]
-    sweep_methods = ["feddiv"]          methods that are swept; all that have the key by default
+    sweep_methods = ["feddiv"]          methods to sweep; by default all that have a swept key
     needs = "..."                       the data that it is made for
     sizes = "B_sizes"                   published number of cases of every site, for a plan without the data
     [published_folds]                   where --folds FOLDER finds the folds that were published
@@ -38,9 +38,9 @@ The folder that a benchmark writes::
     radiomics/                          features and clusters, in a benchmark without methods
     comparison/                         tables, figures and page, with published numbers beside the measured ones
 
-With federations, ``fold0-seed0`` of ``assess/``, ``studies/`` and ``runs/`` lie in a folder with the federation's
-title, ``federations/TITLE/`` has the comparison of the methods in each, and ``comparison/`` has all federations:
-scores, and whether the distance between sites predicts what a method loses. Pooled training runs once for all
+With federations, ``assess/``, ``studies/`` and ``runs/`` have a folder per federation, named by its title;
+``federations/TITLE/`` compares the methods in one federation, and ``comparison/`` has all of them: scores, and whether
+the distance between sites predicts the loss of a method. Pooled training runs once for all
 federations that have the same cases. A method with a swept value is called ``feddiv, lam = 10``.
 
 A benchmark that is started again continues where it stopped. Every study is checked before the first one trains. Runs

@@ -24,7 +24,7 @@ OWN = ("title", "study", "federation")  # keys of an entry of ``federations`` th
 
 @dataclass(frozen=True)
 class NamedFederation:
-    """A federation of a benchmark: its title, and the changes of a study that make it."""
+    """A federation of a benchmark: its title, and the settings of a study that define it."""
 
     title: str = ""  # empty if the benchmark has no axis of federations
     study: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +69,10 @@ def _federation(entry: Any) -> NamedFederation:
     chosen = entry.get("federation", own)
     study = entry.get("study", {})
     if not isinstance(study, Mapping) or "federation" in study:
-        raise ConfigError(f"the key 'study' of the federation {entry.get('title', chosen)!r} holds other sections")
+        raise ConfigError(
+            f"the key 'study' of the federation {entry.get('title', chosen)!r} must be a table of sections of a study "
+            "other than federation"
+        )
     return NamedFederation(str(entry.get("title") or _title(chosen)), {**study, "federation": chosen})
 
 
@@ -105,7 +108,7 @@ def points(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def check_sweep(sweep: Mapping[str, Any], only: Iterable[str], methods: Iterable[str]) -> None:
-    """Refuse a sweep of sections that choose the cases, without values, or of methods that are not there."""
+    """Refuse a sweep of settings that choose the cases, of fewer than two values, or of unknown methods."""
     known = list(methods)
     for key, values in sweep.items():
         if not isinstance(values, list) or len(values) < 2:
@@ -122,13 +125,13 @@ def check_sweep(sweep: Mapping[str, Any], only: Iterable[str], methods: Iterable
 
 
 def variants(method: str, study: Study, sweep: Mapping[str, Sequence[Any]], named: bool) -> list[Variant]:
-    """Return a method with every combination of the swept values that its study has; itself if it has none.
+    """Return a method with every combination of the swept values that apply to it; the method as it is if none apply.
 
     Args:
         method: Name of the method.
-        study: Its study, with other values of the swept keys.
+        study: Its study before any swept value is set.
         sweep: Swept keys and their values.
-        named: Whether the benchmark names this method for the sweep, so that every key must be there.
+        named: Whether ``sweep_methods`` names this method, which must then have every swept key.
     """
     mine = {key: values for key, values in sweep.items() if named or _has(study, key)}
     if not mine:
@@ -149,7 +152,7 @@ def _has(value: Any, key: str) -> bool:
 
 
 def _point(point: Mapping[str, Any], keys: Iterable[str]) -> str:
-    """Return swept values as text, with the last word of a key where that is enough.
+    """Return swept values as text; a key is shortened to its last word where that is unique.
 
     >>> _point({"algorithm.lam": 10, "train.lr": 0.1}, ["algorithm.lam", "algorithm.lr", "train.lr"])
     'lam = 10, train.lr = 0.1'

@@ -99,7 +99,7 @@ class Bench:
     reference: str | None = None
     seeds: tuple[int, ...] = (0,)
     folds: int = 0  # folds of a cross-validation; 0 for none
-    budget: Kind = "rounds"  # what methods have in common with the reference: rounds, steps or bytes
+    budget: Kind = "rounds"  # what is equal for all methods: rounds, or the steps or bytes of the reference
     federations: tuple[NamedFederation, ...] = ()  # none: all methods have the federation of the study
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # key of a study -> values
     sweep_methods: tuple[str, ...] = ()  # methods that are swept; none: all that have a swept key
@@ -123,11 +123,11 @@ class Bench:
         return replace(self, methods=chosen, sweep_methods=swept, sweep=self._sweep_of(swept))
 
     def _sweep_of(self, swept: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-        """Return the sweep; none if the methods that it names are left out."""
+        """Return the sweep; empty if all methods that it names are left out."""
         return {} if self.sweep_methods and not swept else self.sweep
 
     def at_equal(self, budget: str | None) -> "Bench":
-        """Return the benchmark with another budget; as it is, if None."""
+        """Return the benchmark with another budget; unchanged if None."""
         known = get_args(Kind)
         if budget is not None and budget not in known:
             raise ConfigError(f"budget = {budget!r}: compare at equal {', '.join(known[:-1])} or {known[-1]}")

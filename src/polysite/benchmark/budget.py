@@ -1,4 +1,4 @@
-"""Equal budgets: studies with as many rounds as cost the steps, or the bytes, of a reference.
+"""Equal budgets: set the rounds of studies so that all take the steps, or send the bytes, of a reference.
 
 A round is not the same effort in every method: Ditto trains twice, FedDiv sends half of the network, pFedMe takes its
 own number of steps. The steps and bytes of a round come from a rehearsal (`polysite.costs.rehearsal`).
@@ -16,15 +16,15 @@ from polysite.errors import ConfigError
 
 
 def equalise(studies: Mapping[str, Study], reference: str | None, kind: Kind) -> dict[str, Study]:
-    """Return the studies with rounds that cost as much as those of the reference, as nearly as whole rounds allow.
+    """Return the studies with the number of rounds whose cost is nearest to that of the reference.
 
-    All phases of a study are lengthened or shortened by one factor (`lengthen`). A study without any cost of this kind,
-    such as local training by bytes, keeps its rounds.
+    The rounds of all phases of a study change by one factor (`lengthen`). A study without a cost of this kind, such as
+    local training with ``bytes``, keeps its rounds.
 
     Args:
         studies: The study of every method.
-        reference: The method whose cost is the budget; None: fedavg, or else the first.
-        kind: What to hold equal: rounds (the studies as they are), steps or bytes, over all sites and rounds.
+        reference: Method whose cost is the budget; None: fedavg, or the first method without it.
+        kind: What is equal: rounds (returns the studies unchanged), or steps or bytes over all sites and rounds.
     """
     if kind == "rounds":
         return dict(studies)
@@ -47,9 +47,9 @@ def _equal(chosen: Study, budget: int, kind: Kind) -> Study:
 
 
 def lengthen(chosen: Study, factor: float) -> Study:
-    """Return a study with so many times the rounds in every phase.
+    """Return a study with the rounds of every phase multiplied by a factor.
 
-    Learning rates end at the same value (``train.gamma`` is adapted), and the model is validated as often over the run.
+    Learning rates end at the same value (``train.gamma`` is adapted), and the number of validations stays the same.
     """
     first, *later = config.phases(chosen)
     then = tuple(config.merge(given, _longer(phase, factor)) for given, phase in zip(chosen.then, later, strict=True))
@@ -60,7 +60,7 @@ def lengthen(chosen: Study, factor: float) -> Study:
 
 
 def _length(phase: Study) -> int:
-    """Return the rounds of training of a phase; an algorithm that fits clusters first has its own number of them."""
+    """Return the training rounds of a phase: those of an algorithm that fits clusters first, else ``run.rounds``."""
     tuning: int = getattr(phase.algorithm, "rounds", 0) if facts(phase.algorithm).exchanges else 0
     return tuning or phase.run.rounds
 

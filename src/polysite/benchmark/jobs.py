@@ -124,7 +124,7 @@ def _equal(bench: Bench, overrides: Mapping[str, str], federation: NamedFederati
 
 
 def _as_long_as(like: Study, chosen: Study) -> Study:
-    """Return the study with the rounds and the decay of another one, which differs in fold and seed."""
+    """Return a study with the rounds and the decay of ``like``, the same method on another fold and seed."""
     return replace(chosen, run=like.run, train=like.train, then=like.then)
 
 
@@ -147,7 +147,7 @@ def _spot(fold: int, seed: int) -> str:
 def jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = silent) -> list[Job]:
     """Return every run with its study. Studies with the same data share one source, which lists its files once.
 
-    Pooled training does not depend on who holds a case, so it runs once for all federations of the same cases.
+    Pooled training does not depend on the site of a case, so it runs once for all federations of the same cases.
     """
     sources: list[Source] = []
     listed: list[Job] = []
@@ -173,8 +173,8 @@ def jobs(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = sil
 
 
 def pooled_training(chosen: Study) -> tuple[Any, ...] | None:
-    """Return what pooled training depends on: the settings but the federation, and the cases with their part and
-    hidden modalities, whoever holds them. None for a study with sites that train."""
+    """Return what pooled training depends on: all settings except the federation, and the part and the hidden
+    modalities of every case, at any site. None if a phase of the study is not pooled."""
     if not all(phase.run.pooled for phase in config.phases(chosen)):
         return None
     dealt = study.deal_cases(chosen)
@@ -189,10 +189,9 @@ def _base(bench: Bench, overrides: Mapping[str, str], federation: NamedFederatio
 
 
 def assess(out: Path, base: Study, federation: NamedFederation, chosen: Study | None = None, method: str = "") -> Path:
-    """Return the folder of the assessment of a federation as it is dealt; assess it unless the folder exists already.
+    """Assess a federation, unless the folder exists already; return the folder.
 
-    A method that has other data, another federation or another preparation than the benchmark gets an assessment of
-    its own.
+    A method with other data, another federation or another preparation than the benchmark has its own assessment.
     """
     trained = {k: getattr(base, k) for k in ("algorithm", "model", "train", "run", "cost", "then")}
     own = chosen is not None and replace(chosen, **trained) != base
@@ -204,7 +203,7 @@ def assess(out: Path, base: Study, federation: NamedFederation, chosen: Study | 
 
 
 def assess_federations(bench: Bench, out: Path, overrides: Mapping[str, str], step: Step = silent) -> dict[str, str]:
-    """Assess every federation once for every deal of its cases; return the reasons of those that cannot be assessed."""
+    """Assess every federation once for every assignment of cases; return why some cannot be assessed, by title."""
     reasons: dict[str, str] = {}
     for federation in bench.federations:
         known: set[str] = set()
@@ -223,7 +222,7 @@ def assess_federations(bench: Bench, out: Path, overrides: Mapping[str, str], st
 
 
 def _distances(folder: Path) -> Mapping[str, Any]:
-    """Return the distances between the hospitals, as an assessment has them."""
+    """Return the distances between the hospitals from the folder of an assessment."""
     found: Mapping[str, Any] = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))["distances"]
     return found
 

@@ -85,7 +85,7 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
 
 
 def _axes(bench: Bench) -> str:
-    """Return a sentence on what is multiplied, if a benchmark has federations."""
+    """Return a sentence on the number of federations, seeds and folds; empty without federations."""
     if not bench.federations:
         return ""
     return (
@@ -95,7 +95,7 @@ def _axes(bench: Bench) -> str:
 
 
 def _cells(bench: Bench, overrides: Mapping[str, str], absent: bool) -> list[dict[str, Study]]:
-    """Return the studies of every federation; pooled training is in the first of those with the same cases alone."""
+    """Return the studies of every federation; pooled training is listed once for federations of the same cases."""
     cells: list[dict[str, Study]] = []
     known: set[Any] = set()
     whole = _counted(bench) if absent and bench.methods else bench
@@ -113,7 +113,7 @@ def _cells(bench: Bench, overrides: Mapping[str, str], absent: bool) -> list[dic
 
 
 def _counted(bench: Bench) -> Bench:
-    """Return the benchmark with a source that lists as many cases as were published."""
+    """Return the benchmark with a data source that counts the published numbers of cases."""
     files = bench.study.get("data", {})
     labels = files.get("classes") or list(files.get("labels", ()))
     counted = {
@@ -130,7 +130,7 @@ def _counted(bench: Bench) -> Bench:
 
 
 def _dealable(chosen: Study) -> Study:
-    """Return a study of counted cases, with natural sites if its federation needs groups, which are not known."""
+    """Return a study of counted cases; with natural sites if they lack what its federation needs, such as groups."""
     try:
         study.deal_cases(chosen)
     except PolysiteError:

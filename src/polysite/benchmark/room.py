@@ -1,7 +1,7 @@
-"""Whether this machine has the memory and the disk space for a benchmark, estimated before anything trains.
+"""Checks, before anything trains, that this machine has the memory and the disk space for a benchmark.
 
-Both estimates are low: what they refuse cannot work, and what they let pass may still fail. Memory is that of one
-training step: parameters with gradients and the layers' outputs, whose sizes come from a network without data.
+Both estimates are lower bounds: a refused benchmark cannot run, and an accepted one may still fail. Memory is that of
+one training step: parameters, gradients and the outputs of layers, whose sizes torch's meta device gives without data.
 """
 
 import shutil
@@ -22,7 +22,7 @@ COPIES = 3  # of the parameters in a step: the model, its gradients, and what th
 
 
 def refuse_too_large(jobs: Sequence[Job], out: Path) -> None:
-    """Refuse jobs of which one training step exceeds the memory, or all models together the free disk space."""
+    """Refuse a job whose training step exceeds the memory, and jobs whose models exceed the free disk space."""
     sizes: dict[Any, tuple[int, int]] = {}
     stored = 0
     for job in jobs:
@@ -57,7 +57,7 @@ def memory(chosen: Study) -> tuple[str, int]:
 
     try:
         device = device_of(chosen.train.device)
-    except ConfigError:  # a run says what is wrong with it
+    except ConfigError:  # the run reports the unknown device
         return chosen.train.device, 1 << 62
     if device.type == "cuda":
         return str(device), torch.cuda.get_device_properties(device).total_memory
@@ -66,7 +66,7 @@ def memory(chosen: Study) -> tuple[str, int]:
 
 
 def step_bytes(chosen: Study) -> tuple[int, int]:
-    """Return the least bytes of parameters (with copies) and of the layers' outputs in one training step of a study."""
+    """Return lower bounds of the bytes of parameters (with copies) and of layer outputs in one training step."""
     import torch
 
     module = study.build_module(chosen).to("meta")
@@ -83,7 +83,7 @@ def step_bytes(chosen: Study) -> tuple[int, int]:
     batch = torch.empty((chosen.train.batch, len(chosen.data.modality_names), *chosen.train.patch), device="meta")
     try:
         module.train()(batch)
-    except (RuntimeError, NotImplementedError):  # a network that computes with numbers, which are not there
+    except (RuntimeError, NotImplementedError):  # a forward pass that reads values; meta tensors have none
         outputs.clear()
     return COPIES * FLOAT * params, (HALF if half else FLOAT) * sum(outputs)
 

@@ -1,4 +1,4 @@
-"""Run a benchmark: all its jobs, in parallel as memory allows; write the comparison of every federation, and of all."""
+"""Run all jobs of a benchmark, in parallel as memory allows; write the comparison of every federation, and of all."""
 
 import csv
 import re
@@ -49,7 +49,7 @@ def run(
         job.file.parent.mkdir(parents=True, exist_ok=True)
         job.file.write_text(config.dump(job.study), encoding="utf-8")
         if others := job.federations[1:]:
-            step(f"{job.title}: trained once for {len(others)} more federations", len(others))
+            step(f"{job.title}: also serves {len(others)} other federations of the same cases", len(others))
         if job.done:
             step(f"{job.title}: finished before")
     failed = work(listed, parallel, step)
@@ -58,7 +58,7 @@ def run(
 
 
 def _methods(listed: Sequence[Job], federation: str, failed: Mapping[str, str]) -> list[Method]:
-    """Return the methods of a federation whose runs have all ended."""
+    """Return the methods of a federation that have finished all their runs."""
     here = [job for job in listed if federation in job.federations]
     complete = [
         [job for job in here if job.method == name]
@@ -111,7 +111,7 @@ def options(bench: Bench, out: Path, methods: Sequence[Method], results: Results
         tail=bench.compare.tail,
         speeds=config.parse(methods[0].first.config).cost,
         assessment=assessed,
-        scans=not federation,  # the same patients on every page
+        scans=not federation,  # or every federation's page would show the same patients
         remarks=(*bench.remarks, *lost),
         figures=(*bench.compare.figures, *swept),
         cases=tuple(case for case in bench.compare.cases if case in here),
@@ -125,7 +125,7 @@ def _lost(results: Results) -> list[str]:
 
 
 def _assessed(out: Path, federation: str) -> list[Path]:
-    """Return the assessments of a federation, one for every fold and seed with other cases."""
+    """Return the folders of a federation's assessments, one for every fold and seed that assigns its cases anew."""
     place = out / "assess" / file_name(federation) if federation else out / "assess"
     return sorted(place.glob("fold*-seed*"))
 

@@ -40,8 +40,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="KIND",
-            help="Compare at equal rounds, steps or bytes: the rounds of every method are set to cost as much as the "
-            "reference.",
+            help="steps or bytes: set the rounds of every method so that its local steps, or bytes, are those of the "
+            "reference; rounds: leave them as they are.",
         ),
     ] = None,
     out: Annotated[
@@ -51,7 +51,7 @@ def bench(
     override: Override = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a benchmark: methods x federations x swept values x folds x seeds, and compare.
+    """Run every method of a benchmark in all its federations, folds and seeds, and compare.
 
     The same command continues a benchmark that was interrupted. Without data, it prints the plan of a benchmark that
     has published sizes.
@@ -60,8 +60,9 @@ def bench(
     from polysite.report import tables
 
     if name is None:
+        width = max(map(len, benchmark.names()))
         for known in benchmark.names():
-            print(f"{known:15} {benchmark.load(known).title}")
+            print(f"{known:{width}}  {benchmark.load(known).title}")
         return
     chosen = benchmark.load(name, scale).only(only or []).at_equal(budget)
     given = {

@@ -1,4 +1,4 @@
-"""Budgets: how many rounds of a method cost as much as another method, in local steps or in bytes."""
+"""Budgets: the number of rounds that costs a method a given number of local steps or bytes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -8,10 +8,10 @@ from polysite.costs.model import Load
 from polysite.payload import SiteId
 
 Kind = Literal["rounds", "steps", "bytes"]
-"""What a comparison holds equal: the number of rounds, or the local steps or bytes of a run over all sites."""
+"""What is equal for all methods of a comparison: rounds, or local steps or bytes of a run over all sites."""
 
-GUESS = 8  # rounds of the first estimate, at most
-ATTEMPTS = 8  # estimates, each from the cost of the one before
+GUESS = 8  # largest number of rounds of the first estimate
+ATTEMPTS = 8  # largest number of estimates, each scaled from the cost of the last
 
 
 def spent(exchanges: Iterable[Mapping[SiteId, Load]], kind: Kind) -> int:
@@ -28,12 +28,12 @@ def spent(exchanges: Iterable[Mapping[SiteId, Load]], kind: Kind) -> int:
 
 
 def rounds_for(budget: int, cost: Callable[[int], int], rounds: int) -> int:
-    """Return the number of rounds, at least one, whose cost is nearest to a budget; the smaller one of two.
+    """Return the number of rounds, at least one, whose cost is nearest to a budget; of two, the smaller.
 
     Args:
         budget: Steps or bytes to spend.
-        cost: Steps or bytes of a run with so many rounds; it must not fall with their number.
-        rounds: The method's own number of rounds, which it keeps if they cost nothing.
+        cost: Function from a number of rounds to the steps or bytes of a run; it must not decrease.
+        rounds: The method's own number of rounds, which is returned if they cost nothing.
 
     >>> rounds_for(240, lambda n: 100 * n, rounds=40), rounds_for(7, lambda n: 0, rounds=40)
     (2, 40)

@@ -53,8 +53,8 @@ class Cache:
         self.root = root
 
     def get(self, ref: CaseRef, prepare: Prepare, patch: Sequence[int]) -> Case:
-        """Return the prepared case, from the cache or newly made. Phantoms have no files and are not cached; of slices
-        the whole volume is."""
+        """Return the prepared case, from the cache or newly made. Phantoms have no files and are not cached; nor are
+        slices, which are read from their cached volume."""
         if ref.prepared or not ref.files:
             return prepare.apply(ref.open(), patch)
         file = self.root / f"{self._key(ref, prepare, patch)}{SUFFIX}"

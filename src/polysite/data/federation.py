@@ -17,7 +17,7 @@ from polysite.data.parts import Sites, Splitter, parts_of, with_parts
 from polysite.data.split import SiteSplit
 from polysite.errors import ConfigError, DataError, nearest
 
-QUARTERS = 4  # groups of cases by the volume of a label
+QUARTERS = 4  # groups of equal size, by the volume of a label
 
 
 class Federation(Protocol):
@@ -76,14 +76,14 @@ class ByLabelSize:
 
 @dataclass(frozen=True)
 class Iid:
-    """Cases shuffled over equal synthetic sites: training cases alone, or all.
+    """Training cases, or all cases, shuffled over equal synthetic sites.
 
     Paper: Manthe et al., Federated brain tumor segmentation: an extensive benchmark, 2024, section 4.3.1.
 
     Args:
         sites: Number of synthetic sites.
-        parts: "train" moves training cases alone, and validation and test cases stay at their own sites; "all" moves
-            all cases, so that every synthetic site trains, validates and tests.
+        parts: "train" moves training cases, and validation and test cases stay at their own sites; "all" moves all
+            cases, so that every synthetic site trains, validates and tests.
     """
 
     sites: int = 5
@@ -141,9 +141,9 @@ class Dirichlet:
         alpha: Concentration of the distribution; the smaller, the more the sites differ.
         sites: Number of synthetic sites.
         least: Smallest number of cases of a site.
-        by: What is divided: classes, or groups without classes (empty); "site", the hospitals of the data; or the name
-            of a label, four groups of cases by its volume.
-        draw: Number of the draw; other draws are other federations with the same seed and split.
+        by: What is divided over the sites: empty for classes (groups, if there are no classes), "site" for the
+            hospitals of the data, or the name of a label for quarters of the cases by its volume.
+        draw: Number of the draw; with the same seed and split, every number gives another federation.
     """
 
     alpha: float = 0.5
@@ -277,9 +277,9 @@ class LeaveOut:
 
 @dataclass(frozen=True)
 class Steps:
-    """Several federations, one after the other: each deals out the sites that the one before it made.
+    """Several federations in steps: each assigns the cases of the sites that the step before it made.
 
-    The first one splits the cases into training, validation and test; in the others every case keeps its part.
+    The first step splits the cases into training, validation and test; in later steps every case keeps its part.
 
     Args:
         steps: The federations, in their order.
@@ -344,7 +344,7 @@ def _redealt(natural: Sites, dealt: Sites, split: Splitter) -> Mapping[str, Site
 
 
 def _hidden(case: CaseRef, modalities: tuple[int, ...]) -> CaseRef:
-    """Hide modalities of a case, besides those that an earlier step has hidden."""
+    """Hide modalities of a case in addition to those that an earlier step has hidden."""
     hidden = (*case.hidden, *(m for m in modalities if m not in case.hidden))
     if len(hidden) == case.modalities:
         raise ConfigError(f"the steps of the federation hide all {case.modalities} modalities of case {case.name!r}")

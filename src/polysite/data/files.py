@@ -143,7 +143,7 @@ class Files:
 
     @cached_property
     def _refs(self) -> Mapping[str, list[CaseRef]]:
-        """The cases of every site; a dataset of hundreds of thousands of boxes is listed once."""
+        """The cases of every site, listed once: a dataset may have hundreds of thousands of boxes."""
         names, cell, files_of = self.label_names, cache(self.manifest.file), cache(_files_of)
         return {s: [self._ref(r, names, cell, files_of) for r in rows] for s, rows in self.manifest.sites.items()}
 
@@ -182,7 +182,7 @@ class Files:
 
 
 def _site(name: str, known: Sequence[str], key: str) -> str:
-    """Return the site of the data that a name means; numbers may lack their leading zeros.
+    """Return the site of the data with this name; a number may lack leading zeros.
 
     >>> _site("6", ["06", "13"], "data.sites")
     '06'

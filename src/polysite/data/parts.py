@@ -12,11 +12,11 @@ Parts = Mapping[tuple[str, str], str]  # site and name of a case in the data -> 
 
 
 def splitter(split: Split, sites: Sites, seed: int) -> Splitter:
-    """Return the function by which a federation splits its sites: anew, or with the parts that the cases keep.
+    """Return the function that splits the sites of a federation: anew, or by the parts that cases have in the data.
 
     Args:
-        split: The settings; ``split.keep`` decides.
-        sites: The sites of the data, whose split gives every case its part.
+        split: The settings; ``split.keep`` chooses.
+        sites: The sites of the data; their split gives every case its part.
         seed: Seed of the study.
     """
 
@@ -31,7 +31,8 @@ def splitter(split: Split, sites: Sites, seed: int) -> Splitter:
         kept = with_parts({s: sorted(cases, key=lambda c: c.name) for s, cases in dealt.items()}, parts)
         if split.keep is True:
             return {s: _with_both(each) for s, each in kept.items()}
-        unmarked = {s: [replace(c, split="") for c in cases] for s, cases in dealt.items()}  # marks give parts
+        # the marks of the data have already given the parts that are kept
+        unmarked = {s: [replace(c, split="") for c in cases] for s, cases in dealt.items()}
         return {s: _resized(kept[s], each) for s, each in anew(unmarked).items()}
 
     return keep
@@ -56,8 +57,8 @@ def _with_both(site: SiteSplit) -> SiteSplit:
 
 
 def _resized(kept: SiteSplit, anew: SiteSplit) -> SiteSplit:
-    """Give a site's parts the sizes of a new split. As few cases as possible change their part, those first that the
-    new split moves."""
+    """Give the parts of a site the sizes of a new split. As few cases as possible change their part; those that the new
+    split puts elsewhere change first."""
     patients = [case.patient for cases in kept.values() for case in cases if case.patient]
     if len(set(patients)) < len(patients):  # the cases of a patient stay together
         return kept

@@ -22,14 +22,14 @@ from polysite.errors import ConfigError
 
 Step = Callable[[int, int, str], None]
 VERSION = 1  # of the facts about slices in the cache
-# orientation of a stack (slice, row, column) that is seen upright: the head or the front up, the patient's left right
+# orientation (slice, row, column) that shows slices upright: head or front up, the patient's left on the right
 STACKS: Mapping[str, str] = {"axial": "SPL", "coronal": "AIL", "sagittal": "RIP"}
 LETTERS: Mapping[str, str] = {"axial": "z", "coronal": "y", "sagittal": "x"}
 
 
 @dataclass(frozen=True)
 class Slices:
-    """Settings that make 2D cases of the slices of every volume. Volumes are split first, then cut.
+    """Settings that make every slice of a volume a 2D case. Volumes are split first, then cut.
 
     Slices of the volume NAME are called NAME/z077: slice 77 of the prepared volume from 0, along z (axial), y (coronal)
     or x (sagittal). ``prepare.spacing`` and ``prepare.size`` are those of the volume, in the order slice, row, column.
@@ -38,7 +38,8 @@ class Slices:
         axis: Direction of the slices; empty leaves volumes whole.
         every: Take every nth slice.
         labelled: Take only slices with a label.
-        most: Take at most so many slices of a volume, evenly spaced; 0 for all. The order is: labelled, every, most.
+        most: Take at most this number of slices of a volume, evenly spaced, of those that ``labelled`` and ``every``
+            leave; 0 for all.
     """
 
     axis: Literal["", "axial", "coronal", "sagittal"] = ""
@@ -82,7 +83,7 @@ class Slices:
             volumes: The volumes.
             prepare: Preparation of the volumes.
             patch: Size of a patch of a slice, to which slices are padded.
-            watch: Called with the number of finished volumes, of all volumes, and the name of the last one.
+            watch: Called with the numbers of finished and of all volumes, and the name of the last one.
         """
         stacks = [_Stack(volume, self.oriented(prepare), (1, *patch)) for volume in volumes]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -94,9 +95,11 @@ class Slices:
         return found
 
     def count(self, volumes: Sequence[CaseRef]) -> dict[CaseRef, list[CaseRef]]:
-        """Return ``most`` slices of every volume, for volumes that are only counted."""
+        """Return ``most`` slices of every volume, for a data source that only counts its cases."""
         if not self.most:
-            raise ConfigError("the volumes are only counted, and so are their slices: set slices.most to their number")
+            raise ConfigError(
+                "the volumes are only counted, and so are their slices: set slices.most to the number per volume"
+            )
         return {v: [_slice(v, self._name(v, k)) for k in range(self.most)] for v in volumes}
 
     def _name(self, volume: CaseRef, index: int) -> str:
@@ -104,7 +107,7 @@ class Slices:
 
 
 def summary(found: Mapping[CaseRef, Sequence[CaseRef]]) -> list[str]:
-    """Return a sentence per site about the number of its slices, and one about volumes without any."""
+    """Return a sentence per site with the number of its slices, and one about volumes without slices."""
     counts: dict[str, list[int]] = {}
     for volume, slices in found.items():
         counts.setdefault(volume.site, []).append(len(slices))
@@ -144,14 +147,14 @@ class _Stack:
         self._opened: Case | None = None
 
     def open(self) -> Case:
-        """Return the prepared volume; that of a file is mapped from the cache."""
+        """Return the prepared volume; one that is read from files is mapped from the cache."""
         with self._lock:
             if self._opened is None:
                 self._opened = self._cache.get(self.volume, self.prepare, self.patch)
             return self._opened
 
     def labelled(self) -> np.ndarray:
-        """Return for every slice whether it has a label; in a classification, all have."""
+        """Return for every slice whether it has a label; True for all in a classification."""
         how = ["slices", VERSION, version("monai"), asdict(self.prepare), list(self.patch)]
         known = self._cache.recall(self.volume, how)
         if known is None:
@@ -176,5 +179,5 @@ class _Stack:
 
 
 def _slice(volume: CaseRef, name: str) -> CaseRef:
-    """Return a case of the same patient."""
+    """Return a slice of a volume as a case of the same patient."""
     return replace(volume, name=name, patient=volume.patient or "/".join(volume.source), origin=volume.source)

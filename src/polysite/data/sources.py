@@ -214,12 +214,12 @@ class AtHospitals:
 
 @dataclass(frozen=True)
 class Counted:
-    """Cases of which only the number is known: for costs and plans before the data are here.
+    """Cases that are only counted, to estimate costs before the data are available.
 
     Args:
         sizes: Number of cases of every site.
         modalities: Names of the modalities.
-        labels: Labels to segment, all of the same volume; or classes, of which every site has as many cases.
+        labels: Labels to segment, taken to have equal volumes; or classes, taken to be equally frequent at every site.
         dims: Spatial dimensions of the images.
         task: Segmentation or classification.
     """

@@ -46,11 +46,11 @@ class Split:
         rounding: Numbers of validation and test cases among n: "nearest" to share * n; "down", int(share * n); or
             "up", n - int((1 - share) * n).
         validation_of: Cases of a site that ``validation`` is a share of: "all", or the "rest" that is not tested.
-        marked_test: Part of the cases that the data mark as test cases: "test", or "validation" where a study has two
-            parts only and reports the cases that it validates on.
-        keep: Whether a case that a federation moves keeps the part that it has at its own hospital: true, so that all
-            federations test the same cases (only a site without any case to train on, or to validate with, gets one);
-            "sizes", as far as the parts of every site have the sizes of a new split.
+        marked_test: Part of the cases that the data mark as test cases: "test", or "validation" for a study that
+            reports its validation cases and has no test cases.
+        keep: Whether a case that a federation moves keeps the part that it has at its own hospital. true: always, so
+            that all federations test the same cases (but a site without training or validation cases gets one of the
+            other part). "sizes": as far as every site has as many cases in each part as in a new split.
     """
 
     validation: float = 0.2

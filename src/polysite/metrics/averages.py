@@ -2,8 +2,8 @@
 
 All cases of a client are counted together, class by class: voxels in a segmentation, cases in a classification. Per
 client: the average over the classes of every client, then over clients. Pooled: the counts of all clients are added
-before the average over classes. The two differ if classes are shared unequally. Two clients with four cases of one
-class and one of the other, both of which answer their own majority class:
+before the average over classes. The two differ if the frequencies of classes differ between clients, as here: each
+client has four cases of one class and one of the other, and always predicts its own majority class.
 
 >>> clients = [of_classes([(k, k)] * 4 + [(k, 1 - k)]) for k in (0, 1)]
 >>> [round(averaged(clients, name), 2) for name in ("balanced_accuracy", "f1", "specificity")]
@@ -11,8 +11,8 @@ class and one of the other, both of which answer their own majority class:
 >>> [round(averaged(clients, name, Way(pooled=True)), 2) for name in ("balanced_accuracy", "f1", "specificity")]
 [0.8, 0.8, 0.8]
 
-A class that a client neither has nor predicts is left out of its average, and so is a ratio without a denominator: the
-sensitivity to a class that is not there. IoU is TP / (TP + FP + FN).
+A class that a client neither has nor predicts is left out of its average, and so is a ratio whose denominator is 0,
+such as the sensitivity to an absent class. IoU is TP / (TP + FP + FN).
 """
 
 import math
@@ -31,7 +31,7 @@ class Average:
 
     Args:
         title: Name in tables.
-        best_mean: Name of its best mean over rounds in Liu et al. (FedDiv).
+        best_mean: Name of its best mean over rounds in the FedDiv paper.
         ratio: Numerator and denominator of one class from its counts.
     """
 
@@ -58,7 +58,7 @@ class Way:
     """How counts are averaged.
 
     Args:
-        pooled: Add the counts of all clients first; else average over clients last.
+        pooled: Add the counts of all clients before averaging over classes; else average every client, then clients.
         background: In a segmentation, count the voxels without any label as a class.
     """
 
@@ -95,7 +95,7 @@ def of_classes(pairs: Iterable[tuple[int, int]]) -> Counts:
 
 
 def of_cases(scores: Scores) -> Counts:
-    """Return the counts of some cases together; none if a case has none, as in records of 0.1.0."""
+    """Return the summed counts of cases; empty if a case has no counts, as in records of 0.1.0."""
     pairs = [(s.predicted, s.true) for s in scores.values() if s.predicted is not None and s.true is not None]
     if pairs:
         return of_classes(pairs)
@@ -113,7 +113,7 @@ def total(tables: Iterable[Counts]) -> Counts:
 
 
 def averaged(clients: Iterable[Counts], measure: str, way: Way = Way()) -> float:
-    """Return the average of a measure over the counts of clients; NaN without any.
+    """Return a measure averaged over classes and clients; NaN if no client has a value.
 
     Args:
         clients: Counts of every client.
@@ -127,7 +127,7 @@ def averaged(clients: Iterable[Counts], measure: str, way: Way = Way()) -> float
 
 
 def average(counts: Counts, measure: str) -> float:
-    """Return a measure of one client: the mean over its classes, or the accuracy over all; NaN if there is none.
+    """Return a measure of one client: the mean over its classes, or the accuracy over all cases; NaN if undefined.
 
     >>> average({"a": (3, 1, 0, 4), "b": (2, 0, 2, 4)}, "iou")
     0.625

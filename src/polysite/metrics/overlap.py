@@ -39,7 +39,7 @@ class Overlap:
 
     @property
     def count(self) -> Count:
-        """The four numbers."""
+        """True positives, false positives, false negatives and true negatives."""
         return self.tp, self.fp, self.fn, self.tn
 
     @property
@@ -79,7 +79,7 @@ def overlap(predicted: Any, truth: Any) -> Overlap:
 
 
 def overlaps(labels: Sequence[str], predicted: Any, truth: Any) -> dict[str, Overlap]:
-    """Count the overlap of every label and of the background, which has no label.
+    """Count the overlap of every label and of the background, the voxels without any label.
 
     Args:
         labels: Names of the labels.

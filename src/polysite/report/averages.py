@@ -11,7 +11,7 @@ from polysite.report.runs import Method, Summary
 
 
 def honest(run: Summary, measure: str, way: Way = Way()) -> float:
-    """Return an average of the model that the run ends with, whose round was chosen on validation cases.
+    """Return an average of the final model, from the round that was best on validation cases.
 
     Args:
         run: A finished run.
@@ -67,9 +67,10 @@ def _note(split: str, classes: bool, peeked: bool) -> str:
     """Return how the averages are computed."""
     what = "cases" if classes else "voxels"
     words = (
-        f"From the {what} of all {split} cases of a hospital together: true and false positives and negatives of every "
-        "class, a measure of each, their mean. Per client: the mean over hospitals of these means. Pooled: counts of "
-        "all hospitals are added first. A class that a hospital neither has nor predicts is left out. "
+        f"True and false positives and negatives of every class are counted over the {what} of all {split} cases of a "
+        "hospital; a measure is computed for every class and averaged over classes. Per client: then averaged over "
+        "hospitals. Pooled: from the added counts of all hospitals. A class that a hospital neither has nor predicts "
+        "is left out. "
     )
     if classes:
         words += "Averaged over classes, sensitivity is balanced accuracy. "

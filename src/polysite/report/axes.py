@@ -31,13 +31,13 @@ from polysite.report.published import Number, Paper, numbers
 from polysite.report.runs import Key, Method, Summary
 from polysite.site import Scores
 
-ENOUGH = 5  # federations with an interval: resamples of fewer are too much alike
+ENOUGH = 5  # fewest federations with an interval; resamples of fewer are too similar
 NAMES = {"emd": "EMD", "euclidean": "EUC", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
 
 
 @dataclass(frozen=True)
 class FederationResult:
-    """The methods of one federation, compared, and the distances between its sites."""
+    """The comparison of the methods in one federation, and the distances between its sites."""
 
     title: str
     comparison: Comparison
@@ -45,7 +45,7 @@ class FederationResult:
 
     @property
     def pooled(self) -> Method | None:
-        """The pooled method."""
+        """The method with pooled training; None if there is none."""
         return next((m for m in self.comparison.trained if m.first.settings["run"]["pooled"]), None)
 
     def find(self, method: str) -> Method | None:
@@ -125,7 +125,7 @@ def regrouped(run: Summary, like: Summary) -> Regrouped:
 
 
 def distances(folders: Iterable[Path]) -> dict[str, float]:
-    """Return every distance of assessments, each the mean over the pairs of sites and over the folders."""
+    """Return every distance, averaged over the pairs of sites and over the folders of assessments."""
     found: dict[str, list[float]] = {}
     for folder in folders:
         try:
@@ -220,14 +220,15 @@ def distance_table(results: Sequence[FederationResult]) -> Grid:
             cells += [_score(result, result.find(method)), spread(values) if values else Cell("–")]
         lines.append(Line(tuple(cells)))
     note = (
-        "Distances: means over the pairs of sites that train. EMD_maxI, EMD_maxL: of the modality and the label with "
-        f"the largest; EMD: both combined; EUC: of the mean embeddings. {_words(results)}"
+        "Distances: means over the pairs of sites that train. EMD_maxI and EMD_maxL: EMD of the modality and of the "
+        "label that differ most; EMD: all combined; EUC: Euclidean distance of the mean embeddings. "
+        f"{_words(results)}"
     )
     return Grid("distance", "Distances and losses", tuple(head), tuple(lines), note)
 
 
 def _words(results: Sequence[FederationResult]) -> str:
-    """Return a sentence on what a loss is."""
+    """Return a sentence that defines the loss."""
     main = about(results[0].comparison.main).title
     pooled = next((r.pooled.name for r in results if r.pooled), None)
     against = f"of {pooled}" if pooled else f"in the federation {results[0].title!r}"
@@ -263,7 +264,7 @@ class Related:
 
 
 def related(results: Sequence[FederationResult]) -> list[Related]:
-    """Return every method with every distance, if at least two federations have both."""
+    """Return every pair of method and distance that at least two federations have."""
     found = []
     for method, by_title in losses(results).items():
         for kind in _kinds(results):

@@ -17,7 +17,7 @@ from polysite.report.runs import Method
 
 ACROSS = 3  # panels in a row
 HIGH = 2.5  # inches of a panel
-MAX_METHODS = 7  # with a colour of their own
+MAX_METHODS = 7  # largest number of methods in the figure of distances
 
 
 def distance(results: Sequence[FederationResult]) -> list[Picture]:
@@ -105,7 +105,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _curves(axes: Axes, result: FederationResult, key: str) -> None:
-    """Draw a line for all methods that differ in the key alone, and a dashed line for every method without others."""
+    """Draw a line through methods that differ in the key alone, and a dashed line for every other method."""
     lines: dict[str, list[tuple[float, list[float], Method]]] = {}
     for method in result.comparison.trained:
         settings = dict(_flat(method.first.settings))
@@ -126,7 +126,7 @@ def _curves(axes: Axes, result: FederationResult, key: str) -> None:
 
 
 def _label(names: Sequence[str]) -> str:
-    """Return what the names of methods have in common.
+    """Return the parts that the names of methods share.
 
     >>> _label(["feddiv, alpha = 1, lam = 0", "feddiv, alpha = 1, lam = 10"])
     'feddiv, alpha = 1'
@@ -136,7 +136,7 @@ def _label(names: Sequence[str]) -> str:
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
-    """Choose a logarithmic axis for values of different magnitudes; one that holds zero too, where there is one."""
+    """Set a logarithmic axis for values of different magnitudes; a symmetric one if they include zero."""
     positive = [v for v in values if v > 0]
     if not positive or max(positive) < 50 * min(positive):
         return

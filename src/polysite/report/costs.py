@@ -97,7 +97,7 @@ def table(methods: Sequence[Method], speeds: Speeds) -> Grid:
 
 
 def with_effort(scores: Grid, methods: Sequence[Method]) -> Grid:
-    """Return a table of scores, which has a line per method, with the steps and bytes of a run beside every score."""
+    """Add the steps and bytes of a run to a table of scores with a line per method."""
     costs = [[cost(run, Speeds()) for run in method.runs] for method in methods]
     if not any(c.steps for each in costs for c in each):
         return scores
@@ -109,7 +109,7 @@ def with_effort(scores: Grid, methods: Sequence[Method]) -> Grid:
 
 
 def _unequal(methods: Sequence[Sequence[Cost]]) -> str:
-    """Return what the methods do not have in common, as the end of a sentence."""
+    """Return the ranges of rounds, steps and bytes that differ between methods, as the end of a sentence."""
     uneven = []
     for what, of, text in (("rounds", _rounds, _whole), ("steps", _steps, _whole), ("bytes", _sent, _bytes)):
         values = [fmean(map(of, each)) for each in methods]
@@ -117,9 +117,9 @@ def _unequal(methods: Sequence[Sequence[Cost]]) -> str:
             uneven.append(f"{what} {text(min(values)).text.replace('–', '0')} to {text(max(values)).text}")
     if len(methods) < 2:
         return ""
-    return (
-        f"; unequal between methods: {', '.join(uneven)}" if uneven else "; equal for all methods, as their rounds are"
-    )
+    if not uneven:
+        return "; rounds, steps and bytes are equal for all methods"
+    return f"; unequal between methods: {', '.join(uneven)}"
 
 
 def _rounds(run: Cost) -> int:

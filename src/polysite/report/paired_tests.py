@@ -95,7 +95,7 @@ def gains(
 
 
 def by_volume(values: Mapping[Key, float], method: Method) -> dict[Key, float]:
-    """Return the mean of every volume, where cases are its slices: slices of a patient are not independent."""
+    """Return the mean of every volume if cases are slices, since slices of a patient are not independent."""
     if not method.first.sliced:
         return dict(values)
     volumes: dict[Key, list[float]] = {}

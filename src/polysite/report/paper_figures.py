@@ -1,4 +1,4 @@
-"""Figures of a paper, by name: ``bars``, ``boxes``, ``groups``, ``volumes``, ``cases``, ``clusters``, ``sweep``, ...
+"""Figures of a paper, by name: ``bars``, ``boxes``, ``groups``, ``volumes``, ``cases``, ``clusters`` and others.
 
 ``PAPER_FIGURES`` maps a name to a function of a comparison and the options of its page, which returns pictures; none if
 the runs do not hold what the figure shows. Most are figures of paper B (Manthe et al., Federated brain tumor
@@ -325,7 +325,7 @@ def distance(comparison: Comparison, options: Options) -> list[Picture]:
 
 
 def sweep(comparison: Comparison, options: Options) -> list[Picture]:
-    """Draw the main score against every setting in which methods differ, and in nothing else."""
+    """Draw the main score against every numeric setting that is the only difference between methods."""
     return axes_figures.sweep(options.federations or (FederationResult("", comparison),))
 
 

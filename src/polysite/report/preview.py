@@ -63,8 +63,10 @@ class Row:
 
 
 def draw(study: Study, out: Path, cases: int = 6) -> Iterator[Path]:
-    """Write ``out/SITE.png`` for every site, with up to ``cases`` cases, spread evenly over its list; of a volume that
-    is cut into slices, the one in the middle."""
+    """Write ``out/SITE.png`` for every site, with up to ``cases`` cases, spread evenly over its list.
+
+    A volume that is cut into slices shows its middle slice.
+    """
     out.mkdir(parents=True, exist_ok=True)
     labels = study.data.label_names if study.data.task == "segmentation" else ()
     for site, refs in study.data.case_refs(study.seed).items():

@@ -220,7 +220,7 @@ class Summary:
 
     @cached_property
     def counts(self) -> Mapping[str, Counts]:
-        """Counts of all cases of every site together, by label or class; empty if they are not known of all sites."""
+        """Counts of all cases of every site together, by label or class; empty unless known for all sites."""
         evaluated = _scores_of(self.evaluation) if self.evaluation else {}
         for scores in (self.scores, evaluated):  # results of 0.1.0 have no counts; a later evaluation has
             counts = {site: averages.of_cases(cases) for site, cases in scores.items() if cases}
