@@ -27,7 +27,7 @@ from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
 
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
-REFUSED = 2  # exit code of a job that was refused with a sentence, after which its process can go on
+REFUSED = 2  # exit code of a job that was refused with a message; its worker process takes the next one
 
 
 class Step(Protocol):

@@ -337,7 +337,7 @@ def published_distances(results: Sequence[FederationResult], paper: Paper) -> Gr
 
 
 def _beside(result: FederationResult, method: str, paper: Paper) -> Cell:
-    """Return the score that is set beside a published one: a mean over cases, or over sites if the paper has that."""
+    """Return the score to set beside a published one: the mean over cases, or over means of sites (``paper.over``)."""
     found = result.find(method)
     if found is None or paper.over == "cases":
         return _score(result, found)

@@ -83,10 +83,10 @@ class Train:
             )
 
     def check_rate(self, algorithm: Any, name: str) -> None:
-        """Refuse a learning rate at which SGD diverges along the proximal term of the algorithm."""
+        """Refuse a learning rate at which SGD diverges because of the proximal term of the algorithm."""
         pull = facts(algorithm).pull
         if self.optimiser == "sgd" and self.lr * pull >= 2:
             raise ConfigError(
                 f"{name} diverges: train.lr = {self.lr:g} times the weight {pull:g} of its proximal term is 2 or more; "
-                "choose a lower one of them"
+                "lower one of them"
             )
