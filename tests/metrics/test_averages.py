@@ -119,12 +119,10 @@ def test_pooled_counts_are_those_of_all_cases(pairs, at):
     clients = [of_classes(part) for part in (pairs[:at], pairs[at:])]
     predicted, true = map(list, zip(*pairs, strict=True))
     assert averaged(clients, "accuracy", POOLED) == pytest.approx(classification.accuracy(predicted, true))
-    for measure in ("balanced_accuracy", "f1"):
+    for measure in ("balanced_accuracy", "f1", "specificity"):
         expected = getattr(classification, measure)(predicted, true, 5)
-        assert averaged([of_classes(pairs)], measure) == pytest.approx(expected)
-    np.testing.assert_allclose(
-        averaged([of_classes(pairs)], "specificity"), classification.specificity(predicted, true, 5)
-    )
+        for counts, way in (([of_classes(pairs)], Way()), (clients, POOLED)):
+            np.testing.assert_allclose(averaged(counts, measure, way), expected)
 
 
 def test_counts_of_cases_are_added_and_a_case_without_any_leaves_none():

@@ -103,11 +103,18 @@ def of_cases(scores: Scores) -> Counts:
 
 
 def total(tables: Iterable[Counts]) -> Counts:
-    """Add counts class by class."""
-    sums: dict[str, Count] = {}
-    for table in tables:
-        for name, (tp, fp, fn, tn) in table.items():
-            a, b, c, d = sums.get(name, (0, 0, 0, 0))
+    """Add counts class by class. All cases of a table without a class are true negatives of it.
+
+    >>> total([{"0": (3, 0, 0, 0)}, {"0": (0, 0, 1, 1), "1": (1, 1, 0, 0)}])
+    {'0': (3, 0, 1, 1), '1': (1, 1, 0, 3)}
+    """
+    known = [table for table in tables if table]
+    names = dict.fromkeys(name for table in known for name in table)
+    sums: dict[str, Count] = dict.fromkeys(names, (0, 0, 0, 0))
+    for table in known:
+        absent = (0, 0, 0, sum(next(iter(table.values()))))
+        for name, (a, b, c, d) in sums.items():
+            tp, fp, fn, tn = table.get(name, absent)
             sums[name] = (a + tp, b + fp, c + fn, d + tn)
     return sums
 
