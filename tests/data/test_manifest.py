@@ -67,6 +67,10 @@ BAD = {
     ),
     "no truth": ("site,case,t1\nA,1,a.nii\n", "needs either a label map"),
     "no meaning": ("site,case,t1,label\nA,1,a.nii,s.nii\n", "declares the labels none"),
+    "a name of two lines": (
+        HEAD + 'A,1,a.nii,s.nii,L=1\nA,2,b.nii,s.nii,"L\nM=1"\n',
+        "declares the labels L M; others",
+    ),
     "other names": (HEAD + "A,1,a.nii,s.nii,L=1\nA,2,b.nii,s.nii,M=1\n", "declares the labels M; others declare L"),
     "labels of no form": (HEAD + "A,1,a.nii,s.nii,L:1\n", "line 2: labels = 'L:1' is not of the form"),
     "long row": (HEAD + "A,1,a.nii,s.nii,L=1,9\n", "line 2: the row has more or fewer cells"),

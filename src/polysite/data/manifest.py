@@ -33,7 +33,7 @@ from typing import Any
 
 from polysite.data.case import SPLITS
 from polysite.data.images import suffix
-from polysite.errors import DataError
+from polysite.errors import DataError, shown
 from polysite.payload import natural as natural
 from polysite.storage import write_file
 
@@ -97,7 +97,7 @@ class Manifest:
         if bool(row.label) != bool(first.label):
             raise DataError(f"{who} has a {'label map' if row.label else 'class'} and others do not")
         if row.label and (list(row.labels) != list(first.labels) or not row.labels):
-            given, others = ", ".join(row.labels) or "none", ", ".join(first.labels)
+            given, others = shown(", ".join(row.labels) or "none"), shown(", ".join(first.labels))
             raise DataError(
                 f"{who} declares the labels {given}; others declare {others}: use the same names in one order"
             )
