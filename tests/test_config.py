@@ -356,7 +356,7 @@ def test_an_algorithm_says_what_it_requires():
 
 def test_a_proximal_term_that_sgd_cannot_follow_is_refused():
     """A step of size lr on rho/2 |w|^2 multiplies w by 1 - lr rho: it grows if lr rho is more than 2."""
-    with pytest.raises(ConfigError, match="fpfc diverges: train.lr = 3.2 times the weight 1 of its proximal term"):
+    with pytest.raises(ConfigError, match=r"fpfc diverges: train.lr = 3.2 times the weight 1 of its proximal term"):
         parse('[algorithm]\nname = "fpfc"\n[train]\nlr = 3.2')
     assert parse('[algorithm]\nname = "fpfc"\nrho = 0.5\n[train]\nlr = 3.2').algorithm.rho == 0.5
     assert parse('[algorithm]\nname = "fpfc"\n[train]\nlr = 3.2\noptimiser = "adam"').train.lr == 3.2
