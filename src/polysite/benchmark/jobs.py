@@ -125,7 +125,7 @@ def _equal(bench: Bench, overrides: Mapping[str, str], federation: NamedFederati
 
 def _as_long_as(like: Study, chosen: Study) -> Study:
     """Return the study with the rounds and the decay of another one, which differs in fold and seed."""
-    return replace(chosen, run=like.run, train=like.train, then=like.then)
+    return replace(chosen, algorithm=like.algorithm, run=like.run, train=like.train, then=like.then)
 
 
 def _build(bench: Bench, variant: Variant, overrides: Mapping[str, str], federation: NamedFederation) -> Study:
