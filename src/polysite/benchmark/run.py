@@ -97,7 +97,7 @@ def publish(bench: Bench, out: Path, results: Results) -> list[Grid]:
     grids = axes_page.tables(compared, bench.published)
     pages = {title: f"../federations/{file_name(title)}/index.html" for title in cells}
     remarks = (*bench.remarks, *results.remarks, *_lost(results))
-    axes_page.write(out / "comparison", bench.title, bench.about, compared, grids, pages, remarks)
+    axes_page.write(out / "comparison", bench.title, bench.about, compared, grids, pages, remarks, bench.published)
     return grids
 
 
