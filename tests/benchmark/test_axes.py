@@ -16,6 +16,7 @@ from polysite.data.federation import Dirichlet, Iid
 from polysite.errors import ConfigError
 
 plan = import_module("polysite.benchmark.plan")  # the package has a function of this name
+running = import_module("polysite.benchmark.run")
 
 HEAD = """
 title = "Axes"
@@ -167,6 +168,43 @@ def test_a_plan_counts_federations_and_swept_values(write, monkeypatch):
     runs = {line.cells[0].text: line.cells[1].value for line in grid.lines}
     assert runs == {"centralised": 2, "fedavg": 6, "prox, mu = 0": 6, "prox, mu = 1": 6, "all": 20}
     assert "3 federations x 2 seeds and folds" in grid.note
+
+
+APART = """
+title = "Folds"
+federations = [
+    { title = "first", name = "natural", study = { split = { folds = 4, fold = 0 } } },
+    { title = "second", name = "natural", study = { split = { folds = 4, fold = 1 } } },
+]
+"""
+ALONE = REST.replace("centralised.run.pooled = true\n", "")
+
+
+def _stop(*_):
+    raise InterruptedError
+
+
+def test_the_cases_that_federations_share_are_counted_before_training(write, tmp_path, monkeypatch, caplog):
+    """Every hospital has 7 cases; the federations deal all of them out, and test other ones without ``keep``."""
+    bench = write(HEAD + ALONE.replace("keep = true", "test = 0.5"))
+    tested = [{c.source for x in study.deal_cases(j.study).values() for c in x["test"]} for j in jobs(bench, tmp_path)]
+    shared, sizes = len(set.intersection(*tested)), sorted(map(len, tested))
+    assert 0 < shared < sizes[0] < sizes[-1]
+    monkeypatch.setattr(running, "refuse_too_large", _stop)
+    with pytest.raises(InterruptedError):
+        benchmark.run(bench, tmp_path / "out")
+    assert f"all 3 federations share {shared} test cases, and each has {sizes[0]} to {sizes[-1]}." in caplog.text
+    assert benchmark_jobs.check(jobs(write(HEAD + ALONE), tmp_path / "out")) == ()
+    pooled = write(HEAD + REST.replace("keep = true", "test = 0.5"))
+    assert benchmark_jobs.check(jobs(pooled, tmp_path / "out")) == ()
+
+
+def test_federations_without_a_shared_case_have_no_figure_of_distances(write, tmp_path):
+    (remark,) = benchmark_jobs.check(jobs(write(APART + ALONE), tmp_path / "out"))
+    assert "share 0 test cases" in remark
+    with pytest.raises(ConfigError, match="'distance' compares the scores of 2 federations, but no case is tested"):
+        benchmark.run(write(APART + ALONE + '[compare]\nfigures = ["distance"]\n'), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.soak

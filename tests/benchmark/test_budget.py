@@ -9,7 +9,7 @@ from polysite import benchmark, config, study
 from polysite.benchmark import jobs
 from polysite.benchmark.budget import equalise, lengthen
 from polysite.cli import app
-from polysite.costs.budget import spent
+from polysite.costs.budget import rounds_for, spent
 from polysite.errors import ConfigError
 
 BASE = {
@@ -27,6 +27,7 @@ METHODS = {
     "feddiv": {"algorithm": "feddiv", "model": {"name": "unet_small_sub", "filters": [2, 4, 4]}},
     "ifca": {"algorithm": {"name": "ifca", "k": 2}},
 }
+CFFT = {"algorithm": {"name": "cfft", "components": 2, "dimensions": 2, "rounds": 4}, "run": {"rounds": 90}}
 
 
 def studies(*names):
@@ -81,10 +82,7 @@ def test_phases_become_longer_together():
             "run": {"rounds": 20, "best_from": 10},
             "then": [
                 {"algorithm": {"name": "fine_tune", "lr": [0.1]}, "run": {"rounds": 10, "best_from": 1}},
-                {
-                    "algorithm": {"name": "cfft", "components": 2, "dimensions": 2, "rounds": 4},
-                    "run": {"rounds": 90, "best_from": 0},
-                },
+                config.merge(CFFT, {"run": {"best_from": 0}}),
             ],
         }
     )
@@ -93,8 +91,40 @@ def test_phases_become_longer_together():
     assert clustered.algorithm.rounds == 6 and clustered.train.gamma == pytest.approx(0.9 ** (4 / 6))
     assert (first.run.best_from, tuned.run.best_from, clustered.run.best_from) == (15, 1, 0)
     assert lengthen(long, 1.0) == replace(long, then=lengthen(long, 1.0).then)
+    short = lengthen(config.build({**BASE, "then": [{"algorithm": "cfft", "run": {"rounds": 200}}]}), 0.5)
+    assert short.then[0]["algorithm"] == {"name": "cfft", "rounds": 25} and short.then[0]["run"]["rounds"] == 175
+    alone = config.build(config.merge(BASE, CFFT))
+    longer = lengthen(alone, 2)
+    assert longer.algorithm == replace(alone.algorithm, rounds=8) and longer.run.rounds == 94
     shares = lengthen(studies("ifca")["ifca"], 2)
     assert shares.algorithm.warmup == 0.2 and config.phases(shares)[0].algorithm.warmup == 8  # still a share
+
+
+def test_an_algorithm_with_its_own_rounds_gets_the_budget_in_the_first_phase_too(tmp_path):
+    """Seven steps a round: 20 rounds of FedAvg, and as many rounds of tuning."""
+    methods = {"fedavg": {}, "cfft": CFFT}
+    bench = benchmark.Bench("b", "B", methods, BASE, seeds=(0, 1), budget="steps")
+    found = {(j.method, j.seed): j.study for j in jobs.jobs(bench, tmp_path, {})}
+    budget = spent(study.loads(found["fedavg", 0]), "steps")
+    for seed in (0, 1):
+        assert found["cfft", seed].algorithm.rounds == 20 and found["cfft", seed].run.rounds == 106
+        assert spent(study.loads(found["cfft", seed]), "steps") == budget
+
+
+@pytest.mark.parametrize(
+    ("cost", "wanted"),
+    [
+        (lambda n: 7, 40),  # the same whatever the rounds
+        (lambda n: 10**6, 40),
+        (lambda n: 900 + n, 100),  # nearly all of it before the first round
+        (lambda n: 100 * (n // 3), 30),
+        (lambda n: 2000 + n, 1),
+    ],
+)
+def test_rounds_of_a_budget_take_few_rehearsals(cost, wanted):
+    asked = []
+    found = rounds_for(1000, lambda n: (asked.append(n), cost(n))[1], rounds=40)
+    assert found == wanted and len(asked) <= 10 and max(asked) <= 101
 
 
 def test_a_reference_that_is_left_out_or_sends_nothing_is_refused():

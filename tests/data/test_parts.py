@@ -79,23 +79,43 @@ def test_a_site_of_one_part_gets_a_case_of_the_other():
     assert (len(first["train"]), len(first["validation"])) == (1, count - 1)
 
 
-@pytest.mark.parametrize("keep", [True, "sizes"])
-@pytest.mark.parametrize("federation", [*MOVES, Limited(9)], ids=lambda f: type(f).__name__)
-def test_the_cases_of_a_patient_stay_in_one_part(federation, keep):
-    sites = {
+def timed(patients, times):
+    """Three hospitals whose patients were scanned several times."""
+    return {
         s: [
             case(f"{s}{i:02d}-{k}", s, patient=f"{s}{i}", group="g", category="xyz"[k])
-            for i in range(9)
-            for k in (0, 1)
+            for i in range(patients)
+            for k in range(times)
         ]
         for s in "abc"
     }
+
+
+def parts_of_patients(dealt):
     found = {}
-    for splits in deal(federation, sites, keep=keep).values():
+    for splits in dealt.values():
         for k in SPLITS:
             for c in splits[k]:
                 found.setdefault(c.patient, set()).add(k)
-    assert all(len(parts) == 1 for parts in found.values())
+    return found
+
+
+@pytest.mark.parametrize("keep", [True, "sizes"])
+@pytest.mark.parametrize("federation", [*MOVES, Limited(9), Limited(3)], ids=str)
+def test_the_cases_of_a_patient_stay_in_one_part(federation, keep):
+    for patients, times in ((9, 2), (5, 3)):
+        for seed in range(10):
+            found = parts_of_patients(deal(federation, timed(patients, times), seed=seed, keep=keep))
+            assert all(len(parts) == 1 for parts in found.values()), (patients, seed)
+
+
+def test_a_site_of_one_part_gets_all_cases_of_one_patient_or_none():
+    seen = set()
+    for seed in range(30):
+        for splits in deal(Limited(2), timed(5, 3), seed=seed, keep=True, test=0.0).values():
+            patients = len({c.patient for k in SPLITS for c in splits[k]})
+            seen.add((patients, bool(splits["train"]) and bool(splits["validation"])))
+    assert seen == {(2, True), (1, False)}
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 
 from folders import cases as drawn
 from folders import load, write
+from polysite.engines.record import SiteValidation
 from polysite.engines.run_folder import RunFolder
 from polysite.report import axes, axes_figures, axes_page
 from polysite.report.axes import FederationResult
@@ -144,7 +145,7 @@ def test_the_figure_has_a_panel_per_distance_and_a_point_per_federation(results)
 
 
 def test_swept_settings_are_those_in_which_methods_differ_alone(tmp_path):
-    given = [(mu, lr) for mu in (0.0, 0.1, 10.0) for lr in (0.1, 0.4)]
+    given = [(mu, lr) for mu in (0.0, 0.01, 1.0) for lr in (0.1, 0.4)]
     runs = []
     for k, (mu, lr) in enumerate(given):
         settings = {"algorithm": {"name": "fedprox", "mu": mu}, "train": {"lr": lr}}
@@ -157,8 +158,35 @@ def test_swept_settings_are_those_in_which_methods_differ_alone(tmp_path):
     (panel,) = first.svg.figure.axes
     labels = panel.get_legend_handles_labels()[1]
     assert sorted(labels) == ["fedavg", "fedprox, lr = 0.1", "fedprox, lr = 0.4"]
-    assert panel.get_xscale() == "symlog" and panel.containers[0].lines[0].get_xdata().tolist() == [0.0, 0.1, 10.0]
+    assert panel.get_xscale() == "symlog" and panel.containers[0].lines[0].get_xdata().tolist() == [0.0, 0.01, 1.0]
     assert PAPER_FIGURES["sweep"](compare(load(runs[0], runs[-1])), Options()) == []
+
+
+GOOD, FAIR = (8, 1, 1, 90), (5, 5, 5, 85)
+
+
+def peeked(path, best, **settings):
+    """A run of one site whose second round was the best on test cases."""
+    rounds = [SiteValidation(1, 0.5, {"WT": 0.5}, {"background": c[::-1], "WT": c}) for c in (FAIR, best, FAIR)]
+    counts = {"a": {"a-1": rounds[-1].counts}}
+    return write(path, {"a": {"a-1": {"WT": 0.5}}}, counts=counts, peeked=[{"a": r} for r in rounds], **settings)
+
+
+def test_best_means_are_swept_too_where_runs_peeked(tmp_path):
+    runs = [
+        peeked(tmp_path / f"fedprox, mu = {mu:g}", best, algorithm={"name": "fedprox", "mu": mu})
+        for mu, best in ((0.0, FAIR), (1.0, GOOD))
+    ]
+    found = compare(load(*runs, write(tmp_path / "fedavg", {"a": {"a-1": {"WT": 0.5}}})))
+    names = [f"sweep algorithm.mu{word}" for word in ("", " BMIoU", " BMDice", " BMSens", " BMSpec")]
+    pictures = PAPER_FIGURES["sweep"](found, Options())
+    assert [p.name for p in pictures] == names
+    (panel,) = pictures[1].svg.figure.axes
+    line = panel.containers[0].lines[0]
+    assert line.get_xdata().tolist() == [0.0, 1.0]
+    assert line.get_ydata() == pytest.approx([(85 / 95 + 5 / 15) / 2, (90 / 92 + 8 / 10) / 2])  # with background
+    assert panel.get_legend_handles_labels()[1] == ["fedprox"] and "per client + bg" in pictures[1].caption
+    assert [p.name for p in PAPER_FIGURES["sweep"](found, Options(published=Paper(("D_table3",))))] == names[:-1]
 
 
 def test_the_page_links_every_federation_and_writes_every_table(results, tmp_path):

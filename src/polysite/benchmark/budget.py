@@ -53,16 +53,18 @@ def lengthen(chosen: Study, factor: float) -> Study:
     """
     first, *later = config.phases(chosen)
     then = tuple(config.merge(given, _longer(phase, factor)) for given, phase in zip(chosen.then, later, strict=True))
-    new = _longer(first, factor)
-    return replace(
-        chosen, run=replace(chosen.run, **new["run"]), train=replace(chosen.train, **new["train"]), then=then
-    )
+    sections = {name: replace(getattr(chosen, name), **keys) for name, keys in _longer(first, factor).items()}
+    return replace(chosen, **sections, then=then)
 
 
 def _length(phase: Study) -> int:
     """Return the training rounds of a phase: those of an algorithm that fits clusters first, else ``run.rounds``."""
-    tuning: int = getattr(phase.algorithm, "rounds", 0) if facts(phase.algorithm).exchanges else 0
-    return tuning or phase.run.rounds
+    return _tuning(phase) or phase.run.rounds
+
+
+def _tuning(phase: Study) -> int:
+    """Return the algorithm's own number of rounds; 0 if it has none."""
+    return getattr(phase.algorithm, "rounds", 0) if facts(phase.algorithm).exchanges else 0
 
 
 def _longer(phase: Study, factor: float) -> dict[str, Any]:
@@ -76,5 +78,5 @@ def _longer(phase: Study, factor: float) -> dict[str, Any]:
         "validate_every": max(1, round(plan.validate_every * ratio)),
         "best_from": plan.best_from if plan.best_from <= 1 else min(rounds, max(1, round(plan.best_from * ratio))),
     }
-    own = {} if before == plan.rounds else {"algorithm": {"rounds": after}}
+    own = {"algorithm": {"rounds": after}} if _tuning(phase) else {}
     return {"run": run, "train": {"gamma": phase.train.gamma ** (before / after)}, **own}

@@ -27,6 +27,7 @@ from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
 
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
+Key = tuple[str, str]  # site and name of a case
 REFUSED = 2  # exit code of a job that was refused with a message; its worker process takes the next one
 
 
@@ -125,7 +126,7 @@ def _equal(bench: Bench, overrides: Mapping[str, str], federation: NamedFederati
 
 def _as_long_as(like: Study, chosen: Study) -> Study:
     """Return a study with the rounds and the decay of ``like``, the same method on another fold and seed."""
-    return replace(chosen, run=like.run, train=like.train, then=like.then)
+    return replace(chosen, algorithm=like.algorithm, run=like.run, train=like.train, then=like.then)
 
 
 def _build(bench: Bench, variant: Variant, overrides: Mapping[str, str], federation: NamedFederation) -> Study:
@@ -263,9 +264,17 @@ def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
     return tomli_w.dumps({**asked, "methods": {**known, **bench.methods}})
 
 
-def check(work: Sequence[Job]) -> None:
-    """Refuse, before anything trains, studies that do not fit their data, and methods that test different cases."""
-    tested: dict[tuple[str, int, int], tuple[str, set[tuple[str, str]]]] = {}
+def check(work: Sequence[Job], distance: bool = False) -> tuple[str, ...]:
+    """Refuse, before anything trains, studies that do not fit their data, and methods that test different cases.
+
+    Args:
+        work: The runs.
+        distance: Whether the figure ``distance`` was asked for, which compares federations.
+
+    Returns:
+        Remarks on what the comparison of the federations rests on.
+    """
+    tested: dict[tuple[str, int, int], tuple[str, dict[Key, Key]]] = {}
     for job in work:
         try:
             dealt = study.check(job.study)
@@ -274,20 +283,51 @@ def check(work: Sequence[Job]) -> None:
         fits(job, dealt)
         cases = _scored(dealt)
         at = job.federations[0], job.fold, job.seed
-        other, shared = tested.setdefault(at, (job.method, cases))
-        if not cases & shared:
+        other, known = tested.setdefault(at, (job.method, cases))
+        if not cases.keys() & known.keys():
             where = f"{job.federations[0]}, fold {job.fold}".removeprefix(", ")
             raise ConfigError(
                 f"{job.method} and {other} test different cases in {where}, so they cannot be compared: give "
                 "them the same split and sites"
             )
-        tested[at] = other, cases & shared
+        tested[at] = other, {case: source for case, source in known.items() if case in cases}
+    if any(job.study.run.pooled for job in work):  # a loss is then one within a federation
+        return ()
+    by_seed: dict[int, dict[str, set[Key]]] = {}
+    for (federation, _, seed), (_, cases) in tested.items():
+        by_seed.setdefault(seed, {}).setdefault(federation, set()).update(cases.values())
+    return _on_shared(list(by_seed.values()), distance)
 
 
-def _scored(dealt: Mapping[str, SiteSplit]) -> set[tuple[str, str]]:
-    """Return site and name of the cases that a run reports: test cases, or validation cases without any."""
+def _scored(dealt: Mapping[str, SiteSplit]) -> dict[Key, Key]:
+    """Return the cases that a run reports, with their site and name in the data: test cases, or validation cases
+    without any."""
     split = "test" if any(splits["test"] for splits in dealt.values()) else "validation"
-    return {(site, case.name) for site, splits in dealt.items() for case in splits[split]}
+    return {(site, case.name): case.source for site, splits in dealt.items() for case in splits[split]}
+
+
+def _on_shared(seeds: Sequence[Mapping[str, set[Key]]], distance: bool) -> tuple[str, ...]:
+    """Return a remark if federations test different cases; refuse ``distance`` if they share none.
+
+    Args:
+        seeds: The cases that every federation tests, for every seed.
+        distance: Whether losses are drawn against distances.
+    """
+    fewest = min(seeds, key=lambda tested: len(set.intersection(*tested.values())), default={"": set[Key]()})
+    shared, sizes = len(set.intersection(*fewest.values())), sorted(map(len, fewest.values()))
+    if shared == sizes[-1]:
+        return ()
+    advice = "set split.keep = true, or add a method with run.pooled = true"
+    if distance and not shared:
+        raise ConfigError(
+            f"the figure 'distance' compares the scores of {len(sizes)} federations, but no case is tested in all of "
+            f"them: {advice}"
+        )
+    each = f"{sizes[0]} to {sizes[-1]}" if sizes[0] < sizes[-1] else str(sizes[0])
+    return (
+        f"Losses compare federations on the cases that they share: all {len(sizes)} federations share {shared} test "
+        f"cases, and each has {each}. To compare more, {advice}.",
+    )
 
 
 def fits(job: Job, dealt: Mapping[str, SiteSplit]) -> None:

@@ -1,6 +1,7 @@
 """Run all jobs of a benchmark, in parallel as memory allows; write the comparison of every federation, and of all."""
 
 import csv
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from polysite.report.page import Options
 from polysite.report.publish import comparison as write_comparison
 from polysite.report.runs import Method, read
 from polysite.storage import write_file
+
+log = logging.getLogger("polysite")
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ def run(
     """Run what is not finished; return the methods of every federation, and the failed runs with the reason."""
     text = settings(out, bench, overrides or {})
     listed = jobs(bench, out, overrides or {}, step)
-    check(listed)
+    remarks = check(listed, "distance" in bench.compare.figures)
+    for remark in remarks:
+        log.warning(remark)
     refuse_too_large(listed, out)
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "bench.toml", lambda path: path.write_text(text, encoding="utf-8"))
@@ -53,7 +58,7 @@ def run(
         if job.done:
             step(f"{job.title}: finished before")
     failed = work(listed, parallel, step)
-    remarks = tuple(f"No distances of {title}: {why}." for title, why in unknown.items())
+    remarks += tuple(f"No distances of {title}: {why}." for title, why in unknown.items())
     return Results({f.title: _methods(listed, f.title, failed) for f in bench.dealt}, failed, remarks)
 
 
@@ -92,7 +97,7 @@ def publish(bench: Bench, out: Path, results: Results) -> list[Grid]:
     grids = axes_page.tables(compared, bench.published)
     pages = {title: f"../federations/{file_name(title)}/index.html" for title in cells}
     remarks = (*bench.remarks, *results.remarks, *_lost(results))
-    axes_page.write(out / "comparison", bench.title, bench.about, compared, grids, pages, remarks)
+    axes_page.write(out / "comparison", bench.title, bench.about, compared, grids, pages, remarks, bench.published)
     return grids
 
 

@@ -11,6 +11,7 @@ Kind = Literal["rounds", "steps", "bytes"]
 """What is equal for all methods of a comparison: rounds, or local steps or bytes of a run over all sites."""
 
 GUESS = 8  # largest number of rounds of the first estimate
+FAR = 4 * GUESS  # rounds that must cost more, or else the cost does not depend on their number
 ATTEMPTS = 8  # largest number of estimates, each scaled from the cost of the last
 
 
@@ -33,18 +34,21 @@ def rounds_for(budget: int, cost: Callable[[int], int], rounds: int) -> int:
     Args:
         budget: Steps or bytes to spend.
         cost: Function from a number of rounds to the steps or bytes of a run; it must not decrease.
-        rounds: The method's own number of rounds, which is returned if they cost nothing.
+        rounds: The method's own number of rounds, which it keeps if the cost does not depend on it.
 
-    >>> rounds_for(240, lambda n: 100 * n, rounds=40), rounds_for(7, lambda n: 0, rounds=40)
+    >>> rounds_for(240, lambda n: 100 * n, rounds=40), rounds_for(240, lambda n: 7, rounds=40)
     (2, 40)
     """
     known = cache(cost)
-    now = min(rounds, GUESS)
+    first, now = min(rounds, GUESS), FAR
+    if known(first) == known(now):
+        return rounds
     for _ in range(ATTEMPTS):
-        if not known(now):
-            return rounds
-        now, before = max(1, round(now * budget / known(now))), now
-        if now == before:
+        slope = (known(now) - known(first)) / (now - first)
+        if slope <= 0:
+            break
+        now, before = max(1, round(first + (budget - known(first)) / slope)), now
+        if now in (first, before):
             break
 
     def off(count: int) -> tuple[int, int]:

@@ -49,11 +49,24 @@ def with_parts(sites: Sites, parts: Parts) -> Mapping[str, SiteSplit]:
 
 
 def _with_both(site: SiteSplit) -> SiteSplit:
-    """Give a site that has only training cases, or only validation cases, one case of the other part."""
+    """Give a site that has only training cases, or only validation cases, the cases of one patient for the other part.
+
+    A site with a single patient stays as it is: no patient is in two parts.
+    """
     for lacking, other in (("train", "validation"), ("validation", "train")):
-        if not site[lacking] and len(site[other]) > 1:
-            return {**site, lacking: site[other][:1], other: site[other][1:]}
+        patients = _by_patient(site[other])
+        if not site[lacking] and len(patients) > 1:
+            moved = min(patients, key=len)
+            return {**site, lacking: moved, other: [case for case in site[other] if case not in moved]}
     return site
+
+
+def _by_patient(cases: Sequence[CaseRef]) -> list[list[CaseRef]]:
+    """Return the cases of every patient."""
+    found: dict[tuple[str, ...], list[CaseRef]] = {}
+    for case in cases:
+        found.setdefault((case.patient,) if case.patient else case.source, []).append(case)
+    return list(found.values())
 
 
 def _resized(kept: SiteSplit, anew: SiteSplit) -> SiteSplit:

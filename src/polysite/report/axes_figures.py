@@ -1,23 +1,28 @@
 """Figures over the axes of a benchmark: loss against distance over federations, scores against a swept setting."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import ceil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import ceil, isnan
 from statistics import fmean, stdev
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from polysite.metrics.averages import AVERAGES, OF_CLASSIFICATIONS, OF_SEGMENTATIONS, Way
 from polysite.metrics.correlation import correlation
 from polysite.metrics.measures import about
-from polysite.report.axes import FederationResult, related
+from polysite.report.averages import best_mean
+from polysite.report.axes import FederationResult, Regrouped, related
 from polysite.report.figure_files import Picture, draw
 from polysite.report.figures import COLOURS, MARKERS, WIDE, _entries, _legend, _plain
+from polysite.report.published import BEST_MEANS, Paper, numbers
 from polysite.report.runs import Method
 
 ACROSS = 3  # panels in a row
 HIGH = 2.5  # inches of a panel
 MAX_METHODS = 7  # largest number of methods in the figure of distances
+Score = Callable[[FederationResult, Method], list[float]]  # values whose mean and deviation are drawn
 
 
 def distance(results: Sequence[FederationResult]) -> list[Picture]:
@@ -58,25 +63,65 @@ def distance(results: Sequence[FederationResult]) -> list[Picture]:
     return [Picture("Does distance predict loss?", draw(figure), caption, name="distance")]
 
 
-def sweep(results: Sequence[FederationResult]) -> list[Picture]:
-    """Draw the main score against every swept setting, a panel per federation; none if no setting is swept."""
+def sweep(results: Sequence[FederationResult], paper: Paper = Paper()) -> list[Picture]:
+    """Draw scores against every swept setting, a panel per federation; none if no setting is swept.
+
+    Scores are the main one and, from runs with ``run.peek`` and counts, the best means that the paper's tables name, or
+    all without any.
+    """
     main = about(results[0].comparison.main).title
     pictures = []
     for key in swept(results[0].comparison.trained):
-        figure, panels = _panels(len(results))
-        for axes, result in zip(panels, results, strict=False):
-            _curves(axes, result, key)
-            axes.set_title(_plain(result.title), fontsize=9, loc="left")
-            axes.set_xlabel(key, fontsize=9)
-        panels[0].set_ylabel(main, fontsize=9)
-        _legend(figure, dict(_entries(panels[0])))
-        caption = (
-            f"Mean {main} of all cases against {key}; bars: one standard deviation over the seeds. Dashed lines: "
-            "methods without this setting."
-        )
-        title = f"{main} against {key}"
-        pictures.append(Picture(title, draw(figure), caption, name=f"sweep {key}"))
+        words = f"Mean {main} of all cases against {key}; bars: one standard deviation over the seeds."
+        pictures.append(_swept(results, key, main, words, f"sweep {key}", _main))
+        for measure in _peeked(results, paper):
+            title = AVERAGES[measure].best_mean
+            words = (
+                f"{title} against {key}: the highest {AVERAGES[measure].title} on test cases in any round, averaged as "
+                f"{_way(results[0].comparison.trained[0]).title!r}. It is too good, because the round was chosen on "
+                "the test cases. Bars: one standard deviation over the runs."
+            )
+            pictures.append(_swept(results, key, title, words, f"sweep {key} {title}", partial(_best, measure)))
     return pictures
+
+
+def _swept(results: Sequence[FederationResult], key: str, title: str, words: str, name: str, score: Score) -> Picture:
+    """Draw one score against one setting."""
+    figure, panels = _panels(len(results))
+    for axes, result in zip(panels, results, strict=False):
+        _curves(axes, result, key, score)
+        axes.set_title(_plain(result.title), fontsize=9, loc="left")
+        axes.set_xlabel(key, fontsize=9)
+    panels[0].set_ylabel(title, fontsize=9)
+    _legend(figure, {label: handle for axes in panels for label, handle in _entries(axes)})
+    caption = f"{words} Dashed lines: methods without this setting."
+    return Picture(f"{title} against {key}", draw(figure), caption, name=name)
+
+
+def _main(result: FederationResult, method: Method) -> list[float]:
+    """Return the main score of every seed."""
+    return method.spread(result.comparison.main, result.comparison.policy)
+
+
+def _best(measure: str, result: FederationResult, method: Method) -> list[float]:
+    """Return the best mean of every run; none if one has none, or was trained with the sites of another federation."""
+    known = not any(isinstance(run, Regrouped) for run in method.runs)
+    values = [best_mean(run, measure, _way(method)) for run in method.runs] if known else []
+    return [] if any(map(isnan, values)) else values
+
+
+def _way(method: Method) -> Way:
+    """Return how best means are averaged: per client, with the background in a segmentation."""
+    return Way(background=method.first.measure == "Dice")
+
+
+def _peeked(results: Sequence[FederationResult], paper: Paper) -> list[str]:
+    """Return the measures whose best means are drawn: those that the paper's tables name, or all without any."""
+    methods = [(result, method) for result in results for method in result.comparison.trained]
+    known = OF_CLASSIFICATIONS if methods[0][1].first.measure == "accuracy" else OF_SEGMENTATIONS
+    printed = {BEST_MEANS.get(n.measure) for table in paper.tables for n in numbers(table)}
+    named = [measure for measure in known if measure in printed] or known
+    return [measure for measure in named if any(_best(measure, *each) for each in methods)]
 
 
 def swept(methods: Sequence[Method]) -> list[str]:
@@ -104,25 +149,27 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _curves(axes: Axes, result: FederationResult, key: str) -> None:
+def _curves(axes: Axes, result: FederationResult, key: str, score: Score) -> None:
     """Draw a line through methods that differ in the key alone, and a dashed line for every other method."""
     lines: dict[str, list[tuple[float, list[float], Method]]] = {}
     for method in result.comparison.trained:
         settings = dict(_flat(method.first.settings))
         value = settings.pop(key, None)
         rest = str(sorted(settings.items(), key=str))
-        scores = method.spread(result.comparison.main, result.comparison.policy)
-        lines.setdefault(rest, []).append((float(value) if _is_number(value) else 0.0, scores, method))
+        point = float(value) if _is_number(value) else 0.0, score(result, method), method
+        lines.setdefault(rest, []).append(point)
     several = [sorted(line, key=lambda point: point[0]) for line in lines.values() if len(line) > 1]
     for k, line in enumerate(several):
-        x, y = [point[0] for point in line], [fmean(point[1]) for point in line]
-        errors = [_deviation(point[1]) for point in line]
+        known = [point for point in line if point[1]]
+        x, y = [point[0] for point in known], [fmean(point[1]) for point in known]
+        errors = [_deviation(point[1]) for point in known]
         label = _label([point[2].name for point in line])
         axes.errorbar(x, y, yerr=errors, fmt=f"{MARKERS[k % 7]}-", color=COLOURS[k % 7], ms=4, capsize=2, label=label)
     _scale(axes, [point[0] for line in several for point in line])
     for k, line in enumerate(line for line in lines.values() if len(line) == 1):
         (_, scores, method) = line[0]
-        axes.axhline(fmean(scores), color=COLOURS[-1 - k % 6], ls="--", lw=1, label=_plain(method.name))
+        if scores:
+            axes.axhline(fmean(scores), color=COLOURS[-1 - k % 6], ls="--", lw=1, label=_plain(method.name))
 
 
 def _label(names: Sequence[str]) -> str:

@@ -34,6 +34,7 @@ def write(
     grids: Sequence[Grid],
     pages: Mapping[str, str],
     remarks: Sequence[str] = (),
+    paper: Paper = Paper(),
 ) -> None:
     """Write the folder with index.html, ``figures/`` and every table in ``tables.md``, ``tables.tex`` and NAME.csv.
 
@@ -45,8 +46,9 @@ def write(
         grids: The tables that `tables` returns.
         pages: For every federation, the path of its own page from this folder.
         remarks: Warnings before the sections.
+        paper: Published tables, which name the measures of the figure ``sweep``.
     """
-    sections = list(_sections(results, {grid.name: grid for grid in grids}, pages))
+    sections = list(_sections(results, {grid.name: grid for grid in grids}, pages, paper))
     version = results[0].comparison.methods[0].first.versions["polysite"]
     page = layout(title, lead, sections, version, remarks=remarks)
     with draft_folder(folder, "comparison") as draft:
@@ -59,7 +61,7 @@ def write(
 
 
 def _sections(
-    results: Sequence[FederationResult], grids: Mapping[str, Grid], pages: Mapping[str, str]
+    results: Sequence[FederationResult], grids: Mapping[str, Grid], pages: Mapping[str, str], paper: Paper
 ) -> list[Section]:
     scores = replace(grids["federations"], title="")
     found = [Section("federations", "Scores in every federation", (scores, _links(pages)))]
@@ -70,7 +72,7 @@ def _sections(
         found.append(Section("predict", "Does distance predict loss?", tuple(predicted)))
     if "published_distances" in grids:
         found.append(Section("published", "Published and measured", (grids["published_distances"],)))
-    curves = axes_figures.sweep(results)
+    curves = axes_figures.sweep(results, paper)
     if curves:
         found.append(Section("sweep", "Swept settings", tuple(curves)))
     return found

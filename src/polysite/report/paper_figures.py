@@ -325,8 +325,8 @@ def distance(comparison: Comparison, options: Options) -> list[Picture]:
 
 
 def sweep(comparison: Comparison, options: Options) -> list[Picture]:
-    """Draw the main score against every numeric setting that is the only difference between methods."""
-    return axes_figures.sweep(options.federations or (FederationResult("", comparison),))
+    """Draw the main score and best means against every numeric setting that is the only difference between methods."""
+    return axes_figures.sweep(options.federations or (FederationResult("", comparison),), options.published)
 
 
 def _boxes(axes: Axes, values: Sequence[Iterable[float]], vertical: bool) -> None:
