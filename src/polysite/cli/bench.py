@@ -51,7 +51,7 @@ def bench(
     override: Override = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run every method of a benchmark in all its federations, folds and seeds, and compare.
+    """Run a benchmark: methods, federations, folds and seeds; compare them.
 
     The same command continues a benchmark that was interrupted. Without data, it prints the plan of a benchmark that
     has published sizes.
