@@ -51,7 +51,7 @@ def bench(
     override: Override = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a benchmark: methods, federations, folds and seeds; compare them.
+    """Run a benchmark of several methods and compare them.
 
     The same command continues a benchmark that was interrupted. Without data, it prints the plan of a benchmark that
     has published sizes.
