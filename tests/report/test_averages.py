@@ -48,7 +48,7 @@ def classified(path, rounds):
     folder = RunFolder.create(path, config.dump(config.build({})), 0)
     scores = [{s: answers(pairs) for s, pairs in found.items()} for found in rounds]
     for k, found in enumerate(scores):
-        peeked = {s: SiteValidation.of(cases) for s, cases in found.items()}
+        peeked = {s: SiteValidation.of(cases, counted=True) for s, cases in found.items()}
         folder.append(RoundRecord(k, 0, dict.fromkeys(found, EFFORT), measure="accuracy", peeked=peeked))
     nothing = {s: {} for s in scores[-1]}
     about = "classification", ("x", "y"), ("t1",)

@@ -370,7 +370,7 @@ def _validate(
     record = replace(record, best_rounds={i: own.round for i, own in at.own.items() if i != STRANGER})
     if phase.plan.peek:  # for the report; nothing is chosen by it
         seen = phase.transport.score(at.round, sent, "test")
-        record = replace(record, peeked={i: SiteValidation.of(s) for i, s in seen.items() if s})
+        record = replace(record, peeked={i: SiteValidation.of(s, counted=True) for i, s in seen.items() if s})
     if better:
         _keep(folder, folder.best(at.round), phase, at)
     return at, record
@@ -447,7 +447,13 @@ def _common(
     sent = _served_now(phase, best)
     _export(phase.transport, folder, "common", best.round, sent)
     others = {i: payload for i, payload in sent.items() if i in sites}
-    return {split: phase.transport.score(best.round, others, split) for split in ("validation", "test")}
+    return {split: _scored(phase.transport, best.round, others, split) for split in ("validation", "test")}
+
+
+def _scored(transport: Transport, index: int, sent: Mapping[SiteId, Payload], split: str) -> dict[SiteId, Scores]:
+    """Return the scores of a split without counts, which leave a hospital only with all other measures."""
+    scores = transport.score(index, sent, split)
+    return {i: {case: replace(s, counts={}) for case, s in cases.items()} for i, cases in scores.items()}
 
 
 def _evaluated(
@@ -456,12 +462,12 @@ def _evaluated(
     """Score the validation and the test cases; the split that is reported is examined by all measures on the way."""
     transport = models.phase.transport
     if evaluate is None:
-        validation = transport.score(models.round, sent, "validation")
-        return validation, transport.score(models.round, sent, "test")
+        validation = _scored(transport, models.round, sent, "validation")
+        return validation, _scored(transport, models.round, sent, "test")
     owners = () if models.phase.plan.pooled else transport.names
     test = examine(models, sent, served, "test", evaluate, owners)
     if any(test.values()):
-        return transport.score(models.round, sent, "validation"), test
+        return _scored(transport, models.round, sent, "validation"), test
     return examine(models, sent, served, "validation", evaluate, owners), test
 
 

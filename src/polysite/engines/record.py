@@ -32,7 +32,7 @@ class SiteRecord:
 
 @dataclass(frozen=True, slots=True)
 class SiteValidation:
-    """Mean scores of one site's cases, and their counts together."""
+    """Mean scores of one site's cases, and perhaps their counts together."""
 
     cases: int
     loss: float | None
@@ -40,12 +40,12 @@ class SiteValidation:
     counts: Counts = field(default_factory=dict)  # of voxels or cases, by label or class; empty if not known
 
     @classmethod
-    def of(cls, scores: Scores) -> "SiteValidation":
-        """Average the scores of some cases."""
+    def of(cls, scores: Scores, counted: bool = False) -> "SiteValidation":
+        """Average the scores of some cases; with their counts if asked."""
         names = next((tuple(s.labels) for s in scores.values()), ())
         mean = {k: math.fsum(s.labels[k] for s in scores.values()) / len(scores) for k in names}
         loss = math.fsum(s.loss for s in scores.values()) / len(scores) if scores else math.nan
-        return cls(len(scores), finite(loss), mean, averages.of_cases(scores))
+        return cls(len(scores), finite(loss), mean, averages.of_cases(scores) if counted else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,8 @@ def test_an_answer_that_makes_no_sense_is_one_that_failed(kind, lie, said, tmp_p
     "lie", [{"predicted": 3}, {"true": -1}, {"true": 1.0}, {"true": None}, {"true": ...}, {"values": [2.0]}]
 )
 def test_classes_are_those_of_the_study(lie, tmp_path):
-    label = parse(BASE, CLASSES).data.label_names[1]
+    base = BASE.replace("filters = [2, 4, 4]\n", "")  # of another network
+    label = parse(base, CLASSES).data.label_names[1]
     classes = {"predicted": 1, "true": 1}
     each = {label: {"accuracy": 1.0, "predicted": 1.0, "true": 1.0}}
 
@@ -254,7 +255,7 @@ def test_classes_are_those_of_the_study(lie, tmp_path):
         "b": Classifier(),
         "c": Classifier("score", {"scores": said(**lie)}),
     }
-    chosen = parse(BASE, {**SMALL, **CLASSES})
+    chosen = parse(base, {**SMALL, **CLASSES})
     run = coordinator.run(chosen, Fragile(sites), NAMES, tmp_path / "run", deadlines=DEADLINES, assess=False, wait=0)
     one, two = run.folder.records()
     assert (sorted(one.validation), sorted(two.validation)) == (["a", "b"], ["a", "b", "c"])
