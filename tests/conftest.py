@@ -14,6 +14,13 @@ def cache(tmp_path_factory, monkeypatch):
     return place
 
 
+@pytest.fixture(autouse=True)
+def coarse_figures(request, monkeypatch):
+    """Write PNG files with few pixels, except in tests of the files themselves: 300 dpi take seconds a page."""
+    if request.node.get_closest_marker("full_resolution") is None:
+        monkeypatch.setattr("polysite.report.figure_files.DPI", 60)
+
+
 @pytest.fixture
 def shared():
     """The folder of real hospital data."""

@@ -145,6 +145,7 @@ def test_a_phase_changes_how_sites_train_and_nothing_else(then, sentence):
         replace(SMALL, then=(then,))
 
 
+@pytest.mark.soak
 def test_clusters_of_patients_are_tuned_and_the_ideal_pools_them(tmp_path):
     """Two scanners inside every hospital; what a patient gets goes by its scan, also where nobody trained."""
     one, other = ps.Hospital(cases=6), ps.Hospital(cases=6, scanner=11, contrast=3.0)

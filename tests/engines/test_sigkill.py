@@ -42,7 +42,7 @@ def appears(run, process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [3, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("most", [2, pytest.param(10, marks=pytest.mark.soak)])
 def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path, most):
     config = tmp_path / "study.toml"
     config.write_text(CONFIG)
@@ -67,7 +67,7 @@ def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path, most)
         process = polysite("--resume", run)
         while process.poll() is None and (run / "log.txt").read_text().count(" over ") == said:
             time.sleep(0.01)  # past its imports: it is training again
-    assert process.wait() == 0 and kills >= 2, (kills, seed)
+    assert process.wait() == 0 and kills >= most // 2, (kills, seed)
 
     same = ("models/last", "models/best", "checkpoints/round-000011", "checkpoints/round-000013")
     for file in (*(f"{name}.safetensors" for name in same), "result.json"):

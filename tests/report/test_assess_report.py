@@ -16,7 +16,7 @@ from polysite.heterogeneity.assessment import analyse
 from polysite.heterogeneity.exchange import Assess
 from polysite.heterogeneity.verdict import judge
 from polysite.payload import Payload
-from polysite.report import assess_figures, assess_page, tables
+from polysite.report import assess_figures, assess_page, figure_files, tables
 
 ODD = ("<b>&", "$x_1$ [red]", "Sankt-Marien-Krankenhaus der Barmherzigen Schwestern", "東京")
 QUICK = {"permutations": 99, "resamples": 100, "projections": 4}
@@ -112,7 +112,7 @@ def test_the_page_stands_alone_and_holds_every_figure(tmp_path, count, projectio
     for name in drawn:
         assert (files / f"{name}.svg").read_text(encoding="utf-8") in text
         with Image.open(files / f"{name}.png") as picture:
-            assert min(picture.size) > 100 and picture.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+            assert min(picture.size) > 50 and picture.info["dpi"] == pytest.approx((figure_files.DPI,) * 2, abs=0.1)
 
 
 def test_names_are_letters_never_markup(tmp_path):

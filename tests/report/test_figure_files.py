@@ -17,6 +17,7 @@ def line(height=1.0):
     return draw(figure)
 
 
+@pytest.mark.full_resolution
 def test_every_figure_of_a_page_is_written_as_it_is_shown(tmp_path):
     sections = [
         Section("gets", "Scores", ("words", Picture("", line(), "first"), Picture("Dice / TC", line(2), "second"))),

@@ -463,7 +463,7 @@ def _evaluated(
     transport = models.phase.transport
     if evaluate is None:
         validation = _scored(transport, models.round, sent, "validation")
-        return validation, _scored(transport, models.round, sent, "test")
+        return validation, transport.score(models.round, sent, "test")
     owners = () if models.phase.plan.pooled else transport.names
     test = examine(models, sent, served, "test", evaluate, owners)
     if any(test.values()):

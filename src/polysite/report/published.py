@@ -174,15 +174,16 @@ def _table(table: str, paper: Paper, look: "_Look") -> Grid:
     """Return a published table with the measured values beside it."""
     listed = sorted((n for n in numbers(table) if n.method and paper.shows(n)), key=_order)
     several, means = len({n.setting for n in listed}) > 1, any(n.measure in BEST_MEANS for n in listed)
+    text = table.endswith("_text")  # most of its numbers are no results
     lines, found = [], set()
     for n in listed:
         for title, values, chosen in look.rows(n):
             found.add(n.method)
-            if n.value is not None:
+            if n.value is not None and (values or not text):
                 line = _line(n, title, values, several and bool(paper.setting or paper.settings))
                 lines.append(Line((*line.cells, _beside(n, chosen))) if means else line)
     absent = list(dict.fromkeys(n.method for n in listed if n.method not in found))
-    missing = [f"Not measured here: {', '.join(absent)}."] if absent else []
+    missing = [f"Not measured here: {', '.join(absent)}."] if absent and not text else []
     note = " ".join(
         [NOTE, *([SITES] if paper.over == "sites" else []), *([BEST] if means else []), *missing, *_doubts(listed)]
     )
@@ -284,6 +285,12 @@ def _over_pairs(matrix: NDArray[np.float64]) -> float:
     return float(matrix[np.triu_indices(len(matrix), 1)].mean())
 
 
+def _variance_kept(run: Summary) -> float | None:
+    """Return the share of the variance that principal components of radiomic features keep; None without clusters."""
+    known = (record.diagnostics.get("variance kept") for record in reversed(run.records))
+    return next((kept for kept in known if kept is not None), None)
+
+
 @dataclass(frozen=True)
 class _Look:
     """What a published number measures, computed from the runs of its methods or from an assessment."""
@@ -326,6 +333,8 @@ class _Look:
         if published.measure in known:
             each = [known[published.measure](costs.cost(run, self.speeds, grid=False)) for run in method.runs]
             return [x for x in each if x is not None]
+        if published.measure == "variance preserved":
+            return [100 * kept for run in method.runs if (kept := _variance_kept(run)) is not None]
         if published.measure == "Dice" or (published.measure == "HD95" and method.evaluated):
             site, label = self._place(published.where, method)
             if site == "":
