@@ -169,6 +169,18 @@ def _fedavg() -> Algorithm[Any]:
     return algorithm
 
 
+def flat(given: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Return nested tables as one, with dotted keys.
+
+    >>> flat({"algorithm": {"lam": [0, 1]}, "train.lr": [0.1, 0.4]})
+    {'algorithm.lam': [0, 1], 'train.lr': [0.1, 0.4]}
+    """
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        found.update(flat(value, f"{at}{key}.") if isinstance(value, Mapping) else {f"{at}{key}": value})
+    return found
+
+
 def phases(study: Study) -> tuple[Study, ...]:
     """Return the phases of a study, each as a study of its own, with shares of its rounds turned into rounds.
 

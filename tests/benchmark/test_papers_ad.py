@@ -57,7 +57,7 @@ def given(bench):
 
 
 def every(bench):
-    """The study of every method of a benchmark, with data that nobody opens."""
+    """Return the study of every method of a benchmark; its data folder does not exist and is not opened."""
     return studies(benchmark.load(bench), {"data.name": "files", "data.path": "absent"})
 
 

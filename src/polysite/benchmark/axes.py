@@ -90,18 +90,6 @@ def _title(chosen: Any) -> str:
     return ", ".join([str(chosen.get("name", "federation")), *keys])
 
 
-def flat(given: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Return nested tables as one, with dotted keys.
-
-    >>> flat({"algorithm": {"lam": [0, 1]}, "train.lr": [0.1, 0.4]})
-    {'algorithm.lam': [0, 1], 'train.lr': [0.1, 0.4]}
-    """
-    found: dict[str, Any] = {}
-    for key, value in given.items():
-        found.update(flat(value, f"{at}{key}.") if isinstance(value, Mapping) else {f"{at}{key}": value})
-    return found
-
-
 def points(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Return every combination of the values of all keys."""
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]

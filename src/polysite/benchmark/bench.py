@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from polysite import config
-from polysite.benchmark.axes import NamedFederation, check_sweep, federations, flat
+from polysite.benchmark.axes import NamedFederation, check_sweep, federations
 from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
 from polysite.errors import ConfigError, nearest
@@ -131,7 +131,7 @@ class Bench:
         known = get_args(Kind)
         if budget is not None and budget not in known:
             raise ConfigError(f"budget = {budget!r}: compare at equal {', '.join(known[:-1])} or {known[-1]}")
-        return self if budget is None else replace(self, budget=budget)  # type: ignore[arg-type]
+        return self if budget is None else replace(self, budget=known[known.index(budget)])
 
     def on_folds(self, folder: Path | None) -> "Bench":
         """Return the benchmark on the published folds in a folder; on its own folds, with a remark, without one."""
@@ -213,7 +213,8 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     if not given.get("methods") and "radiomics" not in given:
         raise ConfigError(f"the benchmark {name} has no [methods]")
     study, folds = given.get("study", {}), given.get("published_folds")
-    methods, sweep, swept = given.get("methods", {}), flat(given.get("sweep", {})), given.get("sweep_methods", ())
+    methods, swept = given.get("methods", {}), given.get("sweep_methods", ())
+    sweep = config.flat(given.get("sweep", {}))
     check_sweep(sweep, swept, methods)
     _check_reference(name, given.get("reference"), methods)
     real = scale != "small"  # phantoms have neither published folds nor published numbers

@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from select import select
 from signal import SIGTERM, default_int_handler, signal
 
 from polysite.benchmark.jobs import REFUSED, Job, Step
+from polysite.benchmark.room import machine_memory
 
 SPARE = 0.8  # fraction of the free memory that runs may use
 LOOK = 20.0  # seconds after which a run has allocated most of its memory
@@ -149,8 +149,7 @@ class Room:
 
 def free_memory() -> tuple[int, ...]:
     """Return the free bytes of the machine and, if there is one, of its first GPU."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free = [int(lines["MemAvailable"].split()[0]) * 1024]
+    free = [machine_memory("MemAvailable")]
     import torch
 
     if torch.cuda.is_available():

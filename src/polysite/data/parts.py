@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polysite.data.case import SPLITS, CaseRef
-from polysite.data.split import SiteSplit, Split
+from polysite.data.split import SiteSplit, Split, by_patient
 
 Sites = Mapping[str, Sequence[CaseRef]]
 Splitter = Callable[[Sites], Mapping[str, SiteSplit]]
@@ -54,19 +54,11 @@ def _with_both(site: SiteSplit) -> SiteSplit:
     A site with a single patient stays as it is: no patient is in two parts.
     """
     for lacking, other in (("train", "validation"), ("validation", "train")):
-        patients = _by_patient(site[other])
+        patients = by_patient(site[other])
         if not site[lacking] and len(patients) > 1:
-            moved = min(patients, key=len)
-            return {**site, lacking: moved, other: [case for case in site[other] if case not in moved]}
+            moved = min(patients, key=lambda cases: len(cases))
+            return {**site, lacking: list(moved), other: [case for case in site[other] if case not in moved]}
     return site
-
-
-def _by_patient(cases: Sequence[CaseRef]) -> list[list[CaseRef]]:
-    """Return the cases of every patient."""
-    found: dict[tuple[str, ...], list[CaseRef]] = {}
-    for case in cases:
-        found.setdefault((case.patient,) if case.patient else case.source, []).append(case)
-    return list(found.values())
 
 
 def _resized(kept: SiteSplit, anew: SiteSplit) -> SiteSplit:

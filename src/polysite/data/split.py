@@ -142,7 +142,7 @@ class Split:
         twice = [name for name, count in Counter(case.name for case in cases).items() if count > 1]
         if twice:
             raise DataError(f"site {site!r} has two cases called {twice[0]!r}; names of cases must be unique in a site")
-        patients = _patients([case for case in cases if fixed is None or case in fixed])
+        patients = by_patient([case for case in cases if fixed is None or case in fixed])
         dealt = [patients[i] for i in np.random.default_rng([seed, crc32(site.encode())]).permutation(len(patients))]
         if self.by_group:  # neighbours in this order go to different splits
             dealt.sort(key=lambda patient: (patient[0].group, patient[0].category))
@@ -196,7 +196,7 @@ class Split:
         return [p for i, p in enumerate(dealt) if i in taken], [p for i, p in enumerate(dealt) if i not in taken]
 
 
-def _patients(cases: Sequence[CaseRef]) -> list[PatientCases]:
+def by_patient(cases: Sequence[CaseRef]) -> list[PatientCases]:
     """Group the cases by patient, in the order of their names."""
     patients: dict[str, list[CaseRef]] = {}
     for case in sorted(cases, key=lambda c: c.name):

@@ -8,7 +8,6 @@ loss       score of the reference minus score of the method, on the cases that b
 """
 
 import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -17,22 +16,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from polysite.data.split import PARTITION, SUBJECT
 from polysite.engines.run_folder import RunFolder
-from polysite.errors import RunError
-from polysite.heterogeneity.exchange import INTENSITY
 from polysite.metrics.correlation import FEWEST, Kind, correlation, interval
 from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
 from polysite.report.published import Number, Paper, numbers
 from polysite.report.runs import Key, Method, Summary
+from polysite.report.site_distances import SiteDistances
 from polysite.site import Scores
 
 ENOUGH = 5  # fewest federations with an interval; resamples of fewer are too similar
-NAMES = {"emd": "EMD", "euclidean": "EUC", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
 
 
 @dataclass(frozen=True)
@@ -128,30 +123,9 @@ def distances(folders: Iterable[Path]) -> dict[str, float]:
     """Return every distance, averaged over the pairs of sites and over the folders of assessments."""
     found: dict[str, list[float]] = {}
     for folder in folders:
-        try:
-            stored = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
-            by_kind: dict[str, list[float]] = {}
-            for quantity in stored["quantities"].values():
-                by_kind.setdefault("EMD_maxI" if quantity["kind"] == INTENSITY else "EMD_maxL", []).append(
-                    _over_pairs(quantity["matrix"])
-                )
-            here = {kind: max(values) for kind, values in sorted(by_kind.items())}
-            here |= {NAMES.get(k, k): _over_pairs(d["matrix"]) for k, d in stored["distances"].items()}
-        except (OSError, ValueError, KeyError, TypeError) as problem:
-            raise RunError(f"{folder} is no assessment that can be read: {problem!r}") from problem
-        for kind, value in here.items():
+        for kind, value in SiteDistances.read(folder).means.items():
             found.setdefault(kind, []).append(value)
     return {kind: fmean(values) for kind, values in found.items()}
-
-
-def _over_pairs(matrix: Sequence[Sequence[float]]) -> float:
-    """Return the mean of the values above the diagonal.
-
-    >>> _over_pairs([[0, 1, 2], [1, 0, 6], [2, 6, 0]])
-    3.0
-    """
-    square = np.asarray(matrix, np.float64)
-    return float(square[np.triu_indices(len(square), 1)].mean())
 
 
 def losses(results: Sequence[FederationResult]) -> dict[str, dict[str, list[float]]]:

@@ -1,6 +1,6 @@
 """Figures over the axes of a benchmark: loss against distance over federations, scores against a swept setting."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, isnan
 from statistics import fmean, stdev
@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from polysite.config import flat
 from polysite.metrics.averages import AVERAGES, OF_CLASSIFICATIONS, OF_SEGMENTATIONS, Way
 from polysite.metrics.correlation import correlation
 from polysite.metrics.measures import about
@@ -126,7 +127,7 @@ def _peeked(results: Sequence[FederationResult], paper: Paper) -> list[str]:
 
 def swept(methods: Sequence[Method]) -> list[str]:
     """Return the numeric settings in which two methods differ while all their other settings are the same."""
-    every = [dict(_flat(m.first.settings)) for m in methods]
+    every = [_settings(m) for m in methods]
     found: dict[str, None] = {}
     for i, one in enumerate(every):
         for other in every[:i]:
@@ -136,13 +137,9 @@ def swept(methods: Sequence[Method]) -> list[str]:
     return sorted(found)
 
 
-def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting of a configuration with its dotted key; seeds are left out."""
-    if isinstance(value, Mapping):
-        for key, inside in value.items():
-            yield from _flat(inside, f"{at}.{key}".strip("."))
-    elif at not in ("seed", "split.seed", "split.fold"):
-        yield at, value
+def _settings(method: Method) -> dict[str, Any]:
+    """Return every setting of a method by its dotted key; seeds are left out."""
+    return {k: v for k, v in flat(method.first.settings).items() if k not in ("seed", "split.seed", "split.fold")}
 
 
 def _is_number(value: Any) -> bool:
@@ -153,7 +150,7 @@ def _curves(axes: Axes, result: FederationResult, key: str, score: Score) -> Non
     """Draw a line through methods that differ in the key alone, and a dashed line for every other method."""
     lines: dict[str, list[tuple[float, list[float], Method]]] = {}
     for method in result.comparison.trained:
-        settings = dict(_flat(method.first.settings))
+        settings = _settings(method)
         value = settings.pop(key, None)
         rest = str(sorted(settings.items(), key=str))
         point = float(value) if _is_number(value) else 0.0, score(result, method), method

@@ -6,7 +6,6 @@ numbers of the running text, ``PAPER_sizes*.csv`` the cases of every site.
 """
 
 import csv
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,13 +16,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from polysite.costs.model import Cost
 from polysite.costs.speeds import Speeds
-from polysite.errors import ConfigError, RunError, nearest
-from polysite.heterogeneity.exchange import INTENSITY
+from polysite.errors import ConfigError, nearest
 from polysite.metrics.averages import AVERAGES, Way
 from polysite.payload import natural
 from polysite.report import costs
@@ -31,6 +26,7 @@ from polysite.report.averages import best_mean, honest
 from polysite.report.compare import Comparison
 from polysite.report.grid import Cell, Grid, Line, name, number, spread
 from polysite.report.runs import Method, Summary
+from polysite.report.site_distances import SiteDistances, over_pairs
 
 INSTITUTION = "institution "  # in ``where``: the site with this number
 AT = " @ "  # between a method and the only setting that is meant
@@ -166,7 +162,7 @@ def tables(comparison: Comparison, paper: Paper, speeds: Speeds, assessment: Pat
         speeds: Speeds of the sites, for times.
         assessment: Folder of an assessment of the sites, for published distances.
     """
-    look = _Look(comparison, paper, speeds, Distances.read(assessment) if assessment and paper.tables else None)
+    look = _Look(comparison, paper, speeds, SiteDistances.read(assessment) if assessment and paper.tables else None)
     return [grid for grid in (_table(table, paper, look) for table in paper.tables) if grid.lines or not paper.setting]
 
 
@@ -247,42 +243,19 @@ def _line(published: Number, title: str, found: Sequence[float], setting: bool =
     )
 
 
-@dataclass(frozen=True)
-class Distances:
-    """Distances between sites by their names in paper A: EMD_maxI, EMD_maxL, D_EMD, D_EUC."""
-
-    matrices: Mapping[str, NDArray[np.float64]]  # sites in natural order
-
-    @classmethod
-    def read(cls, folder: Path) -> "Distances":
-        """Read the folder of an assessment."""
-        try:
-            stored = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
-            found: dict[str, list[NDArray[np.float64]]] = {}
-            for quantity in stored["quantities"].values():
-                kind = "EMD_maxI" if quantity["kind"] == INTENSITY else "EMD_maxL"
-                found.setdefault(kind, []).append(np.array(quantity["matrix"], np.float64))
-            matrices = {kind: max(each, key=_over_pairs) for kind, each in found.items()}
-            titles = {"emd": "D_EMD", "euclidean": "D_EUC"}
-            together = {title: stored["distances"].get(k) for k, title in titles.items()}
-            matrices |= {title: np.array(d["matrix"], np.float64) for title, d in together.items() if d}
-        except (OSError, ValueError, KeyError, TypeError) as problem:
-            raise RunError(f"{folder} is no assessment that can be read: {problem!r}") from problem
-        return cls(matrices)
-
-    def value(self, published: Number) -> float | None:
-        """Return the distance that a published number states: of a pair, ``1-2``; to all others, ``1``; or the mean."""
-        matrix = self.matrices.get(published.method.partition(" (")[0])
-        places = [int(k) - 1 for k in published.where.split("-") if k.isdigit()]
-        if matrix is None or any(k >= len(matrix) for k in places):
-            return None
-        if published.measure.endswith("column sum"):
-            return float(matrix[:, places[0]].sum()) if len(places) == 1 else None
-        return float(matrix[places[0], places[1]]) if len(places) == 2 else _over_pairs(matrix)
+TITLES = {"D_EMD": "EMD", "D_EUC": "EUC"}  # names of distances in paper A -> ours, where they differ
 
 
-def _over_pairs(matrix: NDArray[np.float64]) -> float:
-    return float(matrix[np.triu_indices(len(matrix), 1)].mean())
+def _distance(found: SiteDistances, published: Number) -> float | None:
+    """Return the distance that a published number states: of a pair, ``1-2``; to all others, ``1``; or the mean."""
+    title = published.method.partition(" (")[0]
+    matrix = found.matrices.get(TITLES.get(title, title))
+    places = [int(k) - 1 for k in published.where.split("-") if k.isdigit()]
+    if matrix is None or any(k >= len(matrix) for k in places):
+        return None
+    if published.measure.endswith("column sum"):
+        return float(matrix[:, places[0]].sum()) if len(places) == 1 else None
+    return float(matrix[places[0], places[1]]) if len(places) == 2 else over_pairs(matrix)
 
 
 def _variance_kept(run: Summary) -> float | None:
@@ -298,7 +271,7 @@ class _Look:
     comparison: Comparison
     paper: Paper
     speeds: Speeds
-    distances: Distances | None = None
+    distances: SiteDistances | None = None
 
     def rows(self, published: Number) -> list[tuple[str, Sequence[float], Sequence[float]]]:
         """Return title, values and honest values for every method that a published number is of.
@@ -306,7 +279,7 @@ class _Look:
         Values are those whose mean is set beside the number; none if it is not measured. Honest values are those of the
         round that was best on validation cases, beside a best mean.
         """
-        apart = self.distances.value(published) if self.distances else None
+        apart = _distance(self.distances, published) if self.distances else None
         if apart is not None:
             return [(published.method, [apart], [])]
         methods = self.paper.methods_of(published, self.comparison.methods)
