@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from polysite.evaluation import evaluate
 
 def main() -> None:
     """Run orders until standard input ends or one fails."""
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # as the command line does
     with os.fdopen(os.dup(1), "w") as replies:
         for line in sys.stdin:
             order = json.loads(line)
@@ -64,7 +62,3 @@ def _release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-if __name__ == "__main__":
-    main()

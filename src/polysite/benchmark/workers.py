@@ -7,7 +7,6 @@ job gets a new one. A job whose first phases are a job of their own waits for th
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from signal import SIGTERM, default_int_handler, signal
 
 from polysite.benchmark.jobs import REFUSED, Job, Step
 from polysite.benchmark.room import machine_memory
+from polysite.own_process import worker_command
 
 SPARE = 0.8  # fraction of the free memory that runs may use
 LOOK = 20.0  # seconds after which a run has allocated most of its memory
@@ -90,7 +90,7 @@ class Worker:
 
     def _start(self, errors: int) -> "subprocess.Popen[bytes]":
         chosen = {"OMP_NUM_THREADS": str(self.threads), "GOMP_SPINCOUNT": "1000", **os.environ}
-        command = [sys.executable, "-m", "polysite.benchmark.worker"]
+        command = worker_command("polysite.benchmark.worker")
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=chosen)
 
     def ended(self) -> int | None:

@@ -1,8 +1,8 @@
 """The command line. Heavy imports wait inside the commands, so that ``polysite --help`` answers at once."""
 
 import sys
-import warnings
 
+from polysite import own_process
 from polysite.cli import audit, bench, data, deploy, results, training
 from polysite.cli.base import app
 from polysite.errors import PolysiteError
@@ -12,7 +12,7 @@ __all__ = ["app", "audit", "bench", "data", "deploy", "main", "results", "traini
 
 def main() -> None:
     """Run the command line. An error that the user can correct is printed as one sentence, with exit code 2."""
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # polysite reports a damaged picture itself, with its file
+    own_process.begin()
     try:
         app()
     except (PolysiteError, OSError) as problem:  # an OSError names its file, too

@@ -22,6 +22,7 @@ from polysite.engines.record import RoundRecord
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError, nearest
+from polysite.own_process import unblock
 
 T = TypeVar("T")
 log = logging.getLogger("polysite")
@@ -228,6 +229,7 @@ def _chunks(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 def _need(package: str, module: str) -> Any:
     """Import a module of an optional package."""
     try:
+        unblock(package)
         import_module(package)
         return import_module(module)
     except ImportError as problem:

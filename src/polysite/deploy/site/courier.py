@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from polysite.deploy.flower.client import Fleet, Incoming, Lost
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ipc
 from polysite.errors import PayloadError, RunError, shown
+from polysite.own_process import worker_command
 
 log = logging.getLogger("polysite")
 
@@ -115,7 +115,7 @@ class WorkerProcess:
         written = self.site.state / "worker.log"
         said = written.open("ab")
         before = said.tell()
-        command = [sys.executable, "-m", "polysite.deploy.site.process", str(self.site.path)]
+        command = worker_command("polysite.deploy.site.process", str(self.site.path))
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
         )

@@ -71,7 +71,3 @@ def attend(worker: Worker, courier: socket.socket) -> bool:
     except OSError as problem:
         log.warning("the courier was lost: %s", problem)
     return False
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
