@@ -30,7 +30,7 @@ from polysite.site import AssessedSite, Site
 from polysite.storage import draft_folder, vacant
 from polysite.study import deal_volumes, pinned
 from polysite.training.assessed_site import TorchAssessedSite
-from polysite.training.torch_site import device_of
+from polysite.training.network import device_of
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from polysite.report.preview import axes_of, turned
 from polysite.storage import draft_folder, vacant
 from polysite.training.assessed_site import TorchAssessedSite
 from polysite.training.attack import Outcome, Scans, Settings, attack, matched, shrunk
-from polysite.training.torch_site import device_of
+from polysite.training.network import device_of
 
 KINDS = {
     "radiomics": "radiomic features",

@@ -308,6 +308,11 @@ class Site(Protocol):
         ...
 
 
+def setup_seconds(site: Site) -> float:
+    """Return the seconds that a site has spent on compiling so far, which are no training time."""
+    return float(getattr(site, "setup_seconds", 0.0))
+
+
 class AssessedSite(Protocol):
     """A hospital as the assessment sees it, before any training."""
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
 from polysite.payload import Payload
 from polysite.training import tasks
-from polysite.training.torch_site import Network, TorchSite
+from polysite.training.network import Network
+from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
 POOLED = "pooled"  # the site of centralised training
@@ -113,7 +115,7 @@ def build_sites(
     """Return the sites of a study, which share one network; cases are prepared, or read from the cache."""
     source, dealt = study.data, dealt or deal_cases(study)
     task = tasks.find(source.task, study.train.exclusive)
-    network, cache = Network(build_module(study), study.train), Cache(place())
+    network, cache = Network(build_module(study), study.train, expected_steps(study, dealt)), Cache(place())
     listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
     ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
     _refuse_duplicates(cache, [ref for _, _, ref in listed])
@@ -133,6 +135,17 @@ def build_sites(
         site: TorchSite(site, network, cases, source.label_names, study.train, study.seed, task, brain)
         for site, cases in ready.items()
     }
+
+
+def expected_steps(study: Study, dealt: Mapping[str, SiteSplit]) -> int:
+    """Return about how many training steps these sites take in all rounds of a study."""
+    total = 0
+    for phase in config.phases(study):
+        train, epochs = phase.train, getattr(phase.algorithm, "epochs", None) or phase.train.epochs
+        for splits in dealt.values():
+            epoch = ceil(len(splits["train"]) * train.patches / train.batch)
+            total += phase.run.rounds * (train.steps or epochs * epoch)
+    return total
 
 
 def build_module(study: Study) -> Any:

@@ -26,9 +26,10 @@ from polysite.errors import ConfigError, DataError
 from polysite.models.densenet import DenseNet
 from polysite.payload import Payload
 from polysite.site import CaseScore, Fit
+from polysite.training.network import Network
 from polysite.training.settings import Train
 from polysite.training.tasks import Classify
-from polysite.training.torch_site import Network, TorchSite
+from polysite.training.torch_site import TorchSite
 from quadratic import Quadratic
 from table import START, same
 from table import sites as two_part_sites

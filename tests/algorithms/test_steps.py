@@ -21,8 +21,9 @@ from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.models.unet import UNet
+from polysite.training.network import Network
 from polysite.training.settings import Train
-from polysite.training.torch_site import Network, TorchSite
+from polysite.training.torch_site import TorchSite
 
 TRAIN = Train(lr=0.05, patch=(8, 8), augment="none", batch=2, device="cpu")
 SIZES, ROUNDS = {"a": 5, "b": 2}, 3

@@ -20,8 +20,9 @@ from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.payload import Payload
 from polysite.site import Divergence
 from polysite.training.losses import ExtraLosses, divergence
+from polysite.training.network import Network
 from polysite.training.tasks import Classify, Exclusive, Outline
-from polysite.training.torch_site import Network, TorchSite
+from polysite.training.torch_site import TorchSite
 
 UNET, DENSE = UNetSub(filters=(2, 4, 4)), DenseNetSub(blocks=(2, 2), growth=4, features=8)
 TRAIN = ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light")

@@ -21,10 +21,11 @@ from polysite.models.encoders import Bundled, Embedder, MedicalNet
 from polysite.models.resnet3d import ResNet18
 from polysite.payload import Payload
 from polysite.site import Budget
+from polysite.training.network import Network
 from polysite.training.patches import Patches, blur, contrast
 from polysite.training.surface import surfaces as tensor_surfaces
 from polysite.training.tasks import Classify
-from polysite.training.torch_site import Network, TorchSite
+from polysite.training.torch_site import TorchSite
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can see")
 

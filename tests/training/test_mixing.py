@@ -18,9 +18,10 @@ from polysite.models.densenet import DenseNet
 from polysite.models.unet import UNet
 from polysite.payload import Payload
 from polysite.site import Budget, Mix, Objective, Tilt
+from polysite.training.network import Network
 from polysite.training.settings import Train
 from polysite.training.tasks import Classify
-from polysite.training.torch_site import _MIXING, Network, TorchSite
+from polysite.training.torch_site import _MIXING, TorchSite
 
 PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment="none", batch=2, device="cpu")
 

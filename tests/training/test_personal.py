@@ -29,10 +29,11 @@ from polysite.models.unet import UNet
 from polysite.payload import Payload
 from polysite.site import Balanced, Budget, Objective, OneVsAll
 from polysite.training.losses import one_vs_all, replacement
+from polysite.training.network import Network
 from polysite.training.patches import shares
 from polysite.training.settings import Train
 from polysite.training.tasks import Classify, Exclusive, Outline
-from polysite.training.torch_site import Network, TorchSite
+from polysite.training.torch_site import TorchSite
 
 PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.01, patch=(16, 16, 16), augment="none", batch=2, device="cpu")
 SMALL, CLASSES = UNet(filters=(2, 4, 4)), DenseNet((2, 2), 4, 4)
@@ -159,7 +160,7 @@ def test_what_minimises_a_balanced_loss_does_not_know_how_often_a_label_occurs()
 @TASKS
 def test_a_replaced_loss_is_trained_and_the_sites_own_is_told(task):
     s = site(task=task, train=replace(PLAIN, batch=4, loss="auto" if isinstance(task, Classify) else "dice_ce"))
-    plain, name = s.fit(s.start), s._loss_name
+    plain, name = s.fit(s.start), s._loss.name
     for loss in (Balanced(7.0), OneVsAll(0.5, 2.0, 1.0, 0.0, 3.0)):
         fit = s.fit(s.start, Objective(loss=loss))
         assert fit.loss == plain.loss and differ(fit.params, plain.params)
@@ -227,7 +228,7 @@ def test_a_personal_head_takes_its_steps_after_those_of_the_network_and_moves_no
         s.network.module.train()
         s.network.module.requires_grad_(True)
         s.network.module.zero_grad()
-        loss = task.loss(s._loss_name, s.network.module(x), y).mean()
+        loss = task.loss(s._loss.name, s.network.module(x), y).mean()
         loss.backward()
         told.append(loss.item())
         for k, v in one.items():

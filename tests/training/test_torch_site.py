@@ -25,9 +25,10 @@ from polysite.models.unet import UNet
 from polysite.payload import Payload
 from polysite.site import Budget, CaseScore, Contrast, Objective, Tilt
 from polysite.training.losses import ExtraLosses, contrast
+from polysite.training.network import Network
 from polysite.training.settings import Train
 from polysite.training.tasks import Classify, Exclusive, Outline, check_loss
-from polysite.training.torch_site import Network, TorchSite
+from polysite.training.torch_site import TorchSite
 from polysite.tree import matches
 
 PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment="none", batch=2, device="cpu")
@@ -65,9 +66,9 @@ class Square(Outline):
         return 0.5 * ((logits - self.target) ** 2).flatten(1).mean(1)
 
 
-def quadratic_site(name, slope, scale, train):
+def quadratic_site(name, slope, scale, train, task=None):
     one = Case(name, "only", np.full((1, 8, 8, 8), scale, np.float32), np.zeros((1, 8, 8, 8), np.uint8))
-    return TorchSite(name, Network(Line(), train), {"train": [one]}, ["L"], train, 0, Square(slope * scale))
+    return TorchSite(name, Network(Line(), train), {"train": [one]}, ["L"], train, 0, task or Square(slope * scale))
 
 
 @pytest.mark.parametrize(
@@ -150,8 +151,7 @@ def test_the_reach_of_a_fit_is_what_a_constant_gradient_moves(momentum, steps):
         def loss(self, name, logits, truth):
             return logits.flatten(1).mean(1)
 
-    s = quadratic_site("a", 1.0, 1.0, replace(PLAIN, momentum=momentum))
-    s.task = Slope(0.0)
+    s = quadratic_site("a", 1.0, 1.0, replace(PLAIN, momentum=momentum), Slope(0.0))
     fit = s.fit(s.start, budget=Budget(steps=steps))
     paper = 0.05 * (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
     assert fit.reach == pytest.approx(paper) and 3 - fit.params["w"].item() == pytest.approx(fit.reach, abs=1e-5)

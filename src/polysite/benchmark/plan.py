@@ -28,7 +28,8 @@ from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
 from polysite.site import Budget
 from polysite.training import tasks
-from polysite.training.torch_site import Network, TorchSite
+from polysite.training.network import Network
+from polysite.training.torch_site import TorchSite
 
 # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
 VOLUME = (144, 176, 144)

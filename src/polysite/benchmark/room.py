@@ -15,7 +15,7 @@ from polysite.benchmark.jobs import Job
 from polysite.config import Study
 from polysite.engines.run_folder import KEPT
 from polysite.errors import ConfigError
-from polysite.training.torch_site import device_of
+from polysite.training.network import device_of
 
 FLOAT, HALF = 4, 2  # bytes of a number
 COPIES = 3  # of the parameters in a step: the model, its gradients, and what the server sent

@@ -8,6 +8,7 @@
 An outgoing step is a small value (compression; clipping, noise or a mask) that changes a reply before it leaves.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from polysite.algorithms.base import Algorithm, Kind
 from polysite.engines.reply_checks import kinds_of
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from polysite.site import Fit, Site
+from polysite.site import Fit, Site, setup_seconds
+
+log = logging.getLogger("polysite")
 
 
 class OutgoingStep(Protocol):
@@ -55,9 +58,12 @@ def take_turn(
     algorithm: Algorithm[Any], got: Payload, memory: Payload, site: Site, steps: Sequence[OutgoingStep] = ()
 ) -> Turn:
     """Run the algorithm at a site and apply the outgoing steps to its reply."""
-    began = time.perf_counter()
+    began, setup = time.perf_counter(), setup_seconds(site)
     reply, memory = algorithm.local(got, memory, site)
-    seconds = time.perf_counter() - began
+    setup = setup_seconds(site) - setup
+    seconds = time.perf_counter() - began - setup
+    if setup > 1:
+        log.info("compiling the training step took %.0f s, which do not count as training time", setup)
     kinds = kinds_of(algorithm.reply, got, reply)
     for step in steps:
         reply = step.apply(kinds, got, reply)

@@ -30,8 +30,8 @@ from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.models.unet import UNet
 from polysite.payload import SiteId
 from polysite.training import tasks
+from polysite.training.network import Network
 from polysite.training.predict import BATCH
-from polysite.training.torch_site import Network
 from polysite.tree import Tree
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"

@@ -15,7 +15,7 @@ from polysite.site import Balanced, Contrast, Divergence, ExtraLoss, OneVsAll, R
 from polysite.training.tasks import Outline, Task
 
 if TYPE_CHECKING:
-    from polysite.training.torch_site import Network
+    from polysite.training.network import Network
 
 BatchLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logits, truth) of a batch -> one number
 

@@ -96,9 +96,7 @@ def full(image: torch.Tensor, rng: np.random.Generator, scratch: torch.Tensor, e
     if rng.random() < 0.15:
         image.mul_(rng.uniform(0.7, 1.3))
     if rng.random() < 0.3:
-        gamma = rng.uniform(0.5, 2.0)
-        for part in image if extremes == "modality" else [image]:
-            contrast(part, gamma)
+        contrast(image, rng.uniform(0.5, 2.0), extremes)
 
 
 def noise(target: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
@@ -109,16 +107,17 @@ def noise(target: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 def blur(image: torch.Tensor, sigmas: Iterable[float], scratch: torch.Tensor) -> None:
     """Smooth in place with a Gaussian, axis by axis, each with its own width; values outside the image are zero.
 
-    Each channel, which fits into a CPU's cache, is a sum of shifted copies.
+    On a CPU, each channel, which fits into its cache, is a sum of shifted copies; on a GPU all channels together are.
     """
     widths = list(enumerate(sigmas))
-    for channel, spare in zip(image, scratch, strict=True):
-        source, target = channel, spare
+    parts = [(image, scratch)] if image.is_cuda else zip(image, scratch, strict=True)
+    for part, spare in parts:
+        source, target = part, spare
         for axis, sigma in widths:
-            _smooth(source, target, axis, sigma)
+            _smooth(source, target, axis - len(widths), sigma)
             source, target = target, source
-        if source is not channel:
-            channel.copy_(source)
+        if source is not part:
+            part.copy_(source)
 
 
 def _smooth(source: torch.Tensor, target: torch.Tensor, axis: int, sigma: float) -> None:
@@ -132,8 +131,18 @@ def _smooth(source: torch.Tensor, target: torch.Tensor, axis: int, sigma: float)
         target.narrow(axis, 0, rest).add_(source.narrow(axis, shift, rest), alpha=weight)
 
 
-def contrast(image: torch.Tensor, gamma: float) -> None:
-    """Apply gamma correction in place, between the extremes: w ((x - low) / w)^gamma + low."""
-    low, high = torch.aminmax(image)
+def contrast(image: torch.Tensor, gamma: float, extremes: Extremes = "image") -> None:
+    """Apply gamma correction in place, between the extremes of each modality or of the image.
+
+    That is w ((x - low) / w)^gamma + low. On a CPU every modality, which fits into its cache, is corrected by itself.
+    """
+    if extremes == "modality" and not image.is_cuda:
+        for part in image:
+            contrast(part, gamma)
+        return
+    axes = tuple(range(1 if extremes == "modality" else 0, image.ndim))
+    low, high = (
+        (torch.amin(image, axes, True), torch.amax(image, axes, True)) if image.is_cuda else torch.aminmax(image)
+    )
     width = (high - low).clamp_min(1e-7)
     image.sub_(low).pow_(gamma).mul_(width ** (1 - gamma)).add_(low)

@@ -13,7 +13,7 @@ from polysite.training.losses import BatchLoss
 from polysite.tree import Tree
 
 if TYPE_CHECKING:
-    from polysite.training.torch_site import Network
+    from polysite.training.network import Network
 
 
 class Personal:

@@ -1,32 +1,148 @@
 """Prediction of whole images by a network that was trained on patches.
 
-A segmentation uses a sliding window with Gaussian weights; a classification sees the whole image at once.
+A segmentation uses a sliding window with Gaussian weights; a classification sees the whole image at once. On a CPU the
+windows are MONAI's. On a GPU windows of several images go through the network together, and the weights are computed
+once.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 
 import torch
-from monai.inferers.utils import sliding_window_inference
+from torch.nn.functional import pad
 
 Network = Callable[[torch.Tensor], torch.Tensor]
 
 BATCH = 4  # windows and equal-sized cases per pass; a single one takes a slow convolution path on a CPU
+VOXELS, MOST = 1 << 23, 32  # voxels and windows per pass on a GPU
 
 
 @torch.inference_mode()
 def predict(
-    network: Network, images: Iterable[tuple[str, torch.Tensor]], patch: Sequence[int] | None, overlap: float
+    network: Network,
+    images: Iterable[tuple[str, torch.Tensor]],
+    patch: Sequence[int] | None,
+    overlap: float,
+    on_gpu: bool = False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the logits of every named image; images of equal size are predicted together.
+    """Yield the logits of every named image.
 
-    A sliding window of the size of ``patch`` is used; without a patch, whole images are predicted.
+    A sliding window of the size of ``patch`` is used; without a patch, whole images of equal size go
+    through the network together.
     """
+    if patch is not None and on_gpu:
+        yield from windowed(network, images, tuple(patch), overlap)
+        return
+    from monai.inferers.utils import sliding_window_inference  # importing MONAI takes seconds
+
     for names, stack in _equal_sizes(images):
         if patch is None or tuple(stack.shape[2:]) == tuple(patch):
             logits = network(stack)
         else:
             logits = sliding_window_inference(stack, tuple(patch), BATCH, network, overlap, mode="gaussian")
         yield from zip(names, logits, strict=True)
+
+
+def windowed(
+    network: Network, images: Iterable[tuple[str, torch.Tensor]], window: tuple[int, ...], overlap: float
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the logits of every named image; each pass takes windows of as many images as it needs.
+
+    The windows, their weights and the padding of small images are those of MONAI's ``sliding_window_inference``.
+    """
+    most = max(BATCH, min(MOST, VOXELS // max(1, torch.Size(window).numel())))
+    begun: deque[_Canvas] = deque()
+    waiting: deque[tuple[_Canvas, tuple[int, ...]]] = deque()
+    for name, image in images:
+        canvas = _Canvas(name, image, window, overlap)
+        begun.append(canvas)
+        waiting.extend((canvas, place) for place in canvas.places)
+        while len(waiting) >= most:
+            _pass(network, [waiting.popleft() for _ in range(most)])
+        while begun and not begun[0].left:
+            yield begun.popleft().finish()
+    while waiting:
+        _pass(network, [waiting.popleft() for _ in range(min(most, len(waiting)))])
+    for canvas in begun:
+        yield canvas.finish()
+
+
+class _Canvas:
+    """The logits of one image while its windows are predicted."""
+
+    def __init__(self, name: str, image: torch.Tensor, window: tuple[int, ...], overlap: float):
+        self.name, self.window, self.shape = name, window, image.shape[1:]
+        missing = [max(w - s, 0) for s, w in zip(self.shape, window, strict=True)]
+        self.margin = tuple(m // 2 for m in missing)
+        sides = [side for m in reversed(missing) for side in (m // 2, m - m // 2)]
+        self.image = pad(image, sides) if any(missing) else image
+        self.grid = _grid(tuple(self.image.shape[1:]), window, overlap, image.device)
+        self.places, self.left = self.grid.places, len(self.grid.places)
+        self.sum: torch.Tensor | None = None
+
+    def cut(self, place: tuple[int, ...]) -> tuple[slice, ...]:
+        """Return the window at this place."""
+        return (slice(None), *(slice(a, a + w) for a, w in zip(place, self.window, strict=True)))
+
+    def add(self, place: tuple[int, ...], logits: torch.Tensor) -> None:
+        """Add the weighted logits of a window."""
+        if self.sum is None:
+            self.sum = logits.new_zeros((len(logits), *self.image.shape[1:]))
+        self.sum[self.cut(place)].addcmul_(logits, self.grid.weights)
+        self.left -= 1
+
+    def finish(self) -> tuple[str, torch.Tensor]:
+        """Return the name and the logits, without padding."""
+        assert self.sum is not None
+        inner = (slice(a, a + s) for a, s in zip(self.margin, self.shape, strict=True))
+        return self.name, self.sum.div_(self.grid.total)[:, *inner]
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The windows of an image of some size."""
+
+    places: tuple[tuple[int, ...], ...]  # corners of the windows
+    weights: torch.Tensor  # of the voxels of a window
+    total: torch.Tensor  # of the weights, for every voxel of the image
+
+
+@lru_cache(maxsize=16)
+def _grid(size: tuple[int, ...], window: tuple[int, ...], overlap: float, device: torch.device) -> _Grid:
+    weights = _weights(window, device)
+    places = tuple(product(*(_starts(s, w, overlap) for s, w in zip(size, window, strict=True))))
+    total = torch.zeros(size, device=device)
+    for place in places:
+        total[tuple(slice(a, a + w) for a, w in zip(place, window, strict=True))] += weights
+    return _Grid(places, weights, total)
+
+
+@lru_cache(maxsize=4)
+def _weights(window: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    from monai.data.utils import compute_importance_map
+
+    weights: torch.Tensor = compute_importance_map(window, mode="gaussian", device=device)
+    return weights
+
+
+def _starts(size: int, window: int, overlap: float) -> list[int]:
+    """Return the positions of the window along one axis; the last one ends with the image.
+
+    >>> _starts(172, 128, 0.5), _starts(128, 128, 0.5), _starts(300, 128, 0.5)
+    ([0, 44], [0], [0, 64, 128, 172])
+    """
+    step = max(1, int(window * (1 - overlap)))
+    return [*range(0, size - window, step), size - window]
+
+
+def _pass(network: Network, windows: Sequence[tuple[_Canvas, tuple[int, ...]]]) -> None:
+    """Predict windows together, and add each to its image."""
+    logits = network(torch.stack([canvas.image[canvas.cut(place)] for canvas, place in windows]))
+    for (canvas, place), own in zip(windows, logits, strict=True):
+        canvas.add(place, own)
 
 
 def _equal_sizes(images: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[list[str], torch.Tensor]]:

@@ -33,7 +33,8 @@ class Train:
         device: "auto", "cpu", "cuda" or "cuda:1".
         cases: Hold all cases in the memory of the device, or leave them on disk and map them.
         autocast: Use bfloat16 on a GPU; a CPU always computes in float32.
-        compile: Compile the network with torch.compile.
+        compile: Compile training and prediction on a GPU with torch.compile: ``auto`` compiles if the steps of the run
+            are expected to save more time than compiling takes.
     """
 
     lr: float = 0.1
@@ -55,7 +56,7 @@ class Train:
     device: str = "auto"
     cases: Literal["device", "disk"] = "device"
     autocast: bool = True
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("lr", "gamma", "epochs", "patches", "batch"):

@@ -4,10 +4,10 @@ A task defines the output channels of the network, its losses (one number per ca
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from monai.losses.dice import DiceLoss
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from polysite.errors import ConfigError, DataError
@@ -55,7 +55,6 @@ class Outline:
     """Segmentation with a sigmoid per label, so that labels may overlap (whole tumour, core, enhancing)."""
 
     losses = ("dice", "dice_ce")
-    _soft = DiceLoss(sigmoid=True, smooth_nr=1.0, smooth_dr=1.0, reduction="none")
 
     def outputs(self, labels: Sequence[str]) -> int:
         """Return the number of labels."""
@@ -63,7 +62,7 @@ class Outline:
 
     def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         """Return the soft Dice loss with smoothing 1: 1 - (2 sum p g + 1) / (sum p + sum g + 1), mean over labels."""
-        found: torch.Tensor = self._soft(logits, truth).flatten(1).mean(1)
+        found = _soft_dice(torch.sigmoid(logits), truth)
         if name == "dice_ce":
             found = found + binary_cross_entropy_with_logits(logits, truth, reduction="none").flatten(1).mean(1)
         return found
@@ -89,7 +88,6 @@ class Exclusive:
     """Segmentation with a softmax over labels and background, so that a voxel has at most one label."""
 
     losses = ("dice", "dice_ce", "ce")
-    _soft = DiceLoss(softmax=True, include_background=False, smooth_nr=1.0, smooth_dr=1.0, reduction="none")
 
     def outputs(self, labels: Sequence[str]) -> int:
         """Return the number of labels, plus one for the background."""
@@ -101,7 +99,7 @@ class Exclusive:
         full = self.channels(truth)
         if name == "ce":
             return self._entropy(logits, full)
-        found: torch.Tensor = self._soft(logits, full).flatten(1).mean(1)
+        found = _soft_dice(torch.softmax(logits, 1)[:, 1:], truth)
         return found + self._entropy(logits, full) if name == "dice_ce" else found
 
     @staticmethod
@@ -158,9 +156,37 @@ class Classify:
         return CaseScore({"accuracy": float(predicted == true)}, loss, predicted, true)
 
 
+def _soft_dice(probabilities: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Return 1 - (2 sum p g + 1) / (sum p + sum g + 1) of every case, mean over labels.
+
+    It equals MONAI's DiceLoss to the last bit; that one calls the host and cannot be compiled as a whole.
+    """
+    space = tuple(range(2, truth.ndim))
+    true = (probabilities * truth).sum(space)
+    extra, missed = 0.5 * (probabilities.sum(space) - true), 0.5 * (truth.sum(space) - true)
+    return (1 - (2 * true + 1) / (2 * (true + extra + missed) + 1)).mean(1)
+
+
 def _dice_score(labels: Sequence[str], masks: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
     found = overlaps(labels, masks, truth.bool())
     return CaseScore({k: found[k].dice for k in labels}, loss, counts={k: o.count for k, o in found.items()})
+
+
+@dataclass(frozen=True)
+class CaseLoss:
+    """The loss of every case of a batch; equal ones compute the same.
+
+    Args:
+        task: The task.
+        name: Name of the loss, one of the task's.
+    """
+
+    task: Task
+    name: str
+
+    def __call__(self, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        """Return the loss of every case."""
+        return self.task.loss(self.name, logits, truth)
 
 
 def find(kind: str, exclusive: bool) -> Task:

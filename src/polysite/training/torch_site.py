@@ -22,145 +22,24 @@ from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.metrics import surface
 from polysite.metrics.measures import measure
-from polysite.models.names import canonical, deepest_of, head_of
 from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.site import Budget, Cases, CaseScore, Examined, Fit, Objective, Scores, Sketch, Tilt
 from polysite.training import surface as device_surface
 from polysite.training import tasks
 from polysite.training.losses import ExtraLosses, replacement
 from polysite.training.mixing import Mixing
-from polysite.training.patches import Kind, Pair, Patches, shares
+from polysite.training.network import Network
+from polysite.training.patches import Kind, Pair, shares
 from polysite.training.personal import Personal
 from polysite.training.predict import predict
 from polysite.training.settings import Train
 from polysite.tree import Tree
 
-SMALL = 40**3  # voxels of a volume that is too small for the fast convolution path of a CPU
 NONE = [0.0] * len(NAMES)  # radiomics of a constant modality
 FADED = 0.1  # share of a step that remains; below, its cases no longer count as cases behind the model
 _FIXED = 1 << 32  # a round number that never occurs: the randomness of fixed patches
 _FRESH = _FIXED + 1  # the same for other initial parameters
 _ORDER, _PATCHES, _MIXING = 1, 2, 3  # additional random streams of a round
-
-
-def device_of(name: str) -> torch.device:
-    """Return the device of this name; ``auto`` is the GPU if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as problem:
-        raise ConfigError(f"train.device = {name!r} is no device; use 'auto', 'cpu' or 'cuda'") from problem
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"train.device = {name!r} is not supported; use 'auto', 'cpu' or 'cuda'")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"train.device = {name!r}, but torch sees {torch.cuda.device_count()} GPUs here; use 'auto'")
-    return device
-
-
-class Network:
-    """One network that all sites of a process share; each use writes the parameters first."""
-
-    def __init__(self, module: torch.nn.Module, train: Train):
-        self.device = device_of(train.device)
-        self.module = module.to(self.device)
-        self.layout = _layout(module) if self.device.type == "cpu" else torch.contiguous_format
-        self.module.to(memory_format=self.layout)  # type: ignore[call-overload]
-        self.forward = torch.compile(self.module) if train.compile else self.module
-        self.half = train.autocast and self.device.type == "cuda"
-        # a single small volume takes a slow convolution path on a CPU; together with a copy it does not
-        self.doubles = self.device.type == "cpu" and not any(isinstance(m, _BatchNorm) for m in module.modules())
-        self.parameters, self.leaves = _leaves(module)
-        self.start = self.read()
-        self.patches = Patches(self.device)
-
-    def read(self) -> Tree:
-        """Return a copy of the current parameters and running statistics, on the device."""
-        return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in self.leaves.items()}
-
-    def write(self, params: Tree) -> None:
-        """Copy these parameters into the network."""
-        if params.keys() != self.leaves.keys():
-            odd = sorted(params.keys() ^ self.leaves.keys())
-            raise ConfigError(f"these parameters do not belong to this model; they differ in {odd[:3]}")
-        odd = [k for k, v in self.leaves.items() if params[k].shape != v.shape]
-        if odd:
-            raise ConfigError(f"these parameters do not belong to this model; {odd[0]!r} has another shape")
-        with torch.no_grad():
-            torch._foreach_copy_(list(self.leaves.values()), [params[k] for k in self.leaves])
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits of a batch, in float32."""
-        return self._logits(self.forward, x)
-
-    def twin(self, params: Tree) -> "Network":
-        """Return a second network with these parameters. (functional_call fails where DynUNet lists modules twice.)"""
-        twin = copy.copy(self)
-        twin.module = twin.forward = copy.deepcopy(self.module)
-        twin.parameters, twin.leaves = _leaves(twin.module)
-        twin.write(params)
-        return twin
-
-    def look(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits of a batch, and the deepest features of every patch, pooled over space."""
-        deepest = deepest_of(name for name, _ in self.module.named_modules())
-        logits, seen = self.trace(x, [deepest])
-        return logits, seen[deepest][0].flatten(2).mean(2)
-
-    def trace(self, x: torch.Tensor, modules: Collection[str]) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
-        """Return the logits of a batch, and the outputs of these modules."""
-        seen: dict[str, Any] = {}
-        hooks = [self.module.get_submodule(name).register_forward_hook(partial(_note, seen, name)) for name in modules]
-        try:
-            logits = self._logits(self.module, x)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return logits, {k: [y[: len(x)].float() for y in out] for k, out in seen.items()}
-
-    def before_head(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits of a batch, and the input of the head."""
-        seen: list[torch.Tensor] = []
-        head = self.module.get_submodule(head_of(name for name, _ in self.module.named_modules()))
-        hook = head.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
-        try:
-            logits = self._logits(self.module, x)
-        finally:
-            hook.remove()
-        return logits, seen[0][: len(x)]
-
-    def train(self, only: Collection[str]) -> None:
-        """Set the network to training mode, except normalisation layers with running statistics whose names match no
-        pattern in ``only``: these stay in evaluation mode."""
-        self.module.train()
-        for name, layer in self.module.named_modules():
-            if getattr(layer, "running_mean", None) is not None:
-                layer.train(tree.matches(canonical(f"{name}.running_mean"), only))
-
-    def _logits(self, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        twice = len(x) == 1 and self.doubles and math.prod(x.shape[2:]) <= SMALL
-        x = (torch.cat([x, x]) if twice else x).contiguous(memory_format=self.layout)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
-            return forward(x)[: 1 if twice else None].float()
-
-
-def _note(seen: dict[str, Any], name: str, _module: Any, _given: Any, out: Any) -> None:
-    seen[name] = out if isinstance(out, tuple) else (out,)
-
-
-def _leaves(module: torch.nn.Module) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
-    """Return the parameters, and the parameters with running statistics. (DynUNet's state_dict lists them twice.)"""
-    parameters = {canonical(n): p for n, p in module.named_parameters()}
-    statistics = {canonical(n): b for n, b in module.named_buffers() if b.is_floating_point()}
-    return parameters, {**parameters, **statistics}
-
-
-def _layout(module: torch.nn.Module) -> torch.memory_format:
-    """Return channels-last if all kernels are 2D or all are 3D: up to 1.7 times faster on a CPU (slower on an H200)."""
-    axes = {p.ndim for p in module.parameters() if p.ndim > 3}
-    if len(axes) != 1:
-        return torch.contiguous_format
-    return torch.channels_last if axes == {4} else torch.channels_last_3d
 
 
 class TorchSite:
@@ -189,7 +68,7 @@ class TorchSite:
         brain: Callable[[np.ndarray], np.ndarray] = partial(Prepare().brain, modalities=()),
     ):
         self.name, self.network, self.labels, self.train, self.seed = name, network, tuple(labels), train, seed
-        self.task, self.round, self._loss_name = task, 0, tasks.check_loss(task, train.loss)
+        self.task, self.round, self._loss = task, 0, tasks.CaseLoss(task, tasks.check_loss(task, train.loss))
         self._splits = {s: tuple(c.name for c in cases.get(s, ())) for s in SPLITS}
         self._volumes = {c.name: self._load(c) for s in SPLITS for c in cases.get(s, ())}
         self.grids = {c.name: (c.spacing, c.unit) for s in SPLITS for c in cases.get(s, ())}  # voxel size and unit
@@ -224,6 +103,11 @@ class TorchSite:
     def lr(self) -> float:
         """Learning rate, before its decay."""
         return self.train.lr
+
+    @property
+    def setup_seconds(self) -> float:
+        """Seconds that the network of this process has spent on compiling."""
+        return self.network.setup_seconds
 
     @property
     def start(self) -> Tree:
@@ -295,7 +179,7 @@ class TorchSite:
     def under(self, train: Train) -> "TorchSite":
         """Return this site with other settings of training and the same network and volumes."""
         site = copy.copy(self)
-        site.train, site._loss_name = train, tasks.check_loss(self.task, train.loss)
+        site.train, site._loss = train, tasks.CaseLoss(self.task, tasks.check_loss(self.task, train.loss))
         return site
 
     def lift(self, params: Tree) -> Tree:
@@ -322,8 +206,9 @@ class TorchSite:
         self.network.write(params)
         self.network.train(only)
         trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
-        for k, p in self.network.parameters.items():
-            p.requires_grad_(k in trained)
+        plain = not objective.extra and objective.loss is None
+        for k, p in self.network.parameters.items():  # a step that all fits share computes all gradients
+            p.requires_grad_(k in trained or (plain and self.network.gpu_steps is not None))
         passed = self.round - self._first if budget.round is None else budget.round
         rate = (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma**passed
         mixing = Mixing(trained, objective.mix, self._rng(None, _MIXING)) if objective.mix else None
@@ -341,10 +226,13 @@ class TorchSite:
                 optimiser.zero_grad(set_to_none=True)
                 if mixing:
                     mixing.place()
-                logits, more = extra(x, self.task.channels(y)) if extra else (self.network(x), None)
-                local = self._mean_loss(logits, y)
-                goal = aim(logits, y) if aim else local
-                (goal if more is None else goal + more).backward()  # type: ignore[no-untyped-call]
+                if plain:
+                    local = self.network.backward(x, y, self._loss, self.train.batch)
+                else:
+                    logits, more = extra(x, self.task.channels(y)) if extra else (self.network(x), None)
+                    local = self._mean_loss(logits, y)
+                    goal = aim(logits, y) if aim else local
+                    (goal if more is None else goal + more).backward()  # type: ignore[no-untyped-call]
                 if mixing:
                     mixing.divide()
                 force.apply()
@@ -435,11 +323,9 @@ class TorchSite:
         self.network.module.eval()
         images = ((n, self._volumes[n][0].to(self.network.device)) for n in cases)
         window = None if isinstance(self.task, tasks.Classify) else self.train.window or self.train.patch
-        for name, logits in predict(self.network, images, window, self.train.overlap):
+        on_gpu = self.network.device.type == "cuda"
+        for name, logits in predict(self.network.infer, images, window, self.train.overlap, on_gpu):
             yield name, logits, self._volumes[name][1].to(logits.device)
-
-    def _loss(self, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        return self.task.loss(self._loss_name, logits, truth)
 
     def _mean_loss(self, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         return self._loss(logits, truth).mean()
@@ -488,7 +374,7 @@ class TorchSite:
     def _replacement(self, objective: Objective, keep: Collection[str] | None) -> Callable[..., torch.Tensor] | None:
         if objective.loss is None:
             return None
-        return replacement(objective.loss, self.task, self._loss_name, lambda: self._shares(keep))
+        return replacement(objective.loss, self.task, self._loss.name, lambda: self._shares(keep))
 
     def _personal(self, objective: Objective, rate: float) -> Personal | None:
         if not objective.personal:

@@ -1,0 +1,234 @@
+"""Gradients of training steps on a GPU: compiled once, captured in a CUDA graph where steps are short.
+
+All sites, rounds and phases of a process share one compiled step, because it reads the batch, the weights of its cases
+and the parameters of the network from fixed memory. An incomplete batch is filled up with cases of weight 0; without
+batch statistics these change nothing. The first steps run as they are and are timed; then a run compiles its network if
+the steps that are left will save more time than compiling takes.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+from torch.nn.functional import instance_norm
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+PerCase = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logits, truth) of a batch -> loss of every case
+
+PROBE = 8  # uncompiled steps before the choice; the first half of them is not timed
+GAIN = 0.4  # share of an uncompiled step that compiling saves, measured on an H200 by bench/gpu.py
+COMPILING = 60.0  # seconds that compiling may take
+SHORT = 0.03  # seconds of a step below which launching its kernels takes longer than running them
+WARM = 3  # steps before a capture
+
+
+def can_accelerate(module: torch.nn.Module) -> bool:
+    """Return whether cases of a batch do not influence each other, and a step draws no random numbers."""
+    return not any(
+        (isinstance(m, _BatchNorm) and m.track_running_stats) or (isinstance(m, _DropoutNd) and m.p > 0)
+        for m in module.modules()
+    )
+
+
+class GpuSteps:
+    """Computes the mean loss of a batch and its gradients, for all sites that share a network.
+
+    Args:
+        module: The network, on a GPU.
+        half: Use bfloat16 in convolutions.
+        setting: ``train.compile``.
+        expected: Number of steps of the whole run.
+    """
+
+    def __init__(self, module: torch.nn.Module, half: bool, setting: bool | Literal["auto"], expected: int):
+        self.module, self.half, self.setting, self.expected = module, half, setting, expected
+        self.weights = list(module.parameters())
+        self.device = self.weights[0].device
+        self.compiled = False
+        self.setup_seconds = 0.0  # spent on compiling and capturing
+        self.problem = ""  # why the network could not be compiled
+        self.layout = _channels_last(self.weights)
+        self._steps: dict[Any, _Step] = {}
+        self._infer: Callable[[torch.Tensor], torch.Tensor] | None = None
+        for norm in module.modules():
+            if isinstance(norm, torch.nn.InstanceNorm2d | torch.nn.InstanceNorm3d) and not norm.affine:
+                norm.forward = MethodType(_normalise, norm)  # type: ignore[method-assign]
+
+    def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase, batch: int) -> torch.Tensor:
+        """Compute the mean loss of a batch and the gradients of all parameters; return the loss.
+
+        Args:
+            x: Images.
+            y: Ground truth.
+            loss: The loss of every case; equal ones share a step.
+            batch: Cases of a complete batch.
+        """
+        key = (loss, batch, x.shape[1:], y.shape[1:])
+        if key not in self._steps:
+            self._steps[key] = _Step(self, loss)
+        return self._steps[key](x, y, batch)
+
+    def infer(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch in evaluation mode, by the compiled network if the run compiles."""
+        if not self.compiled:
+            return self.logits(x)
+        if self._infer is None:
+            self._infer = torch.compile(self.logits)
+        count = len(x)
+        more = max(2, 1 << (count - 1).bit_length()) - count  # few sizes, since cuDNN times its algorithms for each
+        x = torch.cat([x, x.new_zeros((more, *x.shape[1:]))]).contiguous(memory_format=self.layout)
+        torch._dynamo.mark_dynamic(x, 0)
+        return self._infer(x)[:count]
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch, in float32."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
+            logits: torch.Tensor = self.module(x)
+        return logits.float()
+
+    def wait(self) -> None:
+        """Wait until the device has finished."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def pays(self, seconds: float, taken: int) -> bool:
+        """Return whether compiling pays, given the seconds of an uncompiled step and the steps taken so far."""
+        if self.setting != "auto":
+            return self.setting
+        return GAIN * seconds * (self.expected - taken) > COMPILING
+
+
+class _Step:
+    """One kind of step: a loss, and the shapes of a complete batch."""
+
+    def __init__(self, steps: GpuSteps, loss: PerCase):
+        self.steps, self.loss = steps, loss
+        self.taken, self.began, self.count = 0, 0.0, 0
+        self.run: Callable[[], torch.Tensor] | None = None
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor, batch: int) -> torch.Tensor:
+        if self.run is None and self.taken <= PROBE:
+            self._probe(x, y, batch)
+        self.taken += 1
+        if self.run is None:
+            return _gradients(self.steps.weights, lambda: self.loss(self.steps.logits(x), y).mean())
+        self._fill(x, y)
+        return self.run()
+
+    def _probe(self, x: torch.Tensor, y: torch.Tensor, batch: int) -> None:
+        """Time uncompiled steps; choose once enough were timed, or at once if the setting decides."""
+        if self.taken == PROBE // 2:
+            self.steps.wait()
+            self.began = time.perf_counter()
+        if self.taken == PROBE or self.steps.setting is True:
+            self.steps.wait()
+            now = time.perf_counter()
+            self._choose(x, y, batch, (now - self.began) / (PROBE - PROBE // 2) if self.taken else 0.0)
+            self.steps.wait()
+            self.steps.setup_seconds += time.perf_counter() - now
+
+    def _choose(self, x: torch.Tensor, y: torch.Tensor, batch: int, seconds: float) -> None:
+        compiled = self.steps.pays(seconds, self.taken) and not self.steps.problem
+        if not compiled and (seconds >= SHORT or self.steps.device.type != "cuda"):
+            return
+        layout = self.steps.layout if compiled else torch.contiguous_format
+        self.x = torch.zeros((batch, *x.shape[1:]), device=x.device).contiguous(memory_format=layout)
+        self.y = torch.zeros((batch, *y.shape[1:]), device=y.device)
+        self.weights = torch.zeros(batch, device=x.device)
+        self._fill(x, y)
+        if compiled:
+            torch.backends.cudnn.benchmark = True  # cuDNN times its algorithms once per shape; shapes are fixed here
+            try:
+                self.run, seconds = self._compile()
+            except Exception as problem:  # the compiler's own errors, or a missing compiler
+                if self.steps.setting is True:
+                    raise
+                self.steps.problem, self.run = f"{type(problem).__name__}: {problem}".splitlines()[0], None
+                return
+            self.steps.compiled = True
+        if seconds < SHORT and self.steps.device.type == "cuda":
+            with torch.cuda.device(self.steps.device):
+                self.run = _captured(self.steps.weights, self.run or self._eager)
+
+    def _compile(self) -> tuple[Callable[[], torch.Tensor], float]:
+        """Return the compiled step, and the seconds that it takes."""
+        function = torch.compile(self._weighted, dynamic=False)
+
+        def run() -> torch.Tensor:
+            return _gradients(self.steps.weights, lambda: function(self.x, self.y, self.weights))
+
+        for _ in range(WARM):
+            run()
+        self.steps.wait()
+        began = time.perf_counter()
+        run()
+        self.steps.wait()
+        return run, time.perf_counter() - began
+
+    def _eager(self) -> torch.Tensor:
+        return _gradients(self.steps.weights, lambda: self._weighted(self.x, self.y, self.weights))
+
+    def _weighted(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return (self.loss(self.steps.logits(x), y) * weights).sum()
+
+    def _fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Copy a batch into the memory of the step. Cases beyond it keep former values and have no weight."""
+        count = len(x)
+        self.x[:count].copy_(x)
+        self.y[:count].copy_(y)
+        if count != self.count:
+            self.weights[:count], self.weights[count:], self.count = 1 / count, 0.0, count
+
+
+def _gradients(weights: Iterable[torch.nn.Parameter], loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Compute a loss and its gradients; return the loss."""
+    for p in weights:
+        p.grad = None
+    value = loss()
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.detach()
+
+
+def _captured(weights: list[torch.nn.Parameter], run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Return a function that replays all kernels of ``run`` with one launch."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = run()
+    gradients = [p.grad for p in weights]
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        for p, gradient in zip(weights, gradients, strict=True):
+            p.grad = gradient
+        return loss
+
+    return replay
+
+
+def _channels_last(weights: Iterable[torch.nn.Parameter]) -> torch.memory_format:
+    """Return the memory format in which cuDNN convolves without converting."""
+    axes = {p.ndim for p in weights if p.ndim > 3}
+    if len(axes) != 1:
+        return torch.contiguous_format
+    return torch.channels_last if axes == {4} else torch.channels_last_3d
+
+
+def _normalise(self: torch.nn.InstanceNorm3d, x: torch.Tensor) -> torch.Tensor:
+    """Instance normalisation that a compiler can fuse with its neighbours, in any memory format.
+
+    Torch's own becomes a batch normalisation of a reshaped tensor, which is a copy of all values in channels-last.
+    """
+    if not torch.compiler.is_compiling():
+        return instance_norm(x, eps=self.eps)
+    wide = x.float()
+    variance, mean = torch.var_mean(wide, tuple(range(2, x.ndim)), correction=0, keepdim=True)
+    return ((wide - mean) * torch.rsqrt(variance + self.eps)).to(x.dtype)

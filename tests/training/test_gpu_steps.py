@@ -1,0 +1,95 @@
+"""Steps that a GPU shares between sites: the same gradients as plain ones, whatever the number of cases."""
+
+import pytest
+import torch
+
+from polysite.models.densenet import DenseNet
+from polysite.models.unet import UNet
+from polysite.training import gpu_steps
+from polysite.training.gpu_steps import GpuSteps, can_accelerate
+from polysite.training.tasks import CaseLoss, Outline
+
+LOSS = CaseLoss(Outline(), "dice")
+
+
+@pytest.fixture
+def net():
+    return UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1)
+
+
+def batch(count, seed=0):
+    drawn = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 2, 8, 8, 8, generator=drawn)
+    return x, (torch.rand(count, 1, 8, 8, 8, generator=drawn) > 0.7).float()
+
+
+def gradients(net):
+    return [p.grad.clone() for p in net.parameters()]
+
+
+def plain(net, x, y):
+    net.zero_grad(set_to_none=True)
+    loss = LOSS(net(x), y).mean()
+    loss.backward()
+    return loss.detach(), gradients(net)
+
+
+def test_compiled_steps_have_the_gradients_of_plain_ones_also_of_incomplete_batches(net, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    expected = [plain(net, *batch(count, seed)) for seed, count in enumerate((4, 3, 4, 1))]
+    steps = GpuSteps(net, False, True, 0)
+    for seed, (count, (loss, wanted)) in enumerate(zip((4, 3, 4, 1), expected, strict=True)):
+        value = steps.backward(*batch(count, seed), LOSS, 4)
+        assert value == pytest.approx(float(loss), abs=1e-6)
+        for mine, theirs in zip(gradients(net), wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
+    assert steps.compiled and len(steps._steps) == 1
+
+
+def test_a_run_compiles_if_the_steps_that_are_left_save_more_than_compiling_takes(net):
+    long = round(gpu_steps.COMPILING / gpu_steps.GAIN / 0.1)  # steps of 0.1 s that save as much as compiling takes
+    assert GpuSteps(net, False, "auto", long + 10).pays(0.1, 8)
+    assert not GpuSteps(net, False, "auto", long + 10).pays(0.1, 12)
+    assert GpuSteps(net, False, True, 0).pays(0.0, 0) and not GpuSteps(net, False, False, 10**9).pays(1.0, 0)
+
+
+def test_short_runs_are_not_compiled_and_time_their_first_steps(net, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
+    steps = GpuSteps(net, False, "auto", 20)
+    for seed in range(12):
+        loss, wanted = plain(net, *batch(2, seed))
+        assert steps.backward(*batch(2, seed), LOSS, 2) == loss
+        assert all(torch.equal(a, b) for a, b in zip(gradients(net), wanted, strict=True))
+    assert not steps.compiled and not steps.problem
+
+
+def test_without_a_compiler_a_run_goes_on_uncompiled_unless_compiling_was_wanted(net, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no compiler\nmany lines")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    steps = GpuSteps(net, False, "auto", 10**9)
+    for seed in range(12):
+        loss, _ = plain(net, *batch(2, seed))
+        assert steps.backward(*batch(2, seed), LOSS, 2) == loss
+    assert steps.problem == "RuntimeError: no compiler" and not steps.compiled
+    with pytest.raises(RuntimeError, match="no compiler"):
+        GpuSteps(net, False, True, 0).backward(*batch(2), LOSS, 2)
+
+
+def test_networks_whose_cases_influence_each_other_are_left_alone(net):
+    assert can_accelerate(net)
+    assert not can_accelerate(
+        DenseNet(blocks=(2,), growth=4, features=8).build(dims=2, modalities=1, outputs=2, seed=0)
+    )
+    assert not can_accelerate(torch.nn.Dropout3d(0.1)) and can_accelerate(torch.nn.Dropout3d(0.0))
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_the_normalisation_for_compilers_is_torchs(dims, monkeypatch):
+    norm = (torch.nn.InstanceNorm2d if dims == 2 else torch.nn.InstanceNorm3d)(3)
+    x = 5 + 3 * torch.randn(2, 3, *(6,) * dims)
+    expected = norm(x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(gpu_steps._normalise(norm, x), expected, atol=1e-5, rtol=1e-5)

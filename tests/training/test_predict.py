@@ -1,0 +1,47 @@
+"""Windows of several images together: the logits that MONAI's sliding window has."""
+
+import pytest
+import torch
+from monai.inferers.utils import sliding_window_inference
+
+from polysite.training.predict import predict, windowed
+
+
+def network(x):
+    """Two outputs that depend on the neighbourhood and on the place in the window."""
+    ramp = torch.linspace(0, 1, x.shape[2]).view(-1, *(1 for _ in x.shape[3:]))
+    smooth = torch.nn.functional.avg_pool3d(x, 3, 1, 1) if x.ndim == 5 else torch.nn.functional.avg_pool2d(x, 3, 1, 1)
+    return torch.cat([smooth[:, :1] + ramp, smooth[:, 1:] * ramp], 1)
+
+
+@pytest.mark.parametrize("window", [(8, 8, 4), (16, 6, 5), (8, 8)])
+@pytest.mark.parametrize("overlap", [0.0, 0.25, 0.5, 0.7])
+def test_windows_of_images_of_any_size_are_monais(window, overlap):
+    drawn = torch.Generator().manual_seed(0)
+    shapes = [(13, 9, 7), (8, 8, 4), (5, 20, 3), (13, 9, 7), (30, 17, 11)]
+    images = [(f"{k}", torch.randn(2, *s[: len(window)], generator=drawn)) for k, s in enumerate(shapes)]
+    found = list(windowed(network, images, window, overlap))
+    assert [name for name, _ in found] == [name for name, _ in images]
+    for (_, logits), (_, image) in zip(found, images, strict=True):
+        expected = sliding_window_inference(image[None], window, 4, network, overlap, mode="gaussian")[0]
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_images_are_taken_as_they_are_needed_and_passes_are_full():
+    asked, passes = [], []
+
+    def images():
+        for k in range(6):
+            asked.append(k)
+            yield str(k), torch.zeros(2, 512, 512)
+
+    def counted(x):
+        passes.append(len(x))
+        return x
+
+    for done, (name, _) in enumerate(predict(counted, images(), (512, 512), 0.5, on_gpu=True)):
+        assert name == str(done)
+    assert passes == [6] and asked == list(range(6))  # 32 windows of this size fit into one pass
+    passes.clear()
+    list(predict(counted, ((str(k), torch.zeros(1, 40, 33)) for k in range(2)), (8, 8), 0.5, on_gpu=True))
+    assert passes[0] == 32 and sum(passes) == 2 * 9 * 8
