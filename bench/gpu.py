@@ -43,9 +43,14 @@ def main() -> None:
 
 
 def speeds(name: str, steps: int, repeats: int) -> None:
-    rows = {}
-    for compiled in (False, True):
-        rows[f"bare loop, {'compiled' if compiled else 'eager'}"] = bare(name, compiled, steps, repeats)
+    reference = bare(name, True, steps, repeats)
+
+    def row(title: str, took: float, step: bool = True) -> None:
+        ratio = f"   {took / reference:5.2f} x bare compiled" if step else ""
+        print(f"{name:6s} {title:48s} {1000 * took:8.2f} ms{ratio}", flush=True)
+
+    row("bare loop, compiled", reference)
+    row("bare loop, eager", bare(name, False, steps, repeats))
     for compiled in (False, True):
         how = "compiled" if compiled else "uncompiled"
         site = build(name, compiled, "full")
@@ -53,20 +58,16 @@ def speeds(name: str, steps: int, repeats: int) -> None:
         site.fit(site.start, budget=Budget(steps=12))
         torch.cuda.synchronize()
         first = time.perf_counter() - began
-        print(f"    {name}, {how}: first 12 steps {first:.1f} s, of which setup {site.setup_seconds:.1f} s", flush=True)
+        print(f"    {name}, {how}: first 12 steps {first:.1f} s, of which setup {site.setup[0]:.1f} s", flush=True)
         for augment in ("full", "none"):
             other = site.under(replace(site.train, augment=augment))
             took = median(lambda other=other: other.fit(other.start, budget=Budget(steps=steps)), repeats)
-            rows[f"polysite, {how}, augmentation {augment}"] = took / steps
+            row(f"polysite, {how}, augmentation {augment}", took / steps)
         case = site.cases("validation")[:1]
         site.score(site.start, case)
-        rows[f"patient, {how}"] = median(lambda site=site, case=case: site.score(site.start, case), repeats)
+        row(f"patient, {how}", median(lambda site=site, case=case: site.score(site.start, case), repeats), False)
         del site, other
         torch.cuda.empty_cache()
-    reference = rows["bare loop, compiled"]
-    for title, took in rows.items():
-        ratio = "" if title.startswith("patient") else f"   {took / reference:5.2f} x bare compiled"
-        print(f"{name:6s} {title:48s} {1000 * took:8.2f} ms{ratio}", flush=True)
 
 
 def losses(name: str, _steps: int, _repeats: int) -> None:
@@ -102,7 +103,7 @@ def drawn(rng: np.random.Generator, k: int, modalities: int, labels: int, whole:
     centre = [rng.uniform(0.3, 0.7) * s for s in whole]
     distance = sum(((g - c) / s) ** 2 for g, c, s in zip(np.indices(whole), centre, whole, strict=True)) ** 0.5
     label = np.stack([distance < 0.2 / (1 + n) for n in range(labels)]).astype(np.uint8)
-    return Case("s", str(k), image + 2 * label.sum(0), label, (1.0,) * len(whole))
+    return Case("s", str(k), image + label.sum(0, dtype=np.float32), label, (1.0,) * len(whole))
 
 
 def bare(name: str, compiled: bool, steps: int, repeats: int) -> float:

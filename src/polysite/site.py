@@ -308,9 +308,10 @@ class Site(Protocol):
         ...
 
 
-def setup_seconds(site: Site) -> float:
-    """Return the seconds that a site has spent on compiling so far, which are no training time."""
-    return float(getattr(site, "setup_seconds", 0.0))
+def setup_of(site: Site) -> tuple[float, str]:
+    """Return the seconds that a site has spent on compiling so far, which are no training time, and what went wrong."""
+    setup: tuple[float, str] = getattr(site, "setup", (0.0, ""))
+    return setup
 
 
 class AssessedSite(Protocol):

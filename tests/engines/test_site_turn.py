@@ -103,3 +103,18 @@ def test_an_algorithm_that_needs_each_reply_refuses_steps_that_reveal_only_the_s
     check_steps(Krum(), "krum", [Compress("half")])
     with pytest.raises(ConfigError, match="krum needs the reply of each site"):
         check_steps(Krum(), "krum", [Compress("half"), mask])
+
+
+def test_compiling_is_no_training_time_and_is_logged(caplog):
+    class Compiles(Single):
+        setup = (7.0, "")
+
+        def fit(self, *args, **keywords):
+            type(self).setup = (1007.0, "no compiler")
+            return super().fit(*args, **keywords)
+
+    compiling = Compiles(a=1.0, b=np.array([1.0, 1.0]), start=START)
+    with caplog.at_level("INFO", "polysite"):
+        turn = take_turn(FedAvg(), Payload(model=START), Payload(), compiling)
+    assert turn.seconds < -900  # 1000 of the seconds do not count
+    assert "took 1000 s" in caplog.text and "is not compiled, which makes training slower: no compiler" in caplog.text

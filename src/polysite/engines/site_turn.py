@@ -18,7 +18,7 @@ from polysite.algorithms.base import Algorithm, Kind
 from polysite.engines.reply_checks import kinds_of
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from polysite.site import Fit, Site, setup_seconds
+from polysite.site import Fit, Site, setup_of
 
 log = logging.getLogger("polysite")
 
@@ -58,12 +58,15 @@ def take_turn(
     algorithm: Algorithm[Any], got: Payload, memory: Payload, site: Site, steps: Sequence[OutgoingStep] = ()
 ) -> Turn:
     """Run the algorithm at a site and apply the outgoing steps to its reply."""
-    began, setup = time.perf_counter(), setup_seconds(site)
+    began, before = time.perf_counter(), setup_of(site)
     reply, memory = algorithm.local(got, memory, site)
-    setup = setup_seconds(site) - setup
-    seconds = time.perf_counter() - began - setup
-    if setup > 1:
-        log.info("compiling the training step took %.0f s, which do not count as training time", setup)
+    compiling, problem = setup_of(site)
+    compiling -= before[0]
+    seconds = time.perf_counter() - began - compiling
+    if compiling > 1:
+        log.info("compiling the training step took %.0f s, which do not count as training time", compiling)
+    if problem != before[1]:
+        log.warning("the network is not compiled, which makes training slower: %s", problem)
     kinds = kinds_of(algorithm.reply, got, reply)
     for step in steps:
         reply = step.apply(kinds, got, reply)

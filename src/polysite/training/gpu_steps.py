@@ -73,10 +73,16 @@ class GpuSteps:
 
     def infer(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch in evaluation mode, by the compiled network if the run compiles."""
-        if not self.compiled:
-            return self.logits(x)
-        if self._infer is None:
-            self._infer = torch.compile(self.logits)
+        if self.compiled:
+            try:
+                return self._infer_compiled(x)
+            except Exception as problem:  # of the compiler
+                self.fail(problem)
+                self.compiled = False
+        return self.logits(x)
+
+    def _infer_compiled(self, x: torch.Tensor) -> torch.Tensor:
+        self._infer = self._infer or torch.compile(self.logits)
         count = len(x)
         more = max(2, 1 << (count - 1).bit_length()) - count  # few sizes, since cuDNN times its algorithms for each
         x = torch.cat([x, x.new_zeros((more, *x.shape[1:]))]).contiguous(memory_format=self.layout)
@@ -93,6 +99,12 @@ class GpuSteps:
         """Wait until the device has finished."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def fail(self, problem: Exception) -> None:
+        """Go on without what does not work, unless the user has asked for compiling."""
+        if self.setting is True:
+            raise problem
+        self.problem = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
     def pays(self, seconds: float, taken: int) -> bool:
         """Return whether compiling pays, given the seconds of an uncompiled step and the steps taken so far."""
@@ -141,17 +153,19 @@ class _Step:
         self._fill(x, y)
         if compiled:
             torch.backends.cudnn.benchmark = True  # cuDNN times its algorithms once per shape; shapes are fixed here
+            self.steps.module.to(memory_format=layout)  # type: ignore[call-overload]
             try:
                 self.run, seconds = self._compile()
-            except Exception as problem:  # the compiler's own errors, or a missing compiler
-                if self.steps.setting is True:
-                    raise
-                self.steps.problem, self.run = f"{type(problem).__name__}: {problem}".splitlines()[0], None
+            except Exception as problem:  # of the compiler, or because there is none
+                self.steps.fail(problem)
                 return
             self.steps.compiled = True
         if seconds < SHORT and self.steps.device.type == "cuda":
-            with torch.cuda.device(self.steps.device):
-                self.run = _captured(self.steps.weights, self.run or self._eager)
+            try:
+                with torch.cuda.device(self.steps.device):
+                    self.run = _captured(self.steps.weights, self.run or self._eager)
+            except RuntimeError as problem:  # of an operation that cannot be captured
+                self.steps.fail(problem)
 
     def _compile(self) -> tuple[Callable[[], torch.Tensor], float]:
         """Return the compiled step, and the seconds that it takes."""

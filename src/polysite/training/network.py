@@ -95,9 +95,9 @@ class Network:
         return self.gpu_steps.infer(x) if self.gpu_steps else self(x)
 
     @property
-    def setup_seconds(self) -> float:
-        """Seconds spent on compiling so far."""
-        return self.gpu_steps.setup_seconds if self.gpu_steps else 0.0
+    def setup(self) -> tuple[float, str]:
+        """Seconds spent on compiling so far, and what went wrong."""
+        return (self.gpu_steps.setup_seconds, self.gpu_steps.problem) if self.gpu_steps else (0.0, "")
 
     def twin(self, params: Tree) -> "Network":
         """Return a second network with these parameters. (functional_call fails where DynUNet lists modules twice.)"""

@@ -105,9 +105,9 @@ class TorchSite:
         return self.train.lr
 
     @property
-    def setup_seconds(self) -> float:
-        """Seconds that the network of this process has spent on compiling."""
-        return self.network.setup_seconds
+    def setup(self) -> tuple[float, str]:
+        """Seconds that the network of this process has spent on compiling, and what went wrong."""
+        return self.network.setup
 
     @property
     def start(self) -> Tree:
