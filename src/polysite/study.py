@@ -264,28 +264,22 @@ def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch:
     refuse_bare(study)
     _refuse_duplicates(Cache(place()), [ref for splits in dealt.values() for split in SPLITS for ref in splits[split]])
     cases = {site: {k: tuple(c.name for c in splits[k]) for k in SPLITS} for site, splits in dealt.items()}
-    sizes = {site: sum(map(len, splits.values())) for site, splits in cases.items()}
+    recipe = json.dumps({"study": _as_text(study), "cases": cases})
     phases = config.phases(study)
     roles = [_roles(phase, cases) for phase in phases]
     if any(phase.run.pooled for phase in phases):
-        sizes[POOLED] = sum(len(splits[k]) for splits in cases.values() for k in SPLITS[:2])
-        cases[POOLED] = {"test": (), **{k: tuple(f"{i}/{n}" for i in dealt for n in cases[i][k]) for k in SPLITS[:2]}}
-    recipe = json.dumps({"study": _as_text(study), "cases": {site: cases[site] for site in dealt}})
+        cases[POOLED] = {k: tuple(f"{i}/{n}" for i in dealt for n in cases[i][k] if k != "test") for k in SPLITS}
+    sizes = {site: sum(map(len, splits.values())) for site, splits in cases.items()}
+    device, threads = study.train.device, torch.get_num_threads()
     with connected(engine.address):
         workers = Workers(
-            WORKER_SITES,
-            recipe,
-            sizes,
-            device=study.train.device,
-            threads=torch.get_num_threads(),
-            count=engine.workers,
-            watch=watch,
+            WORKER_SITES, recipe, sizes, device=device, threads=threads, count=engine.workers, watch=watch
         )
         try:
-            engines = [RaySites(workers, k, *roles[k], cases) for k in range(len(phases))]
-            built = [Phase(s.algorithm, e, s.run) for s, e in zip(phases, engines, strict=True)]
-            labels = study.data.label_names
-            yield OpenedStudy(built, initial_params(study), {i: RemoteSite(i, workers, cases[i], labels) for i in dealt})
+            transports = [RaySites(workers, k, *each, cases) for k, each in enumerate(roles)]
+            built = [Phase(s.algorithm, t, s.run) for s, t in zip(phases, transports, strict=True)]
+            sites = {i: RemoteSite(i, workers, cases[i], study.data.label_names) for i in dealt}
+            yield OpenedStudy(built, initial_params(study), sites, [str(workers)])
         finally:
             workers.close()
 

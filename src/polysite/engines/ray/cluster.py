@@ -35,6 +35,7 @@ def _ray() -> Any:
         os.environ.setdefault(name, value)
     try:
         import ray
+        import ray.util.scheduling_strategies
     except ImportError as problem:
         raise ConfigError("the engine 'ray' takes Ray: pip install 'polysite[cluster]'") from problem
     return ray
@@ -183,12 +184,10 @@ class Workers:
     def _start(self, where: Place) -> Seat:
         """Start a worker on its node."""
         ray = _ray()
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         actor = ray.remote(SiteWorker).options(
             num_cpus=where.cpus,
             num_gpus=where.gpus,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(where.node, soft=False),
+            scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(where.node, soft=False),
             max_restarts=0,
         )
         environ = {name: os.environ[name] for name in HERE if name in os.environ}
