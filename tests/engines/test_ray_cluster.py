@@ -1,6 +1,7 @@
 """The Ray engine on real Ray processes: several nodes on this machine, which are killed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from polysite.errors import ConfigError, DataError, RunError
 SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}  # no token below the home folder
 STUDY = """
 [model]
-filters = [4, 8, 8]
+filters = [4, 4, 4]
 [data]
 shape = [24, 24, 24]
 [data.sites.north]
@@ -30,12 +31,13 @@ cases = 4
 [train]
 patch = [16, 16, 16]
 device = "cpu"
-steps = 4
+steps = 2
 [run]
-rounds = 6
+rounds = 5
 checkpoint_every = 2
 """
 TUNED = '[[then]]\nalgorithm = {name = "fine_tune"}\nrun = {rounds = 2}\n'
+CLUSTERS = '[[then]]\nalgorithm = {name = "cfft", components = [2], dimensions = 2, rounds = 1}\nrun = {rounds = 6}\n'
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +73,8 @@ def nodes(cluster):
     return cluster
 
 
-def engine(cluster, workers=0):
-    return study.Engine("ray", cluster.address, workers)
+def engine(cluster):
+    return study.Engine("ray", cluster.address, workers=2)
 
 
 def differing(one, other):
@@ -99,7 +101,7 @@ def test_two_workers_on_this_machine_end_in_the_simulators_bits(tmp_path):
         ("scaffold", "", {}),
         ("scaffold", TUNED, {"run.rounds": "2"}),
         ("fedper", "", {"run.best": "own"}),
-        ("cfft", "", {"algorithm.rounds": "1", "algorithm.components": "[2]", "algorithm.dimensions": "2"}),
+        ("fedavg", CLUSTERS, {"run.rounds": "1"}),
         ("fedavg", "", {"run.pooled": "true", "run.rounds": "2"}),
     ],
 )
@@ -175,7 +177,7 @@ def test_a_killed_driver_is_resumed_in_any_engine(after, whole, nodes, tmp_path)
     file, run = tmp_path / "study.toml", tmp_path / "ray"
     file.write_text(STUDY)
     command = [sys.executable, "-m", "polysite.cli", "train", "--quiet", "--no-page"]
-    on = ["--engine", "ray", "--ray-address", nodes.address]
+    on = ["--engine", "ray", "--ray-address", nodes.address, "--workers", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     first = subprocess.Popen(
         [*command, str(file), "--set", "algorithm=scaffold", "--out", str(run), *on], env=environment
@@ -188,6 +190,34 @@ def test_a_killed_driver_is_resumed_in_any_engine(after, whole, nodes, tmp_path)
     assert not (run / "result.json").exists()
     subprocess.run([*command, "--resume", str(run), *(on if after == "ray" else [])], env=environment, check=True)
     assert differing(expected, run) == []
+
+
+STUBS = {  # of a cluster that has two nodes, both this machine
+    "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+    "scontrol": "echo one; echo two",
+    "polysite": f'exec {sys.executable} -m polysite.cli "$@"',
+}
+
+
+@pytest.mark.soak
+def test_the_printed_slurm_script_runs_a_study_on_two_nodes(whole, tmp_path):
+    chosen, expected = whole
+    page = Path(__file__).parents[2] / "docs" / "cluster.md"
+    (script,) = re.findall(r"```bash\n(.*?)```", page.read_text(), re.S)
+    script = script.replace("OMP_NUM_THREADS=4", "OMP_NUM_THREADS=1")  # as many as the simulator had
+    (tmp_path / "bin").mkdir()
+    for name, body in STUBS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "study.toml").write_text(f'algorithm = "scaffold"\n{STUDY}')
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "two", "SLURM_CPUS_PER_TASK": "1"}
+    path = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    files = {"HOME": str(tmp_path), "STUDY": str(tmp_path / "study.toml"), "RUN": str(tmp_path / "ray")}
+    subprocess.run(["bash", "-c", script], env={**os.environ, **job, **files, "PATH": path}, check=True, timeout=600)
+    assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o077 == 0
+    assert "2 workers on 2 nodes" in (tmp_path / "ray" / "log.txt").read_text()
+    (tmp_path / "ray" / "index.html").unlink()
+    assert differing(expected, tmp_path / "ray") == []
 
 
 @pytest.mark.soak

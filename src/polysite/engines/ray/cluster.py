@@ -55,13 +55,16 @@ def connected(address: str = "") -> Iterator[None]:
         return
     address = address or os.environ.get("RAY_ADDRESS", "") or "local"
     alone: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    before = os.umask(0o077)  # Ray writes its token below the home folder, readable for all unless told otherwise
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.WARNING, configure_logging=False, **alone)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **alone)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as problem:
         raise ConfigError(
             f"no Ray cluster answers at {address!r} ({shown(problem)}); start one with 'ray start --head', or leave "
             "out --ray-address"
         ) from problem
+    finally:
+        os.umask(before)
     try:
         yield
     finally:
