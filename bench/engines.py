@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from importlib.metadata import requires
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -172,7 +173,7 @@ def measured(engine, given, environment):
         if process.returncode:
             raise RuntimeError("\n".join(errors.read().splitlines()[-3:]))
         ends = json.loads(out.read().splitlines()[-1])
-    return statistics.median(b - a for a, b in zip(ends, ends[1:], strict=False)), peak[0]
+    return statistics.median(b - a for a, b in pairwise(ends)), peak[0]
 
 
 def ray_of_flower():

@@ -173,7 +173,7 @@ def test_a_killed_node_loses_nothing(whole, nodes, tmp_path):
 @pytest.mark.soak
 @pytest.mark.parametrize("after", ["ray", "simulator"])
 def test_a_killed_driver_is_resumed_in_any_engine(after, whole, nodes, tmp_path):
-    chosen, expected = whole
+    _, expected = whole
     file, run = tmp_path / "study.toml", tmp_path / "ray"
     file.write_text(STUDY)
     command = [sys.executable, "-m", "polysite.cli", "train", "--quiet", "--no-page"]
@@ -201,7 +201,7 @@ STUBS = {  # of a cluster that has two nodes, both this machine
 
 @pytest.mark.soak
 def test_the_printed_slurm_script_runs_a_study_on_two_nodes(whole, tmp_path):
-    chosen, expected = whole
+    _, expected = whole
     page = Path(__file__).parents[2] / "docs" / "cluster.md"
     (script,) = re.findall(r"```bash\n(.*?)```", page.read_text(), re.S)
     script = script.replace("OMP_NUM_THREADS=4", "OMP_NUM_THREADS=1")  # as many as the simulator had
