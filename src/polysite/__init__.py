@@ -18,6 +18,7 @@ _HOME = {
     "Split": "polysite.data.split",
     "Train": "polysite.training.settings",
     "Plan": "polysite.engines.plan",
+    "Engine": "polysite.study",
     "UNet": "polysite.models.unet",
     "DenseNet": "polysite.models.densenet",
     "DenseNetSub": "polysite.models.sub_encoders",

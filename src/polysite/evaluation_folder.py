@@ -18,13 +18,13 @@ The owner of a model is the hospital that uses it, or ``*`` where all use the sa
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
@@ -42,12 +42,37 @@ from polysite.errors import ConfigError
 from polysite.payload import SiteId
 from polysite.report.preview import axes_of
 from polysite.report.scans import upright_scan
-from polysite.site import Examined
+from polysite.site import Cases, Examined
 from polysite.storage import draft_folder
-from polysite.training.torch_site import TorchSite
 
 Row = dict[str, Any]
 COUNTS = ("tp", "fp", "fn", "tn")  # columns of counts.csv
+
+
+class ExaminedSite(Protocol):
+    """A site as its evaluation is written: in this process, or in a worker of the Ray engine."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels, or classes."""
+        ...
+
+    @property
+    def grids(self) -> Mapping[str, tuple[tuple[float, ...], str]]:
+        """Voxel size and unit of every case."""
+        ...
+
+    def cases(self, split: str) -> Cases:
+        """Return the names of the cases of a split."""
+        ...
+
+    def radiomics(self, cases: Collection[str], bin_width: float) -> np.ndarray:
+        """Return the radiomic features of these cases, one row per case."""
+        ...
+
+    def shares(self, case: str) -> np.ndarray:
+        """Return the share of the head that every label occupies; in a classification, the one-hot class."""
+        ...
 
 
 class EvaluationFolder:
@@ -76,7 +101,7 @@ class EvaluationFolder:
         clusters: CaseClusters | None = None,
         *,
         dealt: Mapping[SiteId, SiteSplit] | None = None,
-        sites: Mapping[SiteId, TorchSite] | None = None,
+        sites: Mapping[SiteId, ExaminedSite] | None = None,
         tolerance: float = 1.0,
         pictures: bool = True,
         parquet: bool = False,

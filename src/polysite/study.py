@@ -1,5 +1,6 @@
 """From a study to a finished run: load the cases, build the sites, train, evaluate, write everything down."""
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +11,8 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from polysite import config
 from polysite.algorithms import name_of
@@ -30,8 +33,8 @@ from polysite.engines.record import Result, mean_score
 from polysite.engines.rounds import Progress, Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
-from polysite.errors import ConfigError, DataError, RunError
-from polysite.evaluation_folder import EvaluationFolder
+from polysite.errors import ConfigError, DataError, RunError, nearest
+from polysite.evaluation_folder import EvaluationFolder, ExaminedSite
 from polysite.payload import Payload
 from polysite.training import tasks
 from polysite.training.network import Network
@@ -39,6 +42,32 @@ from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
 POOLED = "pooled"  # the site of centralised training
+WORKER_SITES = "polysite.worker_sites:WorkerSites"  # what a worker of the Ray engine builds its sites with
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where the sites of a study compute. Results do not depend on it, so a run may be resumed in another engine.
+
+    Args:
+        name: ``simulator``: all in this process; ``ray``: in the workers of a Ray cluster.
+        address: Ray cluster to connect to: ``auto`` for the running one, or host:port; empty starts one on this machine
+            unless ``$RAY_ADDRESS`` names one.
+        workers: Number of Ray workers; 0 for one per GPU, or per CPU and thread.
+    """
+
+    name: str = "simulator"
+    address: str = ""
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in ENGINES:
+            raise ConfigError(f"there is no engine called {self.name!r}; {nearest(self.name, ENGINES)}")
+        if self.name != "ray" and (self.address or self.workers):
+            raise ConfigError("a Ray address or a number of workers goes with the engine 'ray': --engine ray")
+
+
+ENGINES = ("simulator", "ray")
 
 
 @dataclass(frozen=True)
@@ -110,12 +139,16 @@ def check(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
 
 
 def build_sites(
-    study: Study, dealt: Mapping[str, SiteSplit] | None = None, watch: Watch = Watch()
+    study: Study,
+    dealt: Mapping[str, SiteSplit] | None = None,
+    watch: Watch = Watch(),
+    network: Network | None = None,
 ) -> dict[str, TorchSite]:
     """Return the sites of a study, which share one network; cases are prepared, or read from the cache."""
     source, dealt = study.data, dealt or deal_cases(study)
     task = tasks.find(source.task, study.train.exclusive)
-    network, cache = Network(build_module(study), study.train, expected_steps(study, dealt)), Cache(place())
+    network = network or Network(build_module(study), study.train, expected_steps(study, dealt))
+    cache = Cache(place())
     listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
     ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
     _refuse_duplicates(cache, [ref for _, _, ref in listed])
@@ -178,17 +211,23 @@ def simulator(study: Study, dealt: Mapping[str, SiteSplit] | None = None, watch:
 
 def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:
     """Return one phase of the simulation. With ``run.pooled`` one site has all training cases; the hospitals score."""
-    train = {s: site for s, site in sites.items() if site.size}
-    audience = {s: site for s, site in sites.items() if site.cases("validation") or site.cases("test")}
-    strangers = sorted(audience.keys() - train.keys())
+    names, audience = _roles(study, {s: {k: site.cases(k) for k in SPLITS} for s, site in sites.items()})
+    train = {POOLED: TorchSite.pool(POOLED, sites)} if study.run.pooled else {s: sites[s] for s in names}
+    guests = {s: sites[s] for s in audience}
+    return Simulator(study.algorithm, train, guests=guests, wire=study.run.wire, outgoing=study.run.outgoing)
+
+
+def _roles(study: Study, cases: Mapping[str, Mapping[str, Sequence[Any]]]) -> tuple[list[str], list[str]]:
+    """Return the sites that train in a phase and the sites that score its models, given the cases of every site."""
+    train = [s for s, splits in cases.items() if splits["train"]]
+    audience = [s for s, splits in cases.items() if splits["validation"] or splits["test"]]
+    strangers = sorted({*audience} - {*train})
     if strangers and not study.algorithm.strangers:
         raise ConfigError(
             f"{name_of(study.algorithm)} has no model for {strangers[0]!r}, which does not train: choose another "
             "algorithm, or a federation in which every site trains"
         )
-    if study.run.pooled:
-        train = {POOLED: TorchSite.pool(POOLED, sites)}
-    return Simulator(study.algorithm, train, guests=audience, wire=study.run.wire, outgoing=study.run.outgoing)
+    return ([POOLED] if study.run.pooled else train), audience
 
 
 def refuse_bare(study: Study) -> None:
@@ -207,6 +246,68 @@ def build_phases(study: Study, sites: Mapping[str, TorchSite]) -> list[Phase]:
     phases = config.phases(study)
     engines = [_simulator(s, {i: site.under(s.train) for i, site in sites.items()}) for s in phases]
     return [Phase(s.algorithm, e, s.run) for s, e in zip(phases, engines, strict=True)]
+
+
+@dataclass(frozen=True)
+class OpenedStudy:
+    """The sites of a study in an engine: its phases, the initial parameters, and the sites' cases for an evaluation."""
+
+    phases: Sequence[Phase]
+    start: Tree
+    sites: Mapping[str, ExaminedSite]
+    remarks: Sequence[str] = ()  # for the log
+
+
+@contextmanager
+def open_study(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch: Watch) -> Iterator[OpenedStudy]:
+    """Load the sites of a study into an engine; workers end with the block."""
+    if engine.name == "ray":
+        with _on_ray(study, dealt, engine, watch) as opened:
+            yield opened
+        return
+    sites = build_sites(study, dealt, watch)
+    yield OpenedStudy(build_phases(study, sites), next(iter(sites.values())).start, sites)
+
+
+@contextmanager
+def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch: Watch) -> Iterator[OpenedStudy]:
+    """Place the sites of a study on a Ray cluster. The server lists the cases; only the workers open them."""
+    from polysite.engines.ray.cluster import Workers, connected
+    from polysite.engines.ray.transport import RaySites, RemoteSite
+
+    refuse_bare(study)
+    _refuse_duplicates(Cache(place()), [ref for splits in dealt.values() for split in SPLITS for ref in splits[split]])
+    cases = {site: {k: tuple(c.name for c in splits[k]) for k in SPLITS} for site, splits in dealt.items()}
+    recipe = json.dumps({"study": _as_text(study), "cases": cases})
+    phases = config.phases(study)
+    roles = [_roles(phase, cases) for phase in phases]
+    if any(phase.run.pooled for phase in phases):
+        cases[POOLED] = {k: tuple(f"{i}/{n}" for i in dealt for n in cases[i][k] if k != "test") for k in SPLITS}
+    sizes = {site: sum(map(len, splits.values())) for site, splits in cases.items()}
+    device, threads = study.train.device, torch.get_num_threads()
+    with connected(engine.address):
+        workers = Workers(
+            WORKER_SITES, recipe, sizes, device=device, threads=threads, count=engine.workers, watch=watch
+        )
+        try:
+            transports = [RaySites(workers, k, *each, cases) for k, each in enumerate(roles)]
+            built = [Phase(s.algorithm, t, s.run) for s, t in zip(phases, transports, strict=True)]
+            sites = {i: RemoteSite(i, workers, cases[i], study.data.label_names) for i in dealt}
+            yield OpenedStudy(built, initial_params(study), sites, [str(workers)])
+        finally:
+            workers.close()
+
+
+def _as_text(study: Study) -> str:
+    """Return a study as TOML, from which workers build their sites; refuse one that cannot be read back."""
+    text = config.dump(pinned(study))
+    try:
+        config.parse(text)
+    except ConfigError as problem:
+        raise ConfigError(
+            f"the engine 'ray' gives the study to its workers as TOML, which cannot be read back: {problem}"
+        ) from problem
+    return text
 
 
 def initial_params(study: Study) -> Tree:
@@ -286,6 +387,8 @@ def train(
     track: Sequence[str] = (),
     after: Path | str | None = None,
     evaluate: bool = True,
+    *,
+    engine: str | Engine = "simulator",
 ) -> Run:
     """Train a study into a new run folder.
 
@@ -296,23 +399,38 @@ def train(
         track: Also write for ``tensorboard`` or ``mlflow``.
         after: A finished run of the same study with fewer phases, whose rounds are taken over.
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
+        engine: ``simulator``, ``ray``, or an ``Engine`` with an address and a number of workers.
     """
+    chosen = Engine(engine) if isinstance(engine, str) else engine
     dealt = check(study, watch)
     for remark in _remarks(study, dealt):
         logging.getLogger("polysite").warning(remark)
-    sites = build_sites(study, dealt, watch)  # before the folder: bad data leaves nothing behind
-    phases = build_phases(study, sites)
-    for each in phases:
-        each.algorithm.init(_start(sites), each.transport.names)  # may refuse this network
-    path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
-    watch = tracked(watch, track, path)  # before the folder, too: a package may be missing
-    before = _before(study, table(dealt), Path(after)) if after else None
-    folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt), before)
-    with folder.alone():
-        with logged(folder):
-            at = find_progress(folder, phases) if before else None
-        final = _evaluation(study, dealt, sites, folder) if evaluate else None
-        return conduct(study, _described(study, dealt), phases, _start(sites), folder, at, watch, final)
+    with open_study(study, dealt, chosen, watch) as opened:  # before the folder: bad data leaves nothing behind
+        for each in opened.phases:
+            each.algorithm.init(opened.start, each.transport.names)  # may refuse this network
+        path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
+        watch = tracked(watch, track, path)  # before the folder, too: a package may be missing
+        before = _before(study, table(dealt), Path(after)) if after else None
+        folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt), before)
+        with folder.alone():
+            with logged(folder):
+                at = find_progress(folder, opened.phases) if before else None
+            return _conducted(study, dealt, opened, folder, at, watch, evaluate)
+
+
+def _conducted(
+    study: Study,
+    dealt: Mapping[str, SiteSplit],
+    opened: OpenedStudy,
+    folder: RunFolder,
+    at: Progress | None,
+    watch: Watch,
+    evaluate: bool,
+) -> Run:
+    """Train the sites of a study into a run folder, from its beginning or from a checkpoint."""
+    final = _evaluation(study, dealt, opened.sites, folder) if evaluate else None
+    lines = (*_described(study, dealt), *opened.remarks)
+    return conduct(study, lines, opened.phases, opened.start, folder, at, watch, final)
 
 
 def _remarks(study: Study, dealt: Mapping[str, SiteSplit]) -> list[str]:
@@ -327,7 +445,7 @@ def _remarks(study: Study, dealt: Mapping[str, SiteSplit]) -> list[str]:
 
 
 def _evaluation(
-    study: Study, dealt: Mapping[str, SiteSplit], sites: Mapping[str, TorchSite], folder: RunFolder
+    study: Study, dealt: Mapping[str, SiteSplit], sites: Mapping[str, ExaminedSite], folder: RunFolder
 ) -> Evaluate:
     """Return how a simulated run is evaluated: with predictions and scans to look at."""
     trained = [POOLED] if study.run.pooled else sorted(s for s, splits in dealt.items() if splits["train"])
@@ -354,10 +472,6 @@ def _before(study: Study, split: str, path: Path) -> RunFolder:
     return folder
 
 
-def _start(sites: Mapping[str, TorchSite]) -> Tree:
-    return next(iter(sites.values())).start
-
-
 def tracked(watch: Watch, kinds: Sequence[str], path: Path) -> Watch:
     """Return an observer that also writes for TensorBoard or MLflow."""
     from polysite.report.tracking import Many, tracker
@@ -380,8 +494,16 @@ def _title(algorithm: Any) -> str:
     return f"{name_of(algorithm)}-{_title(inner)}" if inner else name_of(algorithm)
 
 
-def resume(path: Path | str, watch: Watch = Watch(), track: Sequence[str] = (), evaluate: bool = True) -> Run:
-    """Continue an interrupted run to the same end; a finished run is returned as it is."""
+def resume(
+    path: Path | str,
+    watch: Watch = Watch(),
+    track: Sequence[str] = (),
+    evaluate: bool = True,
+    *,
+    engine: str | Engine = "simulator",
+) -> Run:
+    """Continue an interrupted run to the same end, in any engine; a finished run is returned as it is."""
+    chosen = Engine(engine) if isinstance(engine, str) else engine
     folder = RunFolder.open(Path(path))
     if folder.finished:
         return Run(folder, folder.result)
@@ -393,13 +515,11 @@ def resume(path: Path | str, watch: Watch = Watch(), track: Sequence[str] = (), 
                 f"the data are not those that {folder.path} began with: its split.csv names other cases or parts; "
                 "bring them back, or start a new run"
             )
-        sites = build_sites(study, dealt, watch)
-        phases = build_phases(study, sites)
-        watch = tracked(watch, track, folder.path)
-        with logged(folder):
-            at = find_progress(folder, phases)
-        final = _evaluation(study, dealt, sites, folder) if evaluate else None
-        return conduct(study, _described(study, dealt), phases, _start(sites), folder, at, watch, final)
+        with open_study(study, dealt, chosen, watch) as opened:
+            watch = tracked(watch, track, folder.path)
+            with logged(folder):
+                at = find_progress(folder, opened.phases)
+            return _conducted(study, dealt, opened, folder, at, watch, evaluate)
 
 
 def pinned(study: Study) -> Study:

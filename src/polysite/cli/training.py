@@ -44,6 +44,11 @@ def train(
         bool, typer.Option("--evaluate/--no-evaluate", help="Compute all measures of the test cases at the end.")
     ] = True,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write RUN/index.html at the end.")] = True,
+    engine: Annotated[str, typer.Option(help="Where sites compute: simulator (this process) or ray.")] = "simulator",
+    ray_address: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Ray cluster: auto or HOST:PORT; by default one is started here.")
+    ] = "",
+    workers: Annotated[int, typer.Option(help="Ray workers; 0: one per GPU, or as many as the CPUs hold.")] = 0,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -67,15 +72,15 @@ def train(
     from polysite import study as studies
 
     with watching(quiet, as_json) as watch:
-        tracked = track or ()
+        tracked, where = track or (), studies.Engine(engine, ray_address, workers)
         if resume:
-            run = studies.resume(resume, watch, tracked, evaluate)
+            run = studies.resume(resume, watch, tracked, evaluate, engine=where)
             if evaluate and not (run.folder.path / "evaluation" / run.split).exists():  # finished by 0.1.0
                 from polysite.evaluation import evaluate as examine
 
                 examine(run.folder.path, run.split)
         else:
-            run = studies.train(study, out, watch, tracked, after, evaluate)
+            run = studies.train(study, out, watch, tracked, after, evaluate, engine=where)
     if as_json:
         print(json.dumps({"run": str(run.folder.path), **run.result.plain()}))
     if quiet and not page:

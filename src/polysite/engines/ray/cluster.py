@@ -1,0 +1,279 @@
+"""The workers of a run on a Ray cluster: started, called, and replaced when a process or a node is lost.
+
+The server keeps all that a lost worker held except the cases, which are read again: a call to a lost worker is repeated
+at its replacement, or at another worker that takes over its sites.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from polysite.engines.ray.placement import Node, Place, find_room, place, spread
+from polysite.engines.ray.worker import SiteWorker
+from polysite.engines.record import Incident
+from polysite.engines.rounds import Watch
+from polysite.errors import ConfigError, PolysiteError, RunError, shown
+from polysite.payload import SiteId
+
+ATTEMPTS = 5  # losses of a site's worker without a result; a turn that kills its worker every time ends the run
+PATIENCE = 60.0  # seconds without an answer of a starting worker before the log says so
+HERE = ("POLYSITE_CACHE",)  # environment variables of the server that hold at the workers, too
+# Ray reports its use over the network unless told otherwise; workers choose their device themselves
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+log = logging.getLogger("polysite")
+
+
+def _ray() -> Any:
+    """Return the package; every use of it passes here."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as problem:
+        raise ConfigError("the engine 'ray' takes Ray: pip install 'polysite[cluster]'") from problem
+    return ray
+
+
+@contextmanager
+def connected(address: str = "") -> Iterator[None]:
+    """Connect to a cluster, or start one on this machine; what was started here ends with the block.
+
+    Args:
+        address: ``auto`` for the running cluster, or its host and port. Empty: that of ``$RAY_ADDRESS``, or else all
+            CPUs and GPUs of this machine.
+    """
+    ray = _ray()
+    if ray.is_initialized():
+        yield
+        return
+    address = address or os.environ.get("RAY_ADDRESS", "") or "local"
+    alone: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    before = os.umask(0o077)  # Ray writes its token below the home folder, readable for all unless told otherwise
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **alone)
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as problem:
+        raise ConfigError(
+            f"no Ray cluster answers at {address!r} ({shown(problem)}); start one with 'ray start --head', or leave "
+            "out --ray-address"
+        ) from problem
+    finally:
+        os.umask(before)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def nodes() -> list[Node]:
+    """Return the living nodes of the cluster, in a fixed order."""
+    alive = [n for n in _ray().nodes() if n["Alive"] and n["Resources"].get("CPU")]
+    alive.sort(key=lambda n: (n["NodeManagerAddress"], n["NodeID"]))
+    return [Node(n["NodeID"], n["Resources"]["CPU"], n["Resources"].get("GPU", 0.0)) for n in alive]
+
+
+@dataclass(eq=False)
+class Seat:
+    """A worker process, and what the server knows to be there."""
+
+    place: Place
+    actor: Any
+    memories: dict[tuple[int, SiteId], set[int]] = field(default_factory=dict)  # numbers of memories, by phase and site
+    starts: dict[tuple[int, SiteId], int] = field(default_factory=dict)  # number of the model a phase began from
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a worker's method about one site. The arguments depend on what the worker has already."""
+
+    site: SiteId
+    method: str
+    arguments: Callable[[Seat], tuple[Any, ...]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Workers:
+    """The workers of a run, which hold all its sites.
+
+    Args:
+        opener: Function that builds sites from the recipe, as ``module:function``.
+        recipe: Text from which the workers build their sites.
+        sizes: Number of cases of every site.
+        device: ``train.device`` of the study: a GPU is used if the cluster has one and this allows it.
+        threads: Threads of a worker on a CPU.
+        count: Number of workers; 0 to choose by the cluster's resources.
+        watch: Observer of the progress.
+    """
+
+    def __init__(
+        self,
+        opener: str,
+        recipe: str,
+        sizes: Mapping[SiteId, int],
+        *,
+        device: str,
+        threads: int,
+        count: int = 0,
+        watch: Watch = Watch(),
+    ):
+        self.facts: dict[SiteId, Mapping[str, Any]] = {}  # of every site's cases
+        self._sizes, self._opener, self._threads = dict(sizes), opener, threads
+        ray = _ray()
+        places = place(nodes(), sizes, threads, count, gpus=device != "cpu")
+        if device.startswith("cuda") and not places[0].gpus:
+            raise ConfigError(f"train.device = {device!r}, but no node of the Ray cluster has a GPU; use 'auto'")
+        self._recipe, self._incidents = ray.put(recipe), list[Incident]()
+        self._losses = Counter[SiteId]()  # of every site's worker since its last result
+        self._seats: list[Seat] = []
+        try:
+            self._seats = [self._start(p) for p in places]
+            loading = [(seat, seat.actor.load.remote(seat.place.sites)) for seat in self._seats]
+            for seat, job in loading:
+                self._loaded(seat, job, watch)
+        except BaseException:
+            self.close()
+            raise
+
+    def __str__(self) -> str:
+        """Return a sentence for the log."""
+        places = [seat.place for seat in self._seats]
+        means = f"{places[0].gpus:g} of a GPU" if places[0].gpus else f"{self._threads} threads"
+        inside = "; ".join(", ".join(p.sites) for p in places)
+        return f"Ray: {len(places)} workers on {len({p.node for p in places})} nodes, each with {means}: {inside}"
+
+    def close(self) -> None:
+        """End all workers."""
+        for seat in self._seats:
+            _ray().kill(seat.actor)
+        self._seats = []
+
+    def incidents(self) -> list[Incident]:
+        """Return the incidents since the last call."""
+        incidents, self._incidents = self._incidents, []
+        return incidents
+
+    def put(self, value: Any) -> Any:
+        """Store a value that several calls use; it crosses to every node once."""
+        return _ray().put(value)
+
+    def results(self, calls: Sequence[Call]) -> Iterator[Any]:
+        """Make all calls at once and yield their results in order; calls to lost workers are repeated."""
+        pending = {k: self._submit(call) for k, call in enumerate(calls)}
+        for k, call in enumerate(calls):
+            while True:
+                seat, job = pending[k]
+                try:
+                    value = _get(job)
+                    break
+                except LostWorker as problem:
+                    self._replace(seat, str(problem))
+                    for j, (other, _) in list(pending.items()):
+                        if other is seat:
+                            pending[j] = self._submit(calls[j])
+            del pending[k], job
+            self._losses[call.site] = 0
+            yield value
+
+    def _submit(self, call: Call) -> tuple[Seat, Any]:
+        seat = next(s for s in self._seats if call.site in s.place.sites)
+        return seat, getattr(seat.actor, call.method).remote(*call.arguments(seat), **call.options)
+
+    def _start(self, where: Place) -> Seat:
+        """Start a worker on its node."""
+        ray = _ray()
+        actor = ray.remote(SiteWorker).options(
+            num_cpus=where.cpus,
+            num_gpus=where.gpus,
+            scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(where.node, soft=False),
+            max_restarts=0,
+        )
+        environ = {name: os.environ[name] for name in HERE if name in os.environ}
+        device = "cuda" if where.gpus else "cpu"
+        return Seat(where, actor.remote(self._opener, self._recipe, device, self._threads, environ))
+
+    def _loaded(self, seat: Seat, job: Any, watch: Watch = Watch()) -> None:
+        """Wait until a worker has loaded its sites; a worker that is lost meanwhile is replaced."""
+        try:
+            while not _ray().wait([job], timeout=PATIENCE)[0]:
+                log.info("waiting for the worker of %s on node %s", ", ".join(seat.place.sites), seat.place.node[:8])
+            facts = _get(job)
+        except LostWorker as problem:
+            return self._replace(seat, str(problem))
+        self.facts |= facts
+        for name in facts:
+            watch.case(len(self.facts), len(self._sizes), name)
+        return None
+
+    def _replace(self, lost: Seat, reason: str) -> None:
+        """Start a lost worker again where there is room, or give its sites to the other workers."""
+        if lost not in self._seats:
+            return None
+        _ray().kill(lost.actor)
+        self._seats.remove(lost)
+        self._count(lost.place.sites)
+        sites, node = ", ".join(lost.place.sites), find_room(nodes(), [s.place for s in self._seats], lost.place)
+        how = "loaded again" if node else "given to the other workers"
+        what = f"the worker of {sites} was lost and its sites are {how}: {reason}"
+        log.warning(what)
+        self._incidents.append({"time": datetime.now(UTC).isoformat(timespec="seconds"), "what": what})
+        if node:
+            seat = self._start(replace(lost.place, node=node))
+            self._seats.append(seat)
+            return self._loaded(seat, seat.actor.load.remote(seat.place.sites))
+        if not self._seats:
+            raise RunError(
+                "no node of the Ray cluster is left; nothing that was finished is lost: resume the run on another one"
+            )
+        return self._give(lost.place.sites)
+
+    def _count(self, sites: Sequence[SiteId]) -> None:
+        """Count the losses of sites; refuse to go on with one whose worker is lost again and again."""
+        self._losses.update(sites)
+        worst = max(sites, key=self._losses.__getitem__)
+        if self._losses[worst] == ATTEMPTS:
+            raise RunError(
+                f"the worker of site {worst!r} was lost {ATTEMPTS} times in one turn, perhaps for want of memory; "
+                "nothing that was finished is lost: lower train.batch or --workers and resume the run"
+            )
+
+    def _give(self, sites: Sequence[SiteId]) -> None:
+        """Have the workers that are left load these sites, too."""
+        loads = {str(k): sum(self._sizes[i] for i in s.place.sites) for k, s in enumerate(self._seats)}
+        shared = spread({i: self._sizes[i] for i in sites}, loads)
+        jobs = []
+        for k, seat in enumerate(list(self._seats)):
+            if more := shared[str(k)]:
+                seat.place = replace(seat.place, sites=(*seat.place.sites, *more))
+                jobs.append((seat, seat.actor.load.remote(more)))
+        for seat, job in jobs:
+            self._loaded(seat, job)
+
+
+class LostWorker(Exception):
+    """A worker that ended, or that cannot be reached."""
+
+
+def _get(job: Any) -> Any:
+    """Return the result of a call; raise the error of the site as it was, and LostWorker if the worker is gone."""
+    ray = _ray()
+    try:
+        return ray.get(job)
+    except ray.exceptions.RayTaskError as problem:
+        if isinstance(problem.cause, PolysiteError):
+            raise problem.cause from None
+        raise
+    except (
+        ray.exceptions.RayActorError,
+        ray.exceptions.WorkerCrashedError,
+        ray.exceptions.OutOfMemoryError,
+        ray.exceptions.NodeDiedError,
+        ray.exceptions.ObjectLostError,
+        ray.exceptions.ActorUnschedulableError,
+    ) as problem:
+        raise LostWorker(shown(" ".join(str(problem).split()))) from problem

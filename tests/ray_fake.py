@@ -1,0 +1,160 @@
+"""A Ray cluster in this process, with as many nodes and GPUs as a test wants, that loses workers when it is told to."""
+
+import itertools
+import json
+import pickle
+from types import SimpleNamespace
+
+from polysite.engines.plan import Plan
+from polysite.engines.ray import cluster
+from polysite.engines.ray.cluster import Workers
+from polysite.engines.ray.transport import RaySites
+from table import CASES, arrays, sites
+
+OPENER = "ray_fake:QuadraticSites"
+
+
+class QuadraticSites:
+    """What a worker of the table's algorithms holds."""
+
+    def __init__(self, recipe, device):
+        self.cases, self.device, self.sites = json.loads(recipe), device, {}
+
+    def load(self, names):
+        self.sites |= {i: s for i, s in sites().items() if i in names}
+
+    def phase(self, index):
+        return CASES[self.cases[index]], ()
+
+    def site(self, index, name):
+        return self.sites[name]
+
+    def describe(self, name):
+        return {"device": self.device}
+
+
+class Lost(Exception):
+    """A lost worker, as Ray reports it."""
+
+
+class TaskError(Exception):
+    """An error of the site's own, as Ray reports it."""
+
+
+class Reference:
+    def __init__(self, value):
+        self.value = value
+
+
+class Job:
+    """A call that waits in the queue of its actor."""
+
+    def __init__(self, actor, method, given, options):
+        self.actor, self.method, self.given, self.options, self.done = actor, method, given, options, False
+
+    def run(self):
+        given = [x.value if isinstance(x, Reference) else x for x in self.given]
+        try:
+            self.result = crossed(getattr(self.actor.instance, self.method)(*crossed(given), **crossed(self.options)))
+        except Exception as problem:
+            self.result = TaskError()
+            self.result.cause = problem
+        self.done = True
+
+
+class Actor:
+    def __init__(self, kind, node, options, given):
+        self.node, self.options, self.queue, self.dead = node, options, [], False
+        self.instance = kind(*(x.value if isinstance(x, Reference) else x for x in given))
+
+    def __getattr__(self, method):
+        def remote(*given, **options):
+            self.queue.append(Job(self, method, given, options))
+            return self.queue[-1]
+
+        return SimpleNamespace(remote=remote)
+
+
+class FakeRay:
+    """``lose(k)`` is asked after every finished call, by its number, for a node or an actor to lose."""
+
+    def __init__(self, nodes, lose=lambda ray, k: None):
+        self.alive, self.actors, self.lose, self.count = dict(nodes), [], lose, itertools.count()
+        kinds = dict.fromkeys(
+            ("RayActorError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError", "ObjectLostError"), Lost
+        )
+        self.exceptions = SimpleNamespace(RayTaskError=TaskError, ActorUnschedulableError=Lost, **kinds)
+        self.util = SimpleNamespace(
+            scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
+        )
+
+    def nodes(self):
+        resources = {i: {"CPU": cpus, "GPU": gpus} for i, (cpus, gpus) in self.alive.items()}
+        return [{"NodeID": i, "NodeManagerAddress": i, "Alive": True, "Resources": r} for i, r in resources.items()]
+
+    def remote(self, kind):
+        def options(**chosen):
+            def start(*given):
+                node = chosen["scheduling_strategy"]
+                assert node in self.alive
+                self.actors.append(Actor(kind, node, chosen, given))
+                return self.actors[-1]
+
+            return SimpleNamespace(remote=start)
+
+        return SimpleNamespace(options=options)
+
+    def put(self, value):
+        return Reference(crossed(value))
+
+    def wait(self, jobs, timeout):
+        return jobs, []
+
+    def kill(self, actor):
+        actor.dead = True
+
+    def lose_node(self, node):
+        del self.alive[node]
+        for actor in self.actors:
+            actor.dead |= actor.node == node
+
+    def get(self, job):
+        while not job.done:
+            if job.actor.dead:
+                raise Lost("the process ended")
+            job.actor.queue.pop(0).run()
+            self.lose(self, next(self.count))
+        if isinstance(job.result, TaskError):
+            raise job.result
+        return job.result
+
+
+def crossed(value):
+    """The value as another process receives it: a copy whose arrays cannot be written."""
+    copy = pickle.loads(pickle.dumps(value))
+    for array in arrays(copy):
+        array.setflags(write=False)
+    return copy
+
+
+class ArraySites(RaySites):
+    """The server computes on arrays, as the quadratic sites do."""
+
+    def lift(self, params):
+        return params
+
+
+def transports(monkeypatch, ray, *cases, count=0, device="cpu", threads=1):
+    """One transport per phase, each with an algorithm of the table, on a cluster that is not there."""
+    monkeypatch.setattr(cluster, "_ray", lambda: ray)
+    monkeypatch.setattr("polysite.own_process.begin", lambda: None)
+    monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
+    everyone = sites()
+    names = {i: dict.fromkeys(("train", "validation", "test"), s.cases("train")) for i, s in everyone.items()}
+    sizes = {i: s.size for i, s in everyone.items()}
+    workers = Workers(OPENER, json.dumps(cases), sizes, device=device, threads=threads, count=count)
+    return workers, [ArraySites(workers, k, names, names, names) for k in range(len(cases))]
+
+
+def plans(count, rounds=4):
+    return [Plan(rounds=rounds, checkpoint_every=2) for _ in range(count)]
