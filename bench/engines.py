@@ -1,8 +1,8 @@
 """The same FedAvg job in three engines: polysite's simulator, its Ray engine, and Flower's simulation engine.
 
 Eight hospitals train the small U-Net on CPUs; every engine runs the same local training (``TorchSite.fit``), each in a
-process of its own. The simulator uses all cores for one site after the other; the two others have two workers with one
-thread each. Prints the median seconds of a round, without the first one, and the peak memory of all processes (their
+process of its own. The simulator trains one site after the other, with all cores (``--threads``); the two others have two
+workers with one thread each. Prints the median seconds of a round, without the first one, and the peak memory of all processes (their
 proportional shares, so that shared pages count once), as ratios to the simulator. Flower pins another Ray, which is
 installed into .cache/; where that fails, Flower is said to be absent.
 """
@@ -110,7 +110,10 @@ def flower(rounds, sites):
         server_app=ServerApp(server_fn=server),
         client_app=ClientApp(client_fn=lambda context: Client(context.node_config["partition-id"]).to_client()),
         num_supernodes=sites,
-        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": WORKERS}},
+        backend_config={
+            "client_resources": {"num_cpus": 1},
+            "init_args": {"address": "local", "num_cpus": WORKERS, "include_dashboard": False},
+        },
     )
     return ends[:-1]
 
@@ -190,6 +193,7 @@ def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--sites", type=int, default=8)
+    options.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of the simulator")
     options.add_argument("--only", choices=("simulator", "ray", "flower"), help="one engine, in this process")
     given = options.parse_args()
     if given.only:
@@ -198,18 +202,24 @@ def main():
         return
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "FLWR_TELEMETRY_ENABLED": "0"}
     one = {**quiet, "OMP_NUM_THREADS": "1"}
-    figures = {"simulator": measured("simulator", given, {}), "ray": measured("ray", given, one)}
+    base = show("simulator", measured("simulator", given, {**quiet, "OMP_NUM_THREADS": str(given.threads)}))
+    show("ray", measured("ray", given, one), base)
     try:
         path = os.pathsep.join([str(ray_of_flower()), os.environ.get("PYTHONPATH", "")])
-        figures["flower"] = measured("flower", given, {**one, "PYTHONPATH": path, "FLWR_DISABLE_UPDATE_CHECK": "1"})
+        show("flower", measured("flower", given, {**one, "PYTHONPATH": path, "FLWR_DISABLE_UPDATE_CHECK": "1"}), base)
     except (subprocess.CalledProcessError, RuntimeError) as problem:
         print(f"Flower's simulation engine is absent: {problem}")
-    base = figures["simulator"]
-    for engine, (seconds, peak) in figures.items():
-        print(
-            f"{engine:10} {seconds:7.2f} s a round, ratio {seconds / base[0]:.2f}; peak memory {peak / 1e9:.2f} GB, "
-            f"ratio {peak / base[1]:.2f}"
-        )
+
+
+def show(engine, figures, base=None):
+    """Print the figures of an engine and their ratios to those of the simulator."""
+    (seconds, peak), (first, most) = figures, base or figures
+    print(
+        f"{engine:10} {seconds:7.2f} s a round, ratio {seconds / first:.2f}; peak memory {peak / 1e9:.2f} GB, "
+        f"ratio {peak / most:.2f}",
+        flush=True,
+    )
+    return figures
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ at its replacement, or at another worker that takes over its sites.
 
 import logging
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,8 +58,9 @@ def connected(address: str = "") -> Iterator[None]:
     alone: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     before = os.umask(0o077)  # Ray writes its token below the home folder, readable for all unless told otherwise
     try:
+        _reach(address)
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **alone)
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as problem:
+    except (OSError, ValueError, RuntimeError) as problem:
         raise ConfigError(
             f"no Ray cluster answers at {address!r} ({shown(problem)}); start one with 'ray start --head', or leave "
             "out --ray-address"
@@ -69,6 +71,13 @@ def connected(address: str = "") -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Refuse a host and port at which nothing listens; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10.0).close()
 
 
 def nodes() -> list[Node]:
