@@ -140,6 +140,43 @@ def _mean_of_arrays(trees: list[Tree], shares: list[float]) -> Tree:
     return out
 
 
+def add_share(total: Tree | None, a: Tree, share: float) -> Tree:
+    """Return total + share * a in the memory of ``total``; None is the start of a sum.
+
+    A sum over all trees, in order, with the shares of a mean has the bits of ``mean`` and needs one tree at a time.
+
+    >>> add_share(add_share(None, {"w": np.array([1.0, 2.0])}, 0.75), {"w": np.array([3.0, 6.0])}, 0.25)["w"]
+    array([1.5, 3. ])
+    """
+    if all(hasattr(x, "add_") for x in a.values()):
+        fresh = total is None
+        total = map(_empty_like, a) if total is None else total
+        map(lambda t, x: _add_tensor(t, x, share, fresh), total, a)
+        return total
+    if total is None:
+        return map(lambda x: np.multiply(x, share, out=np.empty(np.shape(x), np.result_type(x, 1.0))), a)
+    map(lambda t, x: _add_array(t, x, share), total, a)
+    return total
+
+
+def _add_tensor(total: Any, x: Any, share: float, fresh: bool) -> None:
+    """Add share * x, in the slices of ``_mean_of_tensors``: the end of a slice may be rounded differently."""
+    flat, x = total.reshape(-1), x.reshape(-1)
+    step = max(len(flat) if getattr(total, "is_cuda", False) else TENSOR_SLICE, 1)
+    for start in range(0, len(flat), step):
+        piece = flat[start : start + step]
+        (piece.zero_() if fresh else piece).add_(x[start : start + step], alpha=share)
+
+
+def _add_array(total: Any, x: Any, share: float) -> None:
+    flat, x = total.reshape(-1), x.reshape(-1)
+    product = np.empty(min(ARRAY_SLICE, len(flat)), total.dtype)
+    for start in range(0, len(flat), ARRAY_SLICE):
+        piece = flat[start : start + ARRAY_SLICE]
+        np.multiply(x[start : start + ARRAY_SLICE], share, out=product[: len(piece)])
+        np.add(piece, product[: len(piece)], out=piece)
+
+
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Return whether a name matches one of the patterns."""
     return any(fnmatchcase(name, p) for p in patterns)
