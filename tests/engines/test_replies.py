@@ -1,6 +1,5 @@
 """Replies that are summed as they arrive: the bits of held replies, with one model at a time."""
 
-import gc
 import weakref
 
 import numpy as np
@@ -121,7 +120,6 @@ def test_no_reply_is_held_while_the_next_site_trains():
     trained, most = [], 0
 
     def alive():
-        gc.collect()
         return sum(leaf() is not None for leaf in trained)
 
     class Large(Quadratic):
