@@ -246,10 +246,9 @@ def mixtures(trees: Sequence[Tree], coefficients: ArrayLike, origin: Tree | None
     for name, first in trees[0].items() if found else ():
         leaves = [t[name].reshape(-1) for t in trees]
         start = None if origin is None else origin[name].reshape(-1)
-        library = sys.modules[type(first).__module__]
         out: Any = None
         for here in _slices(len(leaves[0]), len(trees)):
-            rows = library.stack([x[here] for x in leaves])
+            rows = stacked([x[here] for x in leaves])
             rows = rows if start is None else rows - start[here]
             piece = (rows.new_tensor(shares) if hasattr(rows, "new_tensor") else shares.astype(rows.dtype)) @ rows
             piece = piece if start is None else piece + start[here]
@@ -269,7 +268,7 @@ def _blocks(trees: Sequence[Tree], origin: Tree | None) -> Iterator[Any]:
         start = None if origin is None else origin[name].reshape(-1)
         for here in _slices(len(leaves[0]), len(trees)):
             if getattr(leaves[0], "is_cuda", False):
-                rows = sys.modules[type(leaves[0]).__module__].stack([x[here] for x in leaves]).double()
+                rows = stacked([x[here] for x in leaves]).double()
                 yield rows if start is None else rows - start[here].double()
                 continue
             block = np.empty((len(trees), here.stop - here.start))
@@ -300,6 +299,39 @@ def _groups(linked: NDArray[np.bool_]) -> list[list[int]]:
             for member in group[j]:
                 group[member] = group[i]
     return [sorted(members) for members in {id(g): g for g in group.values()}.values() if len(members) > 1]
+
+
+def rows_like(x: Any, count: int) -> Any:
+    """Return zeros in the shape of ``count`` leaves like ``x``, one after the other."""
+    size = (count, *x.shape)
+    return x.new_zeros(size) if hasattr(x, "new_zeros") else np.zeros(size, x.dtype)
+
+
+def stacked(leaves: Sequence[Any]) -> Any:
+    """Return leaves as rows of a new array or tensor."""
+    return sys.modules[type(leaves[0]).__module__].stack(leaves)
+
+
+def column_like(rows: Any, values: NDArray[np.float64]) -> Any:
+    """Return numbers, one for each row, in the type of the rows."""
+    shape = (len(values), *(1 for _ in rows.shape[1:]))
+    return (rows.new_tensor(values) if hasattr(rows, "new_tensor") else values.astype(rows.dtype)).reshape(shape)
+
+
+def combined(rows: Any, places: list[int], factors: NDArray[np.float64]) -> Any:
+    """Return the sum of some rows by factors."""
+    flat = rows[places].reshape(len(places), -1)
+    factors = flat.new_tensor(factors) if hasattr(flat, "new_tensor") else factors.astype(flat.dtype)
+    return (factors @ flat).reshape(rows.shape[1:])
+
+
+def memory(a: Tree) -> int:
+    """Return the bytes of memory of the device on which a tree is."""
+    x = next(iter(a.values()), None)
+    if getattr(x, "is_cuda", False):
+        library = sys.modules[type(x).__module__]
+        return int(library.cuda.get_device_properties(x.device).total_memory)  # type: ignore[union-attr]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
