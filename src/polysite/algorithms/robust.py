@@ -156,10 +156,8 @@ class Krum:
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         if len(replies) < 2 * self.f + 3:
             return State(_median(replies))
-        order, squares = sorted(replies), _squared_distances(replies)
-        np.fill_diagonal(squares, np.inf)  # no reply is its own neighbour
-        near = len(order) - self.f - 2
-        score = dict(zip(order, np.sort(squares)[:, :near].sum(1).tolist(), strict=True))
+        order = sorted(replies)
+        score = _scores(replies, len(order) - self.f - 2)
         chosen = sorted(order, key=score.__getitem__)[: min(self.keep, len(order) - self.f)]  # ties: by name
         return State(mean({i: replies[i] for i in chosen}, "model"))
 
@@ -232,6 +230,13 @@ class GeometricMedian:
 def _median(replies: Mapping[SiteId, Payload]) -> Tree:
     """Return the median of the sites' models in every coordinate: the mean of the middle one or two values."""
     return tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], (len(replies) - 1) // 2)
+
+
+def _scores(replies: Mapping[SiteId, Payload], near: int) -> dict[SiteId, float]:
+    """Return the sum of the squared distances of every reply to the nearest others."""
+    squares = _squared_distances(replies)
+    np.fill_diagonal(squares, np.inf)  # no reply is its own neighbour
+    return dict(zip(sorted(replies), np.sort(squares)[:, :near].sum(1).tolist(), strict=True))
 
 
 def _squared_distances(replies: Mapping[SiteId, Payload]) -> NDArray[np.float64]:
