@@ -66,3 +66,48 @@ def test_different_shapes_are_refused():
 def test_different_names_are_refused():
     with pytest.raises(KeyError, match="differ in"):
         tree.add({"a": np.ones(1)}, {"b": np.ones(1)})
+
+
+def close(count, spread, kind, seed=0):
+    """Trees whose differences are small against their lengths."""
+    rng = np.random.default_rng(seed)
+    common = {"a": rng.normal(size=(7, 31)), "b": rng.normal(size=(5,)), "c": rng.normal(size=())}
+    trees = [{k: kind(x + spread * rng.normal(size=x.shape)) for k, x in common.items()} for _ in range(count)]
+    return [*trees, trees[1]]
+
+
+KINDS = [
+    np.asarray,
+    lambda x: np.asarray(x, np.float32),
+    torch.tensor,
+    lambda x: torch.tensor(x, dtype=torch.float32),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["float64", "float32", "tensors", "float32 tensors"])
+@pytest.mark.parametrize("block", [8, 1 << 22])
+def test_products_distances_and_mixtures_of_all_pairs(monkeypatch, kind, block):
+    monkeypatch.setattr(tree, "BLOCK", block)
+    for spread in (1.0, 1e-3):
+        trees = close(6, spread, kind)
+        flat = np.array([np.concatenate([np.ravel(np.asarray(x, float)) for x in t.values()]) for t in trees])
+        origin = trees[3]
+        assert tree.gram(trees) == pytest.approx(flat @ flat.T, rel=1e-12)
+        moved = flat - flat[3]
+        assert tree.gram(trees, origin) == pytest.approx(moved @ moved.T, rel=1e-9, abs=1e-20)
+        squares = ((flat[:, None] - flat) ** 2).sum(-1)
+        assert tree.squared_distances(trees) == pytest.approx(squares, rel=1e-7, abs=0)
+        shares = np.random.default_rng(1).normal(size=(3, 7))
+        for start, expected in ((None, shares @ flat), (origin, flat[3] + shares @ moved)):
+            mixed = tree.mixtures(trees, shares, start)
+            assert [type(x) for x in mixed[0].values()] == [type(x) for x in trees[0].values()]
+            found = np.array([np.concatenate([np.ravel(np.asarray(x, float)) for x in t.values()]) for t in mixed])
+            assert found == pytest.approx(expected, abs=1e-5)
+    assert tree.mixtures(trees, []) == [] and tree.squared_distances(trees[:1]).tolist() == [[0.0]]
+
+
+def test_distances_inside_groups_that_are_far_apart_keep_their_digits():
+    away = {"a": 1e3, "b": 1.0, "c": 0.0}
+    trees = [*close(4, 1e-6, np.asarray), *(tree.add(t, away) for t in close(4, 1e-6, np.asarray, 1))]
+    exact = np.array([[tree.norm(tree.sub(x, y)) ** 2 for x in trees] for y in trees])
+    assert tree.squared_distances(trees) == pytest.approx(exact, rel=1e-7, abs=0)

@@ -11,18 +11,21 @@ array([1.5, 3. ])
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 Tree = Mapping[str, Any]
 
 STATISTICS = ("*running_mean", "*running_var")  # of batch normalisation: part of a model, but not trained
 
 TENSOR_SLICE, ARRAY_SLICE = 1 << 22, 1 << 18  # elements per slice of a mean; measured in bench/aggregate.py
+BLOCK = 1 << 22  # elements of all trees that a block of ``gram`` or ``mixtures`` holds at once
+CANCELLED = 1e-9  # squared distance over squared lengths below which a difference of inner products is inexact
 
 
 def map(f: Callable[..., Any], *trees: Tree) -> Tree:
@@ -138,6 +141,197 @@ def _mean_of_arrays(trees: list[Tree], shares: list[float]) -> Tree:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(work, (jobs[i::threads] for i in range(threads))))
     return out
+
+
+def add_share(total: Tree | None, a: Tree, share: float) -> Tree:
+    """Return total + share * a in the memory of ``total``; None is the start of a sum.
+
+    A sum over all trees, in order, with the shares of a mean has the bits of ``mean`` and needs one tree at a time.
+
+    >>> add_share(add_share(None, {"w": np.array([1.0, 2.0])}, 0.75), {"w": np.array([3.0, 6.0])}, 0.25)["w"]
+    array([1.5, 3. ])
+    """
+    if all(hasattr(x, "add_") for x in a.values()):
+        fresh = total is None
+        total = map(_empty_like, a) if total is None else total
+        map(lambda t, x: _add_tensor(t, x, share, fresh), total, a)
+        return total
+    if total is None:
+        return map(lambda x: np.multiply(x, share, out=np.empty(np.shape(x), np.result_type(x, 1.0))), a)
+    map(lambda t, x: _add_array(t, x, share), total, a)
+    return total
+
+
+def _add_tensor(total: Any, x: Any, share: float, fresh: bool) -> None:
+    """Add share * x, in the slices of ``_mean_of_tensors``: the end of a slice may be rounded differently."""
+    flat, x = total.reshape(-1), x.reshape(-1)
+    step = max(len(flat) if getattr(total, "is_cuda", False) else TENSOR_SLICE, 1)
+    for start in range(0, len(flat), step):
+        piece = flat[start : start + step]
+        (piece.zero_() if fresh else piece).add_(x[start : start + step], alpha=share)
+
+
+def _add_array(total: Any, x: Any, share: float) -> None:
+    flat, x = total.reshape(-1), x.reshape(-1)
+    product = np.empty(min(ARRAY_SLICE, len(flat)), total.dtype)
+    for start in range(0, len(flat), ARRAY_SLICE):
+        piece = flat[start : start + ARRAY_SLICE]
+        np.multiply(x[start : start + ARRAY_SLICE], share, out=product[: len(piece)])
+        np.add(piece, product[: len(piece)], out=piece)
+
+
+def gram(trees: Sequence[Tree], origin: Tree | None = None) -> NDArray[np.float64]:
+    """Return the inner products of all pairs of trees, in float64; those of their differences from ``origin``.
+
+    Every leaf is read once, in blocks, so the memory needed depends neither on the size of a tree nor on their number.
+
+    >>> gram([{"w": np.array([1.0, 2.0])}, {"w": np.array([0.0, 1.0])}]).tolist()
+    [[5.0, 2.0], [2.0, 1.0]]
+    """
+    found = np.zeros((len(trees), len(trees)))
+    for leaves in _blocks(trees, origin):
+        found += _product(leaves)
+    return found
+
+
+def squared_distances(trees: Sequence[Tree]) -> NDArray[np.float64]:
+    """Return the squared Euclidean distances of all pairs of trees, in float64; 0 for equal trees.
+
+    They follow from inner products about the mean of the trees. Trees that are too close for that, compared with their
+    distance from the mean, are measured again about the mean of their group.
+
+    >>> squared_distances([{"w": np.array([1.0, 2.0])}, {"w": np.array([0.0, 1.0])}]).tolist()
+    [[0.0, 2.0], [2.0, 0.0]]
+    """
+    products = np.zeros((len(trees), len(trees)))
+    for leaves in _blocks(trees, trees[0] if trees else None):
+        leaves -= leaves.mean(0)  # differences from one of them: equal trees stay equal
+        products += _product(leaves)
+    lengths = products.diagonal()
+    squares = np.maximum(lengths[:, None] + lengths - 2 * products, 0.0)
+    np.fill_diagonal(squares, 0.0)
+    near = np.triu(squares < CANCELLED * (lengths[:, None] + lengths), 1)
+    for group in _groups(near):
+        if len(group) < len(trees):
+            again = squared_distances([trees[i] for i in group])
+        else:
+            again = np.array([[norm(sub(trees[i], trees[j])) ** 2 for j in group] for i in group])
+        here = np.ix_(group, group)
+        squares[here] = np.where((near | near.T)[here], again, squares[here])
+    return squares
+
+
+def cosines(products: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the cosines of all pairs from their inner products: 1 on the diagonal, 0 where a tree is zero.
+
+    >>> cosines(np.array([[4.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])).tolist()
+    [[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    lengths = np.sqrt(products.diagonal())
+    both = lengths[:, None] * lengths
+    found: NDArray[np.float64] = np.divide(products, both, out=np.zeros_like(products), where=both > 0)
+    np.fill_diagonal(found, 1.0)
+    return found
+
+
+def mixtures(trees: Sequence[Tree], coefficients: ArrayLike, origin: Tree | None = None) -> Sequence[Tree]:
+    """Return a linear combination of the trees for every row of coefficients; with ``origin``, origin + a combination
+    of the differences from it.
+
+    >>> [t["w"].tolist() for t in mixtures([{"w": np.array([1.0])}, {"w": np.array([3.0])}], [[0.5, 0.5], [1, -1]])]
+    [[2.0], [-2.0]]
+    """
+    shares = np.asarray(coefficients, float)
+    found: list[dict[str, Any]] = [{} for _ in shares]
+    for name, first in trees[0].items() if found else ():
+        leaves = [t[name].reshape(-1) for t in trees]
+        start = None if origin is None else origin[name].reshape(-1)
+        out: Any = None
+        for here in _slices(len(leaves[0]), len(trees)):
+            rows = stacked([x[here] for x in leaves])
+            rows = rows if start is None else rows - start[here]
+            piece = (rows.new_tensor(shares) if hasattr(rows, "new_tensor") else shares.astype(rows.dtype)) @ rows
+            piece = piece if start is None else piece + start[here]
+            if out is None:
+                size = (len(shares), len(leaves[0]))
+                out = piece.new_empty(size) if hasattr(piece, "new_empty") else np.empty(size, piece.dtype)
+            out[:, here] = piece
+        for k, tree in enumerate(found):
+            tree[name] = out[k].reshape(first.shape) if out is not None else first
+    return found
+
+
+def _blocks(trees: Sequence[Tree], origin: Tree | None) -> Iterator[Any]:
+    """Yield the leaves of all trees, or their differences from ``origin``, as rows of float64 matrices."""
+    for name in trees[0] if trees else ():
+        leaves = [t[name].reshape(-1) for t in trees]
+        start = None if origin is None else origin[name].reshape(-1)
+        for here in _slices(len(leaves[0]), len(trees)):
+            if getattr(leaves[0], "is_cuda", False):
+                rows = stacked([x[here] for x in leaves]).double()
+                yield rows if start is None else rows - start[here].double()
+                continue
+            block = np.empty((len(trees), here.stop - here.start))
+            for row, x in zip(block, leaves, strict=True):
+                row[:] = x[here]
+            if start is not None:
+                block -= np.asarray(start[here])
+            yield block
+
+
+def _slices(length: int, trees: int) -> Iterator[slice]:
+    step = max(BLOCK // max(trees, 1), 1)
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def _product(rows: Any) -> NDArray[np.float64]:
+    product = rows @ rows.T
+    found: NDArray[np.float64] = product.cpu().numpy() if hasattr(product, "cpu") else product
+    return found
+
+
+def _groups(linked: NDArray[np.bool_]) -> list[list[int]]:
+    """Return the connected components with more than one member of a graph, given as a matrix of links."""
+    group = {i: {i} for i in range(len(linked))}
+    for i, j in zip(*np.nonzero(linked), strict=True):
+        if group[i] is not group[j]:
+            group[i] |= group[j]
+            for member in group[j]:
+                group[member] = group[i]
+    return [sorted(members) for members in {id(g): g for g in group.values()}.values() if len(members) > 1]
+
+
+def rows_like(x: Any, count: int) -> Any:
+    """Return zeros in the shape of ``count`` leaves like ``x``, one after the other."""
+    size = (count, *x.shape)
+    return x.new_zeros(size) if hasattr(x, "new_zeros") else np.zeros(size, x.dtype)
+
+
+def stacked(leaves: Sequence[Any]) -> Any:
+    """Return leaves as rows of a new array or tensor."""
+    return sys.modules[type(leaves[0]).__module__].stack(leaves)
+
+
+def column_like(rows: Any, values: NDArray[np.float64]) -> Any:
+    """Return numbers, one for each row, in the type of the rows."""
+    shape = (len(values), *(1 for _ in rows.shape[1:]))
+    return (rows.new_tensor(values) if hasattr(rows, "new_tensor") else values.astype(rows.dtype)).reshape(shape)
+
+
+def combined(rows: Any, places: list[int], factors: NDArray[np.float64]) -> Any:
+    """Return the sum of some rows by factors."""
+    flat = rows[places].reshape(len(places), -1)
+    factors = flat.new_tensor(factors) if hasattr(flat, "new_tensor") else factors.astype(flat.dtype)
+    return (factors @ flat).reshape(rows.shape[1:])
+
+
+def memory(a: Tree) -> int:
+    """Return the bytes of memory of the device on which a tree is."""
+    x = next(iter(a.values()), None)
+    if getattr(x, "is_cuda", False):
+        library = sys.modules[type(x).__module__]
+        return int(library.cuda.get_device_properties(x.device).total_memory)  # type: ignore[union-attr]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

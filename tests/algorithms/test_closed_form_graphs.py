@@ -10,12 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite import tree
+from polysite.algorithms.cfl import Cfl
+from polysite.algorithms.fedamp import FedAMP
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.fpfc import Fpfc
 from polysite.algorithms.ifca import Ifca
 from polysite.algorithms.ifca import State as Clusters
 from polysite.algorithms.pfednet import PFedNet
+from polysite.algorithms.robust import Krum
 from polysite.algorithms.weighted import Weighted
+from polysite.cluster import fusion
 from polysite.cluster.directions import direction_groups
 from polysite.cluster.fusion import components, lasso_mixture, nearest_edges, scad_share
 from polysite.data.case import Case
@@ -626,6 +630,42 @@ def test_fpfc_measures_its_unit_again_in_every_round_unless_it_is_frozen():
         share = scad_share(abs(d), 0.2 * 2, 3.7, 1e-3 * 2, 1.0)
         now, d = d, -1.0 + (1 - share) * d
     assert pair.delta["w"].item() == pytest.approx(now, abs=1e-12) and pair.share == pytest.approx(share, abs=1e-12)
+
+
+def test_fpfc_refuses_pairs_that_cannot_fit(monkeypatch):
+    monkeypatch.setattr(tree, "memory", lambda a: 10 * 80)
+    algorithm = Fpfc(fused=("*",))
+    algorithm.init({"w": np.zeros(10)}, ["a", "b", "c"])  # three pairs of 80 bytes, twice
+    with pytest.raises(ConfigError, match=r"each of the 6 pairs of 4 sites and needs 960 bytes"):
+        algorithm.init({"w": np.zeros(10)}, ["a", "b", "c", "d"])
+
+
+PAIRWISE = [Fpfc(lam=0.5, fused=("*",)), FedAMP(), FedAMP(cosine=2.0), Cfl(split_at=(2,)), Krum()]
+
+
+@pytest.mark.parametrize("algorithm", PAIRWISE)
+def test_tensors_give_the_pairs_of_arrays(algorithm):
+    found, shapes = [], {"w": (3, 4), "b": ()}
+    for kind in (np.asarray, torch.tensor):
+        rng = np.random.default_rng(0)
+        state = algorithm.init({k: kind(np.zeros(s)) for k, s in shapes.items()}, [*"abcde"])
+        for _ in range(3):
+            models = {i: {k: kind(rng.normal(size=s)) for k, s in shapes.items()} for i in "abcde"}
+            state = algorithm.merge(state, {i: Payload(model=w, cases=2, weight=2) for i, w in models.items()})
+        sent = algorithm.send(state, [*"abcde", "new"])
+        found.append([np.asarray(x) for p in sent.values() for f in ("model", "anchor") for x in p.get(f, {}).values()])
+    assert all(x == pytest.approx(y, abs=1e-9) for x, y in zip(*found, strict=True)) and len(found[0]) >= 12
+
+
+def test_the_network_lasso_ends_after_a_bounded_number_of_iterations(monkeypatch):
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=(6, 12))
+    edges = nearest_edges(rng.normal(size=(12, 2)).tolist(), 3)
+    exact = y @ lasso_mixture(y.T @ y, edges, 0.3)
+    monkeypatch.setattr(fusion, "WORK", 0)  # the fewest iterations, whatever the size
+    assert y @ lasso_mixture(y.T @ y, edges, 0.3) == pytest.approx(exact, abs=1e-6)
+    monkeypatch.setattr(fusion, "FEWEST_ITERATIONS", 2)
+    assert abs(y @ lasso_mixture(y.T @ y, edges, 0.3) - exact).max() > 1e-3
 
 
 def test_fpfc_fuses_sites_that_drift_from_where_they_were_first_measured():

@@ -20,7 +20,6 @@ its own, one split per round. A site that never trained is served the model befo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import ClassVar, Literal
 
 from polysite import tree
@@ -143,11 +142,12 @@ class Cfl:
         enough = len(replies) >= max(self.least, self.quorum * members - 1e-9)
         if not (enough and self._due(state, cluster, model, replies)):
             return whole
-        moved = {i: _moved(cluster.model, replies[i]) for i in sorted(replies)}
-        halves, across = bipartition(_cosines(moved), self.linkage)
+        order = sorted(replies)  # the halves are row numbers
+        products = tree.gram([tree.trained(replies[i]["model"]) for i in order], tree.trained(cluster.model))
+        halves, across = bipartition(tree.cosines(products), self.linkage)
         if not self.split_at and self.gamma_max >= max((1 - across) / 2, 0.0) ** 0.5:
             return whole
-        order = sorted(moved)  # the halves are row numbers
+        moved = {i: _moved(cluster.model, replies[i]) for i in order}
         sides = {order[i]: f"{name}{side}" for side, half in enumerate(halves) for i in half}
         fresh = {}
         for half in sorted(set(sides.values())):
@@ -172,17 +172,6 @@ class Cfl:
 
 def _moved(start: Tree, reply: Payload) -> Tree:
     return tree.sub(tree.trained(reply["model"]), tree.trained(start))
-
-
-def _cosines(moved: Updates) -> list[list[float]]:
-    """Return the matrix of cosines between updates, sites by name; 0 where an update is zero."""
-    order = sorted(moved)
-    lengths = {i: tree.norm(moved[i]) for i in order}
-    cos = dict.fromkeys(((i, j) for i in order for j in order), 1.0)
-    for i, j in combinations(order, 2):
-        product = lengths[i] * lengths[j]
-        cos[i, j] = cos[j, i] = tree.dot(moved[i], moved[j]) / product if product else 0.0
-    return [[cos[i, j] for j in order] for i in order]
 
 
 def _choose(state: State, name: str, replies: Mapping[SiteId, Payload]) -> State:

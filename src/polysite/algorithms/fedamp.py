@@ -114,7 +114,8 @@ class FedAMP:
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         pull = (1.0 if self.pull is None else self.pull) / self._faded(state.rounds)
-        return {i: Payload(model=_cloud(state, i), pull=pull) for i in cohort}
+        clouds = _clouds(state, cohort)
+        return {i: Payload(model=clouds[i], pull=pull) for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         cloud, pull = got["model"], got["pull"]
@@ -129,7 +130,8 @@ class FedAMP:
         looked = {i: tree.select(tree.trained(w), self.on) for i, w in models.items()}
         if self.cosine is not None:
             return State(state.start, models, self._by_direction(looked), None, state.rounds + 1)
-        apart = {(i, j): tree.norm(tree.sub(looked[i], looked[j])) ** 2 for i, j in combinations(looked, 2)}
+        squares = tree.squared_distances(list(looked.values())).tolist()
+        apart = {(i, j): squares[n][m] for (n, i), (m, j) in combinations(enumerate(looked), 2)}
         found = median(apart.values()) if apart else 0.0
         sigma = self.sigma or (state.sigma if self.freeze else None) or found or state.sigma
         faded = self._faded(state.rounds + 1)
@@ -160,14 +162,10 @@ class FedAMP:
 
     def _by_direction(self, looked: Mapping[SiteId, Tree]) -> Mapping[SiteId, Mapping[SiteId, float]]:
         own = 1 / len(looked) if self.own is None else self.own
-        lengths = {i: tree.norm(w) for i, w in looked.items()}
-        cos = {}
-        for i, j in combinations(looked, 2):
-            product = lengths[i] * lengths[j]
-            cos[i, j] = cos[j, i] = tree.dot(looked[i], looked[j]) / product if product else 0.0
+        cos = tree.cosines(tree.gram(list(looked.values()))).tolist()
         weights = {}
-        for i in looked:
-            force = {j: math.exp((self.cosine or 0.0) * (cos[i, j] - 1)) for j in looked if j != i}
+        for n, i in enumerate(looked):
+            force = {j: math.exp((self.cosine or 0.0) * (cos[n][m] - 1)) for m, j in enumerate(looked) if j != i}
             rest = (1 - own) / math.fsum(force.values()) if force else 0.0
             weights[i] = {j: force[j] * rest if j != i else own if force else 1.0 for j in looked}
         return weights
@@ -182,11 +180,13 @@ def _complete(sites: Mapping[SiteId, Tree], between: Mapping[Pair, float]) -> Ma
     return weights
 
 
-def _cloud(state: State, site: SiteId) -> Tree:
-    """Return u_k; for a site that never replied, the plain mean of all models."""
+def _clouds(state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Tree]:
+    """Return u_k of every site; for a site that never replied, the plain mean of all models."""
     if not state.models:
-        return state.start
-    if site not in state.models:
-        return tree.mean(state.models.values())
-    mixed = tree.mean((tree.trained(w) for w in state.models.values()), state.attention[site].values())
-    return {**mixed, **tree.statistics(state.models[site])}
+        return dict.fromkeys(cohort, state.start)
+    known = [i for i in cohort if i in state.models]
+    weights = [list(state.attention[i].values()) for i in known]
+    mixed = tree.mixtures([tree.trained(w) for w in state.models.values()], [[x / sum(w) for x in w] for w in weights])
+    clouds = {i: {**u, **tree.statistics(state.models[i])} for i, u in zip(known, mixed, strict=True)}
+    plain = tree.mean(state.models.values()) if len(known) < len(cohort) else {}
+    return {i: clouds.get(i, plain) for i in cohort}

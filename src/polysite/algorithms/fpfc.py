@@ -10,8 +10,9 @@ Paper: Yu, Liu, Wang and Sun, Clustered Federated Learning based on Nonconvex Pa
 theta is a multiple s of delta, so the server keeps delta and s of every pair. Sites i and j are in one cluster if
 |theta_ij| <= nu, directly or through other sites. A site is served the mean of its cluster, weighted by cases. The
 number of clusters need not be known. As in the authors' program, only the ``fused`` layers are personal and the rest is
-averaged over all sites: the server holds m models and m(m-1)/2 vectors of the fused layers. zeta is sent together with
-the model; the site replies w_i.
+averaged over all sites: the server holds m models and m(m-1)/2 vectors of the fused layers, which is refused before
+training if it cannot fit (delta sums all differences so far, so it does not follow from the present models). zeta is
+sent together with the model; the site replies w_i.
 
 lam, xi and nu are distances between models, which grow with the network and with training; with ``relative`` they are
 multiples of the largest distance between two models so far, which is measured again in every round after the warm-up.
@@ -27,7 +28,9 @@ the largest cluster, or the mean of all sites if every cluster is a single site.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from polysite import tree
 from polysite.algorithms.average import serve_received
@@ -42,7 +45,7 @@ from polysite.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Dual variables of a pair of sites."""
+    """Dual variables of a pair of sites; zero before the first reply of one of them."""
 
     delta: Tree  # w_i - w_j + v_ij / rho
     share: float  # s: theta_ij = s delta, v_ij = rho (1 - s) delta
@@ -51,14 +54,23 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """State of the server."""
+    """State of the server. Pairs of sites are in the order of their names; a leaf has a row per pair."""
 
     shared: Tree  # part that is averaged over all sites
     models: Mapping[SiteId, Tree]  # fused part of every site
-    pairs: Mapping[SiteId, Mapping[SiteId, Pair]]  # by both sites, in the order of their names; none before a reply
+    deltas: Tree  # delta of every pair; empty before the first reply
+    lengths: tuple[tuple[float, float], ...]  # share and gap of every pair
     cases: Mapping[SiteId, float]  # of every site that has replied
     rounds: int = 0
     unit: float = 0.0  # unit of lam, xi and nu if they are relative
+
+    @property
+    def pairs(self) -> Mapping[SiteId, Mapping[SiteId, Pair]]:
+        """Pairs by both sites, in the order of their names."""
+        found: dict[SiteId, dict[SiteId, Pair]] = {}
+        for n, ((i, j), (share, gap)) in enumerate(zip(combinations(self.models, 2), self.lengths, strict=False)):
+            found.setdefault(i, {})[j] = Pair({k: x[n] for k, x in self.deltas.items()}, share, gap)
+        return found
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,8 @@ class Fpfc:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         refuse_unknown("fused", self.fused, params)
         shared, own = parted(self.fused, params)
-        return State(shared, dict.fromkeys(sorted(sites), own), {}, {})
+        refuse_too_many(tree.trained(own), len(sites))
+        return State(shared, dict.fromkeys(sorted(sites), own), {}, (), {})
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         groups = self._clusters(state)
@@ -127,7 +140,8 @@ class Fpfc:
             largest if len(largest) > 1 else tuple(state.models)
         )  # a model of a single site is not served to others
         means = {g: {**state.shared, **_mean(state, g)} for g in {home.get(i, largest) for i in cohort}}
-        return {i: Payload(model=means[home.get(i, largest)], anchor=_anchor(state, i)) for i in cohort}
+        anchors = _anchors(state, cohort)
+        return {i: Payload(model=means[home.get(i, largest)], anchor=anchors[i]) for i in cohort}
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         start = {**got["model"], **got["anchor"], **memory.get("own", {})}
@@ -142,15 +156,17 @@ class Fpfc:
         models = dict(sorted({**state.models, **{i: own for i, (_, own) in parts.items()}}.items()))
         shared = tree.mean([parts[i][0] for i in order], [cases[i] for i in order])
         rounds, unit = state.rounds + 1, state.unit
-        touched = [(i, j) for i, j in combinations(models, 2) if i in replies or j in replies]
+        deltas, lengths = _widened(state, models)
+        touched = [n for n, (i, j) in enumerate(combinations(models, 2)) if i in replies or j in replies]
+        trained = [tree.trained(w) for w in models.values()]
         if self.relative and not (self.freeze and unit) and rounds > self.warmup:
-            unit = max((tree.norm(_apart(models, i, j)) for i, j in touched), default=0.0)
-            unit = max(unit, state.unit)
-        state = State(shared, models, state.pairs, dict(sorted({**state.cases, **cases}.items())), rounds, unit)
-        fresh: dict[SiteId, dict[SiteId, Pair]] = {i: dict(js) for i, js in state.pairs.items()}
-        for i, j in touched:
-            fresh.setdefault(i, {})[j] = self._pair(state, i, j)
-        return replace(state, pairs={i: dict(sorted(fresh[i].items())) for i in sorted(fresh)})
+            squares = tree.squared_distances(trained)[np.triu_indices(len(trained), 1)]
+            unit = max(unit, float(np.sqrt(squares[touched].max(initial=0.0))))
+        before = np.array([share for share, _ in lengths])[touched]
+        deltas, squares = _updated(trained, deltas, touched, 1 - before)
+        state = State(shared, models, deltas, (), dict(sorted({**state.cases, **cases}.items())), rounds, unit)
+        fresh = dict(zip(touched, (self._lengths(state, x**0.5) for x in squares.tolist()), strict=True))
+        return replace(state, lengths=tuple(fresh.get(n, both) for n, both in enumerate(lengths)))
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         """Return the share of every site in the part that is averaged over all sites."""
@@ -166,25 +182,73 @@ class Fpfc:
         """Return the algorithm with the warm-up in rounds."""
         return replace(self, warmup=in_rounds(self.warmup, rounds))
 
-    def _pair(self, state: State, i: SiteId, j: SiteId) -> Pair:
-        """Return theta and v of a pair after an update of its sites."""
-        delta, before = _apart(state.models, i, j), state.pairs.get(i, {}).get(j)
-        if before is not None:
-            delta = tree.map(lambda d, last: d + (1 - before.share) * last, delta, before.delta)
+    def _lengths(self, state: State, length: float) -> tuple[float, float]:
+        """Return (share, gap) of a pair with a delta of this length."""
         unit = (state.unit or 1.0) if self.relative else 1.0
-        lam, length = 0.0 if state.rounds <= self.warmup else self.lam * unit, tree.norm(delta)
+        lam = 0.0 if state.rounds <= self.warmup else self.lam * unit
         share = scad_share(length, lam, self.a, self.xi * unit, self.rho)
-        return Pair(delta, share, share * length)
+        return share, share * length
 
     def _clusters(self, state: State) -> tuple[tuple[SiteId, ...], ...]:
         unit = (state.unit or 1.0) if self.relative else 1.0
-        gaps = {(i, j): pair.gap for i, js in state.pairs.items() for j, pair in js.items()}
-        linked = [pair for pair in combinations(state.models, 2) if gaps.get(pair, 0.0) <= self.nu * unit]
+        pairs = combinations(state.models, 2)
+        if not state.lengths:  # no reply yet: all are alike
+            return (tuple(state.models),)
+        linked = [pair for pair, (_, gap) in zip(pairs, state.lengths, strict=True) if gap <= self.nu * unit]
         return components(state.models, linked)
 
 
-def _apart(models: Mapping[SiteId, Tree], i: SiteId, j: SiteId) -> Tree:
-    return tree.sub(tree.trained(models[i]), tree.trained(models[j]))
+def refuse_too_many(own: Tree, sites: int) -> None:
+    """Refuse pairs that cannot fit into memory: those of a round and, while they are computed, of the next one."""
+    pairs = sites * (sites - 1) // 2
+    need, room = 2 * pairs * sum(int(x.nbytes) for x in own.values()), tree.memory(own)
+    if need > room:
+        raise ConfigError(
+            f"fpfc keeps a copy of the fused parameters for each of the {pairs} pairs of {sites} sites and needs "
+            f"{need} bytes ({need / 2**30:.1f} GiB) for two rounds of them, more than the {room / 2**30:.1f} GiB of "
+            "this device; name fewer parameters in fused, as in ['head.*'], or choose ifca or cfl"
+        )
+
+
+def _widened(state: State, models: Mapping[SiteId, Tree]) -> tuple[Tree, list[tuple[float, float]]]:
+    """Return deltas, and shares and gaps, of the pairs of these sites; zeros where there was no reply."""
+    pairs = list(combinations(models, 2))
+    known = {pair: n for n, pair in enumerate(combinations(state.models, 2))} if state.lengths else {}
+    lengths = [state.lengths[known[pair]] if pair in known else (0.0, 0.0) for pair in pairs]
+    if list(known) == pairs:
+        return state.deltas, lengths
+    old, new = list(known.values()), [n for n, pair in enumerate(pairs) if pair in known]
+
+    def widen(name: str, x: Any) -> Any:
+        rows = tree.rows_like(x, len(pairs))
+        if known:
+            rows[new] = state.deltas[name][old]
+        return rows
+
+    return {k: widen(k, x) for k, x in tree.trained(next(iter(models.values()))).items()}, lengths
+
+
+def _updated(models: Sequence[Tree], deltas: Tree, touched: list[int], kept: Any) -> tuple[Tree, Any]:
+    """Return the deltas after w_i - w_j + kept * delta in the touched pairs, and the squared lengths of these.
+
+    Computed in blocks of pairs, so that no more is held than the old and the new deltas.
+    """
+    ends = np.triu_indices(len(models), 1)
+    one, other = ends[0][touched], ends[1][touched]
+    squares, found = np.zeros(len(touched)), {}
+    for name, last in deltas.items():
+        rows, fresh = tree.stacked([w[name] for w in models]), last + 0
+        step = max(tree.BLOCK // max(int(np.prod(rows.shape[1:])), 1), 1)
+        for start in range(0, len(touched), step):
+            here = slice(start, start + step)
+            places = touched[here]
+            factors = tree.column_like(rows, kept[here])
+            piece = rows[one[here].tolist()] - rows[other[here].tolist()] + factors * last[places]
+            fresh[places] = piece
+            flat = piece.reshape(len(places), -1)
+            squares[here] += np.array((flat * flat).sum(1).tolist(), float)
+        found[name] = fresh
+    return found, squares
 
 
 def _mean(state: State, group: Sequence[SiteId]) -> Tree:
@@ -195,13 +259,21 @@ def _mean(state: State, group: Sequence[SiteId]) -> Tree:
     return tree.mean([state.models[i] for i in heard], [state.cases[i] for i in heard])
 
 
-def _anchor(state: State, i: SiteId) -> Tree:
-    """Return zeta_i; for a new site, the mean of all models."""
-    pulls = []
-    for j, model in state.models.items():
-        first, last = sorted((i, j))
-        pair = state.pairs.get(first, {}).get(last)
-        sign = 0.0 if pair is None else (2 * pair.share - 1) * (1 if i == first else -1)  # theta - v / rho over delta
-        there = tree.trained(model)
-        pulls.append(there if pair is None else tree.map(lambda w, d, s=sign: w + s * d, there, pair.delta))
-    return tree.mean(pulls)
+def _anchors(state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Tree]:
+    """Return zeta_i of every site; for a new site, the mean of all models.
+
+    theta_ij - v_ij / rho is 2 share - 1 times delta, which has the opposite sign for the second site of a pair.
+    """
+    order, middle = list(state.models), tree.mean(tree.trained(w) for w in state.models.values())
+    if not state.lengths:
+        return dict.fromkeys(cohort, middle)
+    ends, found = np.triu_indices(len(order), 1), {}
+    factors = np.array([2 * share - 1 for share, _ in state.lengths]) / len(order)
+    for i in cohort:
+        if i not in state.models:
+            found[i] = middle
+            continue
+        first, last = (np.nonzero(end == order.index(i))[0] for end in ends)
+        pairs, shares = np.r_[first, last].tolist(), np.r_[factors[first], -factors[last]]
+        found[i] = tree.map(lambda m, d, p=pairs, s=shares: m + tree.combined(d, p, s), middle, state.deltas)
+    return found

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -159,14 +159,11 @@ class PFedNet:
         if not edges or not self.lam:
             return moved
         now = {i: tree.trained(moved[i]) for i in heard}
-        centre = tree.mean(now.values())  # subtracted, so that rounding does not hide small differences between sites
-        apart = [tree.sub(now[i], centre) for i in heard]
-        gram = np.zeros((len(heard), len(heard)))
-        for i in range(len(heard)):
-            for j in range(i + 1):
-                gram[i, j] = gram[j, i] = tree.dot(apart[i], apart[j])
-        mixture = lasso_mixture(gram, edges, length * len(state.personal) * self.lam)
-        return {**moved, **{i: {**moved[i], **_mixed(centre, apart, mixture[:, n])} for n, i in enumerate(heard)}}
+        trees = [now[i] for i in heard]
+        centre = tree.mean(trees)  # subtracted, so that rounding does not hide small differences between sites
+        mixture = lasso_mixture(tree.gram(trees, centre), edges, length * len(state.personal) * self.lam)
+        mixed = tree.mixtures(trees, mixture.T, centre)
+        return {**moved, **{i: {**moved[i], **z} for i, z in zip(heard, mixed, strict=True)}}
 
     def _near(self, got: Payload, site: Site) -> Tree:
         """Return the mean personal part of the sites with the nearest sketches, for a site that never trained."""
@@ -201,8 +198,3 @@ def _along(z: Tree, end: Tree, length: float) -> Tree:
     if length == 1:
         return end
     return {**end, **tree.map(lambda a, b: a + length * (b - a), tree.trained(z), tree.trained(end))}
-
-
-def _mixed(centre: Tree, apart: Sequence[Tree], shares: Any) -> Tree:
-    parts = [float(s) for s in shares]
-    return tree.map(lambda c, *xs: c + sum(s * x for s, x in zip(parts, xs, strict=True)), centre, *apart)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from polysite import tree
 from polysite.algorithms.average import send_model, serve_received
 from polysite.algorithms.base import INF, TINY, Kind, within
@@ -153,9 +156,8 @@ class Krum:
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         if len(replies) < 2 * self.f + 3:
             return State(_median(replies))
-        apart, order = _distances(replies), sorted(replies)
-        near = len(order) - self.f - 2
-        score = {i: sum(sorted(apart[i, j] ** 2 for j in order if j != i)[:near]) for i in order}
+        order = sorted(replies)
+        score = _scores(replies, len(order) - self.f - 2)
         chosen = sorted(order, key=score.__getitem__)[: min(self.keep, len(order) - self.f)]  # ties: by name
         return State(mean({i: replies[i] for i in chosen}, "model"))
 
@@ -210,20 +212,19 @@ class GeometricMedian:
 
         |z - w_k|^2 = sum_j s_j d_kj^2 - sum_ij s_i s_j d_ij^2 / 2, with d the distances between replies.
         """
-        order, apart = sorted(replies), _distances(replies)
-        total = sum(replies[i]["weight"] for i in order)
-        p = {i: replies[i]["weight"] / total for i in order}
+        order, squares = sorted(replies), _squared_distances(replies)
+        p = np.array([replies[i]["weight"] for i in order], float)
+        p /= p.sum()
         share, last = p, float("inf")
         for _ in range(self.iterations):
-            spread = {i: sum(share[j] * apart[i, j] ** 2 for j in order) for i in order}
-            within_z = sum(share[i] * spread[i] for i in order) / 2
-            away = {i: max(spread[i] - within_z, 0.0) ** 0.5 for i in order}
-            objective = sum(p[i] * away[i] for i in order)
+            spread = squares @ share
+            away = np.sqrt(np.maximum(spread - share @ spread / 2, 0.0))
+            objective = float(p @ away)
             if abs(last - objective) <= self.tolerance * objective:
                 break
-            pull = {i: p[i] / max(self.smoothing, away[i]) for i in order}
-            share, last = {i: pull[i] / sum(pull.values()) for i in order}, objective
-        return share
+            pull = p / np.maximum(self.smoothing, away)
+            share, last = pull / pull.sum(), objective
+        return dict(zip(order, share.tolist(), strict=True))
 
 
 def _median(replies: Mapping[SiteId, Payload]) -> Tree:
@@ -231,8 +232,13 @@ def _median(replies: Mapping[SiteId, Payload]) -> Tree:
     return tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], (len(replies) - 1) // 2)
 
 
-def _distances(replies: Mapping[SiteId, Payload]) -> dict[tuple[SiteId, SiteId], float]:
-    """Return the Euclidean distances between the sites' models."""
-    models = {i: tree.trained(replies[i]["model"]) for i in sorted(replies)}
-    apart = {(i, j): tree.norm(tree.sub(models[i], models[j])) for i in models for j in models if i < j}
-    return {(i, j): apart.get((i, j), apart.get((j, i), 0.0)) for i in models for j in models}
+def _scores(replies: Mapping[SiteId, Payload], near: int) -> dict[SiteId, float]:
+    """Return the sum of the squared distances of every reply to the nearest others."""
+    squares = _squared_distances(replies)
+    np.fill_diagonal(squares, np.inf)  # no reply is its own neighbour
+    return dict(zip(sorted(replies), np.sort(squares)[:, :near].sum(1).tolist(), strict=True))
+
+
+def _squared_distances(replies: Mapping[SiteId, Payload]) -> NDArray[np.float64]:
+    """Return the squared Euclidean distances between the sites' models, in the order of the sites' names."""
+    return tree.squared_distances([tree.trained(replies[i]["model"]) for i in sorted(replies)])

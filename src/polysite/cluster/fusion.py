@@ -19,7 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from polysite.errors import DataError
 
 TOLERANCE = 1e-12  # relative to the largest vector: the iteration ends if nothing moves more
-MAX_ITERATIONS = 20_000  # a few hundred are usual and take milliseconds
+MAX_ITERATIONS = 20_000  # about a hundred are usual and take milliseconds
+WORK = 400_000_000  # numbers that all iterations together may compute for the edges: some 1000 iterations for 400 sites
+FEWEST_ITERATIONS = 200  # whatever the size; the authors' program stops after 25 or 200
+RANK = 1e-14  # eigenvalues below this share of the largest are rounding
 
 
 def scad_share(length: float, lam: float, a: float, xi: float, rho: float) -> float:
@@ -43,8 +46,8 @@ def scad_share(length: float, lam: float, a: float, xi: float, rho: float) -> fl
 def lasso_mixture(gram: ArrayLike, edges: Sequence[tuple[int, int]], weight: float) -> NDArray[np.float64]:
     """Return the m x m coefficients of the network lasso from the inner products of its m vectors: z_i is column i.
 
-    ADMM iterates until nothing moves; its penalty does not depend on the size of the vectors. Subtract a common part of
-    the vectors first, so that their differences are not lost to rounding.
+    ADMM iterates until nothing moves, or until a bound on its work (``WORK``) is reached. Subtract a common part of the
+    vectors first, so that their differences are not lost to rounding.
 
     >>> lasso_mixture([[1.0, -1.0], [-1.0, 1.0]], [(0, 1)], 0.25).round(6).tolist()
     [[0.875, 0.125], [0.125, 0.875]]
@@ -52,31 +55,56 @@ def lasso_mixture(gram: ArrayLike, edges: Sequence[tuple[int, int]], weight: flo
     inner = np.asarray(gram, float)
     if inner.ndim != 2 or inner.shape[0] != inner.shape[1] or not np.isfinite(inner).all():
         raise DataError(f"a mixture is found from a square table of finite inner products, not one of {inner.shape}")
-    vectors, size = np.eye(len(inner)), float(np.sqrt(max(inner.diagonal().max(initial=0.0), 0.0)))
+    size = float(np.sqrt(max(inner.diagonal().max(initial=0.0), 0.0)))
     if not edges or weight <= 0 or size == 0:
-        return vectors
-    ends = np.zeros((len(inner), len(edges)))
-    for e, (i, j) in enumerate(edges):
-        ends[i, e], ends[j, e] = 1.0, -1.0
-    solve = np.linalg.inv(vectors + ends @ ends.T)
-    apart, dual = np.zeros_like(ends), np.zeros_like(ends)
-    mixture: NDArray[np.float64] = vectors
-    for _ in range(MAX_ITERATIONS):
-        before, mixture = mixture, (vectors + (apart - dual) @ ends.T) @ solve
-        wanted = mixture @ ends + dual
-        lengths = _lengths(inner, wanted)
-        apart = wanted * np.maximum(1 - weight / np.maximum(lengths, 1e-300), 0)
-        dual = wanted - apart
-        moved, open_ = _lengths(inner, mixture - before), _lengths(inner, mixture @ ends - apart)
-        if max(moved.max(), open_.max()) <= TOLERANCE * size:
-            break
+        return np.eye(len(inner))
+    values, directions = np.linalg.eigh(inner)
+    kept = values > RANK * values[-1]
+    lengths = np.sqrt(values[kept])
+    vectors = directions[:, kept] * lengths  # rows with the given inner products, however long the vectors are
+    fused = _network_lasso(vectors, np.array(edges), weight, TOLERANCE * size)
+    mixture: NDArray[np.float64] = np.eye(len(inner)) + (directions[:, kept] / lengths) @ (fused - vectors).T
     return mixture
 
 
-def _lengths(inner: NDArray[np.float64], columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the lengths of the vectors with these coefficients."""
-    squares: NDArray[np.float64] = np.einsum("ie,ie->e", columns, inner @ columns)
-    return np.sqrt(np.maximum(squares, 0.0))
+def _network_lasso(
+    vectors: NDArray[np.float64], edges: NDArray[np.int64], weight: float, tolerance: float
+) -> NDArray[np.float64]:
+    """Return argmin over Z of 1/2 |Z - vectors|^2 + weight sum over edges of |z_i - z_j|; z_i is a row.
+
+    In the first iterations the penalty of ADMM is doubled or halved where one of its two residuals is far larger.
+    """
+    from scipy.sparse import csr_array
+
+    one, other, order = edges[:, 0], edges[:, 1], np.arange(len(edges))
+    signs = np.repeat([1.0, -1.0], len(edges))
+    ends = csr_array((signs, (np.r_[one, other], np.r_[order, order])), shape=(len(vectors), len(edges)))
+    frequencies, modes = np.linalg.eigh((ends @ ends.T).toarray())
+    penalty, z = 1.0, vectors
+    apart = np.zeros((len(edges), vectors.shape[1]))
+    dual = np.zeros_like(apart)
+    inverse = (modes / (1 + penalty * frequencies)) @ modes.T
+    for iteration in range(max(FEWEST_ITERATIONS, min(MAX_ITERATIONS, WORK // apart.size))):
+        before, last, z = z, apart, inverse @ (vectors + penalty * (ends @ (apart - dual)))
+        differences = z[one] - z[other]
+        wanted = differences + dual
+        shrunk = np.maximum(1 - weight / penalty / np.maximum(_lengths(wanted), 1e-300), 0)
+        apart = wanted * shrunk[:, None]
+        dual = wanted - apart
+        gaps = _lengths(differences - apart)
+        if max(_lengths(z - before).max(), gaps.max()) <= tolerance:
+            break
+        if iteration < 200 and iteration % 10 == 9:
+            primal, change = np.linalg.norm(gaps), penalty * np.linalg.norm(apart - last)
+            factor = 2.0 if primal > 10 * change else 0.5 if change > 10 * primal else 1.0
+            penalty, dual = penalty * factor, dual / factor
+            inverse = (modes / (1 + penalty * frequencies)) @ modes.T if factor != 1 else inverse
+    return z
+
+
+def _lengths(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    return found
 
 
 def nearest_edges(points: Sequence[Sequence[float]], neighbours: int) -> tuple[tuple[int, int], ...]:
@@ -88,14 +116,15 @@ def nearest_edges(points: Sequence[Sequence[float]], neighbours: int) -> tuple[t
     ((0, 1), (1, 2))
     """
     edges = set()
-    for i, here in enumerate(points):
-        others = sorted((_apart(here, there), j) for j, there in enumerate(points) if j != i)
-        edges |= {(min(i, j), max(i, j)) for apart, j in others[:neighbours] if apart < inf}
+    for length in {len(point) for point in points}:
+        alike = [i for i, point in enumerate(points) if len(point) == length]
+        table = np.array([points[i] for i in alike], float).reshape(len(alike), length)
+        for n, i in enumerate(alike):
+            apart = np.linalg.norm(table - table[n], axis=1)
+            apart[n] = inf  # no point is its own neighbour
+            nearest = np.argsort(apart, kind="stable")[: min(neighbours, len(alike) - 1)]  # ties: the first
+            edges |= {(min(i, alike[j]), max(i, alike[j])) for j in nearest if apart[j] < inf}
     return tuple(sorted(edges))
-
-
-def _apart(here: Sequence[float], there: Sequence[float]) -> float:
-    return float(np.linalg.norm(np.subtract(here, there))) if len(here) == len(there) else inf
 
 
 def components(names: Iterable[str], links: Iterable[tuple[str, str]]) -> tuple[tuple[str, ...], ...]:

@@ -130,7 +130,8 @@ def _train(
         transport.remember(at.memories, at.versions)
         return at
     resume, at = at, at or Progress(-1, None, {})
-    for r in run_rounds(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch):
+    rounds = run_rounds(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch, keep_replies=False)
+    for r in rounds:
         record = r.record(at.phase, handed if r.index == at.first else {}, plan.pooled)
         record = replace(record, incidents=(*record.incidents, *transport.incidents()))
         heard = {i: r.index for i in r.replies if i not in r.refused}
@@ -152,7 +153,7 @@ def _train(
             log.info("stopped after round %d: %d validations without a better one", r.index + 1, at.waited)
         if last:
             break
-        del r  # with all replies
+        del r
     return at
 
 

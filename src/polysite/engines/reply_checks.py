@@ -6,6 +6,7 @@ used. A round continues with the replies that remain.
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,24 +34,43 @@ def screen(
         sent: The payloads that were sent.
         replies: The replies.
     """
-    refused: dict[SiteId, str] = {}
-    sizes: dict[SiteId, dict[str, float]] = {}
-    for site in sorted(replies):
-        kinds = kinds_of(expected, sent.get(site, Payload()), replies[site])
-        problem = (
-            "it was not asked" if site not in sent else _malformed(expected, kinds, params, sent[site], replies[site])
-        )
-        if problem is None:
-            with np.errstate(all="ignore"):  # overflow gives infinity, which is checked
-                problem, sizes[site] = _sizes(kinds, sent[site], replies[site])
-        if problem is not None:
-            refused[site] = problem[:200]  # a hostile reply may have endless names
-            sizes.pop(site, None)
+    looks = {i: look(expected, params, sent.get(i), replies[i]) for i in sorted(replies)}
+    return judge(params, sent, looks)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the checks keep of a reply: numbers, never arrays."""
+
+    problem: str | None
+    """Why the reply is refused, whatever the others sent."""
+    sizes: Mapping[str, float]
+    """Numbers, and norms of trees, by field."""
+    kinds: Mapping[str, Kind]
+
+
+def look(expected: Mapping[str, Kind], params: Tree, got: Payload | None, reply: Payload) -> Look:
+    """Check one reply by itself. ``got`` is the payload that the site was sent; None if it was not asked."""
+    if got is None:
+        return Look("it was not asked", {}, {})
+    kinds = kinds_of(expected, got, reply)
+    sizes: Mapping[str, float] = {}
+    problem = _malformed(expected, kinds, params, got, reply)
+    if problem is None:
+        with np.errstate(all="ignore"):  # overflow gives infinity, which is checked
+            problem, sizes = _sizes(kinds, got, reply)
+    return Look(problem and problem[:200], sizes, kinds)  # a hostile reply may have endless names
+
+
+def judge(params: Tree, sent: Mapping[SiteId, Payload], looks: Mapping[SiteId, Look]) -> dict[SiteId, str]:
+    """Return the sites whose reply is refused, by itself or in comparison with the others, with the reason."""
+    refused = {i: looks[i].problem or "" for i in sorted(looks) if looks[i].problem is not None}
+    sizes = {i: looks[i].sizes for i in sorted(looks) if i not in refused}
     if sizes:
         first = sent[next(iter(sizes))]
         known = {**params, **first.get("model", {})}
         model = _length(tree.trained({k: known[k] for k in _asked(first, params)}))
-        every = {f: k for i in sizes for f, k in kinds_of(expected, sent[i], replies[i]).items()}
+        every = {f: k for i in sizes for f, k in looks[i].kinds.items()}
         refused.update(_unlike_others(every, sizes, model))
     return refused
 

@@ -1,20 +1,19 @@
 """The rounds of one phase, whatever carries the messages: cohort, turns of the sites, reply checks, merge."""
 
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from polysite.algorithms import name_of
-from polysite.algorithms.base import Algorithm, diagnostics, objections, remarks, shares
+from polysite.algorithms.base import Algorithm, diagnostics, remarks, shares
 from polysite.engines.own_best import Own
 from polysite.engines.plan import Plan, cohort
 from polysite.engines.record import RoundRecord, SiteRecord, finite
-from polysite.engines.reply_checks import screen
-from polysite.engines.site_turn import check_steps, restore_reply
+from polysite.engines.replies import Exchange, expected_weights, gather, stripped
+from polysite.engines.site_turn import check_steps
 from polysite.engines.transport import Reply, Transport
-from polysite.errors import PayloadError
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
@@ -28,7 +27,7 @@ class Round:
     index: int
     state: Any  # after the merge
     sent: Mapping[SiteId, Payload]
-    replies: Mapping[SiteId, Reply]  # restored, all that could be
+    replies: Mapping[SiteId, Reply]  # restored, all that could be; without arrays unless they are kept
     refused: Mapping[SiteId, str]  # sites whose reply was not merged, and why
     shares: Mapping[SiteId, float]  # weight of every reply in the aggregate
     diagnostics: Mapping[str, float]  # numbers that the algorithm reports
@@ -109,56 +108,49 @@ def run_rounds(
     *,
     resume: Progress | None = None,
     watch: Watch = Watch(),
+    keep_replies: bool = True,
 ) -> Iterator[Round]:
-    """Yield the rounds of a phase, from its start or after a checkpoint."""
+    """Yield the rounds of a phase, from its start or after a checkpoint.
+
+    With ``keep_replies`` every round has the models that its sites replied. Without, it has only their numbers, and
+    where the algorithm and the transport allow it, models are summed as they arrive (``replies.py``).
+    """
     check_steps(algorithm, name_of(algorithm), plan.outgoing)
     names, params = transport.names, transport.lift(params)
     state = resume.state if resume else algorithm.init(params, names)
     if resume:
         transport.remember(resume.memories, resume.versions)
     first, begin = (resume.first, resume.round + 1) if resume else (0, 0)
+    silent: Collection[SiteId] = ()  # sites of the round before that were absent or refused; they may be again
     for index in range(begin, first + plan.rounds):
         sent = algorithm.send(state, cohort(names, plan.share, seed, index))
-        replies, broken = _collect(algorithm, transport, plan, index, sent, watch)
-        refused = screen(algorithm.reply, params, sent, {i: r.payload for i, r in replies.items() if i not in broken})
-        refused |= broken
-        sound = {i: r.payload for i, r in replies.items() if i not in refused}
-        refused |= objections(algorithm, state, sound)
-        for site, reason in refused.items():
+        exchange = Exchange(algorithm, transport, params, plan.outgoing, index, sent, _counter(watch, index, len(sent)))
+        expected = None if keep_replies else expected_weights(exchange)
+        if expected is not None:
+            expected = {i: weight for i, weight in expected.items() if i not in silent}
+        replies = gather(exchange, state, expected)
+        heard = replies.heard
+        silent = sent.keys() - heard.keys()
+        for site, reason in replies.refused.items():
             log.warning("round %d: the reply of %r is refused: %s", index, site, reason)
-        heard = {i: r.payload for i, r in replies.items() if i not in refused}
         transport.settle(heard)
         counted = shares(algorithm, state, heard) if heard else {}
         known = remarks(algorithm, state)
         if heard:
-            state = algorithm.merge(state, heard)
+            state = algorithm.merge(state, replies.merged)
+        came = dict(replies.all) if keep_replies else {i: stripped(r) for i, r in replies.all.items()}
+        refused = replies.refused
+        del heard, replies  # release the models of the sites
         new = tuple(sentence for sentence in remarks(algorithm, state) if sentence not in known)
         for sentence in new:
             log.warning("round %d: %s", index, sentence)
-        yield Round(index, state, sent, replies, refused, counted, diagnostics(algorithm, state), new)
-        del sent, replies, sound, heard  # release the models of all sites before the next round's arrive
+        yield Round(index, state, sent, came, refused, counted, diagnostics(algorithm, state), new)
+        del sent, exchange, came  # before the next round's arrive
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _collect(
-    algorithm: Algorithm[Any],
-    transport: Transport,
-    plan: Plan,
-    index: int,
-    sent: Mapping[SiteId, Payload],
-    watch: Watch,
-) -> tuple[dict[SiteId, Reply], dict[SiteId, str]]:
-    """Receive and restore the replies of a round. Returns also the sites whose reply could not be restored, and why."""
-    replies: dict[SiteId, Reply] = {}
-    broken: dict[SiteId, str] = {}
-    for site, reply in transport.train(index, sent):
-        try:
-            restored = restore_reply(algorithm, sent.get(site, Payload()), reply.payload, plan.outgoing)
-            replies[site] = replace(reply, payload=restored.each(transport.lift))
-        except PayloadError as problem:
-            replies[site], broken[site] = replace(reply, payload=Payload()), str(problem)
-        watch.site(index, site, len(replies), len(sent))
-    return replies, broken
+def _counter(watch: Watch, index: int, of: int) -> Callable[[SiteId, int], None]:
+    return lambda site, done: watch.site(index, site, done, of)

@@ -44,12 +44,24 @@ class Simulator:
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         """Let each site take its turn."""
         for name, payload in sent.items():
-            site = self.sites[name].at(round)
-            got, memory = self._carry(payload).each(site.lift), self._memory[name].each(site.lift)
-            turn = take_turn(self.algorithm, got, memory, site, self.outgoing)
-            self._new[name] = turn.memory
-            reply = self._carry(turn.reply)
-            yield name, Reply(reply, turn.fits, turn.seconds, reply.nbytes)
+            yield name, self._turn(round, name, payload)  # no reply is kept while the next site trains
+
+    def _turn(self, round: int, name: SiteId, payload: Payload) -> Reply:
+        site = self.sites[name].at(round)
+        got, memory = self._carry(payload).each(site.lift), self._memory[name].each(site.lift)
+        turn = take_turn(self.algorithm, got, memory, site, self.outgoing)
+        self._new[name] = turn.memory
+        reply = self._carry(turn.reply)
+        return Reply(reply, turn.fits, turn.seconds, reply.nbytes)
+
+    @property
+    def sizes(self) -> Mapping[SiteId, int]:
+        """Number of training cases of every site."""
+        return {i: site.size for i, site in self.sites.items()}
+
+    def repeat(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
+        """Let each site take the same turn again: all randomness comes from the seed, the site and the round."""
+        return self.train(round, sent)
 
     def settle(self, heard: Collection[SiteId]) -> None:
         """Commit the new memories of the sites in ``heard``; all others keep their previous memory."""

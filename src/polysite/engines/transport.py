@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from polysite.engines.record import Incident
 from polysite.payload import Payload, SiteId
@@ -104,4 +104,21 @@ class Transport(Protocol):
 
     def lift(self, params: Tree) -> Tree:
         """Return the parameters on the device on which the server computes."""
+        ...
+
+
+@runtime_checkable
+class Repeating(Protocol):
+    """Further interface of a transport that can deliver the replies of a round once more.
+
+    The server then sums models as they arrive instead of holding them (``replies.py``).
+    """
+
+    @property
+    def sizes(self) -> Mapping[SiteId, int]:
+        """Number of training cases of every site: the weights to expect in its replies."""
+        ...
+
+    def repeat(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
+        """Yield the replies to the payloads of this round again, before ``settle``."""
         ...

@@ -1,0 +1,261 @@
+"""The server's work of a round against the number of sites: seconds and peak memory, as ratios to FedAvg.
+
+A round of the server is: send, every reply checked as it arrives, merge, and the record. Sites do not train: a reply is
+the sent model plus seeded noise, made when it is asked for, and making it is not counted. Every algorithm and number
+of sites runs in a process of its own, so that its peak memory is its own. The last of four rounds counts: with CFL it
+is the round of a split, with pFedNet that of the personal parts. ``fpfc, all`` fuses all parameters instead of the head.
+
+    python bench/growth.py                                         4 to 400 sites (1.4 M) and 4 to 100 (22.6 M)
+    python bench/growth.py --sites 4 16 --parameters 1e5           a small part
+    python bench/growth.py --figure docs/results/growth.svg
+
+Prints the table, the exponents of seconds and of memory fitted over the number of sites, and the ratio of processor
+seconds to those of FedAvg with the same sites in the same run (another program on the machine prolongs a round, but
+adds little to its processor time). Targets: memory of FedAvg constant; pairwise methods at most 20 times FedAvg, or
+refused with the number of bytes.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LARGE = {1.4e6: (4, 16, 64, 128, 256, 400), 22.6e6: (4, 8, 16, 32, 64, 100)}
+METHODS = ("fedavg", "scaffold", "fedamp", "cfl", "pfednet", "fpfc", "fpfc, all")
+ROUNDS, HEAD = 4, 0.01  # share of the parameters in the head
+MEMORY = Path("/proc/self/status")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, nargs="+", help="numbers of sites")
+    parser.add_argument("--parameters", type=float, nargs="+", default=list(LARGE), help="parameters of the network")
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a measurement is given up")
+    parser.add_argument("--figure", type=Path, help="write a figure to this file")
+    parser.add_argument("--measure", nargs=3, metavar=("METHOD", "SITES", "PARAMETERS"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        method, sites, parameters = given.measure
+        print(json.dumps(measure(method, int(sites), int(float(parameters)))))
+        return
+    rows = []
+    for parameters in given.parameters:
+        for sites in given.sites or LARGE.get(parameters, LARGE[1.4e6]):
+            rows += list(compared(given.methods, sites, parameters, given.limit))
+        print_exponents([r for r in rows if r["parameters"] == parameters])
+    if given.figure:
+        draw(rows, given.figure)
+
+
+def compared(methods: Any, sites: int, parameters: float, limit: float) -> Iterator[dict[str, Any]]:
+    """Measure FedAvg and then the others, and print a line for each."""
+    reference: dict[str, Any] = {}
+    for method in ("fedavg", *(m for m in methods if m != "fedavg")):
+        row = {
+            "method": method,
+            "sites": sites,
+            "parameters": parameters,
+            **in_process(method, sites, parameters, limit),
+        }
+        reference = reference or row
+        if "seconds" in row:
+            row["ratio"] = row["cpu"] / reference["cpu"] if "cpu" in reference else float("nan")
+            spent = f"{row['seconds']:8.3f} s {row['cpu']:8.3f} s cpu {row['ratio']:6.1f} x fedavg"
+            found = f"{spent} {row['models']:7.1f} models, {row['bytes'] / 1e9:6.2f} GB"
+        else:
+            found = row["why"]
+        print(f"{parameters / 1e6:5.1f} M {sites:4d} sites  {method:10s} {found}", flush=True)
+        yield row
+
+
+def in_process(method: str, sites: int, parameters: float, limit: float) -> dict[str, Any]:
+    """Measure in a process of its own."""
+    command = [sys.executable, __file__, "--measure", method, str(sites), str(parameters)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"why": f"not finished after {limit:.0f} s"}
+    lines = done.stdout.splitlines()
+    return json.loads(lines[-1]) if done.returncode == 0 else {"why": f"failed: {done.stderr.strip()[-200:]}"}
+
+
+def measure(method: str, sites: int, parameters: int) -> dict[str, Any]:
+    """Return seconds and peak memory, in models, of the server's last round; or why it is refused."""
+    import scipy.cluster.hierarchy
+    import scipy.sparse  # noqa: F401  # loaded before anything is measured
+    import torch
+
+    from polysite.engines.plan import Plan
+    from polysite.engines.rounds import run_rounds
+    from polysite.errors import ConfigError
+
+    torch.set_grad_enabled(False)
+    start, algorithm = network(parameters), chosen(method)
+    engine = Noise(algorithm, [f"{k:03d}" for k in range(sites)])
+    model = sum(x.nbytes for x in start.values())
+    marks = []
+    before = memory("VmRSS")
+    try:
+        for _ in run_rounds(algorithm, engine, start, Plan(rounds=ROUNDS), seed=0, keep_replies=False):
+            marks.append(now() - engine.making)
+    except ConfigError as refusal:
+        return {"why": f"refused: {refusal}"}
+    seconds, cpu = marks[-1] - marks[-2]
+    return {
+        "seconds": seconds,
+        "cpu": cpu,
+        "models": (memory("VmHWM") - before) / model,
+        "bytes": memory("VmHWM") - before,
+    }
+
+
+def now() -> Any:
+    """Return seconds on the wall and of the processor."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+def network(parameters: int) -> dict[str, Any]:
+    """Return parameters in layers of usual sizes: a head, and blocks that grow with depth."""
+    import torch
+
+    shares = {
+        "stem": 0.01,
+        "encoder.0": 0.04,
+        "encoder.1": 0.15,
+        "encoder.2": 0.55,
+        "decoder.0": 0.2,
+        "decoder.1": 0.04,
+    }
+    draw = torch.Generator().manual_seed(0)
+    sizes = {f"{k}.weight": int(parameters * x) for k, x in shares.items()} | {"head.weight": int(parameters * HEAD)}
+    return {k: torch.randn(max(n, 1), generator=draw) * 0.05 for k, n in sizes.items()}
+
+
+def chosen(method: str) -> Any:
+    """Return the algorithm with its defaults, as far as these do not depend on the length of training."""
+    from polysite.algorithms.cfl import Cfl
+    from polysite.algorithms.fedamp import FedAMP
+    from polysite.algorithms.fedavg import FedAvg
+    from polysite.algorithms.fpfc import Fpfc
+    from polysite.algorithms.pfednet import PFedNet
+    from polysite.algorithms.scaffold import Scaffold
+
+    return {
+        "fedavg": FedAvg(),
+        "scaffold": Scaffold(),
+        "fedamp": FedAMP(),
+        "cfl": Cfl(split_at=(ROUNDS,)),
+        "pfednet": PFedNet(),
+        "fpfc": Fpfc(relative=True),
+        "fpfc, all": Fpfc(relative=True, fused=("*",)),
+    }[method]
+
+
+class Noise:
+    """A transport of sites that reply what they were sent, moved towards one of four directions and by noise."""
+
+    audience, can_cross = (), True
+
+    def __init__(self, algorithm: Any, names: list[str]):
+        self.algorithm, self.names, self.making = algorithm, tuple(names), np.zeros(2)
+        self._noise: Any = None
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {name: 10 + k for k, name in enumerate(self.names)}
+
+    def train(self, round: int, sent: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for name, payload in sent.items():
+            began = now()
+            reply = self._reply(round, int(name), payload)
+            self.making += now() - began
+            yield name, reply
+            del reply
+
+    def _reply(self, round: int, k: int, got: Any) -> Any:
+        import torch
+
+        from polysite.engines.transport import Reply
+        from polysite.payload import Payload
+
+        if self._noise is None:
+            longest = max(len(x) for x in got["model"].values())
+            self._noise = 1e-2 * torch.randn(longest + 10_000, generator=torch.Generator().manual_seed(0))
+
+        def noise(seed: int, x: Any) -> Any:
+            return self._noise[seed % 10_000 :][: len(x)]  # other places of the same numbers
+
+        trained = {n: x + noise(k % 4, x) + noise(7 * (401 * round + k) + 11, x) for n, x in got["model"].items()}
+        sketch = np.random.default_rng(k).normal(size=4) * 0.1 + k % 4
+        fields = {
+            "model": trained,
+            "weight": 10 + k if self.algorithm.reply.get("weight") == "count" else 1,
+            "cases": 10 + k,
+            "time": 0.1,
+            "control": {n: 0.1 * x for n, x in trained.items()} if "control" in self.algorithm.reply else {},
+            "sketch": {"sketch": torch.as_tensor(sketch)},
+        }
+        payload = Payload(**{name: fields[name] for name in self.algorithm.reply})
+        return Reply(payload, (), 0.0, payload.nbytes)
+
+    repeat = train
+
+    def settle(self, heard: Any) -> None:
+        pass
+
+    def lift(self, params: Any) -> Any:
+        return params
+
+
+def memory(what: str) -> int:
+    """Return a line of this process's memory in bytes (Linux)."""
+    line = next(x for x in MEMORY.read_text().splitlines() if x.startswith(what))
+    return int(line.split()[1]) * 1024
+
+
+def print_exponents(rows: list[dict[str, Any]]) -> None:
+    """Print the slopes of seconds and memory over the number of sites, both on logarithmic scales."""
+    print("\n            exponent of seconds   of memory   largest ratio to fedavg")
+    for method in dict.fromkeys(r["method"] for r in rows):
+        known = [r for r in rows if r["method"] == method and "seconds" in r]
+        if len(known) > 1:
+            sites = np.log([r["sites"] for r in known])
+            slopes = [np.polyfit(sites, np.log([max(r[k], 1e-9) for r in known]), 1)[0] for k in ("seconds", "models")]
+            most = max(r["ratio"] for r in known)
+            print(f"{method:10s}  {slopes[0]:19.2f} {slopes[1]:11.2f} {most:25.1f}")
+    print()
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw seconds and memory over sites, a row of axes for every size of the network."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    sizes = sorted({r["parameters"] for r in rows})
+    figure, axes = pyplot.subplots(len(sizes), 2, figsize=(9, 3.4 * len(sizes)), squeeze=False)
+    for line, parameters in zip(axes, sizes, strict=True):
+        for axis, what, title in zip(line, ("seconds", "bytes"), ("seconds", "peak memory in GB"), strict=True):
+            for method in dict.fromkeys(r["method"] for r in rows):
+                known = [r for r in rows if r["method"] == method and r["parameters"] == parameters and what in r]
+                scale = 1e9 if what == "bytes" else 1.0
+                axis.loglog([r["sites"] for r in known], [r[what] / scale for r in known], "o-", ms=3, label=method)
+            axis.set(xlabel="sites", title=f"{title}, {parameters / 1e6:g} M parameters")
+            axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    print(f"figure: {path}")
+
+
+if __name__ == "__main__":
+    main()
