@@ -145,6 +145,20 @@ class Assessment:
         size = {s: min(self.cases[s], self.settings.levels) for s in self.sites}
         return tuple((a, b) for a, b in pairs if significance.least_p(size[a], size[b]) * len(pairs) > level)
 
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Sentences on what was limited because the federation is large; none for up to ``LARGE`` hospitals."""
+        count = len(self.sites)
+        if count <= LARGE:
+            return ()
+        pairs = (
+            f"with more than {LARGE} hospitals, the {FINE} most distant pairs by Earth Mover's and energy distance have up "
+            f"to {_fine(count)} permutations, which a pair needs to be starred; the other pairs have "
+            f"{significance.FIRST - 1}, and {CHANCE} by the other distances"
+        )
+        search = f"hospitals that differ are set apart {at_once(count)} at a time, in at most {ROUNDS} rounds"
+        return pairs, search
+
     def table(self) -> str:
         """Return a CSV with a line for every distance and pair."""
         text = io.StringIO()

@@ -15,14 +15,16 @@ All are zero between equal lists, symmetric, and independent of the order and th
 weights on the same z represent a permutation or a bootstrap resample of the same pair.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polysite.compiled import compiled
+
 Values = NDArray[np.float64]
-CHUNK = 8  # quantities at a time, so that their draws stay in the processor's cache
+CHUNK = 1 << 11  # draws of all quantities at a time: small arrays are reused, large ones are fetched from the system anew
 
 
 def slices(values: Values, levels: int, weights: Values | None = None) -> Values:
@@ -114,6 +116,17 @@ class Weights:
         return np.maximum(self.each, 0), np.maximum(-self.each, 0)
 
 
+def chunks(quantities: int, draws: int) -> Iterator[slice]:
+    """Yield slices of quantities with ``CHUNK`` draws together, or one at a time.
+
+    >>> [(chunk.start, chunk.stop) for chunk in chunks(16, 300)]
+    [(0, 6), (6, 12), (12, 18)]
+    """
+    step = max(CHUNK // draws, 1)
+    for start in range(0, quantities, step):
+        yield slice(start, start + step)
+
+
 # A function of z (quantity, value), weights and the width s of each quantity; it returns (quantity, draw).
 Statistic = Callable[[Values, Weights, Values], Values]
 
@@ -136,21 +149,22 @@ def shift(z: Values, weights: Weights, width: Values) -> Values:
 def discrepancy(z: Values, weights: Weights, width: Values) -> Values:
     """Return the squared maximum mean discrepancies."""
     fade = np.exp(-np.diff(z, prepend=z[:, :1]) / np.where(width > 0, width, 1.0)[:, None])
-    along = np.moveaxis(weights.each, -1, 0)  # (value, draw) or (value, quantity, draw)
-    along = np.ascontiguousarray(along) if along.ndim == 2 else along
-    square = np.zeros((len(z), weights.each.shape[-2]))
-    for start in range(0, len(z), CHUNK):
-        chunk = slice(start, start + CHUNK)
-        total = square[chunk]
-        sums, term = np.zeros_like(total), np.empty_like(total)
-        for r, here in enumerate(along if along.ndim == 2 else along[:, chunk]):
-            sums *= fade[chunk, r, None]
-            sums += here
-            np.multiply(2, sums, out=term)
-            term -= here
-            term *= here
-            total += term
+    along = np.ascontiguousarray(np.moveaxis(weights.each, -1, -2))  # (value, draw) or (quantity, value, draw)
+    square = np.zeros((len(z), along.shape[-1]))
+    compiled(_recur)(fade, along if along.ndim == 3 else along[None], square)
     return np.where(square > 1e-12, square, 0.0)  # smaller values are rounding error: the range is 0 to 2
+
+
+def _recur(fade: Values, weights: Values, square: Values) -> None:
+    """Add w' K w of every quantity and draw to ``square``; weights (quantity, value, draw), or one for all quantities."""
+    sums = np.empty(square.shape[1])
+    for k in range(square.shape[0]):
+        here = weights[k if weights.shape[0] > 1 else 0]
+        sums[:] = 0.0
+        for r in range(here.shape[0]):
+            for d in range(sums.shape[0]):
+                sums[d] = sums[d] * fade[k, r] + here[r, d]
+                square[k, d] += here[r, d] * (2.0 * sums[d] - here[r, d])
 
 
 def frechet(z: Values, weights: Weights, width: Values) -> Values:

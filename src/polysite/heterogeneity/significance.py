@@ -22,7 +22,7 @@ from zlib import crc32
 
 import numpy as np
 
-from polysite.heterogeneity.distances import CHUNK, Statistic, Values, Weights, merged
+from polysite.heterogeneity.distances import Statistic, Values, Weights, chunks, merged
 
 FIRST = 1000  # permutations of every test; more follow only while p is at most OPEN
 OPEN = 0.01
@@ -81,8 +81,7 @@ def resampled(
     z, _, order = merged(one, other)
     weights = np.concatenate([drawn[0] / one.shape[1], -drawn[1] / other.shape[1]], -1)
     found: dict[str, list[Values]] = {name: [] for name in statistics}
-    for start in range(0, len(z), CHUNK):
-        chunk = slice(start, start + CHUNK)
+    for chunk in chunks(len(z), len(weights)):
         here = Weights(weights[:, order[chunk]].transpose(1, 0, 2))
         for name, statistic in statistics.items():
             found[name].append(statistic(z[chunk], here, widths[chunk]))
