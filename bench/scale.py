@@ -94,7 +94,9 @@ def write_runs(count: int, given: argparse.Namespace, folder: Path) -> None:
             own: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
             for site, case in cases[fold :: given.folds]:
                 dice = np.clip(rng.normal(0.7 + 0.002 * method, 0.15, len(LABELS)), 0, 1)
-                own.setdefault(site, {})[case] = {k: row(float(x), 9.0 * (1 - x)) for k, x in zip(LABELS, dice, strict=True)}
+                own.setdefault(site, {})[case] = {
+                    k: row(float(x), 9.0 * (1 - x)) for k, x in zip(LABELS, dice, strict=True)
+                }
             place, settings = folder / f"m{method:02}" / f"fold-{fold}", {"name": "fedprox", "mu": 0.001 * method}
             write(place, own, fold=fold, folds=given.folds, rounds=given.rounds, algorithm=settings)
 

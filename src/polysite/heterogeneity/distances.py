@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from polysite.compiled import compiled
 
 Values = NDArray[np.float64]
-CHUNK = 1 << 11  # draws of all quantities at a time: small arrays are reused, large ones are fetched from the system anew
+CHUNK = (
+    1 << 11
+)  # draws of all quantities at a time: small arrays are reused, large ones are fetched from the system anew
 
 
 def slices(values: Values, levels: int, weights: Values | None = None) -> Values:
