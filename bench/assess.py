@@ -207,7 +207,8 @@ def _held(n: int, m: int, apart: float, draws: int) -> float:
             a, b, (significance.counts(f"a{k}", n, 300), significance.counts(f"b{k}", m, 300)), only, one
         )
         p = significance.permuted(a, b, only, one, 999)["emd"][0]
-        low, high = significance.interval(earth_movers([a, b])[0, 0, 1], again["emd"][0], p[0])
+        upper = significance.upper(again["emd"][0])
+        low, high = significance.interval(earth_movers([a, b])[0, 0, 1], upper, p[0])
         held += bool(low <= apart <= high)
     return held / draws
 

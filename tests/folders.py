@@ -29,7 +29,7 @@ def row(dice, hd95=1.0, truth=10.0, predicted=10.0):
 
 
 def write(
-    path: Path, cases, *, own=False, alone=False, rounds=3, split="test", unit="mm", seed=0, fold=0, file="",
+    path: Path, cases, *, own=False, alone=False, rounds=3, split="test", unit="mm", seed=0, fold=0, folds=0, file="",
     split_seed=None, best_rounds=None, counts=None, peeked=(), **settings,
 ):  # fmt: skip
     """A finished and evaluated run; ``cases`` is site -> case -> label -> Dice or a whole row.
@@ -39,7 +39,8 @@ def write(
     the test scores, site -> `SiteValidation`.
     """
     study = config.build({"seed": seed, **settings})
-    study = replace(study, split=replace(study.split, folds=5, fold=fold, file=file)) if fold else study
+    folds = folds or 5 * bool(fold)
+    study = replace(study, split=replace(study.split, folds=folds, fold=fold, file=file)) if folds else study
     study = replace(study, split=replace(study.split, seed=split_seed))
     folder = RunFolder.create(path, config.dump(study), seed)
     whole = {

@@ -26,8 +26,9 @@ from polysite.heterogeneity.assessment import (
     random_case_angles,
     remoteness,
 )
-from polysite.heterogeneity.distances import angle, energy, merged, slices
+from polysite.heterogeneity.distances import Weights, angle, energy, merged, slices
 from polysite.heterogeneity.exchange import Assess, directions, left
+from polysite.heterogeneity.verdict import judge
 from polysite.metrics.statistics import holm
 from polysite.payload import Payload, decode, encode
 
@@ -240,7 +241,7 @@ def test_energy_along_many_directions_is_the_energy_distance_of_vectors():
     constant = np.exp(0.5 * np.log(np.pi) + gammaln((d + 1) / 2) - gammaln(d / 2)) / np.sqrt(d)
     along = directions(d, 4000)
     z, weights, _ = merged(np.sort(along @ x.T), np.sort(along @ y.T))
-    assert energy(z, weights[:, None], np.ones(4000)).mean() * constant == pytest.approx(whole, rel=0.05)
+    assert energy(z, Weights(weights[:, None]), np.ones(4000)).mean() * constant == pytest.approx(whole, rel=0.05)
 
 
 def test_order_of_cases_and_of_sites_is_irrelevant():
@@ -516,8 +517,42 @@ def test_a_site_is_set_apart_at_the_level_of_all_tests():
 
     p, others, seen = asked({0: 0.05 / 8, 1: 1, 2: 1, 3: 0.05 / 8})
     assert p.tolist() == [0.05 / 8, 1, 1, 0.05 / 8]
-    assert others[3] == [0, 1, 2] and others[0] == [1, 2] and seen[4] == (0, (1, 2))
+    assert others[3] == [0, 1, 2] and others[0] == [1, 2]
+    assert seen == [(3, (0, 1, 2)), (0, (1, 2)), (1, (2,)), (2, (1,))]  # the farthest first; a round ends with it
     assert len(asked({0: 0.007, 1: 1, 2: 1, 3: 0.007})[2]) == 4  # 0.007 * 8 > 0.05: nobody
+
+
+@pytest.mark.parametrize(("sites", "rounds"), [(30, 7), (100, 3)])
+def test_a_large_federation_sets_several_sites_apart_at_once(sites, rounds):
+    """Six sites differ: one at a time up to thirty sites, five at a time of a hundred."""
+    place = np.arange(sites) * 0.01 + 10.0 * (np.arange(sites) < 6)
+    asked = set()
+
+    def test(i, others):
+        asked.add(frozenset([i, *others]))
+        return 1e-9 if i < 6 else 1.0
+
+    p, others = _set_apart(np.abs(np.subtract.outer(place, place)), test)
+    assert np.flatnonzero(p < 1).tolist() == list(range(6))
+    assert len(asked) == rounds and all(len(others[i]) == sites - 7 for i in range(6, sites))
+
+
+def test_a_large_federation_tests_its_most_distant_pairs_finely(monkeypatch):
+    """Of 31 hospitals, thirty pairs get many permutations, and the verdict says so; thirty hospitals have no limits."""
+    asked = []
+
+    def permuted(one, other, statistics, widths, draws):
+        asked.append((*statistics, draws))
+        return {name: (np.full(len(one), 1 / (1 + draws)), np.ones(len(one))) for name in statistics}
+
+    monkeypatch.setattr(significance, "permuted", permuted)
+    found = assess({f"s{k:02}": host(4, k) for k in range(31)})
+    assert asked.count(("emd", 999)) == asked.count(("energy", 999)) == 31 * 15
+    assert asked.count(("euclidean", "mmd", "frechet", 199)) == 31 * 15
+    matrix, fine = found.distances["energy"].matrix, found.distances["energy"].p < 1e-3
+    assert fine[np.triu_indices(31)].sum() == 30 and matrix[fine].min() >= matrix[~fine].max()
+    assert len(found.limits) == 2 and set(found.limits) <= set(judge(found).cautions)
+    assert replace(found, sites=found.sites[:30]).limits == ()
 
 
 def test_what_stands_out_does_so_over_all_tests():

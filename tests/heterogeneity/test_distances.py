@@ -8,9 +8,10 @@ from hypothesis.extra.numpy import arrays
 from scipy import linalg, stats
 from sklearn.metrics.pairwise import laplacian_kernel
 
-from polysite.heterogeneity import significance
+from polysite.heterogeneity import distances, significance
 from polysite.heterogeneity.distances import (
     SQUARES,
+    Weights,
     discrepancy,
     earth_movers,
     earth_movers_of,
@@ -27,7 +28,7 @@ lists = arrays(np.float64, st.integers(1, 30), elements=numbers)
 
 def one_pair(statistic, a, b, width=1.0):
     z, weights, _ = merged(np.sort(a)[None], np.sort(b)[None])
-    return statistic(z, weights[:, None], np.array([width])).item()
+    return statistic(z, Weights(weights[:, None]), np.array([width])).item()
 
 
 @given(lists, lists)
@@ -122,9 +123,11 @@ def test_draws_that_differ_by_quantity_and_shared_ones_agree():
     z, _, _ = merged(one, other)
     deals = np.where(np.argsort(rng.random((5, 15))) < 6, 1 / 6, -1 / 9)
     for statistic in (*SQUARES.values(), earth_movers_of):
-        shared = statistic(z, deals, np.ones(3))
+        shared = statistic(z, Weights(deals), np.ones(3))
         assert shared.shape == (3, 5)
-        np.testing.assert_allclose(shared, statistic(z, np.stack([deals] * 3), np.ones(3)), atol=1e-12)
+        apart = np.stack([deals] * 3)
+        for laid_out in (apart, apart.transpose(0, 2, 1).copy().transpose(0, 2, 1)):  # values or draws side by side
+            np.testing.assert_allclose(shared, statistic(z, Weights(laid_out), np.ones(3)), atol=1e-12)
 
 
 def test_permutation_p_is_scipys():
@@ -164,16 +167,17 @@ def test_intervals_hold_the_true_distance():
         one, other = (np.sort(rng.normal(mean, 1, (1, 20)), -1) for mean in (0, 1))
         drawn = significance.counts(f"a{k}", 20, 200), significance.counts(f"b{k}", 20, 200)
         again = significance.resampled(one, other, drawn, {"emd": earth_movers_of}, np.ones(1))["emd"][0]
-        low, high = significance.interval(earth_movers([one, other])[0, 0, 1], again, np.array(0.01))
+        upper = significance.upper(again)
+        low, high = significance.interval(earth_movers([one, other])[0, 0, 1], upper, np.array(0.01))
         assert 0 <= low <= high
         held += low <= 1 <= high
     assert held >= 88
 
 
 def test_an_interval_reaches_zero_where_chance_would_do():
-    again = np.linspace(0.9, 1.3, 100)
-    assert significance.interval(np.array(1.0), again, np.array(0.06))[0] == 0
-    assert significance.interval(np.array(1.0), again, np.array(0.04))[0] == pytest.approx(0.71)
+    upper = significance.upper(np.linspace(0.9, 1.3, 100))
+    assert significance.interval(np.array(1.0), upper, np.array(0.06))[0] == 0
+    assert significance.interval(np.array(1.0), upper, np.array(0.04))[0] == pytest.approx(0.71)
 
 
 def test_the_least_p_is_reached():
@@ -185,10 +189,20 @@ def test_the_least_p_is_reached():
 
 
 def test_deals_differ_from_part_to_part():
-    first, second = (significance._permutations(4, 5, block) for block in (0, 1))
+    first, second = (significance._permutations(4, 5, block).each for block in (0, 1))
     assert (first != second).any()
     for deals in (first, second):
         assert ((deals > 0).sum(1) == 4).all() and np.allclose(deals.sum(1), 0)
+
+
+def test_resamples_in_parts_are_the_same_as_at_once(monkeypatch):
+    rng = np.random.default_rng(5)
+    one, other = np.sort(rng.normal(size=(5, 6))), np.sort(rng.normal(1, 1, (5, 9)))
+    drawn = significance.counts("a", 6, 100), significance.counts("b", 9, 100)
+    together = significance.resampled(one, other, drawn, SQUARES, np.ones(5))
+    monkeypatch.setattr(distances, "CHUNK", 200)  # two quantities at a time
+    for name, found in significance.resampled(one, other, drawn, SQUARES, np.ones(5)).items():
+        np.testing.assert_array_equal(found, together[name])
 
 
 def test_weighted_slices():

@@ -179,6 +179,25 @@ def test_many_hospitals_list_their_most_distant_pairs_alone(tmp_path):
     assert len(re.findall(r"<td>hospital \d+ – hospital \d+</td>", text)) == 3 * 30
 
 
+def test_a_large_federation_has_figures_and_lists_of_fixed_size(tmp_path):
+    """Of 45 hospitals, a heat map has 30 rows, a tree 30 branches, a map ten names; the page says what was limited."""
+    names = [f"Sankt-Marien-Krankenhaus der Barmherzigen Schwestern {k:02}" for k in range(44)]
+    found = assess(federation(45, names), Assess(**{**QUICK, "projections": 0}))
+    text, distance = written(tmp_path, found), found.distances["emd"]
+    shown = assess_figures.rows_of(found.sites, distance.matrix)
+    assert sorted(s for group in shown.members for s in group) == sorted(found.sites) and len(shown.names) == 30
+    pairs = [[distance.matrix[found.index(a), found.index(b)] for a in shown.members[0] for b in shown.members[k]]
+             for k in (0, 9)]  # fmt: skip
+    assert shown.table[0, 9] == pytest.approx(np.mean(pairs[1])) and shown.table[0, 0] == pytest.approx(max(pairs[0]))
+    heatmap, tree = assess_figures.heatmap(found, distance).axes[0], assess_figures.dendrogram(found, distance).axes[0]
+    bold = [t.get_text() for axes in (heatmap, tree) for t in axes.get_yticklabels() if t.get_fontweight() == "bold"]
+    assert len(heatmap.get_yticklabels()) == len(tree.get_yticklabels()) == 30 and len(bold) == 2
+    assert not any("★" in t.get_text() for t in heatmap.texts)
+    assert len(assess_figures.plane(found, distance).axes[0].texts) == 10 + 1  # and the ruler's
+    assert all(escape(words).replace("&#x27;", "&#39;") in text for words in found.limits)
+    assert "are set aside together" in text and "All 45 hospitals" in text and "the 30 most distant pairs" in text
+
+
 def test_refused_replies_are_named_with_the_reason(tmp_path, capsys):
     sites, settings = federation(4), Assess(**QUICK)
     replies = {name: settings.local(Payload(), Payload(), site)[0] for name, site in sites.items()}
@@ -223,7 +242,7 @@ def test_names_in_the_terminal_are_never_markup(capsys):
     assert "[red]x[/red]" in shown and "[/]" in shown
 
 
-@pytest.mark.parametrize("count", [2, 3, pytest.param(30, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [2, 3, *(pytest.param(n, marks=pytest.mark.soak) for n in (30, 64))])
 def test_figures_fit_any_number_of_hospitals(count):
     names = [f"{k} {'Sankt-Marien-Krankenhaus der Barmherzigen Schwestern' * (k % 3 == 0)}" for k in range(count)]
     found = assess({n: Hospital(5 + k % 4, k, 0.1 * k) for k, n in enumerate(names)})

@@ -37,6 +37,11 @@ TESTED = ("emd", "energy")  # distances of the test that a site differs: metadat
 MAX_PERMUTATIONS = 50_000  # of a test
 MANY = 10  # sites; with more, only the distances in TESTED get tests with many permutations
 MAX_VALUES = 256  # of the list that represents several sites
+LARGE = 30  # sites; with more, tests of pairs and the search for differing sites are limited
+FINE = 30  # most distant pairs of a large federation that get tests with many permutations
+MAX_FINE = 400_000  # permutations of such a test
+CHANCE = 199  # permutations of a pair of a large federation by the distances not in TESTED
+ROUNDS = 20  # in which the differing sites of a large federation are set apart
 SCALES, COMBINES = (get_args(get_type_hints(Assess)[name]) for name in ("scale", "combine"))
 OTHERS = {name: statistic for name, statistic in SQUARES.items() if name not in TESTED}
 UNITS = {3: "mL", 2: "cm²"}
@@ -140,6 +145,20 @@ class Assessment:
         size = {s: min(self.cases[s], self.settings.levels) for s in self.sites}
         return tuple((a, b) for a, b in pairs if significance.least_p(size[a], size[b]) * len(pairs) > level)
 
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Sentences on what was limited because the federation is large; none for up to ``LARGE`` hospitals."""
+        count = len(self.sites)
+        if count <= LARGE:
+            return ()
+        pairs = (
+            f"with more than {LARGE} hospitals, the {FINE} most distant pairs by Earth Mover's and energy distance have up "
+            f"to {_fine(count)} permutations, which a pair needs to be starred; the other pairs have "
+            f"{significance.FIRST - 1}, and {CHANCE} by the other distances"
+        )
+        search = f"hospitals that differ are set apart {at_once(count)} at a time, in at most {ROUNDS} rounds"
+        return pairs, search
+
     def table(self) -> str:
         """Return a CSV with a line for every distance and pair."""
         text = io.StringIO()
@@ -189,30 +208,54 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
     )
 
 
+Pair = tuple[float, Values, float, float]  # distance, its resamples, p, and the mean distance by chance
+
+
 @dataclass(frozen=True, eq=False)
 class Tested:
-    """A distance with its tests, before outlier and clusters are computed."""
+    """A distance with its tests, before outlier and clusters are computed. Resamples are summed, never kept."""
 
     matrix: Values  # (site, site)
-    samples: Values  # (resample, site, site)
+    upper: Values  # 97.5 % quantile of the resamples
+    sums: Values  # (resample, site): of the distances to the others
     p: Values
     chance: Values
     alone: Values  # (site,)
     others: Sequence[Sequence[int]] = ()  # sites that each was tested against
 
     @classmethod
-    def empty(cls, *shape: int, sites: int, draws: int) -> "Tested":
+    def empty(cls, sites: int, draws: int) -> "Tested":
         """Return arrays to be filled by ``put``."""
-        square = (*shape, sites, sites)
+        square = sites, sites
         return cls(
-            np.zeros(square), np.zeros((*shape, draws, sites, sites)), np.ones(square), np.zeros(square),
-            np.ones((*shape, sites)),
+            np.zeros(square), np.zeros(square), np.zeros((draws, sites)), np.ones(square), np.zeros(square),
+            np.ones(sites),
         )  # fmt: skip
 
-    def put(self, i: int, j: int, matrix: Any, samples: Any, p: Any, chance: Any) -> None:
-        """Set the values of a pair of sites."""
-        for at in ((..., i, j), (..., j, i)):
-            self.matrix[at], self.samples[at], self.p[at], self.chance[at] = matrix, samples, p, chance
+    def put(self, i: int, pairs: Sequence[Pair]) -> None:
+        """Set the values of a site and all that come after it."""
+        after = slice(i + 1, None)
+        matrix, samples, p, chance = zip(*pairs, strict=True)
+        drawn = np.stack(samples, 1)
+        self.sums[:, i] += drawn.sum(1)
+        self.sums[:, after] += drawn
+        for table, row in ((self.matrix, matrix), (self.upper, significance.upper(drawn)), (self.p, p)):
+            table[i, after] = table[after, i] = row
+        self.chance[i, after] = self.chance[after, i] = chance
+
+
+def _farthest(matrix: Values) -> list[tuple[int, int]]:
+    """Return the most distant pairs of a large federation, which are tested with many permutations."""
+    if len(matrix) <= LARGE:
+        return []
+    rows, columns = np.triu_indices(len(matrix), 1)
+    order = np.argsort(-matrix[rows, columns], kind="stable")[:FINE]
+    return list(zip(rows[order].tolist(), columns[order].tolist(), strict=True))
+
+
+def _fine(sites: int) -> int:
+    """Return the permutations with which a pair of a large federation can be significant among all pairs."""
+    return min(max(MAX_PERMUTATIONS, 20 * sites * (sites - 1)), MAX_FINE)
 
 
 def _metadata(
@@ -228,44 +271,55 @@ def _metadata(
     factors = {scale: _by_first(unit / each) for scale, each in divisors.items()}
     rescale = factors[settings.scale]
     matrices = plain * rescale
-    found = Tested.empty(len(names), sites=len(sites), draws=settings.resamples)
     only, widths = {"emd": earth_movers_of}, np.ones(len(names))
     # enough permutations for the smallest p to stay significant after all corrections
     draws = max(settings.permutations, min(40 * len(names) * len(sites) ** 2 // 2, MAX_PERMUTATIONS))
-    for (i, a), (j, b) in combinations(enumerate(sites), 2):
-        p, chance = significance.permuted(laws[i], laws[j], only, widths, draws)["emd"]
-        again = significance.resampled(laws[i], laws[j], (drawn[a], drawn[b]), only, widths)["emd"]
-        found.put(i, j, matrices[:, i, j], again * rescale[:, i, j, None], p, chance * rescale[:, i, j])
-
-    def test(i: int, others: Sequence[int]) -> float:
-        rest = _together(laws, cases, others)
-        found.alone[:, i] = significance.permuted(laws[i], rest, only, widths, draws)["emd"][0]
-        return float(significance.simes(found.alone[:, i]))
 
     def mean(scale: str, combine: str) -> tuple[list[str], Values]:
         return combined(dict(zip(names, plain * factors[scale], strict=True)), combine)
 
     chosen, distance = mean(settings.scale, settings.combine)
     picked = [names.index(n) for n in chosen]
-    alone, others = _set_apart(distance, test)
+    each = np.ones((len(names), len(sites), len(sites)))  # p of every quantity
+    alone = np.ones((len(names), len(sites)))
+    found = Tested.empty(len(sites), settings.resamples)
+
+    def compare(i: int, j: int, draws: int) -> Values:
+        p, chance = significance.permuted(laws[i], laws[j], only, widths, draws)["emd"]
+        each[:, i, j] = each[:, j, i] = p
+        found.p[i, j] = found.p[j, i] = significance.simes(p)  # that two sites differ in any quantity
+        return chance
+
+    def pair(i: int, j: int) -> Pair:
+        chance = compare(i, j, draws if len(sites) <= LARGE else significance.FIRST - 1)
+        drawn_pair = drawn[sites[i]], drawn[sites[j]]
+        again = significance.resampled(laws[i][picked], laws[j][picked], drawn_pair, only, widths[picked])["emd"]
+        ratio = rescale[picked, i, j]
+        samples, by_chance = (again * ratio[:, None]).mean(0), float((chance[picked] * ratio).mean(0))
+        return distance[i, j], samples, found.p[i, j], by_chance
+
+    for i in range(len(sites) - 1):
+        found.put(i, [pair(i, j) for j in range(i + 1, len(sites))])
+    for i, j in _farthest(distance):
+        compare(i, j, _fine(len(sites)))
+
+    def test(i: int, others: Sequence[int]) -> float:
+        rest = _together(laws, cases, others)
+        alone[:, i] = significance.permuted(laws[i], rest, only, widths, draws)["emd"][0]
+        return float(significance.simes(alone[:, i]))
+
+    apart, others = _set_apart(distance, test)
     metric = next(iter(heard.values()))["metric"]
     quantities = {}
     for k, n in enumerate(names):
         values = {i: r["quantiles"][n] for i, r in heard.items()}
-        each = dict(zip(sites, found.alone[k].tolist(), strict=True))
+        by_site = dict(zip(sites, alone[k].tolist(), strict=True))
         absent = {i: int(r["absent"][n].item()) for i, r in heard.items()}
         kind, _, of = n.partition(" ")
         words = {INTENSITY: "as stored", VOLUME: UNITS.get(int(metric), "1000 voxels"), CLASS: "share"}[kind]
         divided = dict(zip(sites, divisors[settings.scale][k].tolist(), strict=True))
-        quantities[n] = Quantity(n, kind, of, words, divided, values, absent, matrices[k], found.p[k], each)
-    together = Tested(
-        distance,
-        found.samples[picked].mean(0),
-        significance.simes(found.p),  # that two sites differ in any quantity
-        found.chance[picked].mean(0),
-        alone,
-        others,
-    )
+        quantities[n] = Quantity(n, kind, of, words, divided, values, absent, matrices[k], each[k], by_site)
+    together = replace(found, alone=apart, others=others)
     found_by = {f'assess.scale = "{s}"': mean(s, settings.combine)[1] for s in SCALES if s != settings.scale}
     found_by |= {f'assess.combine = "{c}"': mean(settings.scale, c)[1] for c in COMBINES if c != settings.combine}
     return quantities, together, {setting: sites[cluster.outlier(matrix)] for setting, matrix in found_by.items()}
@@ -305,18 +359,35 @@ def _set_apart(matrix: Values, test: Callable[[int, Sequence[int]], float]) -> t
     """Return, for every site, the p-value of its difference from the other sites pooled, and the list of these sites.
 
     A distant site makes every other site differ from "the others". So the most distant of the differing sites is set
-    apart, and the rest is tested again without it, until no site differs or two are left.
+    apart, and the rest is tested again without it, until no site differs or two are left. Sites are tested from the
+    most distant on, so that a round ends with the first that differs. In a large federation, a round sets several
+    sites apart (``at_once``).
     """
-    left, p = list(range(len(matrix))), np.ones(len(matrix))
+    left, p, count = list(range(len(matrix))), np.ones(len(matrix)), at_once(len(matrix))
     others: list[list[int]] = [[] for _ in left]
     while True:
-        for i in left:
+        near = matrix[np.ix_(left, left)]
+        far = {i: remoteness(near, k) for k, i in enumerate(left)}
+        differing: list[int] = []
+        for i in sorted(left, key=lambda i: (-far[i], i)):
             others[i] = [j for j in left if j != i]
             p[i] = test(i, others[i])
-        differing = [i for i in left if p[i] * 2 * len(matrix) <= LEVEL]  # corrected for sites and both distances
-        if not differing or len(left) <= 2:
+            if p[i] * 2 * len(matrix) <= LEVEL and len(left) > 2:  # corrected for sites and both distances
+                differing.append(i)
+            if len(differing) == min(count, len(left) - 2) > 0:
+                break
+        if not differing:
             return p, others
-        left.remove(max(differing, key=lambda i: (remoteness(matrix[np.ix_(left, left)], left.index(i)), -i)))
+        left = [i for i in left if i not in differing]
+
+
+def at_once(sites: int) -> int:
+    """Return the number of sites that a round of the search for differing sites sets apart.
+
+    >>> at_once(30), at_once(100)
+    (1, 5)
+    """
+    return 1 if sites <= LARGE else -(-sites // ROUNDS)
 
 
 def remoteness(matrix: Values, i: int) -> float:
@@ -346,42 +417,54 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
     laws, cases = [r["directions"]["embedding"] for r in heard.values()], [r["cases"] for r in heard.values()]
     widths = _pooled(laws, cases)
     draws = max(settings.permutations, min(20 * len(sites) ** 2, MAX_PERMUTATIONS))
-    fewer = settings.permutations if len(sites) <= MANY else significance.FIRST - 1  # for slower distances
-    found = {n: Tested.empty(sites=len(sites), draws=settings.resamples) for n in SQUARES}
-    for (i, a), (j, b) in combinations(enumerate(sites), 2):
-        tested = significance.permuted(laws[i], laws[j], {"energy": SQUARES["energy"]}, widths, draws)
+    large = len(sites) > LARGE
+    fewer = settings.permutations if len(sites) <= MANY else CHANCE if large else significance.FIRST - 1
+    found = {n: Tested.empty(len(sites), settings.resamples) for n in SQUARES}
+    only = {"energy": SQUARES["energy"]}
+
+    def pair(i: int, j: int) -> dict[str, Pair]:
+        a, b = sites[i], sites[j]
+        tested = significance.permuted(laws[i], laws[j], only, widths, significance.FIRST - 1 if large else draws)
         tested |= significance.permuted(laws[i], laws[j], OTHERS, widths, fewer)
         again = significance.resampled(laws[i], laws[j], (drawn[a], drawn[b]), SQUARES, widths)
         once = np.ones((1, laws[i].shape[1])), np.ones((1, laws[j].shape[1]))
         seen = significance.resampled(laws[i], laws[j], once, SQUARES, widths)
-        for name, each in found.items():
+        pairs: dict[str, Pair] = {}
+        for name in found:
             here = exact = float(np.sqrt(seen[name].mean()))
             if name == "euclidean":  # the means are known exactly; the directions give their variation
                 exact = float(np.linalg.norm(_mean(heard[a]) - _mean(heard[b])))
             stretch = exact / here if here else 1.0
             p, chance = tested[name]
             samples = np.sqrt(again[name].mean(0)) * stretch
-            each.put(i, j, exact, samples, significance.simes(p), np.sqrt(chance.mean()) * stretch)
+            pairs[name] = exact, samples, float(significance.simes(p)), float(np.sqrt(chance.mean()) * stretch)
+        return pairs
+
+    for i in range(len(sites) - 1):
+        row = [pair(i, j) for j in range(i + 1, len(sites))]
+        for name, each in found.items():
+            each.put(i, [pairs[name] for pairs in row])
+    energy = found["energy"]
+    for i, j in _farthest(energy.matrix):
+        p, _ = significance.permuted(laws[i], laws[j], only, widths, _fine(len(sites)))["energy"]
+        energy.p[i, j] = energy.p[j, i] = significance.simes(p)
 
     def test(i: int, others: Sequence[int]) -> float:
-        only = {"energy": SQUARES["energy"]}
         p, _ = significance.permuted(laws[i], _together(laws, cases, others), only, widths, draws)["energy"]
         return float(significance.simes(p))
 
-    alone, others = _set_apart(found["energy"].matrix, test)
-    found["energy"] = replace(found["energy"], alone=alone, others=others)
-    return found
+    alone, others = _set_apart(energy.matrix, test)
+    return {**found, "energy": replace(energy, alone=alone, others=others)}
 
 
 def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Tested) -> Distance:
     matrix, p = found.matrix, found.p
-    low, high = significance.interval(matrix, found.samples, p)
+    low, high = significance.interval(matrix, found.upper, p)
     upper = np.triu_indices(len(sites), 1)
     adjusted = np.ones_like(p)
     adjusted[upper] = holm(p[upper])
     adjusted = np.minimum(adjusted, adjusted.T)
-    sums = found.samples.sum(-1)
-    named = np.bincount(sums.argmax(-1), minlength=len(sites)) / len(sums)
+    named = np.bincount(found.sums.argmax(-1), minlength=len(sites)) / len(found.sums)
     groups, silhouette = cluster.linked(matrix)
     return Distance(
         name=name,

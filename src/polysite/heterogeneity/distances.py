@@ -15,13 +15,18 @@ All are zero between equal lists, symmetric, and independent of the order and th
 weights on the same z represent a permutation or a bootstrap resample of the same pair.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polysite.compiled import compiled
+
 Values = NDArray[np.float64]
+CHUNK = (
+    1 << 11
+)  # draws of all quantities at a time: small arrays are reused, large ones are fetched from the system anew
 
 
 def slices(values: Values, levels: int, weights: Values | None = None) -> Values:
@@ -86,44 +91,90 @@ def merged(one: Values, other: Values) -> tuple[Values, Values, NDArray[np.intp]
     return np.take_along_axis(both, order, 1), np.where(order < n, 1 / n, -1 / m), order
 
 
-# A function of z (quantity, value), weights (draw, value) or (quantity, draw, value), and the width s of each quantity;
-# it returns (quantity, draw).
-Statistic = Callable[[Values, Values, Values], Values]
+class Weights:
+    """Weights of a merged list in several draws, with the sums that statistics share.
+
+    Args:
+        each: The weights, (draw, value) or (quantity, draw, value).
+    """
+
+    def __init__(self, each: Values):
+        self.each = each
+
+    @cached_property
+    def running(self) -> Values:
+        """Running sums along the list without the last, which is zero."""
+        if self.each.strides[-1] == self.each.itemsize:
+            return np.cumsum(self.each, -1)[..., :-1]
+        sums = np.empty_like(self.each)  # value by value: NumPy's own is slow along a strided axis
+        sums[..., 0] = self.each[..., 0]
+        for r in range(1, sums.shape[-1] - 1):
+            np.add(sums[..., r - 1], self.each[..., r], out=sums[..., r])
+        return sums[..., :-1]
+
+    @cached_property
+    def parts(self) -> tuple[Values, Values]:
+        """Weights of the one hospital and of the other, both positive."""
+        return np.maximum(self.each, 0), np.maximum(-self.each, 0)
 
 
-def earth_movers_of(z: Values, weights: Values, width: Values) -> Values:
+def chunks(quantities: int, draws: int) -> Iterator[slice]:
+    """Yield slices of quantities with ``CHUNK`` draws together, or one at a time.
+
+    >>> [(chunk.start, chunk.stop) for chunk in chunks(16, 300)]
+    [(0, 6), (6, 12), (12, 18)]
+    """
+    step = max(CHUNK // draws, 1)
+    for start in range(0, quantities, step):
+        yield slice(start, start + step)
+
+
+# A function of z (quantity, value), weights and the width s of each quantity; it returns (quantity, draw).
+Statistic = Callable[[Values, Weights, Values], Values]
+
+
+def earth_movers_of(z: Values, weights: Weights, width: Values) -> Values:
     """Return the Earth Mover's distances."""
-    return _along(np.abs(np.cumsum(weights, -1)[..., :-1]), np.diff(z))
+    return _along(np.abs(weights.running), np.diff(z))
 
 
-def energy(z: Values, weights: Values, width: Values) -> Values:
+def energy(z: Values, weights: Weights, width: Values) -> Values:
     """Return the squared energy distances."""
-    return 2 * _along(np.square(np.cumsum(weights, -1)[..., :-1]), np.diff(z))
+    return 2 * _along(np.square(weights.running), np.diff(z))
 
 
-def shift(z: Values, weights: Values, width: Values) -> Values:
+def shift(z: Values, weights: Weights, width: Values) -> Values:
     """Return the squared differences of the means."""
-    return np.square(_along(np.cumsum(weights, -1)[..., :-1], np.diff(z)))
+    return np.square(_along(weights.running, np.diff(z)))
 
 
-def discrepancy(z: Values, weights: Values, width: Values) -> Values:
+def discrepancy(z: Values, weights: Weights, width: Values) -> Values:
     """Return the squared maximum mean discrepancies."""
     fade = np.exp(-np.diff(z, prepend=z[:, :1]) / np.where(width > 0, width, 1.0)[:, None])
-    sums = np.zeros((len(z), weights.shape[-2]))
-    square = np.zeros_like(sums)
-    for r in range(z.shape[1]):
-        here = weights[..., r]
-        sums = sums * fade[:, r, None] + here
-        square += here * (2 * sums - here)
+    along = np.ascontiguousarray(np.moveaxis(weights.each, -1, -2))  # (value, draw) or (quantity, value, draw)
+    square = np.zeros((len(z), along.shape[-1]))
+    compiled(_recur)(fade, along if along.ndim == 3 else along[None], square)
     return np.where(square > 1e-12, square, 0.0)  # smaller values are rounding error: the range is 0 to 2
 
 
-def frechet(z: Values, weights: Values, width: Values) -> Values:
+def _recur(fade: Values, weights: Values, square: Values) -> None:
+    """Add w' K w of every quantity and draw to ``square``; weights (quantity, value, draw), or one for all quantities."""
+    sums = np.empty(square.shape[1])
+    for k in range(square.shape[0]):
+        here = weights[k if weights.shape[0] > 1 else 0]
+        sums[:] = 0.0
+        for r in range(here.shape[0]):
+            for d in range(sums.shape[0]):
+                sums[d] = sums[d] * fade[k, r] + here[r, d]
+                square[k, d] += here[r, d] * (2.0 * sums[d] - here[r, d])
+
+
+def frechet(z: Values, weights: Weights, width: Values) -> Values:
     """Return the squared Fréchet distances."""
     centred = z - z.mean(1, keepdims=True)
     first, second = (
         np.sqrt(np.maximum(_along(half, np.square(centred)) - np.square(_along(half, centred)), 0.0))
-        for half in (np.maximum(weights, 0), np.maximum(-weights, 0))
+        for half in weights.parts
     )
     square: Values = shift(z, weights, width) + np.square(first - second)
     return square

@@ -22,18 +22,19 @@ from zlib import crc32
 
 import numpy as np
 
-from polysite.heterogeneity.distances import Statistic, Values, merged
+from polysite.heterogeneity.distances import Statistic, Values, Weights, chunks, merged
 
 FIRST = 1000  # permutations of every test; more follow only while p is at most OPEN
 OPEN = 0.01
 
 
-@lru_cache(maxsize=16)
-def _permutations(n: int, m: int, block: int) -> Values:
-    """Return the weights of the merged list in ``FIRST`` random permutations."""
+@lru_cache(maxsize=51)  # all blocks of a test, since most hospitals have similar numbers of cases
+def _permutations(n: int, m: int, block: int, count: int = FIRST) -> Weights:
+    """Return the weights of the merged list in a block of random permutations, or in the first of them."""
     rng = np.random.default_rng([n, m, block])
     drawn = rng.random((FIRST, n + m))
-    return np.where(drawn <= np.partition(drawn, n - 1, -1)[:, n - 1 : n], 1 / n, -1 / m)  # the n smallest of a row
+    smallest = drawn <= np.partition(drawn, n - 1, -1)[:, n - 1 : n]  # the n smallest of a row
+    return Weights(np.where(smallest, 1 / n, -1 / m)[:count])
 
 
 def permuted(
@@ -43,14 +44,15 @@ def permuted(
 
     p is (1 + permutations at least as extreme) / (1 + permutations).
     """
-    z, weights, _ = merged(one, other)
+    z, here, _ = merged(one, other)
     sizes, results = (one.shape[1], other.shape[1]), {}
     for name, statistic in statistics.items():
-        least = statistic(z, weights[:, None], widths) * (1 - 1e-9)
+        least = statistic(z, Weights(here[:, None]), widths) * (1 - 1e-9)
         extreme, done = np.zeros(len(z)), np.zeros(len(z))
         chance, still = np.zeros(len(z)), np.arange(len(z))
         for block in range(-(-draws // FIRST)):
-            drawn = statistic(z[still], _permutations(*sizes, block)[: draws - block * FIRST], widths[still])
+            weights = _permutations(*sizes, block, min(draws - block * FIRST, FIRST))
+            drawn = statistic(z[still], weights, widths[still])
             extreme[still] += np.count_nonzero(drawn >= least[still], axis=1)
             done[still] += drawn.shape[1]
             if not block:
@@ -77,8 +79,13 @@ def resampled(
 ) -> dict[str, Values]:
     """Return every statistic of every quantity in every resample: (quantity, resample)."""
     z, _, order = merged(one, other)
-    weights = np.concatenate([drawn[0] / one.shape[1], -drawn[1] / other.shape[1]], -1)[:, order].transpose(1, 0, 2)
-    return {name: statistic(z, weights, widths) for name, statistic in statistics.items()}
+    weights = np.concatenate([drawn[0] / one.shape[1], -drawn[1] / other.shape[1]], -1)
+    found: dict[str, list[Values]] = {name: [] for name in statistics}
+    for chunk in chunks(len(z), len(weights)):
+        here = Weights(weights[:, order[chunk]].transpose(1, 0, 2))
+        for name, statistic in statistics.items():
+            found[name].append(statistic(z[chunk], here, widths[chunk]))
+    return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
 def simes(p: Values) -> Values:
@@ -93,9 +100,14 @@ def simes(p: Values) -> Values:
     return combined
 
 
-def interval(distance: Values, resamples: Values, p: Values) -> tuple[Values, Values]:
-    """Return a 95 % bootstrap interval; resamples along the first axis."""
-    high = np.maximum(np.quantile(resamples, 0.975, axis=0), distance)
+def upper(resamples: Values) -> Values:
+    """Return the 97.5 % quantile of resamples along the first axis."""
+    return np.quantile(resamples, 0.975, axis=0)
+
+
+def interval(distance: Values, upper: Values, p: Values) -> tuple[Values, Values]:
+    """Return a 95 % bootstrap interval from the 97.5 % quantile of the resamples."""
+    high = np.maximum(upper, distance)
     return np.where(p > 0.05, 0.0, np.maximum(2 * distance - high, 0.0)), high
 
 

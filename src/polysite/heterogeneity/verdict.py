@@ -10,7 +10,8 @@ The rules, one function each:
     thin        sites and pairs with too few cases for a conclusion
 
 A site differs if a permutation test against the other sites together has p <= 0.05, after Holm over all sites and over
-both metadata and embeddings. The farthest of these sites is set apart before the others are tested again. Labels and
+both metadata and embeddings. The farthest of these sites is set apart before the others are tested again (of more than
+30 sites, several at a time). Labels and
 brightness use the same level, with Bonferroni over all sites, quantities and kinds of evidence. Then:
 
     no site differs      federated averaging, then FedProx: nothing measured speaks against one model for all
@@ -43,6 +44,7 @@ from typing import Any, Literal
 import numpy as np
 
 from polysite.heterogeneity.assessment import (
+    LARGE,
     LEVEL,
     MANY,
     TESTED,
@@ -65,6 +67,7 @@ WEIGHTS, LEAST = ((2.0, 0.5), (4.0, 0.3)), 0.1  # (remoteness below, weight) pai
 OMEGAS = (0.1, 0.3, 0.5)  # the weights of the paper
 PAPER = ("emd", "euclidean")  # the distances of the paper
 NAMED = 4  # sites that a finding names
+REASONS = 12  # findings among the reasons of a strategy, if there are more than LARGE sites
 SURE = 0.8  # share of the resamples with the same outlier
 Strength = Literal["clear", "likely", "thin"]
 Goal = Literal["one model for all", "a model for each group", "a model for each hospital"]
@@ -223,7 +226,7 @@ def thin(assessment: Assessment) -> Iterator[str]:
         yield f"{site} has {count} case{'s' * (count != 1)}: too few to be described without describing a patient"
     few = [site for site in assessment.sites if assessment.cases[site] < FEW]
     if few:
-        listed = ", ".join(f"{site} ({assessment.cases[site]})" for site in few)
+        listed = some([f"{site} ({assessment.cases[site]})" for site in few], len(assessment.sites) > LARGE)
         yield f"fewer than {FEW} cases at {listed}: distances are uncertain, and a difference may go unnoticed"
     unable = assessment.unable()
     if 0 < len(unable) <= 6:
@@ -231,7 +234,8 @@ def thin(assessment: Assessment) -> Iterator[str]:
         yield f"no test could tell {listed}, however different they are: they have too few cases"
     elif unable:
         yield f"{len(unable)} pairs have too few cases for any test to tell them apart, however different they are"
-    if len(assessment.sites) > MANY and len(assessment.distances) > 1:
+    yield from assessment.limits
+    if MANY < len(assessment.sites) <= LARGE and len(assessment.distances) > 1:
         yield "with so many pairs, only Earth Mover's and energy distances are tested finely enough to be starred"
     if not any(d.matrix.any() for d in assessment.distances.values()):
         yield "the hospitals are the same in everything that was measured"
@@ -330,7 +334,8 @@ def _graded(by: Distance, evidence: Strength | None) -> Iterator[Strategy]:
     factors = {site: round(factor, 3) for site, factor in by.graded.items() if factor < 0.9995}
     if not factors:
         return
-    listed = ", ".join(f"{site} {factor:g}" for site, factor in factors.items())
+    lowest = sorted(factors.items(), key=lambda each: each[1]) if len(by.graded) > LARGE else factors.items()
+    listed = some([f"{site} {factor:g}" for site, factor in lowest], len(by.graded) > LARGE)
     how = f"the farther a hospital is from the others ({by.title}), the less it counts: {listed}; the others 1"
     choice = "no hospital is picked out, and no weight has to be chosen"
     title = "Federated averaging with weights that fall with the distance"
@@ -350,7 +355,9 @@ def _clustered(
         how = f"these groups stand apart (silhouette {by.silhouette:.2f}, {by.title})"
     else:
         how = "within a group, no hospital was shown to differ"
-    seen = tuple(text for site in differing for text in _about(findings, site))
+    seen = [text for site in differing for text in _about(findings, site)]
+    if len(assessment.sites) > LARGE and len(seen) > REASONS:
+        seen = [*seen[:REASONS], f"{len(seen) - REASONS} more findings on {len(differing)} hospitals that differ"]
     worst = min(differing, key=differing.__getitem__)
     evidence = _strength(assessment, differing[worst], worst)
     return _of_groups(assessment, "clustered", groups, (*seen, how), evidence)
@@ -402,11 +409,10 @@ def _of_groups(
         largest = max(groups, key=lambda g: sum(assessment.cases[s] for s in g))
         groups = tuple((*g, *rest) if g is largest else g for g in groups)
         reasons = (*reasons, f"{', '.join(rest)} could not be compared and joins the largest group")
-    alone = (
-        f"{g[0]} alone in its group is local training, on its {assessment.cases[g[0]]} cases"
-        for g in groups
-        if len(g) == 1
-    )
+    single = [g[0] for g in groups if len(g) == 1]
+    alone = [f"{site} alone in its group is local training, on its {assessment.cases[site]} cases" for site in single]
+    if len(single) > NAMED and len(assessment.sites) > LARGE:
+        alone = [f"{some(single, True)}, each alone in its group: local training on their own cases"]
     reasons = (*reasons, "each group trains a model of its own, on fewer cases", *alone)
     named = {f"group-{k}": list(group) for k, group in enumerate(groups, start=1)}
     changes = {"algorithm": {"name": "clustered", "groups": named, "inner": {"name": "fedavg"}}}
@@ -422,7 +428,8 @@ def _title(groups: Groups) -> str:
     several = tuple(g for g in groups if len(g) > 1)
     alone = [g[0] for g in groups if len(g) == 1]
     start = f"A model for {'each of ' * (len(several) > 1)}{_in_words(several)}"
-    return start + (f", local training at {' and '.join(alone)}" if alone else "")
+    large = len(alone) > NAMED and sum(map(len, groups)) > LARGE
+    return start + (f", local training at {some(alone, True) if large else ' and '.join(alone)}" if alone else "")
 
 
 def _alike(assessment: Assessment, differing: Mapping[SiteId, float]) -> Groups:
@@ -439,14 +446,25 @@ def _alike(assessment: Assessment, differing: Mapping[SiteId, float]) -> Groups:
     return tuple(tuple(g) for g in groups if g)
 
 
+def some(names: Sequence[str], large: bool) -> str:
+    """Return a list in words; of a large federation, only the first names and the number of others.
+
+    >>> some(["a", "b"], True), some(["a", "b", "c", "d", "e", "f"], True)
+    ('a, b', 'a, b, c, d and 2 more')
+    """
+    if not large or len(names) <= NAMED + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
+
+
 def _in_words(groups: Groups) -> str:
     """Return a short description of groups.
 
     >>> _in_words((("a", "b"), ("c",))), _in_words((("a",), tuple("bcdefghi")))
     ('{a, b} and {c}', '{a} and {8 others}')
     """
-    largest = max(groups, key=len)
-    short = [f"{len(g)} others" if g is largest and len(g) > 6 else ", ".join(g) for g in groups]
+    largest, large = max(groups, key=len), sum(map(len, groups)) > LARGE
+    short = [f"{len(g)} others" if g is largest and len(g) > 6 else some(g, large) for g in groups]
     return " and ".join("{" + text + "}" for text in short)
 
 
@@ -499,7 +517,8 @@ def _summary(assessment: Assessment, differing: Mapping[SiteId, float]) -> str:
         listed = ", ".join(f"{a} and {b}" for a, b in apart[:6])
         pairs = f", although these do from one another: {listed}{' and more' * (len(apart) > 6)}" if apart else ""
         return f"{start}: none was shown to differ from the others{pairs}."
-    listed = ", ".join(f"{site} (p = {p:.3f})" for site, p in sorted(differing.items(), key=lambda e: e[1]))
+    named = [f"{site} (p = {p:.3f})" for site, p in sorted(differing.items(), key=lambda e: e[1])]
+    listed = some(named, len(assessment.sites) > LARGE)
     return f"{start}: {listed} differ{'s' * (len(differing) == 1)} from the others by more than chance."
 
 

@@ -1,5 +1,9 @@
 """Figures of an assessment: distances, groups, and distributions of the hospitals' data.
 
+Figures of more than ``LARGE`` hospitals have a fixed number of elements: heat maps show ``CELLS`` groups of neighbouring
+hospitals, trees end in ``CELLS`` branches, maps name the most distant hospitals alone, and distributions are bands over
+all hospitals instead of a row for each.
+
 Maps by classical scaling: Torgerson, Multidimensional scaling, Psychometrika 1952. Names of hospitals are drawn
 literally, without formulas; the browser renders letters that no local font has.
 """
@@ -8,6 +12,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import product
 from math import ceil, floor, log10
@@ -20,7 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from polysite.cluster import distance as cluster
-from polysite.heterogeneity.assessment import LEVEL, Assessment, Distance, Quantity
+from polysite.heterogeneity.assessment import LARGE, LEVEL, Assessment, Distance, Quantity
 from polysite.heterogeneity.distances import Values
 from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.payload import SiteId
@@ -31,35 +36,92 @@ USUAL, MARKED, INK, SOFT, BLANK = COLOURS[0], COLOURS[5], "#1c2430", "#5b6675", 
 STAR = "★"  # significant
 FEW, SOME, MANY = 6, 8, 12  # hospitals up to which figures are large, are side by side, have numbers in cells
 HALF, WHOLE = 4.2, 8.4  # inches: width of half a page and of a page
+BAND = 2.6  # inches: height of a panel that shows many hospitals as a band
 LETTER = 0.078  # inches: width of a letter
 MAX_LETTERS = 26  # of a name
 CLOSE = 0.15  # inches between a point and its name beyond which a line joins them
+CELLS = 30  # rows of a figure of more than LARGE hospitals
+LABELLED = 10  # most distant hospitals that a map of more than LARGE hospitals names
 DOTS = 2000  # more dots are drawn as pixels, so that the page stays small
 DPI = 150  # of dots that are drawn as pixels
 Box = tuple[float, float, float, float]
 
 
 def heatmap(assessment: Assessment, distance: Distance, small: bool = False) -> Figure:
-    """Draw the distances between all hospitals, with a star if significant, and the outlier in bold."""
-    count = len(assessment.sites)
+    """Draw the distances between all hospitals, with a star if significant, and the outlier in bold.
+
+    Of many hospitals, draw the mean distances between groups of neighbours, without stars.
+    """
+    shown = rows_of(assessment.sites, distance.matrix)
+    count, large = len(shown.names), shown.grouped
     numbers = count <= (FEW if small else MANY)
     cell = (0.62 if count <= FEW else 0.5) if numbers else max(0.14, 2.2 / count) if small else 0.24
-    edge = LETTER * _longest(assessment.sites)
+    edge = LETTER * _longest(shown.names)
     size = count * cell + edge + (0.2 if numbers else 0.9), count * cell + 0.75 * edge + 0.2
     figure = Figure(size, layout="constrained")
-    axes, table = figure.add_subplot(), _blank(distance.matrix)
+    axes, table = figure.add_subplot(), shown.table
     digits = decimals(distance.matrix)
     texts = {
         (i, j): ((f"{table[i, j]:.{digits}f}" if numbers else "") + STAR * starred, starred)
         for i, j in np.ndindex(table.shape)
-        if i != j and ((starred := bool(distance.adjusted[i, j] <= LEVEL)) or numbers)
+        if i != j and not large and ((starred := bool(distance.adjusted[i, j] <= LEVEL)) or numbers)
     }
     letters = (9 if count <= FEW else 7.5) if numbers else 6
-    mesh = _cells(axes, table, texts, "cividis", float(distance.matrix.max()) or 1.0, letters)
-    _names(axes, assessment.sites, cell, outlier(assessment, distance))
+    mesh = _cells(axes, table, texts, "cividis", float(np.nanmax(table, initial=0.0)) or 1.0, letters)
+    marked = outlier(assessment, distance)
+    _names(axes, shown.names, cell, shown.name_of(marked) if marked else None)
     if not numbers:
         _colours(figure, axes, mesh, shrink=0.6)
     return figure
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a figure: one per hospital, or one per group of neighbours if there are many hospitals."""
+
+    names: tuple[str, ...]
+    members: tuple[tuple[SiteId, ...], ...]
+    table: Values  # distances between two rows; NaN between a hospital and itself
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a row is a group."""
+        return any(len(group) > 1 for group in self.members)
+
+    def name_of(self, site: SiteId) -> str:
+        """Return the name of the row of a hospital."""
+        return next(name for name, group in zip(self.names, self.members, strict=True) if site in group)
+
+
+def rows_of(sites: Sequence[SiteId], matrix: Values) -> Rows:
+    """Return the rows of a table of hospitals: themselves, or ``CELLS`` groups in the order of their tree.
+
+    A cell of two groups is the mean over the pairs of different hospitals in them.
+
+    >>> shown = rows_of([f"h{k:02}" for k in range(60)], np.abs(np.subtract.outer(np.arange(60.0), np.arange(60.0))))
+    >>> shown.names[0], shown.table.shape, float(shown.table[0, 0]), float(shown.table[0, 29])
+    ('h00 + 1', (30, 30), 1.0, 58.0)
+    """
+    if len(sites) <= LARGE:
+        return Rows(tuple(sites), tuple((s,) for s in sites), _blank(matrix))
+    from scipy.cluster.hierarchy import leaves_list
+
+    groups = np.array_split(leaves_list(cluster.tree(matrix)), CELLS)
+    table = np.array([[_mean_apart(matrix, one, other) for other in groups] for one in groups])
+    members = tuple(tuple(sites[i] for i in group) for group in groups)
+    return Rows(tuple(_group_name(group) for group in members), members, table)
+
+
+def _mean_apart(matrix: Values, one: Values, other: Values) -> float:
+    """Return the mean distance of two groups, or within a group; NaN within a group of one."""
+    block = matrix[np.ix_(one, other)]
+    pairs = block.size - (len(one) if one is other else 0)  # the diagonal is zero
+    return float(block.sum() / pairs) if pairs else float("nan")
+
+
+def _group_name(group: Sequence[SiteId]) -> str:
+    """Return the name of a group: its first hospital, and the number of others."""
+    return group[0] if len(group) == 1 else f"{short(group[0])} + {len(group) - 1}"
 
 
 def outlier(assessment: Assessment, distance: Distance) -> SiteId | None:
@@ -117,19 +179,26 @@ def plane(assessment: Assessment, distance: Distance) -> Figure:
 
 
 def dendrogram(assessment: Assessment, distance: Distance) -> Figure:
-    """Draw the tree of average linkage; the groups with the best silhouette are coloured."""
+    """Draw the tree of average linkage; the groups with the best silhouette are coloured.
+
+    Of many hospitals, only the last mergers are drawn.
+    """
     from scipy.cluster.hierarchy import dendrogram as hang
 
-    count, wide = len(assessment.sites), len(assessment.sites) > SOME
-    colour = _shades(assessment, distance)
-    drawn = hang(cluster.tree(distance.matrix), no_plot=True, link_color_func=colour.__getitem__)
+    colour, merged = _shades(assessment, distance), cluster.tree(distance.matrix)
+    cut: dict[str, Any] = {"truncate_mode": "lastp", "p": CELLS} if len(assessment.sites) > LARGE else {}
+    drawn = hang(merged, no_plot=True, link_color_func=colour.__getitem__, **cut)
+    below = _below(merged)
+    leaves = [sorted(assessment.sites[i] for i in below[node]) for node in drawn["leaves"]]
+    count, wide = len(leaves), len(assessment.sites) > SOME
     row = 0.42 if count <= SOME else 0.24
     figure = Figure((WHOLE if wide else HALF, row * count + 0.9), layout="constrained")
     axes = figure.add_subplot()
     for across, along, shade in zip(drawn["icoord"], drawn["dcoord"], drawn["color_list"], strict=True):
         axes.plot(along, across, color=shade, lw=2)
-    order, far = [assessment.sites[i] for i in drawn["leaves"]], outlier(assessment, distance)
-    _rows(axes, [10 * k + 5 for k in range(count)], order, far, 9)
+    far = outlier(assessment, distance)
+    marked = next((_group_name(group) for group in leaves if far in group), None)
+    _rows(axes, [10 * k + 5 for k in range(count)], [_group_name(group) for group in leaves], marked, 9)
     axes.set_ylim(0, 10 * count)
     axes.set_xlim(left=0)
     axes.set_xlabel("distance at which they merge", fontsize=9)
@@ -138,25 +207,24 @@ def dendrogram(assessment: Assessment, distance: Distance) -> Figure:
 
 
 def distributions(assessment: Assessment) -> Figure:
-    """Draw the distributions at every hospital, a panel per quantity."""
+    """Draw the distributions at every hospital, a panel per quantity; of many hospitals, bands over all of them."""
     quantities, count = list(assessment.quantities.values()), len(assessment.sites)
     columns = min(2, len(quantities))
     lines = ceil(len(quantities) / columns)
-    row = 0.3 if count <= SOME else 0.2
-    figure = Figure((WHOLE, lines * (row * count + 0.95)))
+    row, large = 0.3 if count <= SOME else 0.2, count > LARGE
+    figure = Figure((WHOLE, lines * (BAND if large else row * count + 0.95)))
     figure.set_layout_engine("constrained", h_pad=0.08, wspace=0.03)
     used = {q.name for q in (assessment.largest(INTENSITY), assessment.largest(VOLUME, CLASS)) if q}
     pixels = sum(len(v) for q in quantities for v in q.values.values()) > DOTS
     for k, quantity in enumerate(quantities):
         axes = figure.add_subplot(lines, columns, k + 1)
-        _panel(axes, quantity, {s: assessment.stands_out(quantity, s) for s in assessment.sites}, pixels)
-        _rows(
-            axes,
-            range(count),
-            assessment.sites if k % columns == 0 else [""] * count,
-            None,
-            8.5 if count <= SOME else 7,
-        )
+        apart = {s: assessment.stands_out(quantity, s) for s in assessment.sites}
+        if large:
+            _band(axes, quantity, apart)
+        else:
+            _panel(axes, quantity, apart, pixels)
+            names = assessment.sites if k % columns == 0 else [""] * count
+            _rows(axes, range(count), names, None, 8.5 if count <= SOME else 7)
         title = f"{quantity.of}: EMD {quantity.mean:.2f}" + ", the largest of its kind" * (quantity.name in used)
         weight = "bold" if quantity.name in used else "normal"
         axes.set_title(title, fontsize=9.5, loc="left", parse_math=False, fontweight=weight)
@@ -165,32 +233,34 @@ def distributions(assessment: Assessment) -> Figure:
 
 def angles(assessment: Assessment, component: str) -> Figure:
     """Draw, for one component of the embedding, the angles between hospital means, and from each case to its mean."""
-    count, table = len(assessment.sites), assessment.angles[component]
+    shown = rows_of(assessment.sites, assessment.angles[component])
+    count, table = len(shown.names), shown.table
     cell = 0.55 if count <= FEW else 0.4 if count <= MANY else 0.19
-    edge = LETTER * _longest(assessment.sites)
+    edge = LETTER * _longest(shown.names)
     width = min(count * cell * 1.15, WHOLE - edge - 2.6)
     figure = Figure((WHOLE, count * cell + max(0.75 * edge, 0.5) + 0.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(width, WHOLE - edge - width))
     numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
-    mesh = _cells(left, _blank(table), numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
+    mesh = _cells(left, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
     left.set_aspect("auto")
     left.set_title("between the means of two hospitals", fontsize=9.5, loc="left")
-    _names(left, assessment.sites, cell, None)
+    _names(left, shown.names, cell, None)
     _colours(figure, left, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
-    _turned(right, assessment, component)
+    _turned(right, assessment, component, shown)
     return figure
 
 
 def case_angles(assessment: Assessment, component: str) -> Figure:
     """Draw, for one component of the embedding, the angle between a random case of each of two hospitals."""
-    count, table = len(assessment.sites), assessment.case_angles[component]
+    shown = rows_of(assessment.sites, assessment.case_angles[component])
+    count, table = len(shown.names), shown.table
     cell = 0.62 if count <= FEW else 0.5 if count <= MANY else 0.24
-    edge = LETTER * _longest(assessment.sites)
+    edge = LETTER * _longest(shown.names)
     figure = Figure((count * cell + edge + 1.1, count * cell + 0.75 * edge + 0.2), layout="constrained")
     axes = figure.add_subplot()
     numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
-    mesh = _cells(axes, _blank(table), numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
-    _names(axes, assessment.sites, cell, None)
+    mesh = _cells(axes, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
+    _names(axes, shown.names, cell, None)
     _colours(figure, axes, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
     return figure
 
@@ -201,6 +271,7 @@ def drawing(figure: Figure, name: str, title: str) -> Drawing:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(text, format="svg", metadata=nothing, dpi=DPI)
+    figure.set_layout_engine("none")  # the PNG has the same layout
     svg = re.sub(r'<g id="[^"]*"', "<g", text.getvalue())  # ids would repeat on a page with many figures
     svg = svg[svg.index("<svg ") :].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     return Drawing(svg, figure)
@@ -233,9 +304,9 @@ def _colours(figure: Figure, axes: Axes, mesh: Any, **style: Any) -> None:
     bar.ax.tick_params(labelsize=8, length=2)
 
 
-def _turned(axes: Axes, assessment: Assessment, component: str) -> None:
-    """Draw the angles of the cases of every hospital to their mean."""
-    lists = [assessment.alignment[s][component] for s in assessment.sites]
+def _turned(axes: Axes, assessment: Assessment, component: str, shown: Rows) -> None:
+    """Draw the angles of the cases of every hospital, or of a group of hospitals, to the mean of their hospital."""
+    lists = [np.concatenate([assessment.alignment[s][component] for s in group]) for group in shown.members]
     for k, values in enumerate(lists):
         _strip(axes, k, values, USUAL, sum(map(len, lists)) > DOTS)
     _rows(axes, range(len(lists)), [""] * len(lists), None, 8)
@@ -321,6 +392,28 @@ def _panel(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool], pixels:
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}" if x <= 1 else "")
 
 
+def _band(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool]) -> None:
+    """Draw the medians of all hospitals in ascending order, with bands of their quartiles and of all their values."""
+    known = [s for s in sites if quantity.kind != INTENSITY or quantity.values[s].any()]
+    if quantity.kind == CLASS:
+        spans = np.array([[quantity.values[s].mean()] * 5 for s in known]).reshape(-1, 5)
+    else:
+        spans = np.array([np.quantile(quantity.values[s], (0, 0.25, 0.5, 0.75, 1)) for s in known]).reshape(-1, 5)
+    order = np.argsort(spans[:, 2], kind="stable")
+    ranks, (low, first, middle, third, high) = np.arange(1, len(known) + 1), spans[order].T
+    axes.fill_between(ranks, low, high, color=USUAL, alpha=0.18, lw=0)
+    axes.fill_between(ranks, first, third, color=USUAL, alpha=0.4, lw=0)
+    axes.plot(ranks, middle, color=INK, lw=1.6)
+    apart = [k for k, i in enumerate(order) if sites[known[i]]]
+    axes.plot(ranks[apart], middle[apart], "o", ms=3.5, mew=0, color=MARKED)
+    never = len(sites) - len(known)
+    axes.set_xlabel(f"hospitals by their median{f'; never acquired at {never}' * bool(never)}", fontsize=8.5)
+    axes.set_xlim(1, max(len(known), 2))
+    axes.set_ylabel("share of the cases" if quantity.kind == CLASS else quantity.unit, fontsize=8.5)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _strip(axes: Axes, row: int, values: Values, colour: str, pixels: bool) -> None:
     """Draw the values as jittered dots, with the quartiles and the median."""
     beside = np.random.default_rng(0).uniform(-0.24, 0.24, len(values))
@@ -336,8 +429,16 @@ def _points(axes: Axes, assessment: Assessment, distance: Distance, at: Values, 
     letters = 8.5 if len(assessment.sites) <= MANY else 7.0
     areas = [max(260.0 * assessment.cases[s] / most, 14.0) for s in assessment.sites]  # square points
     radii = [float(np.sqrt(area / np.pi)) / 72 for area in areas]
-    spots = _free(at, radii, [short(s) for s in assessment.sites], letters, paper)
-    for site, (x, y), area, radius, spot in zip(assessment.sites, at, areas, radii, spots, strict=True):
+    if len(assessment.sites) > LARGE:
+        chosen = sorted(range(len(at)), key=lambda k: -distance.sums[assessment.sites[k]])[:LABELLED]
+        rest = [k for k in range(len(at)) if k not in chosen]
+        axes.scatter(*at[rest].T, s=[areas[k] for k in rest], alpha=0.5, lw=0.8, edgecolors="white", color=USUAL)
+    else:
+        chosen = list(range(len(at)))
+    sites = [assessment.sites[k] for k in chosen]
+    spots = _free(at, radii, chosen, [short(s) for s in sites], letters, paper)
+    for k, site, spot in zip(chosen, sites, spots, strict=True):
+        (x, y), area, radius = at[k], areas[k], radii[k]
         style: dict[str, Any] = {"color": MARKED, "marker": "D"} if site == far else {"color": USUAL, "marker": "o"}
         axes.scatter(x, y, s=area, alpha=0.85, linewidths=0.8, edgecolors="white", zorder=2, **style)
         near = np.clip(x, spot[0], spot[2]), np.clip(y, spot[1], spot[3])
@@ -350,13 +451,19 @@ def _points(axes: Axes, assessment: Assessment, distance: Distance, at: Values, 
 def _shades(assessment: Assessment, distance: Distance) -> dict[int, str]:
     """Return a colour for every merge: that of a group while only its members merge, then grey."""
     groups = [{assessment.index(s) for s in group} for group in distance.linked]
-    below: list[set[int]] = [{i} for i in range(len(assessment.sites))]
     shades = {}
-    for one, other in cluster.tree(distance.matrix)[:, :2].astype(int):
-        below.append(below[one] | below[other])
-        inside = [k for k, group in enumerate(groups) if below[-1] <= group]
-        shades[len(below) - 1] = COLOURS[inside[0] % 6] if inside and len(groups) > 1 else COLOURS[6]
+    for node, members in enumerate(_below(cluster.tree(distance.matrix))):
+        inside = [k for k, group in enumerate(groups) if members <= group]
+        shades[node] = COLOURS[inside[0] % 6] if inside and len(groups) > 1 else COLOURS[6]
     return shades
+
+
+def _below(merged: Values) -> list[set[int]]:
+    """Return the rows below every node of a tree: first the rows themselves, then one entry per merger."""
+    below: list[set[int]] = [{i} for i in range(len(merged) + 1)]
+    for one, other in merged[:, :2].astype(int):
+        below.append(below[one] | below[other])
+    return below
 
 
 def _ruler(axes: Axes, unit: float, width: float, height: float) -> None:
@@ -374,9 +481,14 @@ def _round(value: float) -> float:
 
 
 def _free(
-    at: Values, radii: Sequence[float], names: Sequence[str], letters: float, paper: tuple[float, float]
+    at: Values,
+    radii: Sequence[float],
+    chosen: Sequence[int],
+    names: Sequence[str],
+    letters: float,
+    paper: tuple[float, float],
 ) -> list[Box]:
-    """Return a box for every name near its point, away from points, other names, the ruler and the edge."""
+    """Return a box for every name near its chosen point, away from points, other names, the ruler and the edge."""
     right, top = paper[0] / 2, paper[1] / 2
     frame, ruler = (0.04 - right, 0.04 - top, right - 0.04, top - 0.04), (-right, -top, -right / 2, 0.45 - top)
     taken = [ruler, *((x - r, y - r, x + r, y + r) for (x, y), r in zip(at, radii, strict=True))]
@@ -387,7 +499,8 @@ def _free(
         inside, area = _overlap(box, frame), (box[2] - box[0]) * (box[3] - box[1])
         return sum(_overlap(box, other) for other in taken) + 3 * (area - inside) + 0.02 * gap
 
-    for (x, y), radius, name in zip(at, radii, names, strict=True):
+    for k, name in zip(chosen, names, strict=True):
+        (x, y), radius = at[k], radii[k]
         half = letters / 9 * LETTER * (len(name) + 1) / 2, letters / 9 * 0.085
         _, best = min(_around(x, y, radius, half), key=cost)
         spots.append(best)

@@ -12,10 +12,20 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance, Groups, Quantity
+from polysite.heterogeneity.assessment import (
+    LARGE,
+    LEVEL,
+    ROUNDS,
+    TESTED,
+    Assessment,
+    Distance,
+    Groups,
+    Quantity,
+    at_once,
+)
 from polysite.heterogeneity.distances import Values
 from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
-from polysite.heterogeneity.verdict import Finding, Verdict, tests
+from polysite.heterogeneity.verdict import Finding, Verdict, some, tests
 from polysite.payload import SiteId
 from polysite.report import assess_figures as draw
 from polysite.report.figure_files import Picture, write_figures
@@ -23,6 +33,7 @@ from polysite.report.template import render
 
 FIRST = ("emd", "euclidean")  # the distances of the paper, which are shown large
 MAX_PAIRS = 30  # the most distant ones are listed, if there are too many for all
+MAX_GROUPS = 6  # that are described, of more than LARGE hospitals
 BESIDE = ("assessment.json", "distances.csv")  # files that the page mentions if they exist
 SHORT = {"emd": "Earth Mover's", "euclidean": "Euclidean", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
 EXPLAINED = {
@@ -76,6 +87,10 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
         about=about,
         beside=[name for name in BESIDE if (folder / name).exists()],
         columns=2 if len(assessment.sites) <= draw.SOME else 1,
+        grouped=len(assessment.sites) > LARGE,
+        at_once=at_once(len(assessment.sites)),
+        rounds=ROUNDS,
+        labelled=draw.LABELLED,
     )
     page.write_text(text, encoding="utf-8")
     return page
@@ -98,7 +113,10 @@ def groups(clusters: Groups) -> str:
         largest = max(named, key=len)
         named.remove(largest)
         rest = f" and the {len(largest)} others"
-    return " and ".join("{" + ", ".join(members) + "}" + " alone" * (len(members) == 1) for members in named) + rest
+    large = sum(map(len, clusters)) > LARGE
+    if large and len(named) > MAX_GROUPS:
+        named, rest = named[:MAX_GROUPS], f" and {len(named) - MAX_GROUPS} more groups{rest}"
+    return " and ".join("{" + some(members, large) + "}" + " alone" * (len(members) == 1) for members in named) + rest
 
 
 def probability(p: float) -> str:
@@ -204,6 +222,13 @@ def _held(assessment: Assessment) -> Picture:
     title, most = "Data of the hospitals", assessment.settings.levels
     svg = draw.drawing(draw.distributions(assessment), "distributions", f"{title}, quantity by quantity")
     few = max(assessment.cases[s] for s in assessment.sites) <= most
+    if len(assessment.sites) > LARGE:
+        caption = (
+            "The line is the median of a hospital, in ascending order of the hospitals; the dark band spans the middle "
+            "half of its cases, the light band all of them. Orange: the hospital differs significantly from all others "
+            "together in this quantity. EMD: the mean Earth Mover's distance over all pairs of hospitals."
+        )
+        return Picture(title, svg, caption, name="distributions")
     caption = (
         f"One dot is one case{'' if few else f', or the mean of several if there are more than {most}'}; "
         "the line spans the middle half of the cases, the vertical mark is the median. "
@@ -252,7 +277,7 @@ def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:
             "role": roles.get(quantity.name, ""),
             "scale": " to ".join(dict.fromkeys(f"{f(quantity.divisors.values()):.4g}" for f in (min, max))),
             "unit": quantity.unit,
-            "apart": ", ".join(_apart(assessment, quantity)) or "–",
+            "apart": some(_apart(assessment, quantity), len(assessment.sites) > LARGE) or "–",
         }
 
 

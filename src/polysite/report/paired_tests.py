@@ -11,6 +11,7 @@ A question is a line of text::
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -108,7 +109,9 @@ def paired(measure: str, title: str, pairs: Mapping[Key, float], tail: Tail) -> 
     """Test gains by case; the p-value is not yet corrected."""
     gain, sites = np.array(list(pairs.values())), [site for site, _ in pairs]
     hospitals = [float(gain[[s == site for s in sites]].mean()) for site in dict.fromkeys(sites)]
-    alone = {site for site in sites if sites.count(site) == 1}  # one case cannot be resampled within its hospital
+    alone = {
+        site for site, count in Counter(sites).items() if count == 1
+    }  # one case cannot be resampled within its hospital
     low, high = interval(gain, ["" if site in alone else site for site in sites])
     p, effect, mean = signed_rank(gain, tail), rank_biserial(gain), float(gain.mean())
     return Test(measure, title, len(pairs), mean, low, high, p, p, effect, wins(gain), wins(hospitals))

@@ -30,6 +30,7 @@ from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.site import CaseScore, Count, Counts, Scores
 
 Key = tuple[str, str]  # site and case
+Table = tuple[str, EmptyMaskPolicy, str | None]  # measure, policy and label of a table of values
 MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
 TEXT_COLUMNS = ("model", "site", "case", "label")  # of cases.csv; all other columns are numbers
 
@@ -143,10 +144,20 @@ class Summary:
         """Labels of a segmentation; a classification has one entry, accuracy."""
         return next((list(case.labels) for cases in self.scores.values() for case in cases.values()), [])
 
+    @cached_property
+    def _tables(self) -> dict[Table, Mapping[Key, float]]:
+        return {}
+
     def values(
         self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
-    ) -> dict[Key, float]:
+    ) -> Mapping[Key, float]:
         """Return a measure of every case: of one label, or the mean over the labels by the policy."""
+        asked = measure, policy, label
+        if asked not in self._tables:
+            self._tables[asked] = self._compute(*asked)
+        return self._tables[asked]
+
+    def _compute(self, measure: str, policy: EmptyMaskPolicy, label: str | None) -> dict[Key, float]:
         names = [label] if label else self.labels
         if self.evaluation and self.measure == "Dice":
             own = self.evaluation.own
@@ -290,11 +301,22 @@ class Method:
         """Whether all measures of a segmentation are known, not only Dice."""
         return self.first.measure == "Dice" and all(run.evaluation for run in self.runs)
 
+    @cached_property
+    def _tables(self) -> dict[Table, Mapping[Key, float]]:
+        return {}
+
+    @cached_property
+    def _lists(self) -> dict[Table, dict[str | None, list[float]]]:
+        return {}
+
     def values(
         self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
-    ) -> dict[Key, float]:
+    ) -> Mapping[Key, float]:
         """Return a measure of every case, from all folds; the mean over seeds."""
-        return _mean_by_key([run.named(run.values(measure, policy, label)) for run in self.runs])
+        asked = measure, policy, label
+        if asked not in self._tables:
+            self._tables[asked] = _mean_by_key([run.named(run.values(*asked)) for run in self.runs])
+        return self._tables[asked]
 
     @cached_property
     def keys(self) -> set[Key]:
@@ -316,7 +338,14 @@ class Method:
         self, site: str | None, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
     ) -> list[float]:
         """Return the values of one hospital, or of all with None."""
-        return [v for (s, _), v in self.values(measure, policy, label).items() if site in (None, s)]
+        asked = measure, policy, label
+        if asked not in self._lists:
+            lists: dict[str | None, list[float]] = {None: []}
+            for (owner, _), value in self.values(*asked).items():
+                lists[None].append(value)
+                lists.setdefault(owner, []).append(value)
+            self._lists[asked] = lists
+        return list(self._lists[asked].get(site, ()))
 
     def site_means(
         self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
