@@ -147,7 +147,11 @@ def build_sites(
     """Return the sites of a study, which share one network; cases are prepared, or read from the cache."""
     source, dealt = study.data, dealt or deal_cases(study)
     task = tasks.find(source.task, study.train.exclusive)
-    network = network or Network(build_module(study), study.train, expected_steps(study, dealt))
+    network = network or Network(
+        build_module(study),
+        study.train,
+        expected_steps(study, {s: len(splits["train"]) for s, splits in dealt.items()}),
+    )
     cache = Cache(place())
     listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
     ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
@@ -170,13 +174,13 @@ def build_sites(
     }
 
 
-def expected_steps(study: Study, dealt: Mapping[str, SiteSplit]) -> int:
-    """Return about how many training steps these sites take in all rounds of a study."""
+def expected_steps(study: Study, sizes: Mapping[str, int]) -> int:
+    """Return about how many training steps sites of these numbers of cases take in all rounds of a study."""
     total = 0
     for phase in config.phases(study):
         train, epochs = phase.train, getattr(phase.algorithm, "epochs", None) or phase.train.epochs
-        for splits in dealt.values():
-            epoch = ceil(len(splits["train"]) * train.patches / train.batch)
+        for size in sizes.values():
+            epoch = ceil(size * train.patches / train.batch)
             total += phase.run.rounds * (train.steps or epochs * epoch)
     return total
 

@@ -15,7 +15,8 @@ from polysite.data.case import SPLITS
 from polysite.engines.site_turn import OutgoingStep
 from polysite.errors import RunError
 from polysite.site import Cases
-from polysite.training.torch_site import Network, TorchSite
+from polysite.training.network import Network
+from polysite.training.torch_site import TorchSite
 
 CaseNames = Mapping[str, Mapping[str, Cases]]  # by site and split
 
@@ -35,7 +36,9 @@ class WorkerSites:
         self._cases: CaseNames = given["cases"]
         self._phases = config.phases(self._study)
         self._dealt = study.deal_volumes(self._study)
-        self._network = Network(study.build_module(self._study), self._study.train)
+        sizes = {s: len(splits["train"]) for s, splits in self._cases.items()}
+        steps = study.expected_steps(self._study, sizes)
+        self._network = Network(study.build_module(self._study), self._study.train, steps)
         self._sites: dict[str, TorchSite] = {}
         self._ready: dict[tuple[int, str], TorchSite] = {}
 
