@@ -3,7 +3,7 @@
 A round of the server is: send, every reply checked as it arrives, merge, and the record. Sites do not train: a reply is
 the sent model plus seeded noise, made when it is asked for, and making it is not counted. Every algorithm and number
 of sites runs in a process of its own, so that its peak memory is its own. The last of four rounds counts: with CFL it
-is the round of a split, with pFedNet that of the personal parts. ``fpfc, all`` fuses all parameters instead of the head.
+is the round of a split, with pFedNet that of the personal parts. ``fpfc, all`` fuses all parameters, not just the head.
 
     python bench/growth.py                                         4 to 400 sites (1.4 M) and 4 to 100 (22.6 M)
     python bench/growth.py --sites 4 16 --parameters 1e5           a small part
@@ -17,6 +17,7 @@ refused with the number of bytes.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, nargs="+", help="numbers of sites")
     parser.add_argument("--parameters", type=float, nargs="+", default=list(LARGE), help="parameters of the network")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--threads", type=int, default=1, help="threads; several wait for each other on a busy machine")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a measurement is given up")
     parser.add_argument("--figure", type=Path, help="write a figure to this file")
     parser.add_argument("--measure", nargs=3, metavar=("METHOD", "SITES", "PARAMETERS"), help=argparse.SUPPRESS)
@@ -48,22 +50,18 @@ def main() -> None:
     rows = []
     for parameters in given.parameters:
         for sites in given.sites or LARGE.get(parameters, LARGE[1.4e6]):
-            rows += list(compared(given.methods, sites, parameters, given.limit))
+            rows += list(compared(given.methods, sites, parameters, given.limit, given.threads))
         print_exponents([r for r in rows if r["parameters"] == parameters])
     if given.figure:
         draw(rows, given.figure)
 
 
-def compared(methods: Any, sites: int, parameters: float, limit: float) -> Iterator[dict[str, Any]]:
+def compared(methods: Any, sites: int, parameters: float, limit: float, threads: int) -> Iterator[dict[str, Any]]:
     """Measure FedAvg and then the others, and print a line for each."""
     reference: dict[str, Any] = {}
     for method in ("fedavg", *(m for m in methods if m != "fedavg")):
-        row = {
-            "method": method,
-            "sites": sites,
-            "parameters": parameters,
-            **in_process(method, sites, parameters, limit),
-        }
+        row = {"method": method, "sites": sites, "parameters": parameters}
+        row |= in_process(method, sites, parameters, limit, threads)
         reference = reference or row
         if "seconds" in row:
             row["ratio"] = row["cpu"] / reference["cpu"] if "cpu" in reference else float("nan")
@@ -75,11 +73,12 @@ def compared(methods: Any, sites: int, parameters: float, limit: float) -> Itera
         yield row
 
 
-def in_process(method: str, sites: int, parameters: float, limit: float) -> dict[str, Any]:
+def in_process(method: str, sites: int, parameters: float, limit: float, threads: int) -> dict[str, Any]:
     """Measure in a process of its own."""
+    environment = {**os.environ, **{f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "OPENBLAS", "MKL")}}
     command = [sys.executable, __file__, "--measure", method, str(sites), str(parameters)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
     except subprocess.TimeoutExpired:
         return {"why": f"not finished after {limit:.0f} s"}
     lines = done.stdout.splitlines()

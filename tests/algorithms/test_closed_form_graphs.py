@@ -633,10 +633,10 @@ def test_fpfc_measures_its_unit_again_in_every_round_unless_it_is_frozen():
 
 
 def test_fpfc_refuses_pairs_that_cannot_fit(monkeypatch):
-    monkeypatch.setattr(tree, "memory", lambda a: 10 * 80)
+    monkeypatch.setattr(tree, "memory", lambda a: 2000)
     algorithm = Fpfc(fused=("*",))
-    algorithm.init({"w": np.zeros(10)}, ["a", "b", "c"])  # three pairs of 80 bytes, twice
-    with pytest.raises(ConfigError, match=r"each of the 6 pairs of 4 sites and needs 960 bytes"):
+    algorithm.init({"w": np.zeros(10)}, ["a", "b", "c"])  # three pairs twice, three models four times: 1440 bytes
+    with pytest.raises(ConfigError, match=r"each of the 6 pairs of 4 sites and needs 2240 bytes"):
         algorithm.init({"w": np.zeros(10)}, ["a", "b", "c", "d"])
 
 

@@ -42,6 +42,8 @@ from polysite.payload import Payload, SiteId
 from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
 
+ROOM = 0.8  # share of the memory that pairs may take: the rest is for the program and the data
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -199,14 +201,15 @@ class Fpfc:
 
 
 def refuse_too_many(own: Tree, sites: int) -> None:
-    """Refuse pairs that cannot fit into memory: those of a round and, while they are computed, of the next one."""
+    """Refuse pairs that cannot fit into memory: those of a round and of the next one, and four models of every site
+    (of both rounds, its reply, and what it is sent)."""
     pairs = sites * (sites - 1) // 2
-    need, room = 2 * pairs * sum(int(x.nbytes) for x in own.values()), tree.memory(own)
-    if need > room:
+    need, room = (2 * pairs + 4 * sites) * sum(int(x.nbytes) for x in own.values()), tree.memory(own)
+    if need > ROOM * room:
         raise ConfigError(
             f"fpfc keeps a copy of the fused parameters for each of the {pairs} pairs of {sites} sites and needs "
-            f"{need} bytes ({need / 2**30:.1f} GiB) for two rounds of them, more than the {room / 2**30:.1f} GiB of "
-            "this device; name fewer parameters in fused, as in ['head.*'], or choose ifca or cfl"
+            f"{need} bytes ({need / 2**30:.1f} GiB), and this device has {room / 2**30:.1f} GiB; name fewer parameters "
+            "in fused, as in ['head.*'], or choose ifca or cfl"
         )
 
 
