@@ -1,7 +1,6 @@
 """From a study to a finished run: load the cases, build the sites, train, evaluate, write everything down."""
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polysite import config
+from polysite import config, machine
 from polysite.algorithms import name_of
 from polysite.algorithms.base import check_sites, facts, trials
 from polysite.cluster.mixture import CaseClusters
@@ -117,7 +116,7 @@ def build_sites(
     listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
     ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
     _refuse_duplicates(cache, [ref for _, _, ref in listed])
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(machine.cores()) as pool:
         jobs = [pool.submit(cache.get, ref, study.prepare, study.train.patch) for _, _, ref in listed]
         try:
             for done, ((site, split, ref), job) in enumerate(zip(listed, jobs, strict=True), start=1):

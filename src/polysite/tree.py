@@ -9,7 +9,6 @@ that both offer, so models stay on their device: on a GPU inside the simulator, 
 array([1.5, 3. ])
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
+
+from polysite import machine
 
 Tree = Mapping[str, Any]
 
@@ -131,7 +132,7 @@ def _mean_of_arrays(trees: list[Tree], shares: list[float]) -> Tree:
                 np.add(piece, product, out=piece)
 
     small = sum(len(x.reshape(-1)) for x in out.values()) < ARRAY_SLICE  # starting threads would take longer
-    threads = 1 if small else min(len(jobs), os.cpu_count() or 1, 8)
+    threads = 1 if small else min(len(jobs), machine.cores(), 8)
     if threads < 2:
         work(jobs)
     else:

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from polysite import study
+from polysite import machine, study
 from polysite.benchmark.jobs import Job
 from polysite.config import Study
 from polysite.engines.run_folder import KEPT
@@ -61,13 +61,7 @@ def memory(chosen: Study) -> tuple[str, int]:
         return chosen.train.device, 1 << 62
     if device.type == "cuda":
         return str(device), torch.cuda.get_device_properties(device).total_memory
-    return "this machine", machine_memory("MemTotal")
-
-
-def machine_memory(kind: Literal["MemTotal", "MemAvailable"]) -> int:
-    """Return all memory of the machine, or what is free, in bytes."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines[kind].split()[0]) * 1024
+    return "this machine", machine.memory().total
 
 
 def step_bytes(chosen: Study) -> tuple[int, int]:

@@ -26,7 +26,6 @@ A new run gets a new folder; nothing is ever overwritten.
 import fcntl
 import json
 import math
-import os
 import platform
 import re
 import shutil
@@ -41,6 +40,7 @@ from typing import Any
 
 import safetensors.numpy
 
+from polysite import machine
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.record import Result, RoundRecord, read_records
 from polysite.engines.site_memory import Memory
@@ -302,4 +302,4 @@ def versions() -> dict[str, str | int]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
-    return {**found, "processors": os.cpu_count() or 0}
+    return {**found, "processors": machine.cores()}
