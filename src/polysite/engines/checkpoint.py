@@ -8,7 +8,7 @@ Classes are looked up by name in polysite or in the algorithm's own module; no c
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from polysite.errors import RunError
 from polysite.payload import Payload, plain
-from polysite.storage import write_file
+from polysite.storage import link_file, write_file
 from polysite.tree import Tree
 
 Lift = Callable[[Tree], Tree]
@@ -32,11 +32,15 @@ MOVED = {
 }
 
 
-def save(path: Path, value: Any) -> None:
-    """Write a value to a file."""
+def save(path: Path, value: Any, twins: Iterable[Path] = ()) -> None:
+    """Write a value to a file; if one of the ``twins`` holds the same value, let the file be another name of it."""
     arrays: dict[str, np.ndarray] = {}
     shape = json.dumps(_flatten(value, "value", arrays))
     header = {"checkpoint": f"{_digest(shape, arrays)} {shape}"}  # one entry: several have no fixed order on disk
+    twin = next((t for t in twins if t.exists() and _header(t) == header), None)
+    if twin is not None:
+        link_file(twin, path)
+        return
     write_file(path, lambda temporary: safetensors.numpy.save_file(arrays, temporary, metadata=header))
 
 
@@ -52,6 +56,15 @@ def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = ()) ->
         return _restore(json.loads(shape), dict(lift(arrays)), modules)
     except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
         raise RunError(f"{path} cannot be read as a checkpoint: {problem}") from problem
+
+
+def _header(path: Path) -> Mapping[str, str]:
+    """Return the header of a checkpoint, which has the digest of its content; empty if it cannot be read."""
+    try:
+        with safetensors.safe_open(path, "np") as file:  # refuses a file that is too short
+            return dict(file.metadata() or {})
+    except (safetensors.SafetensorError, OSError):
+        return {}
 
 
 def _digest(shape: str, arrays: Mapping[str, np.ndarray]) -> str:
