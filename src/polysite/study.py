@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polysite import config, machine
+from polysite import config, machine, peak
 from polysite.algorithms import name_of
 from polysite.algorithms.base import check_sites, facts, trials
 from polysite.cluster.mixture import CaseClusters
@@ -31,11 +31,13 @@ from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
 from polysite.payload import Payload
+from polysite.peak import Peak
 from polysite.training import tasks
 from polysite.training.torch_site import Network, TorchSite
 from polysite.tree import Tree
 
 POOLED = "pooled"  # the site of centralised training
+PreparedCases = Mapping[str, Mapping[str, Sequence[Case]]]  # by site and split
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,23 @@ def build_sites(
     study: Study, dealt: Mapping[str, SiteSplit] | None = None, watch: Watch = Watch()
 ) -> dict[str, TorchSite]:
     """Return the sites of a study, which share one network; cases are prepared, or read from the cache."""
-    source, dealt = study.data, dealt or deal_cases(study)
+    return _sites(study, load_cases(study, dealt or deal_cases(study), watch))
+
+
+def _sites(study: Study, ready: PreparedCases) -> dict[str, TorchSite]:
+    """Return the sites with these cases."""
+    source, network = study.data, Network(build_module(study), study.train)
     task = tasks.find(source.task, study.train.exclusive)
-    network, cache = Network(build_module(study), study.train), Cache(place())
+    brain = partial(study.prepare.brain, modalities=source.modality_names)
+    return {
+        site: TorchSite(site, network, cases, source.label_names, study.train, study.seed, task, brain)
+        for site, cases in ready.items()
+    }
+
+
+def load_cases(study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> PreparedCases:
+    """Return the prepared cases of every site and split, newly made or mapped from the cache."""
+    cache = Cache(place())
     listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
     ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
     _refuse_duplicates(cache, [ref for _, _, ref in listed])
@@ -124,14 +140,27 @@ def build_sites(
                 watch.case(done, len(listed), f"{site} · {ref.name}")
         except BaseException as problem:
             pool.shutdown(cancel_futures=True)
-            if isinstance(problem, DataError) and isinstance(source, Files):
+            if isinstance(problem, DataError) and isinstance(study.data, Files):
                 raise DataError(f"{problem} ('polysite data check' lists all problems)") from problem
             raise
-    brain = partial(study.prepare.brain, modalities=source.modality_names)
-    return {
-        site: TorchSite(site, network, cases, source.label_names, study.train, study.seed, task, brain)
-        for site, cases in ready.items()
-    }
+    return ready
+
+
+def _prepared(
+    study: Study, dealt: Mapping[str, SiteSplit], watch: Watch, out: Path
+) -> tuple[Peak, dict[str, TorchSite]]:
+    """Return the estimated peak of a run and its sites; refuse a run that cannot fit before its sites are built."""
+    ready = load_cases(study, dealt, watch)
+    return foresee(study, ready, out), _sites(study, ready)
+
+
+def foresee(study: Study, ready: PreparedCases, out: Path) -> Peak:
+    """Return the memory and disk that a run of a study takes at its peak; refuse one that cannot fit."""
+    module = build_module(study)
+    params = Network(module, replace(study.train, device="cpu", compile=False)).start
+    cases = sum(c.image.nbytes + c.label.nbytes for splits in ready.values() for k in SPLITS for c in splits[k])
+    train = {site: len(splits["train"]) for site, splits in ready.items() if splits["train"]}
+    return peak.estimate(study, module, params, cases, train, out).check()
 
 
 def build_module(study: Study) -> Any:
@@ -286,11 +315,11 @@ def train(
     dealt = check(study, watch)
     for remark in _remarks(study, dealt):
         logging.getLogger("polysite").warning(remark)
-    sites = build_sites(study, dealt, watch)  # before the folder: bad data leaves nothing behind
+    path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
+    foreseen, sites = _prepared(study, dealt, watch, path)  # before the folder: bad data leaves nothing behind
     phases = build_phases(study, sites)
     for each in phases:
         each.algorithm.init(_start(sites), each.transport.names)  # may refuse this network
-    path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
     watch = tracked(watch, track, path)  # before the folder, too: a package may be missing
     before = _before(study, table(dealt), Path(after)) if after else None
     folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt), before)
@@ -298,7 +327,8 @@ def train(
         with logged(folder):
             at = find_progress(folder, phases) if before else None
         final = _evaluation(study, dealt, sites, folder) if evaluate else None
-        return conduct(study, _described(study, dealt), phases, _start(sites), folder, at, watch, final)
+        lines = [foreseen.line, *_described(study, dealt)]
+        return conduct(study, lines, phases, _start(sites), folder, at, watch, final)
 
 
 def _remarks(study: Study, dealt: Mapping[str, SiteSplit]) -> list[str]:
@@ -379,13 +409,14 @@ def resume(path: Path | str, watch: Watch = Watch(), track: Sequence[str] = (), 
                 f"the data are not those that {folder.path} began with: its split.csv names other cases or parts; "
                 "bring them back, or start a new run"
             )
-        sites = build_sites(study, dealt, watch)
+        foreseen, sites = _prepared(study, dealt, watch, folder.path)
         phases = build_phases(study, sites)
         watch = tracked(watch, track, folder.path)
         with logged(folder):
             at = find_progress(folder, phases)
         final = _evaluation(study, dealt, sites, folder) if evaluate else None
-        return conduct(study, _described(study, dealt), phases, _start(sites), folder, at, watch, final)
+        lines = [foreseen.line, *_described(study, dealt)]
+        return conduct(study, lines, phases, _start(sites), folder, at, watch, final)
 
 
 def pinned(study: Study) -> Study:

@@ -7,7 +7,7 @@ machine, with the benchmark's own network, patch, batch and augmentation.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any
 
@@ -23,6 +23,7 @@ from polysite.data.case import Case
 from polysite.data.federation import Natural
 from polysite.engines.run_folder import KEPT
 from polysite.errors import PolysiteError
+from polysite.peak import tree_bytes
 from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
@@ -184,7 +185,7 @@ class _Rehearsed:
             steps=sum(n * x for n, x in zip(rounds, steps, strict=True)),
             cases=sum(n * x for n, x in zip(rounds, cases, strict=True)),
             tested=sum(tested.values()),
-            checkpoint=_bytes(seen, {k: prod(v.shape) for k, v in params.items()}),
+            checkpoint=tree_bytes(seen, {k: prod(v.shape) for k, v in params.items()}),
             kept=KEPT + 1 + len(chosen.then),
             scans=sum(min(3, n) for n in tested.values()),
         )
@@ -217,17 +218,6 @@ def _lengthened(chosen: Study, short: Study, exchanges: int) -> list[int]:
         own = min(part.run.rounds, exchanges - len(counts))  # an algorithm may end its phase by itself
         counts += [*[1] * (own - 1), 1 if whole.run == part.run else whole.run.rounds - own + 1]
     return counts
-
-
-def _bytes(value: Any, elements: Mapping[str, int], key: str = "") -> int:
-    """Return the bytes of all arrays of a rehearsed state, those of the model at their real size."""
-    if isinstance(value, Mapping):
-        return sum(_bytes(v, elements, str(k)) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return sum(_bytes(v, elements, key) for v in value)
-    if is_dataclass(value):
-        return sum(_bytes(getattr(value, f.name), elements, f.name) for f in fields(value))
-    return int(value.nbytes) * (elements.get(key, 1) if value.size == 1 else 1) if hasattr(value, "nbytes") else 0
 
 
 def measure(chosen: Study) -> Pace:
