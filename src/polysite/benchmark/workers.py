@@ -18,6 +18,7 @@ from signal import SIGTERM, default_int_handler, signal
 
 from polysite import machine
 from polysite.benchmark.jobs import REFUSED, Job, Step
+from polysite.benchmark.worker import Order
 from polysite.own_process import worker_command
 
 SPARE = 0.8  # fraction of the free memory that runs may use
@@ -87,6 +88,12 @@ def _on(gpu: str | None, room: "Room") -> str:
     return f" on GPU {gpu}" if gpu is not None and len(room.gpus) > 1 else ""
 
 
+def order(job: Job, before: Job | None) -> Order:
+    """Return what a worker needs to know of a job; it takes over the phases of the job before, if that has finished."""
+    paths = {"output": job.output, "study": job.file, "run": job.run, **({"after": before.run} if before else {})}
+    return {name: str(path.absolute()) for name, path in paths.items()}
+
+
 class Worker:
     """A process that runs jobs one after the other."""
 
@@ -105,15 +112,8 @@ class Worker:
         job.run.parent.mkdir(parents=True, exist_ok=True)
         with job.output.open("ab") as output:
             self.process = self.process or self._start(output.fileno())
-        order = {
-            "output": str(job.output),
-            "study": str(job.file),
-            "run": str(job.run),
-            "resume": (job.run / "config.toml").exists(),
-            "after": str(before.run) if before else None,
-        }
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{json.dumps(order)}\n".encode())
+        self.process.stdin.write(f"{json.dumps(order(job, before))}\n".encode())
         self.process.stdin.flush()
 
     def _start(self, errors: int) -> "subprocess.Popen[bytes]":
