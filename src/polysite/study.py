@@ -38,6 +38,7 @@ from polysite.tree import Tree
 
 POOLED = "pooled"  # the site of centralised training
 PreparedCases = Mapping[str, Mapping[str, Sequence[Case]]]  # by site and split
+Loader = Callable[[Study, Mapping[str, SiteSplit], Watch], PreparedCases]  # load_cases, or one that keeps cases
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def load_cases(study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watc
     cache = Cache(place())
     listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
     ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
-    _refuse_duplicates(cache, [ref for _, _, ref in listed])
+    refuse_duplicates([ref for _, _, ref in listed])
     with ThreadPoolExecutor(machine.cores()) as pool:
         jobs = [pool.submit(cache.get, ref, study.prepare, study.train.patch) for _, _, ref in listed]
         try:
@@ -147,10 +148,10 @@ def load_cases(study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watc
 
 
 def _prepared(
-    study: Study, dealt: Mapping[str, SiteSplit], watch: Watch, out: Path
+    study: Study, dealt: Mapping[str, SiteSplit], watch: Watch, out: Path, load: Loader
 ) -> tuple[Peak, dict[str, TorchSite]]:
     """Return the estimated peak of a run and its sites; refuse a run that cannot fit before its sites are built."""
-    ready = load_cases(study, dealt, watch)
+    ready = load(study, dealt, watch)
     return foresee(study, ready, out), _sites(study, ready)
 
 
@@ -174,9 +175,9 @@ def build_module(study: Study) -> Any:
     )
 
 
-def _refuse_duplicates(cache: Cache, cases: Iterable[CaseRef]) -> None:
+def refuse_duplicates(cases: Iterable[CaseRef]) -> None:
     """Refuse the same scan in two cases, unless both are declared to be of one patient."""
-    seen: dict[str, CaseRef] = {}
+    cache, seen = Cache(place()), dict[str, CaseRef]()
     for case in cases:
         twin = seen.setdefault(cache.digest(case.files[0]), case) if case.files else case
         if twin is not case and (not case.patient or twin.patient != case.patient):
@@ -301,6 +302,7 @@ def train(
     track: Sequence[str] = (),
     after: Path | str | None = None,
     evaluate: bool = True,
+    load: Loader = load_cases,
 ) -> Run:
     """Train a study into a new run folder.
 
@@ -311,12 +313,13 @@ def train(
         track: Also write for ``tensorboard`` or ``mlflow``.
         after: A finished run of the same study with fewer phases, whose rounds are taken over.
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
+        load: Loads the prepared cases.
     """
     dealt = check(study, watch)
     for remark in _remarks(study, dealt):
         logging.getLogger("polysite").warning(remark)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
-    foreseen, sites = _prepared(study, dealt, watch, path)  # before the folder: bad data leaves nothing behind
+    foreseen, sites = _prepared(study, dealt, watch, path, load)  # before the folder: bad data leaves nothing behind
     phases = build_phases(study, sites)
     for each in phases:
         each.algorithm.init(_start(sites), each.transport.names)  # may refuse this network
@@ -396,7 +399,13 @@ def _title(algorithm: Any) -> str:
     return f"{name_of(algorithm)}-{_title(inner)}" if inner else name_of(algorithm)
 
 
-def resume(path: Path | str, watch: Watch = Watch(), track: Sequence[str] = (), evaluate: bool = True) -> Run:
+def resume(
+    path: Path | str,
+    watch: Watch = Watch(),
+    track: Sequence[str] = (),
+    evaluate: bool = True,
+    load: Loader = load_cases,
+) -> Run:
     """Continue an interrupted run to the same end; a finished run is returned as it is."""
     folder = RunFolder.open(Path(path))
     if folder.finished:
@@ -409,7 +418,7 @@ def resume(path: Path | str, watch: Watch = Watch(), track: Sequence[str] = (), 
                 f"the data are not those that {folder.path} began with: its split.csv names other cases or parts; "
                 "bring them back, or start a new run"
             )
-        foreseen, sites = _prepared(study, dealt, watch, folder.path)
+        foreseen, sites = _prepared(study, dealt, watch, folder.path, load)
         phases = build_phases(study, sites)
         watch = tracked(watch, track, folder.path)
         with logged(folder):

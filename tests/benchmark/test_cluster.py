@@ -48,7 +48,7 @@ def finish(run):
         (Path(run) / name).write_text("{}")
 
 
-def performed(order):
+def performed(order, load):
     """Stand in for a run: all but ``far away`` succeed."""
     output = Path(order["output"])
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polysite.benchmark.jobs import Job, Step
+from polysite.benchmark.last_cases import LastCases
 from polysite.benchmark.worker import Order, perform, release
 from polysite.benchmark.workers import order, reason
 from polysite.errors import ConfigError
@@ -90,10 +91,10 @@ class Runner:
     def __call__(self, orders: Sequence[Order]) -> list[int]:
         """Return the exit code of every order."""
         begin()
-        codes = []
+        codes, load = [], LastCases()
         for each in orders:
             with _restored():
-                codes.append(perform(each))
+                codes.append(perform(each, load))
             release()
         return codes
 
@@ -198,7 +199,8 @@ def _collect(task: Task, step: Step) -> dict[str, str]:
     try:
         codes, problem = task.handle.result(), ""
     except Exception as raised:  # submitit raises what the task raised, or that it was cancelled or killed
-        codes, problem = [1] * len(task.jobs), " ".join(str(raised).split())[:300]
+        lines = [line.strip() for line in str(raised).splitlines() if "Error: " in line or "Exception: " in line]
+        codes, problem = [1] * len(task.jobs), lines[-1] if lines else " ".join(str(raised).split())[:300]
     failed = {}
     for job, code in zip(task.jobs, codes, strict=False):
         if not job.done:
