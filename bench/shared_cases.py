@@ -11,12 +11,13 @@ import statistics
 import tempfile
 import time
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
 
 import polysite as ps
-from polysite import study
+from polysite import config, study
 from polysite.benchmark.last_cases import LastCases
 from polysite.data.phantom import write
 
@@ -32,9 +33,9 @@ def private() -> int:
     return sum(area.anonymous for area in psutil.Process().memory_maps(grouped=True))
 
 
-def own_memory(chosen: ps.Study) -> int:
+def own_memory(text: str) -> int:
     """Return the bytes of its own that a process takes to build its sites and to read every training case once."""
-    before = private()
+    chosen, before = config.parse(text), private()
     sites = study.build_sites(chosen)
     for site in sites.values():
         for name in site.cases("train"):
@@ -44,12 +45,8 @@ def own_memory(chosen: ps.Study) -> int:
 
 def in_child(chosen: ps.Study) -> int:
     """Return ``own_memory`` of a process that has done nothing else."""
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        os.write(writer, str(own_memory(chosen)).encode())
-        os._exit(0)
-    os.wait()
-    return int(os.read(reader, 100))
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(own_memory, (config.dump(chosen),))
 
 
 def main() -> None:
