@@ -49,10 +49,10 @@ from polysite.data.files import Files
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, file_name, versions
 from polysite.errors import ConfigError, DataError, nearest
+from polysite.machine import cores
 from polysite.payload import SiteId
 from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.radiomics import outliers as far
-from polysite.radiomics.extraction import cores
 from polysite.radiomics.outliers import MIN_CASES
 from polysite.report import clusters as clusters_page
 from polysite.report.example_cases import Scan

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from shutil import rmtree
+from shutil import copyfile, rmtree
 from typing import Any
 
 import safetensors
@@ -35,6 +35,22 @@ def write_file(path: Path, fill: Callable[[Path], Any], *, sync: bool = True) ->
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def link_file(source: Path, path: Path) -> None:
+    """Let ``path`` be a second name of a file (a hard link), or a copy where the file system has no such links.
+
+    Files are replaced and never changed in place, so that replacing or deleting one name leaves the other as it is.
+    """
+
+    def fill(draft: Path) -> None:
+        try:
+            os.link(source, draft)
+        except OSError:  # no hard links here, or another file system
+            copyfile(source, draft)
+
+    if not (path.exists() and path.samefile(source)):  # renaming a link to another name of its file does nothing
+        write_file(path, fill)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from polysite import config
+from polysite import config, machine, peak
 from polysite.algorithms import name_of
 from polysite.algorithms.base import check_sites, facts, trials
 from polysite.cluster.mixture import CaseClusters
@@ -36,6 +35,7 @@ from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError, nearest
 from polysite.evaluation_folder import EvaluationFolder, ExaminedSite
 from polysite.payload import Payload
+from polysite.peak import Peak
 from polysite.training import tasks
 from polysite.training.network import Network
 from polysite.training.torch_site import TorchSite
@@ -68,6 +68,9 @@ class Engine:
 
 
 ENGINES = ("simulator", "ray")
+
+PreparedCases = Mapping[str, Mapping[str, Sequence[Case]]]  # by site and split
+Loader = Callable[[Study, Mapping[str, SiteSplit], Watch], PreparedCases]  # load_cases, or one that keeps cases
 
 
 @dataclass(frozen=True)
@@ -145,18 +148,28 @@ def build_sites(
     network: Network | None = None,
 ) -> dict[str, TorchSite]:
     """Return the sites of a study, which share one network; cases are prepared, or read from the cache."""
-    source, dealt = study.data, dealt or deal_cases(study)
+    return _sites(study, load_cases(study, dealt or deal_cases(study), watch), network)
+
+
+def _sites(study: Study, ready: PreparedCases, network: Network | None = None) -> dict[str, TorchSite]:
+    """Return the sites with these cases."""
+    source, sizes = study.data, {site: len(splits["train"]) for site, splits in ready.items()}
+    network = network or Network(build_module(study), study.train, expected_steps(study, sizes))
     task = tasks.find(source.task, study.train.exclusive)
-    network = network or Network(
-        build_module(study),
-        study.train,
-        expected_steps(study, {s: len(splits["train"]) for s, splits in dealt.items()}),
-    )
+    brain = partial(study.prepare.brain, modalities=source.modality_names)
+    return {
+        site: TorchSite(site, network, cases, source.label_names, study.train, study.seed, task, brain)
+        for site, cases in ready.items()
+    }
+
+
+def load_cases(study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> PreparedCases:
+    """Return the prepared cases of every site and split, newly made or mapped from the cache."""
     cache = Cache(place())
     listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
     ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
-    _refuse_duplicates(cache, [ref for _, _, ref in listed])
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    refuse_duplicates([ref for _, _, ref in listed])
+    with ThreadPoolExecutor(machine.cores()) as pool:
         jobs = [pool.submit(cache.get, ref, study.prepare, study.train.patch) for _, _, ref in listed]
         try:
             for done, ((site, split, ref), job) in enumerate(zip(listed, jobs, strict=True), start=1):
@@ -164,14 +177,19 @@ def build_sites(
                 watch.case(done, len(listed), f"{site} · {ref.name}")
         except BaseException as problem:
             pool.shutdown(cancel_futures=True)
-            if isinstance(problem, DataError) and isinstance(source, Files):
+            if isinstance(problem, DataError) and isinstance(study.data, Files):
                 raise DataError(f"{problem} ('polysite data check' lists all problems)") from problem
             raise
-    brain = partial(study.prepare.brain, modalities=source.modality_names)
-    return {
-        site: TorchSite(site, network, cases, source.label_names, study.train, study.seed, task, brain)
-        for site, cases in ready.items()
-    }
+    return ready
+
+
+def foresee(study: Study, ready: PreparedCases, out: Path) -> Peak:
+    """Return the memory and disk that a run of a study takes at its peak; refuse one that cannot fit."""
+    module = build_module(study)
+    params = Network(module, replace(study.train, device="cpu", compile=False)).start
+    cases = sum(c.image.nbytes + c.label.nbytes for splits in ready.values() for k in SPLITS for c in splits[k])
+    train = {site: len(splits["train"]) for site, splits in ready.items() if splits["train"]}
+    return peak.estimate(study, module, params, cases, train, out).check()
 
 
 def expected_steps(study: Study, sizes: Mapping[str, int]) -> int:
@@ -196,9 +214,9 @@ def build_module(study: Study) -> Any:
     )
 
 
-def _refuse_duplicates(cache: Cache, cases: Iterable[CaseRef]) -> None:
+def refuse_duplicates(cases: Iterable[CaseRef]) -> None:
     """Refuse the same scan in two cases, unless both are declared to be of one patient."""
-    seen: dict[str, CaseRef] = {}
+    cache, seen = Cache(place()), dict[str, CaseRef]()
     for case in cases:
         twin = seen.setdefault(cache.digest(case.files[0]), case) if case.files else case
         if twin is not case and (not case.patient or twin.patient != case.patient):
@@ -263,14 +281,17 @@ class OpenedStudy:
 
 
 @contextmanager
-def open_study(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch: Watch) -> Iterator[OpenedStudy]:
-    """Load the sites of a study into an engine; workers end with the block."""
+def open_study(
+    study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch: Watch, out: Path, load: Loader
+) -> Iterator[OpenedStudy]:
+    """Load the sites of a study into an engine; workers end with the block. A run that cannot fit is refused."""
     if engine.name == "ray":
         with _on_ray(study, dealt, engine, watch) as opened:
             yield opened
         return
-    sites = build_sites(study, dealt, watch)
-    yield OpenedStudy(build_phases(study, sites), next(iter(sites.values())).start, sites)
+    ready = load(study, dealt, watch)
+    foreseen, sites = foresee(study, ready, out), _sites(study, ready)
+    yield OpenedStudy(build_phases(study, sites), next(iter(sites.values())).start, sites, [foreseen.line])
 
 
 @contextmanager
@@ -280,7 +301,7 @@ def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch:
     from polysite.engines.ray.transport import RaySites, RemoteSite
 
     refuse_bare(study)
-    _refuse_duplicates(Cache(place()), [ref for splits in dealt.values() for split in SPLITS for ref in splits[split]])
+    refuse_duplicates([ref for splits in dealt.values() for split in SPLITS for ref in splits[split]])
     cases = {site: {k: tuple(c.name for c in splits[k]) for k in SPLITS} for site, splits in dealt.items()}
     recipe = json.dumps({"study": _as_text(study), "cases": cases})
     phases = config.phases(study)
@@ -391,6 +412,7 @@ def train(
     track: Sequence[str] = (),
     after: Path | str | None = None,
     evaluate: bool = True,
+    load: Loader = load_cases,
     *,
     engine: str | Engine = "simulator",
 ) -> Run:
@@ -403,16 +425,19 @@ def train(
         track: Also write for ``tensorboard`` or ``mlflow``.
         after: A finished run of the same study with fewer phases, whose rounds are taken over.
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
+        load: Loads the prepared cases.
         engine: ``simulator``, ``ray``, or an ``Engine`` with an address and a number of workers.
     """
     chosen = Engine(engine) if isinstance(engine, str) else engine
     dealt = check(study, watch)
     for remark in _remarks(study, dealt):
         logging.getLogger("polysite").warning(remark)
-    with open_study(study, dealt, chosen, watch) as opened:  # before the folder: bad data leaves nothing behind
+    path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
+    with open_study(
+        study, dealt, chosen, watch, path, load
+    ) as opened:  # before the folder is made
         for each in opened.phases:
             each.algorithm.init(opened.start, each.transport.names)  # may refuse this network
-        path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
         watch = tracked(watch, track, path)  # before the folder, too: a package may be missing
         before = _before(study, table(dealt), Path(after)) if after else None
         folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt), before)
@@ -433,7 +458,7 @@ def _conducted(
 ) -> Run:
     """Train the sites of a study into a run folder, from its beginning or from a checkpoint."""
     final = _evaluation(study, dealt, opened.sites, folder) if evaluate else None
-    lines = (*_described(study, dealt), *opened.remarks)
+    lines = (*opened.remarks, *_described(study, dealt))
     return conduct(study, lines, opened.phases, opened.start, folder, at, watch, final)
 
 
@@ -503,6 +528,7 @@ def resume(
     watch: Watch = Watch(),
     track: Sequence[str] = (),
     evaluate: bool = True,
+    load: Loader = load_cases,
     *,
     engine: str | Engine = "simulator",
 ) -> Run:
@@ -519,7 +545,7 @@ def resume(
                 f"the data are not those that {folder.path} began with: its split.csv names other cases or parts; "
                 "bring them back, or start a new run"
             )
-        with open_study(study, dealt, chosen, watch) as opened:
+        with open_study(study, dealt, chosen, watch, folder.path, load) as opened:
             watch = tracked(watch, track, folder.path)
             with logged(folder):
                 at = find_progress(folder, opened.phases)

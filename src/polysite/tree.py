@@ -9,7 +9,6 @@ that both offer, so models stay on their device: on a GPU inside the simulator, 
 array([1.5, 3. ])
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from polysite import machine
 
 Tree = Mapping[str, Any]
 
@@ -134,7 +135,7 @@ def _mean_of_arrays(trees: list[Tree], shares: list[float]) -> Tree:
                 np.add(piece, product, out=piece)
 
     small = sum(len(x.reshape(-1)) for x in out.values()) < ARRAY_SLICE  # starting threads would take longer
-    threads = 1 if small else min(len(jobs), os.cpu_count() or 1, 8)
+    threads = 1 if small else min(len(jobs), machine.cores(), 8)
     if threads < 2:
         work(jobs)
     else:
@@ -331,7 +332,7 @@ def memory(a: Tree) -> int:
     if getattr(x, "is_cuda", False):
         library = sys.modules[type(x).__module__]
         return int(library.cuda.get_device_properties(x.device).total_memory)  # type: ignore[union-attr]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine.memory().total
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -1,5 +1,7 @@
 """Plans: runs, hours and disk from published sizes, before any data are here."""
 
+import json
+import os
 from importlib import import_module
 
 import pytest
@@ -10,7 +12,7 @@ from polysite.benchmark.jobs import studies
 from polysite.cli import app
 from polysite.report.published import sizes
 
-plan = import_module("polysite.benchmark.plan")  # the package has a function of this name
+plan, pace = (import_module(f"polysite.benchmark.{name}") for name in ("plan", "pace"))  # functions have these names
 TINY = ["--set", "model.name=unet_small", "--set", "model.filters=[2, 4, 4]", "--set", "train.patch=[16, 16, 16]"]
 
 
@@ -44,8 +46,50 @@ def test_a_plan_without_training_lists_the_scans():
 
 
 def test_seconds_on_a_cpu_are_scaled_by_voxels_batch_and_windows(monkeypatch):
-    monkeypatch.setattr(plan, "_timed", lambda call, network: 1.0)
+    monkeypatch.setattr(pace, "_timed", lambda call, network: 1.0)
     given = {"train.device": "cpu", "model.name": "unet_small", "model.filters": "[2, 4, 4]"}
-    pace = plan.measure(studies(benchmark.load("paper_b"), given)["fedavg"])
-    assert (pace.step, pace.case) == (8 * 4, 8 * 8)  # 128 against 64 voxels a side; four patches; eight windows
-    assert pace.device == "cpu" and "scaled by the number of voxels" in pace.how
+    found = pace.measure(studies(benchmark.load("paper_b"), given)["fedavg"])
+    assert (found.step, found.case) == (8 * 4, 8 * 8)  # 128 against 64 voxels a side; four patches; eight windows
+    assert found.device == "cpu" and "scaled by the number of voxels" in found.how
+
+
+def record(index, elapsed, seconds, steps, cases):
+    site = {"loss": 1.0, "steps": steps, "lr_sum": 0.1, "seconds": seconds, "bytes_down": 0, "bytes_up": 0}
+    validation = {"a": {"cases": cases, "loss": 1.0, "score": {"L": 0.5}}}
+    return json.dumps(
+        {"round": index, "phase": 0, "sites": {"a": site, "b": site}, "validation": validation, "elapsed": elapsed}
+    )
+
+
+def finished(out, method, began, ended, lines):
+    run = out / "runs" / method / "fold0-seed0"
+    run.mkdir(parents=True)
+    for name, text in (("config.toml", ""), ("versions.json", "{}"), ("result.json", "{}")):
+        (run / name).write_text(text)
+    (run / "rounds.jsonl").write_text("\n".join(lines))
+    os.utime(run / "versions.json", (began, began))
+    os.utime(run / "result.json", (ended, ended))
+
+
+def test_speeds_are_those_of_finished_runs_in_the_folder(tmp_path):
+    chosen = studies(benchmark.load("phantoms"), {"train.device": "cpu"})
+    # two turns of 2 s for 10 steps each; the rest of a round, 1 s, is spent on 5 validated cases; resumed after round 1
+    finished(tmp_path, "fedavg", 0, 100, [record(0, 5, 2, 10, 5), record(1, 10, 2, 10, 5), record(2, 5, 2, 10, 5)])
+    finished(tmp_path, "ditto", 0, 100, [record(0, 9, 4, 10, 5)])
+    found = pace.recorded(tmp_path, list(chosen), next(iter(chosen.values())))
+    assert (found.of("fedavg").step, found.of("fedavg").case) == pytest.approx((0.2, 0.2))
+    assert (found.of("ditto").step, found.of("ditto").case) == pytest.approx((0.4, 0.2))
+    assert found.of("local").step == found.step == pytest.approx(20 / 80) and found.parallel == pytest.approx(2)
+    assert "Speeds of 2 finished runs" in found.how and found.device == "cpu"
+    assert pace.recorded(tmp_path / "none", list(chosen), next(iter(chosen.values()))) is None
+
+
+def test_a_plan_says_where_its_speeds_come_from(tmp_path):
+    bench = benchmark.load("paper_b").only(["fedavg"])
+    given = {"train.device": "cpu", "model.name": "unet_small", "model.filters": "[2, 4, 4]", "run.rounds": "4"}
+    finished(tmp_path, "fedavg", 0, 100, [record(0, 50, 20, 10, 5)])
+    grid = benchmark.plan(bench, given, absent=True, out=tmp_path)
+    whole = plan._Rehearsed.of(plan._dealable(studies(plan._counted(bench), given)["fedavg"]))
+    hours = len(bench.places) * (2 * whole.steps + 2 * (whole.cases + whole.tested)) / 3600
+    assert "Speeds of 1 finished runs in" in grid.note and "within a round" not in grid.note
+    assert grid.lines[-1].cells[4].value == pytest.approx(hours)

@@ -10,7 +10,6 @@ from polysite import benchmark, config, study
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.weighted import Weighted
 from polysite.benchmark import jobs as benchmark_jobs
-from polysite.benchmark import workers
 from polysite.cli import app
 from polysite.errors import ConfigError, RunError
 
@@ -145,17 +144,6 @@ def test_runs_of_another_configuration_are_not_taken_for_these(tiny, tmp_path):
     (job.run / "config.toml").write_text(config.dump(config.vary(job.study, {"train": {"lr": 0.3}})))
     with pytest.raises(RunError, match="was trained with another configuration"):
         benchmark_jobs.fits(job, study.deal_cases(job.study))
-
-
-def test_as_many_run_as_fit_into_memory(monkeypatch):
-    free = [100]
-    monkeypatch.setattr(workers, "free_memory", lambda: tuple(free))
-    room = workers.Room(8)
-    assert room.now == 1  # the first alone
-    free[0] = 70  # it takes 30
-    room.look()
-    room.learnt = True
-    assert room.now == 2 and workers.Room(1).now == 1  # 80 of 100, at 30 each
 
 
 def test_methods_that_test_different_cases_are_refused_before_training(tiny, tmp_path):

@@ -1,68 +1,59 @@
 """The plan of a benchmark: runs, hours on this machine's device, and disk, before anything is trained.
 
 Steps and validated cases come from a rehearsal of every algorithm with the sizes of the sites: those of the data, or
-the published ones if the data are not here. Seconds come from a few real training steps and one prediction on this
-machine, with the benchmark's own network, patch, batch and augmentation.
+the published ones if the data are not here. Seconds come from finished runs in the benchmark's folder, or else from a
+few real training steps and one prediction on this machine (``pace.py``).
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import ceil, prod
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from polysite import config, study
 from polysite.algorithms.base import facts
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import pooled_training, studies
+from polysite.benchmark.pace import VOLUME, Pace, measure, recorded
 from polysite.config import Study
-from polysite.data.case import Case
 from polysite.data.federation import Natural
 from polysite.engines.run_folder import KEPT
 from polysite.errors import PolysiteError
+from polysite.peak import tree_bytes
 from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
-from polysite.site import Budget
-from polysite.training import tasks
-from polysite.training.network import Network
-from polysite.training.torch_site import TorchSite
 
-# voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
-VOLUME = (144, 176, 144)
-SIDE = 64  # largest side of a patch that is timed on a CPU
-STEPS = 3  # timed on a GPU, after as many that warm up; one on a CPU
 ROUNDS = 3  # rehearsed of a phase; the others are like the last of these
 PREDICTION, SCAN = 3e4, 3e6  # bytes on disk of a predicted case, and of one of the three per site kept to look at
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Seconds of a training step and of a prediction, measured here."""
+def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False, out: Path | None = None) -> Grid:
+    """Return the table of all runs with their hours and disk.
 
-    step: float
-    case: float
-    device: str
-    how: str  # how it was measured, as a sentence
-
-
-def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Grid:
-    """Return the table of all runs with their hours and disk; with ``absent`` data, from published sizes."""
+    Args:
+        bench: The benchmark.
+        overrides: Settings that override those of all studies.
+        absent: The data are not here; sizes are the published ones.
+        out: Folder of the benchmark, whose finished runs give the speeds; None to measure them.
+    """
     cells = _cells(bench, overrides, absent)
     if not any(cells):
         return _features(bench, overrides, absent)
     first = next(iter(cells[0].values()))
-    pace, places = measure(first), len(bench.places)
+    pace = (recorded(out, list(cells[0]), first) if out else None) or measure(first)
+    places = len(bench.places)
     work = [{n: _Rehearsed.of(s) for n, s in cell.items()} for cell in cells]
     lines, hours, disk, runs = [], 0.0, 0.0, 0
     for title, each in cells[0].items():
         before = next((n for n, s in cells[0].items() if config.is_beginning(s, of=each)), None)
         mine = [done[title].after(done[before] if before else None) for done in work if title in done]
         count = places * len(mine)
-        spent = places * sum(m.steps * pace.step + (m.cases + m.tested) * pace.case for m in mine) / 3600
+        speed = pace.of(title)
+        spent = places * sum(m.steps * speed.step + (m.cases + m.tested) * speed.case for m in mine) / 3600
+        spent /= pace.parallel
         stored, steps = places * sum(m.stored for m in mine), places * sum(m.steps for m in mine)
         hours, disk, runs = hours + spent, disk + stored, runs + count
         after = f"after {before}" if before else ""
@@ -77,12 +68,20 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
     head = ("method", "runs", "rounds", "steps of all runs", unit, "disk", "")
     whose = f"the published sizes of its {len(first.data.case_refs(0))} sites" if absent else "the data"
     note = (
-        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. {_axes(bench)}All together: "
+        f"{pace.how} {_sharing(pace)}; with {whose}, {cases} cases. {_axes(bench)}All together: "
         f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at; the cache of prepared "
-        f"cases takes about {_size(prepared).text} more. Not counted: scores that an algorithm takes within a round, "
-        "and predictions of personal models for the cases of other hospitals."
+        f"cases takes about {_size(prepared).text} more. Validated and tested cases are counted; not counted: "
+        f"{'' if pace.methods else 'scores that an algorithm takes within a round, and '}predictions of personal "
+        "models for the cases of other hospitals."
     )
     return Grid("plan", f"Plan of {bench.name}", head, tuple(lines), note)
+
+
+def _sharing(pace: Pace) -> str:
+    """Return how many runs the hours are for."""
+    if pace.methods and pace.parallel >= 1.05:
+        return f"Hours of this machine with {pace.parallel:.1f} runs in parallel, as there"
+    return "One run after the other on this device"
 
 
 def _axes(bench: Bench) -> str:
@@ -185,7 +184,7 @@ class _Rehearsed:
             steps=sum(n * x for n, x in zip(rounds, steps, strict=True)),
             cases=sum(n * x for n, x in zip(rounds, cases, strict=True)),
             tested=sum(tested.values()),
-            checkpoint=_bytes(seen, {k: prod(v.shape) for k, v in params.items()}),
+            checkpoint=tree_bytes(seen, {k: prod(v.shape) for k, v in params.items()}),
             kept=KEPT + 1 + len(chosen.then),
             scans=sum(min(3, n) for n in tested.values()),
         )
@@ -218,81 +217,6 @@ def _lengthened(chosen: Study, short: Study, exchanges: int) -> list[int]:
         own = min(part.run.rounds, exchanges - len(counts))  # an algorithm may end its phase by itself
         counts += [*[1] * (own - 1), 1 if whole.run == part.run else whole.run.rounds - own + 1]
     return counts
-
-
-def _bytes(value: Any, elements: Mapping[str, int], key: str = "") -> int:
-    """Return the bytes of all arrays of a rehearsed state, those of the model at their real size."""
-    if isinstance(value, Mapping):
-        return sum(_bytes(v, elements, str(k)) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return sum(_bytes(v, elements, key) for v in value)
-    if is_dataclass(value):
-        return sum(_bytes(getattr(value, f.name), elements, f.name) for f in fields(value))
-    return int(value.nbytes) * (elements.get(key, 1) if value.size == 1 else 1) if hasattr(value, "nbytes") else 0
-
-
-def measure(chosen: Study) -> Pace:
-    """Time a few training steps and a prediction of a study's network on this machine's device.
-
-    On a GPU the patch, the batch and the size of a scan are the real ones. On a CPU one patch of at most 64 voxels a
-    side is timed, and the time is scaled with the number of voxels.
-    """
-    network = Network(study.build_module(chosen), chosen.train)
-    gpu = network.device.type == "cuda"
-    step = chosen.model.divisor
-    patch = (
-        chosen.train.patch if gpu else tuple(min(side, max(step, SIDE // step * step)) for side in chosen.train.patch)
-    )
-    batch = chosen.train.batch if gpu else 1
-    task = tasks.find(chosen.data.task, chosen.train.exclusive)
-    scan = gpu and chosen.data.task == "segmentation"
-    whole = tuple(max(a, b) for a, b in zip(VOLUME, chosen.train.patch, strict=False)) if scan else patch
-    train = replace(chosen.train, patch=patch, window=(), batch=batch, epochs=1, steps=None)
-    rng = np.random.default_rng(0)
-    cases = [_drawn(rng, chosen, whole, k) for k in range(batch)]
-    split = {"train": cases, "validation": cases[:1]}
-    site = TorchSite("plan", network, split, chosen.data.label_names, train, 0, task)
-    start = site.start
-    steps = STEPS if gpu else 1
-    training = _timed(lambda: site.fit(start, budget=Budget(steps=steps)), network) / steps
-    predicting = _timed(lambda: site.score(start, [cases[0].name]), network)
-    if gpu:
-        how = f"Measured on {network.device}: {training:.3g} s a step of {batch} patches, {predicting:.3g} s a scan."
-        return Pace(training, predicting, str(network.device), how)
-    larger = prod(chosen.train.patch) / prod(patch)
-    how = (
-        f"Measured on a CPU: {training:.3g} s a patch of {' x '.join(map(str, patch))}, and scaled by the number of "
-        "voxels. These are CPU hours; a GPU is tens to hundreds of times faster."
-    )
-    return Pace(training * larger * chosen.train.batch, predicting * larger * _windows(chosen), "cpu", how)
-
-
-def _windows(chosen: Study) -> int:
-    """Return the number of positions of the sliding window in a scan; a case to classify is as large as the patch."""
-    if chosen.data.task == "classification":
-        return 1
-    window, moved = chosen.train.window or chosen.train.patch, 1 - chosen.train.overlap
-    return prod(ceil(max(0, size - side) / (side * moved)) + 1 for size, side in zip(VOLUME, window, strict=False))
-
-
-def _drawn(rng: np.random.Generator, chosen: Study, shape: Sequence[int], k: int) -> Case:
-    image = rng.standard_normal((len(chosen.data.modality_names), *shape), np.float32)
-    labels = len(chosen.data.label_names)
-    drawn = np.array(k % labels) if chosen.data.task == "classification" else rng.integers(0, max(10, labels), shape)
-    label = np.stack([drawn == channel for channel in range(labels)]).astype(np.uint8)
-    return Case("plan", str(k), image, label, (1.0,) * len(shape))
-
-
-def _timed(call: Callable[[], object], network: Network) -> float:
-    """Return the seconds of a second call; the first one warms up."""
-    import torch
-
-    for _ in range(2):
-        begun = time.perf_counter()
-        call()
-        if network.device.type == "cuda":
-            torch.cuda.synchronize()
-    return time.perf_counter() - begun
 
 
 def _whole(value: float) -> Cell:

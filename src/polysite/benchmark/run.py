@@ -6,13 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from polysite import config
+from polysite.benchmark import cluster
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.jobs import Job, Step, assess_federations, check, jobs, settings, silent
 from polysite.benchmark.room import refuse_too_large
 from polysite.benchmark.workers import work
 from polysite.engines.run_folder import RunFolder, file_name
+from polysite.errors import ConfigError, nearest
 from polysite.report import axes_page
 from polysite.report.axes import FederationResult, distances, regrouped
 from polysite.report.grid import Grid
@@ -20,6 +23,8 @@ from polysite.report.page import Options
 from polysite.report.publish import comparison as write_comparison
 from polysite.report.runs import Method, read
 from polysite.storage import write_file
+
+EXECUTORS = ("processes", "submitit", "submitit-local")
 
 log = logging.getLogger("polysite")
 
@@ -39,8 +44,24 @@ def run(
     overrides: Mapping[str, str] | None = None,
     parallel: int | None = None,
     step: Step = silent,
+    executor: str = "processes",
+    slurm: Mapping[str, str] = MappingProxyType({}),
 ) -> Results:
-    """Run what is not finished; return the methods of every federation, and the failed runs with the reason."""
+    """Run what is not finished; return the methods of every federation, and the failed runs with the reason.
+
+    Args:
+        bench: The benchmark.
+        out: Its folder; an existing one is continued.
+        overrides: Settings that override those of all studies.
+        parallel: Largest number of runs in parallel; None for as many as fit.
+        step: Reports progress.
+        executor: ``processes`` of this machine; ``submitit``: a job array of SLURM; ``submitit-local``: to try that.
+        slurm: Parameters of sbatch for the job array.
+    """
+    if executor not in EXECUTORS:
+        raise ConfigError(f"--executor {executor}: {nearest(executor, EXECUTORS)}")
+    if slurm and executor == "processes":
+        raise ConfigError(f"--slurm {next(iter(slurm))}=...: it goes with --executor submitit")
     text = settings(out, bench, overrides or {})
     listed = jobs(bench, out, overrides or {}, step)
     remarks = check(listed, "distance" in bench.compare.figures)
@@ -57,7 +78,10 @@ def run(
             step(f"{job.title}: also serves {len(others)} other federations of the same cases", len(others))
         if job.done:
             step(f"{job.title}: finished before")
-    failed = work(listed, parallel, step)
+    if executor == "processes":
+        failed = work(listed, parallel, step)
+    else:
+        failed = cluster.work(listed, executor, slurm, parallel, out, step)
     remarks += tuple(f"No distances of {title}: {why}." for title, why in unknown.items())
     return Results({f.title: _methods(listed, f.title, failed) for f in bench.dealt}, failed, remarks)
 

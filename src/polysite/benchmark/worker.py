@@ -1,4 +1,5 @@
 """The process behind ``workers.Worker``: it reads one JSON order per line, runs it, and replies with the exit code.
+A task on a cluster (``cluster.py``) runs orders, too.
 
 What a job prints goes to the file that its order names. After a crash the process ends: the device may be in a state
 that the next job would inherit. After a refusal it goes on.
@@ -11,41 +12,56 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from polysite import config, study
 from polysite.benchmark.jobs import REFUSED
+from polysite.benchmark.last_cases import LastCases
 from polysite.errors import PolysiteError
 from polysite.evaluation import evaluate
+
+Order = Mapping[str, str]  # paths: output, study, run, and perhaps the run to continue from (after)
 
 
 def main() -> None:
     """Run orders until standard input ends or one fails."""
+    load = LastCases()
     with os.fdopen(os.dup(1), "w") as replies:
         for line in sys.stdin:
-            order = json.loads(line)
-            with Path(order["output"]).open("ab") as output:
-                for stream in (1, 2):
-                    os.dup2(output.fileno(), stream)
-            code = _run(order)
-            sys.stdout.flush()
-            sys.stderr.flush()
+            code = perform(json.loads(line), load)
             replies.write(f"{code}\n")
             replies.flush()
             if code not in (0, REFUSED):
                 return
-            _release()
+            release()
 
 
-def _run(order: Mapping[str, Any]) -> int:
+def perform(order: Order, load: LastCases) -> int:
+    """Run an order; what it prints goes to its file. Return the exit code.
+
+    ``load`` keeps the prepared cases from one order to the next.
+    """
+    output = Path(order["output"])
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    code = _run(order, load)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _run(order: Order, load: LastCases) -> int:
     """Return the exit code that ``polysite train`` has for the same study: 2 for a refusal, 1 for a crash."""
+    run, before = Path(order["run"]), Path(order["after"]) if "after" in order else None
     try:
-        if order["resume"]:
-            done = study.resume(order["run"])
+        if (run / "config.toml").exists():
+            done = study.resume(run, load=load)
             if not (done.folder.path / "evaluation" / done.split).exists():
                 evaluate(done.folder.path, done.split)
         else:
-            study.train(config.load(Path(order["study"])), order["run"], after=order["after"])
+            after = before if before and (before / "result.json").exists() else None  # it may have failed
+            study.train(config.load(Path(order["study"])), run, after=after, load=load)
     except (PolysiteError, OSError) as problem:
         print(f"polysite: {problem}", file=sys.stderr)
         return REFUSED
@@ -55,7 +71,7 @@ def _run(order: Mapping[str, Any]) -> int:
     return 0
 
 
-def _release() -> None:
+def release() -> None:
     """Give the memory of the last job back to the device."""
     import torch
 

@@ -1,23 +1,28 @@
-"""Processes that run the jobs of a benchmark, as many in parallel as fit into memory.
+"""Processes that run the jobs of a benchmark, as many in parallel as fit into memory, each on one GPU.
 
 A worker process runs one job after the other, so that its libraries are loaded once; after a crash it ends and the next
-job gets a new one. A job whose first phases are a job of their own waits for that job and continues from it.
+job gets a new one. A job whose first phases are a job of their own waits for that job and continues from it. A worker
+sees one GPU; several workers share it if they fit.
 """
 
 import json
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from select import select
 from signal import SIGTERM, default_int_handler, signal
 
+from polysite import machine
 from polysite.benchmark.jobs import REFUSED, Job, Step
-from polysite.benchmark.room import machine_memory
+from polysite.benchmark.worker import Order
 from polysite.own_process import worker_command
 
 SPARE = 0.8  # fraction of the free memory that runs may use
+MACHINE = ""  # its memory, beside that of the GPUs
 LOOK = 20.0  # seconds after which a run has allocated most of its memory
 
 
@@ -30,12 +35,12 @@ def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
     failed: dict[str, str] = {}
     try:
         while left or running:
-            while len(running) < room.now and (ready := [j for j in left if not j.first([*left, *running])]):
-                job = ready[0]
+            while placed := _next(left, running, room):
+                job, gpu = placed
                 left.remove(job)
-                worker = running[job] = idle.pop() if idle else Worker(room.threads)
+                worker = running[job] = _worker(idle, gpu, room.threads)
                 worker.begin(job, job.first(done))
-                step(f"{len(running)} in parallel · {job.title}", 0)
+                step(f"{len(running)} in parallel · {job.title}{_on(gpu, room)}", 0)
             select([worker.replies for worker in running.values()], [], [], 0.2)
             room.look()
             for job, worker in list(running.items()):
@@ -45,7 +50,7 @@ def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
                 del running[job]
                 room.learnt = room.learnt or not code
                 if code:
-                    failed[job.title] = _reason(job, code)
+                    failed[job.title] = reason(job, code)
                 else:
                     done.append(job)
                 if code in (0, REFUSED):
@@ -59,11 +64,41 @@ def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
     return failed
 
 
+def _next(left: Collection[Job], running: "dict[Job, Worker]", room: "Room") -> tuple[Job, str | None] | None:
+    """Return the next job that may start, and its GPU; None if there is none or nothing fits."""
+    busy = Counter(worker.gpu or "" for worker in running.values())
+    for job in left:
+        if not job.first([*left, *running]) and (place := room.place(busy, job.study.train.device)):
+            return job, place.gpu
+    return None
+
+
+def _worker(idle: "list[Worker]", gpu: str | None, threads: int) -> "Worker":
+    """Return an idle worker on this GPU, or a new one; an idle worker on another GPU ends, to release its memory."""
+    same = next((worker for worker in idle if worker.gpu == gpu), None)
+    if same is not None:
+        idle.remove(same)
+        return same
+    if idle:
+        idle.pop().end()
+    return Worker(threads, gpu)
+
+
+def _on(gpu: str | None, room: "Room") -> str:
+    return f" on GPU {gpu}" if gpu is not None and len(room.gpus) > 1 else ""
+
+
+def order(job: Job, before: Job | None) -> Order:
+    """Return what a worker needs to know of a job; it takes over the phases of the job before, if that has finished."""
+    paths = {"output": job.output, "study": job.file, "run": job.run, **({"after": before.run} if before else {})}
+    return {name: str(path.absolute()) for name, path in paths.items()}
+
+
 class Worker:
     """A process that runs jobs one after the other."""
 
-    def __init__(self, threads: int):
-        self.threads = threads
+    def __init__(self, threads: int, gpu: str | None = None):
+        self.threads, self.gpu = threads, gpu  # the only GPU that it sees; None: all of them
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -77,19 +112,14 @@ class Worker:
         job.run.parent.mkdir(parents=True, exist_ok=True)
         with job.output.open("ab") as output:
             self.process = self.process or self._start(output.fileno())
-        order = {
-            "output": str(job.output),
-            "study": str(job.file),
-            "run": str(job.run),
-            "resume": (job.run / "config.toml").exists(),
-            "after": str(before.run) if before else None,
-        }
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{json.dumps(order)}\n".encode())
+        self.process.stdin.write(f"{json.dumps(order(job, before))}\n".encode())
         self.process.stdin.flush()
 
     def _start(self, errors: int) -> "subprocess.Popen[bytes]":
         chosen = {"OMP_NUM_THREADS": str(self.threads), "GOMP_SPINCOUNT": "1000", **os.environ}
+        if self.gpu is not None:
+            chosen[machine.VISIBLE] = self.gpu
         command = worker_command("polysite.benchmark.worker")
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=chosen)
 
@@ -115,43 +145,69 @@ class Worker:
         self.process = None
 
 
-def _reason(job: Job, code: int) -> str:
+def reason(job: Job, code: int) -> str:
+    """Return why a job failed: the last line that it printed, or else its exit code."""
     lines = [line for line in job.output.read_text(errors="replace").splitlines() if line.strip()]
     end = f"it was ended by signal {-code}, perhaps because memory ran out" if code < 0 else f"exit code {code}"
     return f"{lines[-1].removeprefix('polysite: ') if lines else end} ({job.output})"
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a run may start."""
+
+    gpu: str | None = None  # the GPU that it sees; None: all of them, or there is none
+
+
 class Room:
-    """The number of runs that fit in memory and GPU memory, measured on the first run."""
+    """The number of runs that fit in memory and in the memory of each GPU, measured on the first run.
+
+    Args:
+        most: Largest number of runs in parallel; None for one per core.
+    """
 
     def __init__(self, most: int | None):
-        self.cores = os.cpu_count() or 1
+        self.cores = machine.cores()
         self.most = most or self.cores
         self.threads = max(1, self.cores // self.most)
         self.learnt, self.until = False, time.monotonic() + LOOK
-        self.before = self.least = free_memory()
+        self.before = self.least = _free()
+        self.gpus = [gpu for gpu in self.before if gpu]
 
     def look(self) -> None:
         """Measure the memory of the first run until it ends or has trained for a while."""
         if not self.learnt:
-            self.least = tuple(map(min, self.least, free_memory()))
+            now = _free()
+            self.least = {k: min(self.least[k], now[k]) for k in self.before}
             self.learnt = time.monotonic() > self.until
 
-    @property
-    def now(self) -> int:
-        """Number of runs that may run in parallel now."""
-        if self.most == 1 or not self.learnt:
-            return 1
-        needs = [max(a - b, 1) for a, b in zip(self.before, self.least, strict=True)]
-        fit = min(int(SPARE * free / need) for free, need in zip(self.before, needs, strict=True))
-        return max(1, min(self.most, fit))
+    def place(self, busy: "Counter[str]", device: str = "auto") -> Place | None:
+        """Return where the next run fits; None if it does not fit now.
+
+        The GPU is the one with most memory left. A run that names another device than ``auto`` or ``cuda`` (the CPU, or
+        a GPU by number) sees all GPUs.
+
+        Args:
+            busy: Number of runs on every GPU.
+            device: The run's ``train.device``.
+        """
+        if busy.total() >= (min(self.most, self._fit(MACHINE)) if self.learnt else 1):
+            return None
+        if not self.gpus or device not in ("auto", "cuda"):
+            return Place()
+        left = {g: self.before[g] - busy[g] * self._need(g) for g in self.gpus if busy[g] < self._fit(g)}
+        return Place(max(left, key=lambda gpu: left[gpu])) if left else None
+
+    def _need(self, where: str) -> int:
+        """Return the memory that the first run took of the machine, or of the GPU that it ran on; at least a byte."""
+        of = self.gpus if where else [MACHINE]
+        return max(1, *(self.before[k] - self.least[k] for k in of))
+
+    def _fit(self, where: str) -> int:
+        """Return the number of runs that fit on the machine or on a GPU, at least one."""
+        return max(1, int(SPARE * self.before[where] / self._need(where)))
 
 
-def free_memory() -> tuple[int, ...]:
-    """Return the free bytes of the machine and, if there is one, of its first GPU."""
-    free = [machine_memory("MemAvailable")]
-    import torch
-
-    if torch.cuda.is_available():
-        free.append(torch.cuda.mem_get_info()[0])
-    return tuple(free)
+def _free() -> dict[str, int]:
+    """Return the free bytes of the machine and of every GPU, by the value of CUDA_VISIBLE_DEVICES."""
+    return {MACHINE: machine.memory().free, **{gpu.visible: gpu.memory.free for gpu in machine.gpus()}}

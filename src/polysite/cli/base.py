@@ -75,13 +75,13 @@ def study_of(path: Path | None, override: list[str]) -> Any:
     return configuration.parse("", {**plain, **given})
 
 
-def overrides_of(given: list[str]) -> dict[str, str]:
-    """Return the KEY=VALUE pairs of ``--set`` as a mapping."""
+def overrides_of(given: list[str], option: str = "--set", example: str = "algorithm.lr=0.2") -> dict[str, str]:
+    """Return the KEY=VALUE pairs of ``--set``, or of another option, as a mapping."""
     from polysite.errors import ConfigError
 
     wrong = next((g for g in given if "=" not in g), None)
     if wrong is not None:
-        raise ConfigError(f"--set {wrong}: write KEY=VALUE, for example --set algorithm.lr=0.2")
+        raise ConfigError(f"{option} {wrong}: write KEY=VALUE, for example {option} {example}")
     return dict(g.split("=", 1) for g in given)
 
 

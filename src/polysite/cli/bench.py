@@ -48,6 +48,22 @@ def bench(
         Path | None, typer.Option(help="Folder to write, benchmarks/NAME by default; an existing one is continued.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            help="processes: on this machine; submitit: as a job array of SLURM; submitit-local: the same with "
+            "processes, to try it.",
+        ),
+    ] = "processes",
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slurm",
+            metavar="KEY=VALUE",
+            help="A parameter of sbatch for --executor submitit, e.g. partition=gpu or time=600 (minutes). May be "
+            "repeated.",
+        ),
+    ] = None,
     override: Override = None,
     quiet: Quiet = False,
 ) -> None:
@@ -72,28 +88,37 @@ def bench(
     lacking = chosen.lacks_data(given, scale)
     if lacking and not chosen.sizes:
         raise ConfigError(lacking)
+    target = out or Path("benchmarks") / (chosen.name if scale == "full" else f"{chosen.name}-{scale}")
     if lacking or plan:
-        tables.show_grid(benchmark.plan(chosen if lacking else chosen.on_folds(folds), given, absent=bool(lacking)))
+        planned = chosen if lacking else chosen.on_folds(folds)
+        tables.show_grid(benchmark.plan(planned, given, absent=bool(lacking), out=target))
         if lacking and not plan:
             raise ConfigError(lacking)
         if lacking:
             print(f"The data are not here: {lacking}")
         return
-    target = out or Path("benchmarks") / (chosen.name if scale == "full" else f"{chosen.name}-{scale}")
     if chosen.radiomics is not None:
         _radiomics(chosen, target, given, quiet)
     else:
-        _methods(chosen.on_folds(folds), target, given, jobs, quiet)
+        where = executor, overrides_of(slurm or [], "--slurm", "partition=gpu")
+        _methods(chosen.on_folds(folds), target, given, jobs, where, quiet)
 
 
-def _methods(chosen: "Bench", target: Path, given: dict[str, str], jobs: int | None, quiet: bool) -> None:
+def _methods(
+    chosen: "Bench",
+    target: Path,
+    given: dict[str, str],
+    jobs: int | None,
+    where: tuple[str, dict[str, str]],
+    quiet: bool,
+) -> None:
     """Train and compare the methods of a benchmark."""
     from polysite import benchmark
     from polysite.report import tables
 
     count = len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen, given))
     with tables.counting("runs", count, quiet) as step:
-        results = benchmark.run(chosen, target, given, jobs, step)
+        results = benchmark.run(chosen, target, given, jobs, step, *where)
     for job, why in results.failed.items():
         print(f"polysite: {job} failed: {why}", file=sys.stderr)
     if any(results.cells.values()):

@@ -4,7 +4,6 @@ An *error* would stop or spoil training; a *warning* needs a human decision. Ima
 shape, and their corners must lie within 0.1 voxels of one another.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from polysite import machine
 from polysite.data.files import Files, agree, boxed, channel
 from polysite.data.images import Image
 from polysite.data.manifest import Manifest, Row
@@ -121,7 +121,7 @@ def check(files: Files, step: Callable[[str], None] = lambda case: None) -> Repo
     """Open and check every case of every site; ``step`` is called with the name of each finished case."""
     listed, dims = files.manifest, files.dims
     findings = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(machine.cores()) as pool:
         for finding in pool.map(lambda row: examine(listed, row, dims, files.allow), listed.rows):
             findings.append(finding)
             step(f"{finding.site} · {finding.case}")

@@ -4,7 +4,6 @@ A volume is prepared as a whole (resampled, cropped, normalised), so that all it
 cut. Sites and splits are decided for volumes before they are cut: no patient has slices in two splits.
 """
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from polysite import machine
 from polysite.data.cache import Cache, place
 from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
@@ -86,7 +86,7 @@ class Slices:
             watch: Called with the numbers of finished and of all volumes, and the name of the last one.
         """
         stacks = [_Stack(volume, self.oriented(prepare), (1, *patch)) for volume in volumes]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(machine.cores()) as pool:
             found = {}
             for done, (stack, marks) in enumerate(zip(stacks, pool.map(_Stack.labelled, stacks), strict=True), start=1):
                 volume = stack.volume

@@ -8,7 +8,7 @@ Classes are looked up by name in polysite or in the algorithm's own module; no c
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import safetensors
 import safetensors.numpy
 
 from polysite.errors import RunError
-from polysite.payload import Payload, plain
-from polysite.storage import write_file
+from polysite.payload import TYPES, Payload, plain
+from polysite.storage import link_file, write_file
 from polysite.tree import Tree
 
 Lift = Callable[[Tree], Tree]
@@ -32,26 +32,56 @@ MOVED = {
 }
 
 
-def save(path: Path, value: Any) -> None:
-    """Write a value to a file."""
+def save(path: Path, value: Any, twins: Iterable[Path] = ()) -> None:
+    """Write a value to a file; if one of the ``twins`` holds the same value, let the file be another name of it."""
     arrays: dict[str, np.ndarray] = {}
     shape = json.dumps(_flatten(value, "value", arrays))
     header = {"checkpoint": f"{_digest(shape, arrays)} {shape}"}  # one entry: several have no fixed order on disk
+    twin = next((t for t in twins if t.exists() and _header(t) == header), None)
+    if twin is not None:
+        link_file(twin, path)
+        return
     write_file(path, lambda temporary: safetensors.numpy.save_file(arrays, temporary, metadata=header))
 
 
-def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = ()) -> Any:
-    """Return the value in a file; RunError if it is damaged. ``lift`` moves arrays to the device of the computation."""
+def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), mapped: bool = False) -> Any:
+    """Return the value in a file; RunError if it is damaged.
+
+    Args:
+        path: The file.
+        lift: Moves arrays to the device of the computation.
+        modules: Modules whose classes the value may hold, besides those of polysite.
+        mapped: Map the arrays into memory instead of reading them.
+    """
     try:
-        with safetensors.safe_open(path, "np") as file:
+        with safetensors.safe_open(path, "np") as file:  # refuses a file that is too short
             header = file.metadata() or {}
-            arrays = {k: file.get_tensor(k) for k in list(file.keys())}
+            arrays = map_arrays(path)[1] if mapped else {k: file.get_tensor(k) for k in list(file.keys())}
         digest, _, shape = header["checkpoint"].partition(" ")
         if digest != _digest(shape, arrays):
             raise RunError(f"{path} is damaged: its content does not match its digest")
         return _restore(json.loads(shape), dict(lift(arrays)), modules)
     except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
         raise RunError(f"{path} cannot be read as a checkpoint: {problem}") from problem
+
+
+def map_arrays(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Return the texts in the header of a safetensors file, and its arrays, mapped into memory (copy-on-write)."""
+    whole = np.asarray(np.memmap(path, np.uint8, "c"))
+    begin = 8 + int.from_bytes(whole[:8].tobytes(), "little")
+    header = json.loads(whole[8:begin].tobytes())
+    texts = header.pop("__metadata__", {})
+    places = {k: (slice(*(begin + at for at in entry["data_offsets"])), entry) for k, entry in header.items()}
+    return texts, {k: whole[here].view(TYPES[e["dtype"]]).reshape(e["shape"]) for k, (here, e) in places.items()}
+
+
+def _header(path: Path) -> Mapping[str, str]:
+    """Return the header of a checkpoint, which has the digest of its content; empty if it cannot be read."""
+    try:
+        with safetensors.safe_open(path, "np") as file:  # refuses a file that is too short
+            return dict(file.metadata() or {})
+    except (safetensors.SafetensorError, OSError):
+        return {}
 
 
 def _digest(shape: str, arrays: Mapping[str, np.ndarray]) -> str:

@@ -250,7 +250,7 @@ def _load(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
     at = loaded.at
     name = name_of(phases[at.phase].algorithm)
     empty = dict.fromkeys(phases[at.phase].transport.names, Payload())
-    known = {i: site_memory.load(folder.memory(path, i), i, name, at.versions.get(i, -1), lift) for i in loaded.kept}
+    known = {i: site_memory.load(folder.memory(path, i), i, name, at.versions.get(i, -1)) for i in loaded.kept}
     return replace(loaded, at=replace(at, memories={**empty, **known}))
 
 

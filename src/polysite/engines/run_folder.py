@@ -26,7 +26,6 @@ A new run gets a new folder; nothing is ever overwritten.
 import fcntl
 import json
 import math
-import os
 import platform
 import re
 import shutil
@@ -41,12 +40,13 @@ from typing import Any
 
 import safetensors.numpy
 
+from polysite import machine
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.record import Result, RoundRecord, read_records
 from polysite.engines.site_memory import Memory
 from polysite.errors import RunError
 from polysite.payload import plain
-from polysite.storage import draft_folder, write_file
+from polysite.storage import draft_folder, link_file, write_file
 from polysite.tree import Tree
 
 KEPT = 2  # checkpoints besides the best
@@ -104,7 +104,7 @@ class RunFolder:
             if after:
                 shutil.copy(after.path / "rounds.jsonl", draft)
                 for inside in ("checkpoints", "sites"):
-                    shutil.copytree(after.path / inside, draft / inside, dirs_exist_ok=True)
+                    shutil.copytree(after.path / inside, draft / inside, copy_function=_link, dirs_exist_ok=True)
         return cls(path)
 
     @classmethod
@@ -235,18 +235,28 @@ class RunFolder:
     ) -> None:
         """Write a checkpoint and delete those that are no longer needed.
 
+        The best and the last checkpoint of one round are one file with two names, and so are the memories beside them.
+
         Args:
             path: Path of the checkpoint.
             value: Its content.
             memories: Memories of the sites, written first.
             elsewhere: Version of each memory that is kept by its own site.
         """
+        twins = self._twins(path)
         for each in memories:
-            site_memory.save(self.memory(path, each.site), each)
+            site_memory.save(self.memory(path, each.site), each, [self.memory(twin, each.site) for twin in twins])
         if elsewhere:
             write_file(path.with_suffix(".json"), lambda p: p.write_text(json.dumps(dict(elsewhere))))
-        checkpoint.save(path, value)
+        checkpoint.save(path, value, twins)
         self._prune()
+
+    def _twins(self, path: Path) -> list[Path]:
+        """Return other checkpoints of the same round, which may hold the same: the best one may be the last one."""
+        if path.name.startswith("phase-"):
+            return []
+        round = _round(path)
+        return [twin for twin in (self.best(round), self.own(round), self.round(round)) if twin != path]
 
     def needed(self) -> dict[str, set[int]]:
         """Return the versions of memories kept elsewhere that a checkpoint continues from."""
@@ -289,6 +299,11 @@ class RunFolder:
         write_file(self.path / "result.json", lambda p: p.write_text(result.to_json()))
 
 
+def _link(source: str, target: str) -> None:
+    """Share a finished file with another run folder; neither ever changes it in place."""
+    link_file(Path(source), Path(target))
+
+
 def _round(path: Path) -> int:
     """Return the round in the name of a checkpoint."""
     return int(path.stem.rpartition("-")[2])
@@ -302,4 +317,4 @@ def versions() -> dict[str, str | int]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
-    return {**found, "processors": os.cpu_count() or 0}
+    return {**found, "processors": machine.cores()}

@@ -1,14 +1,20 @@
-"""The default engine: every site in this process, models staying on the device they are computed on."""
+"""The default engine: every site in this process.
+
+Sites take turns with one network and one optimiser on the device. What a site keeps between turns (its memory, and the
+model that a phase starts from) stays on the device while all of it fits there, or else leaves it (``memory_store.py``).
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from polysite.algorithms.base import Algorithm
+from polysite.engines.memory_store import Memories, MemoryStore, Stored, to_host
 from polysite.engines.record import Incident
 from polysite.engines.site_turn import OutgoingStep, take_turn
 from polysite.engines.transport import Reply, Served
 from polysite.payload import Payload, SiteId, decode, encode
-from polysite.site import Examined, Scores, Site
+from polysite.site import Examined, Fit, Scores, Site
 from polysite.tree import Tree
 
 
@@ -25,11 +31,14 @@ class Simulator:
         guests: Mapping[SiteId, Site] | None = None,
         wire: bool = False,
         outgoing: Sequence[OutgoingStep] = (),
+        store: MemoryStore | None = None,
     ):
         self.algorithm, self.sites, self.guests, self.wire = algorithm, dict(sites), guests, wire
         self.outgoing = tuple(outgoing)
-        self._memory = {i: Payload() for i in sites}
-        self._new: dict[SiteId, Payload] = {}  # memories of this round, kept if the reply is merged
+        self._store = store or MemoryStore()
+        self._memory = {i: self._store.put(Payload()) for i in sites}
+        self._new: dict[SiteId, Stored] = {}  # memories of this round, kept if the reply is merged
+        self._first, self._starts = 0, dict[SiteId, Stored]()  # first round of the phase, models that it starts from
 
     @property
     def names(self) -> tuple[SiteId, ...]:
@@ -47,12 +56,13 @@ class Simulator:
             yield name, self._turn(round, name, payload)  # no reply is kept while the next site trains
 
     def _turn(self, round: int, name: SiteId, payload: Payload) -> Reply:
-        site = self.sites[name].at(round)
-        got, memory = self._carry(payload).each(site.lift), self._memory[name].each(site.lift)
+        site = self._site(self.sites, name, round)
+        got, memory = self._carry(payload).each(site.lift), self._recall(name, site)
         turn = take_turn(self.algorithm, got, memory, site, self.outgoing)
-        self._new[name] = turn.memory
+        self._new[name] = self._store.put(turn.memory)
         reply = self._carry(turn.reply)
-        return Reply(reply, turn.fits, turn.seconds, reply.nbytes)
+        fits = tuple(map(_without_models, turn.fits)) if self._store.spilled else turn.fits
+        return Reply(reply, fits, turn.seconds, reply.nbytes)
 
     @property
     def sizes(self) -> Mapping[SiteId, int]:
@@ -78,12 +88,11 @@ class Simulator:
 
     def serve(self, round: int, sent: Mapping[SiteId, Payload], name: str = "") -> Served:
         """Return the models that every site is served."""
-        return Served(
-            {
-                i: tuple(params for params, _ in self.algorithm.serve(got, memory, site, site.cases("validation")))
-                for i, site, got, memory in self._arrived(round, sent)
-            }
-        )
+        models: dict[SiteId, tuple[Tree, ...]] = {}
+        for i, site, got, memory in self._arrived(round, sent):
+            groups = self.algorithm.serve(got, memory, site, site.cases("validation"))
+            models[i] = tuple(to_host(params) if self._store.spilled else params for params, _ in groups)
+        return Served(models)
 
     def examine(
         self, round: int, sent: Mapping[SiteId, Payload], split: str, tolerance: float, others: bool
@@ -91,9 +100,10 @@ class Simulator:
         """Examine the model that every site is served on its own cases; with ``others``, on the cases of all sites."""
         hosts = {**self.sites, **(self.guests or {})}
         for owner, payload in sent.items():
+            got, memory = payload.each(self.lift), self._recall(owner, next(iter(hosts.values())))
             for name in sorted(hosts) if others else (owner,):
-                host, home = hosts[name].at(round), hosts.get(owner, hosts[name]).at(round)  # home chooses its model
-                got, memory = payload.each(host.lift), self._memory.get(owner, Payload()).each(host.lift)
+                host = hosts[name].at(round)
+                home = self._site(hosts, owner if owner in hosts else name, round)  # home chooses its model
                 for params, cases in self.algorithm.serve(got, memory, home, host.cases(split)):
                     for examined in host.examine(params, cases, tolerance):
                         yield owner, name, examined
@@ -101,19 +111,23 @@ class Simulator:
     def begin(self, round: int, served: Served) -> None:
         """Start a phase from the models that the sites were served."""
 
-        def begun(sites: Mapping[SiteId, Site]) -> dict[SiteId, Site]:
-            start = {**dict.fromkeys(sites, served.shared), **served.models}  # a new site starts from the shared model
-            return {i: site.begin(round, models[0]) if (models := start[i]) else site for i, site in sites.items()}
-
-        self.sites, self.guests = begun(self.sites), None if self.guests is None else begun(self.guests)
+        everyone = {*self.sites, *(self.guests or {})}
+        shared = served.shared  # a new site starts from it, too
+        if shared:
+            common = self._store.put(Payload(model=shared[0]))
+            self._starts = dict.fromkeys(everyone, common)
+        else:
+            models = {i: trees[0] for i, trees in served.models.items() if trees and i in everyone}
+            self._starts = {i: self._store.put(Payload(model=tree)) for i, tree in models.items()}
+        self._first = round
 
     def memories(self) -> Mapping[SiteId, Payload]:
         """Return the memories of all sites."""
-        return dict(self._memory)
+        return Memories(self._memory)
 
     def remember(self, memories: Mapping[SiteId, Payload], versions: Mapping[SiteId, int]) -> None:
         """Restore memories."""
-        self._memory.update(memories)
+        self._memory.update({i: self._store.put(memory) for i, memory in memories.items()})
 
     def retain(self, versions: Mapping[SiteId, Collection[int]]) -> None:
         """Do nothing: only the current memories are kept here."""
@@ -128,8 +142,24 @@ class Simulator:
 
     def _arrived(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Site, Payload, Payload]]:
         for name, payload in sent.items():
-            site = ({**self.sites, **(self.guests or {})})[name].at(round)
-            yield name, site, self._carry(payload).each(site.lift), self._memory.get(name, Payload()).each(site.lift)
+            site = self._site({**self.sites, **(self.guests or {})}, name, round)
+            yield name, site, self._carry(payload).each(site.lift), self._recall(name, site)
+
+    def _site(self, sites: Mapping[SiteId, Site], name: SiteId, round: int) -> Site:
+        """Return a site in a round; in a later phase it starts from the model that it was served."""
+        site = sites[name]
+        if name in self._starts:
+            site = site.begin(self._first, site.lift(self._starts[name].get()["model"]))
+        return site.at(round)
+
+    def _recall(self, name: SiteId, site: Site) -> Payload:
+        """Return the memory of a site on its device; empty if it has none."""
+        return self._memory[name].get().each(site.lift) if name in self._memory else Payload()
 
     def _carry(self, payload: Payload) -> Payload:
         return decode(encode(payload)) if self.wire else payload
+
+
+def _without_models(fit: Fit) -> Fit:
+    """Return the effort behind a fit, without the model on the device."""
+    return replace(fit, params={}, twin={}, personal={})

@@ -6,6 +6,7 @@ The version is the last round whose reply was merged. A resumed study names the 
 of another version, site or algorithm is refused.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,15 +28,18 @@ class Memory:
     format: int = FORMAT
 
 
-def save(path: Path, memory: Memory) -> None:
-    """Write a memory."""
+def save(path: Path, memory: Memory, twins: Iterable[Path] = ()) -> None:
+    """Write a memory; if one of the ``twins`` holds the same one, let the file be another name of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(path, memory)
+    checkpoint.save(path, memory, twins)
 
 
-def load(path: Path, site: SiteId, algorithm: str, version: int, lift: checkpoint.Lift = lambda t: t) -> Payload:
-    """Return the content of a memory; refuse one of another site, algorithm or version."""
-    found = checkpoint.load(path, lift)
+def load(path: Path, site: SiteId, algorithm: str, version: int, lift: checkpoint.Lift | None = None) -> Payload:
+    """Return the content of a memory; refuse one of another site, algorithm or version.
+
+    Without ``lift``, which moves arrays to the device of the computation, the arrays are mapped into memory.
+    """
+    found = checkpoint.load(path, lift) if lift else checkpoint.load(path, mapped=True)
     if not isinstance(found, Memory) or found.format != FORMAT:
         raise RunError(f"{path} holds no memory of a site that this version of polysite can read")
     for what, there, wanted in (

@@ -11,7 +11,6 @@ and its own tables of integers, so that their sum does not depend on the number 
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from itertools import pairwise, product
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from polysite.compiled import compiled
 from polysite.errors import DataError
+from polysite.machine import cores
 from polysite.radiomics import formulas, kernels
 from polysite.radiomics.formulas import NAMES, Counts, Direction, Floats, Values, Zones
 from polysite.radiomics.settings import Settings, check, check_values
@@ -71,11 +71,6 @@ def features(
         zones = pool.submit(_zones, levels, parent)
         sums = _values(values, levels, dependence.sum(1), float(np.prod(spacing)), settings, pool, workers)
         return formulas.all_features(sums, [a.result() for a in along], zones.result(), dependence, apart)
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def directions(axis: int | None) -> list[Vector]:

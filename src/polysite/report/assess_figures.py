@@ -432,7 +432,7 @@ def _points(axes: Axes, assessment: Assessment, distance: Distance, at: Values, 
     if len(assessment.sites) > LARGE:
         chosen = sorted(range(len(at)), key=lambda k: -distance.sums[assessment.sites[k]])[:LABELLED]
         rest = [k for k in range(len(at)) if k not in chosen]
-        axes.scatter(*at[rest].T, s=[areas[k] for k in rest], alpha=0.5, lw=0.8, edgecolors="white", color=USUAL)
+        axes.scatter(at[rest, 0], at[rest, 1], s=[areas[k] for k in rest], alpha=0.5, lw=0.8, edgecolors="white", color=USUAL)
     else:
         chosen = list(range(len(at)))
     sites = [assessment.sites[k] for k in chosen]

@@ -5,7 +5,6 @@ and its embedding. For the embedding, every modality is prepared as for training
 modality that was not acquired.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
+from polysite import machine
 from polysite.data.cache import Arrays, Cache
 from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
@@ -102,7 +102,7 @@ class TorchAssessedSite:
         """Yield the descriptions in order; threads open the next cases while a batch is embedded."""
         ahead: deque[Future[Opened]] = deque()
         left = iter(self.refs)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(machine.cores()) as pool:
             try:
                 for done in range(0, self.size, BATCH):
                     ahead.extend(pool.submit(self._open, ref) for ref in islice(left, 2 * BATCH - len(ahead)))

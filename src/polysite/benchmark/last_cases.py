@@ -1,0 +1,61 @@
+"""The prepared cases of the last run in this process, for the next run: most runs of a benchmark have the same cases.
+
+Opening a case from the cache reads it twice, for its checksum and to look for values that are not finite, and a phantom
+is drawn anew; both are saved. The arrays of files stay memory-mapped, so keeping them takes no memory of the process.
+Folds and methods that divide the same cases differently share them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from polysite import study
+from polysite.config import Study
+from polysite.data.case import SPLITS, Case, CaseRef
+from polysite.data.files import Files
+from polysite.data.split import SiteSplit
+from polysite.engines.rounds import Watch
+from polysite.study import PreparedCases
+
+
+class LastCases:
+    """A loader for ``study.train`` and ``study.resume`` that keeps the cases of the last study."""
+
+    def __init__(self) -> None:
+        self._kind: Any = None
+        self._known: dict[Any, Case] = {}
+
+    def __call__(self, chosen: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> PreparedCases:
+        """Return the prepared cases of every site and split; only those that the last study did not have are loaded."""
+        if chosen.slices.axis:  # they are copies, of which there may be many
+            return study.load_cases(chosen, dealt, watch)
+        seed = None if isinstance(chosen.data, Files) else chosen.seed  # phantoms are drawn by it
+        kind = (chosen.data, chosen.prepare, chosen.train.patch, seed)
+        if kind != self._kind:
+            self._kind, self._known = kind, {}
+        wanted = {s: {k: [_key(ref) for ref in splits[k]] for k in SPLITS} for s, splits in dealt.items()}
+        new = {
+            site: {k: [ref for ref in splits[k] if _key(ref) not in self._known] for k in SPLITS}
+            for site, splits in dealt.items()
+        }
+        if any(refs for splits in new.values() for refs in splits.values()):
+            study.refuse_duplicates([ref for splits in dealt.values() for k in SPLITS for ref in splits[k]])
+        for site, splits in study.load_cases(chosen, new, watch).items():
+            for k in SPLITS:
+                self._known |= {_key(r): case for r, case in zip(new[site][k], splits[k], strict=True)}
+        used = {key for splits in wanted.values() for keys in splits.values() for key in keys}
+        self._known = {key: case for key, case in self._known.items() if key in used}
+        return {s: {k: [self._known[key] for key in splits[k]] for k in SPLITS} for s, splits in wanted.items()}
+
+
+def _key(ref: CaseRef) -> Any:
+    """Return what a prepared case depends on, besides the study: its site and names, and its files as they are now."""
+    stamps = tuple((file, *_stamp(file)) for file in ref.files)
+    return ref.site, ref.name, ref.source, ref.group, ref.hidden, ref.recipe, stamps
+
+
+def _stamp(file: Any) -> tuple[int, int, int]:
+    try:
+        is_now = file.stat()
+    except OSError:  # loading it reports what is wrong
+        return (0, 0, 0)
+    return is_now.st_size, is_now.st_mtime_ns, is_now.st_ino

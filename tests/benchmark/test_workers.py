@@ -1,0 +1,83 @@
+"""How many runs of a benchmark run in parallel, and on which GPU."""
+
+from collections import Counter
+
+import pytest
+
+from polysite import machine
+from polysite.benchmark import workers
+from polysite.machine import Gpu, Memory
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Free memory of the machine ("") and of its GPUs, which a test changes."""
+    found = {"": 1000}
+    monkeypatch.setattr(machine, "memory", lambda: Memory(1000, found[""]))
+    monkeypatch.setattr(machine, "gpus", lambda: tuple(Gpu(k, Memory(1000, n)) for k, n in found.items() if k))
+    monkeypatch.setattr(machine, "cores", lambda: 16)
+    return found
+
+
+def learnt(room, free, **taken):
+    """Let the first run take memory."""
+    for where, count in taken.items():
+        free[{"host": "", "first": "2"}[where]] -= count
+    room.look()
+    room.learnt = True
+    return room
+
+
+def placed(room, device="auto"):
+    """Start runs until no other fits; return how many every GPU has."""
+    busy = Counter()
+    while place := room.place(busy, device):
+        busy[place.gpu or ""] += 1
+    return dict(busy)
+
+
+def test_as_many_run_as_fit_into_memory(free):
+    room = workers.Room(8)
+    assert placed(room) == {"": 1}  # the first alone
+    assert placed(learnt(room, free, host=300)) == {"": 2}  # 800 of 1000, at 300 each
+    assert placed(learnt(workers.Room(1), free)) == {"": 1}
+
+
+def test_runs_are_spread_over_gpus_by_free_memory(free):
+    free.update({"2": 1000, "5": 1000, "7": 500})
+    room = workers.Room(None)
+    assert placed(room) == {"2": 1}
+    learnt(room, free, host=50, first=200)
+    assert placed(room) == {"2": 4, "5": 4, "7": 2}  # 800 of 1000, 400 of 500, at 200 each
+    assert room.place(Counter({"2": 1})).gpu == "5" and room.place(Counter({"2": 1, "5": 2, "7": 0})).gpu == "2"
+
+
+def test_a_large_run_has_a_gpu_of_its_own_and_memory_of_the_machine_limits_all(free):
+    free.update({"2": 1000, "5": 1000, "7": 1000})
+    assert placed(learnt(workers.Room(None), free, host=100, first=700)) == {"2": 1, "5": 1, "7": 1}
+    free.update({"": 1000, "2": 1000})
+    assert placed(learnt(workers.Room(None), free, host=400, first=700)) == {"2": 1, "5": 1}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_a_run_that_names_its_device_sees_all_gpus(device, free):
+    free.update({"2": 1000, "5": 1000})
+    assert placed(workers.Room(4), device) == {"": 1}
+
+
+def test_a_worker_sees_its_gpu_alone(monkeypatch, tmp_path):
+    seen = {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    monkeypatch.setattr(workers.subprocess, "Popen", lambda command, env, **more: seen.update(env))
+    workers.Worker(1, "5")._start(0)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "5" and seen["OMP_NUM_THREADS"]
+    workers.Worker(1)._start(0)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "2,5"
+
+
+def test_an_idle_worker_goes_on_with_its_own_gpu_only():
+    first, second = workers.Worker(1, "2"), workers.Worker(1, "5")
+    idle = [first, second]
+    assert workers._worker(idle, "5", 1) is second and idle == [first]
+    fresh = workers._worker(idle, "7", 1)
+    assert fresh.gpu == "7" and not idle
