@@ -33,7 +33,7 @@ from polysite.evaluation_folder import EvaluationFolder
 from polysite.payload import Payload
 from polysite.peak import Peak
 from polysite.training import tasks
-from polysite.training.torch_site import Network, TorchSite
+from polysite.training.torch_site import Network, TorchSite, device_of
 from polysite.tree import Tree
 
 POOLED = "pooled"  # the site of centralised training
@@ -129,6 +129,7 @@ def _sites(study: Study, ready: PreparedCases) -> dict[str, TorchSite]:
 
 def load_cases(study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> PreparedCases:
     """Return the prepared cases of every site and split, newly made or mapped from the cache."""
+    device_of(study.train.device)  # refuses one that is not here, before anything is read
     cache = Cache(place())
     listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
     ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
