@@ -37,7 +37,7 @@ from polysite.evaluation_folder import EvaluationFolder, ExaminedSite
 from polysite.payload import Payload
 from polysite.peak import Peak
 from polysite.training import tasks
-from polysite.training.network import Network
+from polysite.training.network import Network, device_of
 from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
@@ -165,6 +165,7 @@ def _sites(study: Study, ready: PreparedCases, network: Network | None = None) -
 
 def load_cases(study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> PreparedCases:
     """Return the prepared cases of every site and split, newly made or mapped from the cache."""
+    device_of(study.train.device)  # refuses one that is not here, before anything is read
     cache = Cache(place())
     listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
     ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
