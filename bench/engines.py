@@ -1,10 +1,10 @@
 """The same FedAvg job in three engines: polysite's simulator, its Ray engine, and Flower's simulation engine.
 
 Eight hospitals train the small U-Net on CPUs; every engine runs the same local training (``TorchSite.fit``), each in a
-process of its own. The simulator trains one site after the other, with all cores (``--threads``); the two others have two
-workers with one thread each. Prints the median seconds of a round, without the first one, and the peak memory of all processes (their
-proportional shares, so that shared pages count once), as ratios to the simulator. Flower pins another Ray, which is
-installed into .cache/; where that fails, Flower is said to be absent.
+process of its own. The simulator trains one site after the other, with all cores (``--threads``); the two others have
+two workers with one thread each. Prints the median seconds of a round, without the first one, and the peak memory of
+all processes (their proportional shares, so that shared pages count once), as ratios to the simulator. Flower pins
+another Ray, which is installed into .cache/; where that fails, Flower is said to be absent.
 """
 
 import argparse

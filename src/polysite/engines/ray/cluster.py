@@ -152,9 +152,10 @@ class Workers:
     def __str__(self) -> str:
         """Return a sentence for the log."""
         places = [seat.place for seat in self._seats]
-        means = f"{places[0].gpus:g} of a GPU" if places[0].gpus else f"{self._threads} threads"
+        each = f"{places[0].gpus:g} of a GPU" if places[0].gpus else _counted(self._threads, "thread")
+        where = _counted(len({p.node for p in places}), "node")
         inside = "; ".join(", ".join(p.sites) for p in places)
-        return f"Ray: {len(places)} workers on {len({p.node for p in places})} nodes, each with {means}: {inside}"
+        return f"Ray: {_counted(len(places), 'worker')} on {where}, each with {each}: {inside}"
 
     def close(self) -> None:
         """End all workers."""
@@ -262,6 +263,10 @@ class Workers:
                 jobs.append((seat, seat.actor.load.remote(more)))
         for seat, job in jobs:
             self._loaded(seat, job)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 class LostWorker(Exception):
