@@ -42,6 +42,7 @@ from polysite.payload import Payload, SiteId
 from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
 
+PIECE = 1 << 17  # elements of the pairs that are updated at once, so that they stay in the processor's cache
 ROOM = 0.8  # share of the memory that pairs may take: the rest is for the program and the data
 
 
@@ -241,7 +242,7 @@ def _updated(models: Sequence[Tree], deltas: Tree, touched: list[int], kept: Any
     squares, found = np.zeros(len(touched)), {}
     for name, last in deltas.items():
         rows, fresh = tree.stacked([w[name] for w in models]), last + 0
-        step = max(tree.BLOCK // max(int(np.prod(rows.shape[1:])), 1), 1)
+        step = max(PIECE // max(int(np.prod(rows.shape[1:])), 1), 1)
         for start in range(0, len(touched), step):
             here = slice(start, start + step)
             places = touched[here]
