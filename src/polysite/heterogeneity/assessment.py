@@ -152,8 +152,8 @@ class Assessment:
         if count <= LARGE:
             return ()
         pairs = (
-            f"with more than {LARGE} hospitals, the {FINE} most distant pairs by Earth Mover's and energy distance have up "
-            f"to {_fine(count)} permutations, which a pair needs to be starred; the other pairs have "
+            f"with more than {LARGE} hospitals, the {FINE} most distant pairs by Earth Mover's and energy distance "
+            f"have up to {_fine(count)} permutations, which a pair needs to be starred; the other pairs have "
             f"{significance.FIRST - 1}, and {CHANCE} by the other distances"
         )
         search = f"hospitals that differ are set apart {at_once(count)} at a time, in at most {ROUNDS} rounds"
