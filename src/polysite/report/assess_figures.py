@@ -414,7 +414,7 @@ def _band(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool]) -> None:
     axes.fill_between(ranks, first, third, color=USUAL, alpha=0.4, lw=0)
     axes.plot(ranks, middle, color=INK, lw=1.6)
     apart = [k for k, i in enumerate(order) if sites[known[i]]]
-    axes.plot(ranks[apart], middle[apart], "o", ms=3.5, mew=0, color=MARKED)
+    axes.plot(ranks[apart], middle[apart], "o", ms=4.5, mew=0, color=MARKED, clip_on=False, zorder=3)
     never = len(sites) - len(known)
     axes.set_xlabel(f"hospitals by their median{f'; never acquired at {never}' * bool(never)}", fontsize=8.5)
     axes.set_xlim(1, max(len(known), 2))
