@@ -537,6 +537,19 @@ def test_a_large_federation_sets_several_sites_apart_at_once(sites, rounds):
     assert len(asked) == rounds and all(len(others[i]) == sites - 7 for i in range(6, sites))
 
 
+def test_the_search_in_a_large_federation_ends_after_twenty_rounds():
+    """One more site differs in every round, so that one is set apart in each; the rest is tested once more."""
+    place, rounds = np.arange(60.0) ** 2, set()
+
+    def test(i, others):
+        rounds.add(len(others))
+        return 1e-9 if i > max(others) else 1.0
+
+    p, others = _set_apart(np.abs(np.subtract.outer(place, place)), test)
+    assert rounds == set(range(39, 60)) and np.flatnonzero(p < 1).tolist() == list(range(39, 60))
+    assert all(len(others[i]) == 39 for i in range(40))
+
+
 def test_a_large_federation_tests_its_most_distant_pairs_finely(monkeypatch):
     """Of 31 hospitals, thirty pairs get many permutations, and the verdict says so; thirty hospitals have no limits."""
     asked = []

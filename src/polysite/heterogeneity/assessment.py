@@ -152,8 +152,8 @@ class Assessment:
         if count <= LARGE:
             return ()
         pairs = (
-            f"with more than {LARGE} hospitals, the {FINE} most distant pairs by Earth Mover's and energy distance have up "
-            f"to {_fine(count)} permutations, which a pair needs to be starred; the other pairs have "
+            f"with more than {LARGE} hospitals, the {FINE} most distant pairs by Earth Mover's and energy distance "
+            f"have up to {_fine(count)} permutations, which a pair needs to be starred; the other pairs have "
             f"{significance.FIRST - 1}, and {CHANCE} by the other distances"
         )
         search = f"hospitals that differ are set apart {at_once(count)} at a time, in at most {ROUNDS} rounds"
@@ -361,24 +361,26 @@ def _set_apart(matrix: Values, test: Callable[[int, Sequence[int]], float]) -> t
     A distant site makes every other site differ from "the others". So the most distant of the differing sites is set
     apart, and the rest is tested again without it, until no site differs or two are left. Sites are tested from the
     most distant on, so that a round ends with the first that differs. In a large federation, a round sets several
-    sites apart (``at_once``).
+    sites apart (``at_once``), and after ``ROUNDS`` rounds the sites that are left are tested once more.
     """
     left, p, count = list(range(len(matrix))), np.ones(len(matrix)), at_once(len(matrix))
     others: list[list[int]] = [[] for _ in left]
-    while True:
+    for done in range(len(matrix)):
+        last = len(left) <= 2 or (count > 1 and done == ROUNDS)
         near = matrix[np.ix_(left, left)]
         far = {i: remoteness(near, k) for k, i in enumerate(left)}
         differing: list[int] = []
         for i in sorted(left, key=lambda i: (-far[i], i)):
             others[i] = [j for j in left if j != i]
             p[i] = test(i, others[i])
-            if p[i] * 2 * len(matrix) <= LEVEL and len(left) > 2:  # corrected for sites and both distances
+            if not last and p[i] * 2 * len(matrix) <= LEVEL:  # corrected for sites and both distances
                 differing.append(i)
             if len(differing) == min(count, len(left) - 2) > 0:
                 break
         if not differing:
-            return p, others
+            break
         left = [i for i in left if i not in differing]
+    return p, others
 
 
 def at_once(sites: int) -> int:

@@ -158,7 +158,7 @@ def discrepancy(z: Values, weights: Weights, width: Values) -> Values:
 
 
 def _recur(fade: Values, weights: Values, square: Values) -> None:
-    """Add w' K w of every quantity and draw to ``square``; weights (quantity, value, draw), or one for all quantities."""
+    """Add w' K w to ``square`` (quantity, draw); weights (quantity, value, draw), or (1, value, draw) for all."""
     sums = np.empty(square.shape[1])
     for k in range(square.shape[0]):
         here = weights[k if weights.shape[0] > 1 else 0]

@@ -1,8 +1,8 @@
 """Figures of an assessment: distances, groups, and distributions of the hospitals' data.
 
-Figures of more than ``LARGE`` hospitals have a fixed number of elements: heat maps show ``CELLS`` groups of neighbouring
-hospitals, trees end in ``CELLS`` branches, maps name the most distant hospitals alone, and distributions are bands over
-all hospitals instead of a row for each.
+Figures of more than ``LARGE`` hospitals have a fixed number of elements: heat maps show ``CELLS`` groups of neighbours,
+trees end in ``CELLS`` branches, maps name the most distant hospitals alone, and distributions are bands over all
+hospitals instead of a row for each.
 
 Maps by classical scaling: Torgerson, Multidimensional scaling, Psychometrika 1952. Names of hospitals are drawn
 literally, without formulas; the browser renders letters that no local font has.
@@ -67,7 +67,7 @@ def heatmap(assessment: Assessment, distance: Distance, small: bool = False) -> 
         if i != j and not large and ((starred := bool(distance.adjusted[i, j] <= LEVEL)) or numbers)
     }
     letters = (9 if count <= FEW else 7.5) if numbers else 6
-    mesh = _cells(axes, table, texts, "cividis", float(np.nanmax(table, initial=0.0)) or 1.0, letters)
+    mesh = _cells(axes, table, texts, "cividis", float(np.nanmax(table, initial=0.0)) or 1.0, letters, large)
     marked = outlier(assessment, distance)
     _names(axes, shown.names, cell, shown.name_of(marked) if marked else None)
     if not numbers:
@@ -241,7 +241,7 @@ def angles(assessment: Assessment, component: str) -> Figure:
     figure = Figure((WHOLE, count * cell + max(0.75 * edge, 0.5) + 0.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(width, WHOLE - edge - width))
     numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
-    mesh = _cells(left, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
+    mesh = _cells(left, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7, shown.grouped)
     left.set_aspect("auto")
     left.set_title("between the means of two hospitals", fontsize=9.5, loc="left")
     _names(left, shown.names, cell, None)
@@ -259,7 +259,7 @@ def case_angles(assessment: Assessment, component: str) -> Figure:
     figure = Figure((count * cell + edge + 1.1, count * cell + 0.75 * edge + 0.2), layout="constrained")
     axes = figure.add_subplot()
     numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
-    mesh = _cells(axes, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7)
+    mesh = _cells(axes, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7, shown.grouped)
     _names(axes, shown.names, cell, None)
     _colours(figure, axes, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
     return figure
@@ -308,7 +308,11 @@ def _turned(axes: Axes, assessment: Assessment, component: str, shown: Rows) -> 
     """Draw the angles of the cases of every hospital, or of a group of hospitals, to the mean of their hospital."""
     lists = [np.concatenate([assessment.alignment[s][component] for s in group]) for group in shown.members]
     for k, values in enumerate(lists):
-        _strip(axes, k, values, USUAL, sum(map(len, lists)) > DOTS)
+        if shown.grouped:
+            axes.plot((values.min(), values.max()), (k, k), color=USUAL, lw=4, alpha=0.4, solid_capstyle="butt")
+            _quartiles(axes, k, values)
+        else:
+            _strip(axes, k, values, USUAL, sum(map(len, lists)) > DOTS)
     _rows(axes, range(len(lists)), [""] * len(lists), None, 8)
     axes.set_ylim(len(lists) - 0.5, -0.5)
     axes.set_xlim(0, max(90.0, *(float(values.max()) * 1.03 for values in lists)))
@@ -323,12 +327,17 @@ def _longest(sites: Sequence[SiteId]) -> int:
 
 
 def _cells(
-    axes: Axes, table: Values, texts: Mapping[Any, tuple[str, bool]], colours: str, most: float, size: float
+    axes: Axes,
+    table: Values,
+    texts: Mapping[Any, tuple[str, bool]],
+    colours: str,
+    most: float,
+    size: float,
+    pixels: bool,
 ) -> Any:
     """Draw a coloured square and text for every pair."""
-    mesh = axes.pcolormesh(
-        table, cmap=colours, vmin=0, vmax=most, edgecolors="white", linewidth=1 if len(table) <= MANY else 0.5
-    )
+    lines: dict[str, Any] = {"edgecolors": "white", "linewidth": 1 if len(table) <= MANY else 0.5}
+    mesh = axes.pcolormesh(table, cmap=colours, vmin=0, vmax=most, rasterized=pixels, **lines)
     axes.set_facecolor(BLANK)
     axes.set_aspect("equal")
     axes.invert_yaxis()
@@ -405,7 +414,7 @@ def _band(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool]) -> None:
     axes.fill_between(ranks, first, third, color=USUAL, alpha=0.4, lw=0)
     axes.plot(ranks, middle, color=INK, lw=1.6)
     apart = [k for k, i in enumerate(order) if sites[known[i]]]
-    axes.plot(ranks[apart], middle[apart], "o", ms=3.5, mew=0, color=MARKED)
+    axes.plot(ranks[apart], middle[apart], "o", ms=4.5, mew=0, color=MARKED, clip_on=False, zorder=3)
     never = len(sites) - len(known)
     axes.set_xlabel(f"hospitals by their median{f'; never acquired at {never}' * bool(never)}", fontsize=8.5)
     axes.set_xlim(1, max(len(known), 2))
@@ -418,6 +427,11 @@ def _strip(axes: Axes, row: int, values: Values, colour: str, pixels: bool) -> N
     """Draw the values as jittered dots, with the quartiles and the median."""
     beside = np.random.default_rng(0).uniform(-0.24, 0.24, len(values))
     axes.plot(values, row + beside, "o", ms=3.2, mew=0, alpha=0.4, color=colour, rasterized=pixels)
+    _quartiles(axes, row, values)
+
+
+def _quartiles(axes: Axes, row: int, values: Values) -> None:
+    """Draw a line from the first quartile to the third, and a mark at the median."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
     axes.plot((low, high), (row, row), color=INK, lw=1.6, solid_capstyle="butt")
     axes.plot((middle, middle), (row - 0.3, row + 0.3), color=INK, lw=2, solid_capstyle="butt")
@@ -432,7 +446,8 @@ def _points(axes: Axes, assessment: Assessment, distance: Distance, at: Values, 
     if len(assessment.sites) > LARGE:
         chosen = sorted(range(len(at)), key=lambda k: -distance.sums[assessment.sites[k]])[:LABELLED]
         rest = [k for k in range(len(at)) if k not in chosen]
-        axes.scatter(at[rest, 0], at[rest, 1], s=[areas[k] for k in rest], alpha=0.5, lw=0.8, edgecolors="white", color=USUAL)
+        sizes = [areas[k] for k in rest]
+        axes.scatter(at[rest, 0], at[rest, 1], s=sizes, alpha=0.5, lw=0.8, edgecolors="white", color=USUAL)
     else:
         chosen = list(range(len(at)))
     sites = [assessment.sites[k] for k in chosen]
