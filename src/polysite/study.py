@@ -434,9 +434,7 @@ def train(
     for remark in _remarks(study, dealt):
         logging.getLogger("polysite").warning(remark)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
-    with open_study(
-        study, dealt, chosen, watch, path, load
-    ) as opened:  # before the folder is made
+    with open_study(study, dealt, chosen, watch, path, load) as opened:  # before the folder is made
         for each in opened.phases:
             each.algorithm.init(opened.start, each.transport.names)  # may refuse this network
         watch = tracked(watch, track, path)  # before the folder, too: a package may be missing
