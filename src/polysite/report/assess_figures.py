@@ -98,9 +98,9 @@ def rows_of(sites: Sequence[SiteId], matrix: Values) -> Rows:
 
     A cell of two groups is the mean over the pairs of different hospitals in them.
 
-    >>> shown = rows_of([f"h{k:02}" for k in range(60)], np.abs(np.subtract.outer(np.arange(60.0), np.arange(60.0))))
-    >>> shown.names[0], shown.table.shape, float(shown.table[0, 0]), float(shown.table[0, 29])
-    ('h00 + 1', (30, 30), 1.0, 58.0)
+    >>> shown = rows_of([f"h{k:02}" for k in range(60)], np.ones((60, 60)) - np.eye(60))
+    >>> shown.table.shape, {len(group) for group in shown.members}, {round(x, 9) for x in shown.table.ravel().tolist()}
+    ((30, 30), {2}, {1.0})
     """
     if len(sites) <= LARGE:
         return Rows(tuple(sites), tuple((s,) for s in sites), _blank(matrix))
@@ -271,7 +271,6 @@ def drawing(figure: Figure, name: str, title: str) -> Drawing:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(text, format="svg", metadata=nothing, dpi=DPI)
-    figure.set_layout_engine("none")  # the PNG has the same layout
     svg = re.sub(r'<g id="[^"]*"', "<g", text.getvalue())  # ids would repeat on a page with many figures
     svg = svg[svg.index("<svg ") :].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     return Drawing(svg, figure)
@@ -414,7 +413,8 @@ def _band(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool]) -> None:
     axes.fill_between(ranks, first, third, color=USUAL, alpha=0.4, lw=0)
     axes.plot(ranks, middle, color=INK, lw=1.6)
     apart = [k for k, i in enumerate(order) if sites[known[i]]]
-    axes.plot(ranks[apart], middle[apart], "o", ms=4.5, mew=0, color=MARKED, clip_on=False, zorder=3)
+    if apart:  # not clipped at the edge; without points, such a line would confuse the layout
+        axes.plot(ranks[apart], middle[apart], "o", ms=4.5, mew=0, color=MARKED, clip_on=False, zorder=3)
     never = len(sites) - len(known)
     axes.set_xlabel(f"hospitals by their median{f'; never acquired at {never}' * bool(never)}", fontsize=8.5)
     axes.set_xlim(1, max(len(known), 2))
