@@ -14,6 +14,7 @@ from polysite.benchmark.jobs import studies
 from polysite.cli import app
 from polysite.data.federation import Dirichlet, Iid
 from polysite.errors import ConfigError
+from polysite.machine import Memory
 
 plan = import_module("polysite.benchmark.plan")  # the package has a function of this name
 running = import_module("polysite.benchmark.run")
@@ -147,11 +148,11 @@ def test_a_step_that_exceeds_the_memory_is_refused(write, tmp_path, monkeypatch)
     bench = write(HEAD + REST).only(["fedavg"])
     listed = jobs(bench, tmp_path)
     room.refuse_too_large(listed, tmp_path)
-    params, outputs = room.step_bytes(listed[0].study)
-    assert params == 3 * 4 * sum(v.numel() for v in study.initial_params(listed[0].study).values())
+    step = room.step_bytes(listed[0].study, study.build_module(listed[0].study))
+    assert step.model == 4 * sum(v.numel() for v in study.initial_params(listed[0].study).values())
     voxels = 16**3 * listed[0].study.train.batch
-    assert outputs > 4 * 2 * 2 * voxels  # at least two layers of two channels at full size
-    monkeypatch.setattr(room, "memory", lambda chosen: ("this machine", params + outputs - 1))
+    assert step.layers > 4 * 2 * 2 * voxels  # at least two layers of two channels at full size
+    monkeypatch.setattr(room, "device_memory", lambda chosen: ("this machine", Memory(step.total - 1, 0)))
     sentence = "fedavg, natural, fold 0, seed 0: a training step with . patches of 16 x 16 x 16 takes at least"
     with pytest.raises(ConfigError, match=sentence):
         room.refuse_too_large(listed, tmp_path)

@@ -390,7 +390,7 @@ def test_a_worker_that_does_not_start_is_not_blamed_on_what_it_said_before(hospi
     killed = Path(site.state / "python")
     killed.write_text("#!/bin/sh\nkill -KILL $$\n")
     killed.chmod(0o700)
-    monkeypatch.setattr(courier.sys, "executable", str(killed))
+    monkeypatch.setattr("sys.executable", str(killed))
     with pytest.raises(RunError, match="it was killed by SIGKILL"):
         courier.WorkerProcess(site, print).line()
 
