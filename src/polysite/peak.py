@@ -1,8 +1,8 @@
 """The memory and the disk space that a run takes at its peak, estimated before it starts.
 
 All numbers are lower bounds: a refused run cannot work, and an accepted one may still fail. On the device: parameters,
-gradients and optimiser of one training step, the outputs of its layers (torch's meta device gives their sizes without
-data), the cases, the server's state, and the replies of a round if the algorithm needs all of them together. The sites'
+gradients and optimiser of one training step, the outputs of its layers (those of a small patch, scaled to the number of
+voxels), the cases, the server's state, and the replies of a round if the algorithm needs all together. The sites'
 memories are listed apart, because they leave the device when they do not fit (``engines/memory_store.py``). Sizes of
 states, replies and memories come from a rehearsal of two rounds.
 """
@@ -26,6 +26,7 @@ from polysite.training.network import device_of
 from polysite.tree import Tree
 
 FLOAT, HALF = 4, 2  # bytes of a number
+SIDE = 32  # voxels of a side of the patch whose layers are measured
 COPIES = 3  # of the parameters in a step: the model, its gradients, and what the server sent
 SAMPLE = 8  # sites that are rehearsed of a larger federation; the others are like these
 UNKNOWN = 1 << 62
@@ -129,7 +130,7 @@ def estimate(study: Study, module: Any, params: Tree, cases: int, train: Mapping
 
     Args:
         study: The study.
-        module: Its network, which is moved to the meta device.
+        module: Its network, which predicts one small patch: outputs of layers grow with the number of voxels.
         params: Its parameters.
         cases: Bytes of all prepared cases.
         train: Number of training cases of every site that trains.
@@ -224,12 +225,12 @@ def step_bytes(study: Study, module: Any) -> Step:
 
     Args:
         study: The study.
-        module: Its network, which is moved to the meta device.
+        module: Its network, which predicts one small patch; outputs of layers grow with the number of voxels.
     """
     import torch
 
-    module = module.to("meta")
-    train = study.train
+    train, least = study.train, max(2 * study.model.divisor, SIDE)
+    small = tuple(min(side, least) for side in train.patch)
     half = train.autocast and torch.cuda.is_available() and train.device != "cpu"
     outputs: list[int] = []
 
@@ -240,13 +241,14 @@ def step_bytes(study: Study, module: Any) -> Step:
         if next(layer.parameters(recurse=False), None) is not None:
             layer.register_forward_hook(note)
     model = FLOAT * sum(prod(p.shape) for p in module.parameters())
-    batch = torch.empty((train.batch, len(study.data.modality_names), *train.patch), device="meta")
     try:
-        module.train()(batch)
-    except (RuntimeError, NotImplementedError):  # a forward pass that reads values; meta tensors have none
+        with torch.no_grad():
+            module.eval()(torch.zeros((1, len(study.data.modality_names), *small)))
+    except (RuntimeError, ValueError):  # of a network that wants another size
         outputs.clear()
+    layers = sum(outputs) * train.batch * prod(train.patch) // prod(small)
     states = {"sgd": int(train.momentum > 0)}.get(train.optimiser, 2)  # arrays of the optimiser per parameter
-    return Step(model, (COPIES + states) * model, (HALF if half else FLOAT) * sum(outputs))
+    return Step(model, (COPIES + states) * model, (HALF if half else FLOAT) * layers)
 
 
 def existing(path: Path) -> Path:
