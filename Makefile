@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quick test soak check format bench clean
+.PHONY: demo quick test soak check style types layers format bench clean
 
 demo: $(READY)
 	$(BIN)/polysite demo
@@ -29,9 +29,16 @@ soak: $(READY)
 	$(MAKE) bench
 
 check: $(READY)
+	$(MAKE) --no-print-directory -j 2 style types layers
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(READY)
 	$(BIN)/mypy
+
+layers: $(READY)
 	$(BIN)/lint-imports
 
 format: $(READY)

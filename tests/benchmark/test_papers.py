@@ -313,8 +313,8 @@ needs_fets = pytest.mark.skipif(
 
 @needs_fets
 @pytest.mark.slow
-def test_a_fifth_of_the_cases_and_two_methods_over_the_published_limited_folds(tmp_path, cache):
-    fake, out = fets.write(tmp_path / "fets", SHARED, share=0.2, size=8), tmp_path / "out"
+def test_a_tenth_of_the_cases_and_two_methods_over_the_published_limited_folds(tmp_path, cache):
+    fake, out = fets.write(tmp_path / "fets", SHARED, share=0.1, size=8), tmp_path / "out"
     small, methods = ("--set", "train.patch=[8,8,8]", "--set", "run.rounds=1"), ("fedavg", "prior cfl")
     only = [word for method in methods for word in ("--only", method)]
     said = bench("paper_b_limited", fake, out, "--folds", str(fake / "folds_limited"), "--jobs", "2", *small, *only)

@@ -303,7 +303,7 @@ def test_who_is_not_heard_forgets_the_round_so_that_sums_stay_right(algorithm):
             self.since = 0 if round in (2, 5) else 10**9
             yield from super().train(round, sent)
 
-    *_, end = run_rounds(algorithm, Once(algorithm, sites(), "b", TREES["nan"][0]), START, Plan(rounds=1500), seed=0)
-    *_, plain = run_rounds(algorithm, Simulator(algorithm, sites()), START, Plan(rounds=1500), seed=0)
+    *_, end = run_rounds(algorithm, Once(algorithm, sites(), "b", TREES["nan"][0]), START, Plan(rounds=500), seed=0)
+    *_, plain = run_rounds(algorithm, Simulator(algorithm, sites()), START, Plan(rounds=500), seed=0)
     out, want = (sum(v.item() for v in tree.trained(r.state.model).values()) for r in (end, plain))
     assert out == pytest.approx(want, abs=1e-6)

@@ -42,7 +42,7 @@ from polysite.payload import Payload, SiteId
 from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
 
-PIECE = 1 << 17  # elements of the pairs that are updated at once, so that they stay in the processor's cache
+PIECE = 1 << 17  # elements of the pairs that are updated at once
 ROOM = 0.8  # share of the memory that pairs may take: the rest is for the program and the data
 
 
