@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quick test soak check style types layers format bench clean
+.PHONY: demo quick test tests soak check style types layers format bench clean
 
 demo: $(READY)
 	$(BIN)/polysite demo
@@ -18,7 +18,10 @@ quick: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not soak" tests/algorithms/test_contract.py \
 	  tests/algorithms/test_closed_form*.py tests/test_quick.py
 
-test: check
+test: $(READY)
+	$(MAKE) --no-print-directory -j 2 check tests
+
+tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not soak"
 
 soak: $(READY)

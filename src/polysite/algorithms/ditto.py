@@ -38,7 +38,7 @@ class Ditto:
 
     Args:
         lam: Weight of the proximal term of the personal model (lambda in the paper), at least 0; 0 is local training.
-            The paper tries 0.05 to 2; the default is our choice among these.
+            The paper tries 0.05 to 2; docs/results/defaults.md compares the default with others.
         lr: Local learning rate, more than 0; None: the site's own (train.lr).
         epochs: Local epochs per round, at least 1; None: the site's own (train.epochs).
         steps: Local iterations per round, at least 1, instead of epochs.

@@ -44,7 +44,7 @@ class FedABC:
 
     Args:
         lam: Weight of the positive samples, 0 to 1; the negative ones have the rest. This default and the others are
-            our choice: the paper's constants could not be read.
+            our choice, since the paper's constants could not be read: docs/results/defaults.md.
         gamma: Exponent that favours hard samples, at least 0; 0 weighs all samples alike.
         easy_yes: Positive samples with at least this probability are left out, up to 1; 1 leaves none out.
         easy_no: Negative samples with at most this probability are left out, 0 to 1; 0 leaves none out.

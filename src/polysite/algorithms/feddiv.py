@@ -75,13 +75,13 @@ class FedDiv:
         alpha: Weight of the divergence loss (alpha in the paper), at least 0; None: 0.4 to segment, 0.2 to classify
             (the paper).
         focus: Strength of the weight beta in the divergence loss (lambda of its beta in the paper), at least 0. The
-            default is our choice: the paper gives none.
+            paper gives none; the default: docs/results/defaults.md.
         lam: Decoder parameters that deviate by more than 1 / lam stay personal (lambda in the paper), at least 0; the
             paper tries 0 to 100. None: chosen in every round by ``share``.
         gamma: Sharpness of that limit (gamma in the paper), at least 1; the paper takes 10.
         nearest: Number of sites whose decoders are compared, the site itself included, at least 1; None: all.
         share: Share of the decoder's parameters that stay personal, 0 to 1, those that deviate most; without effect if
-            lam is given. The default is our choice: the paper recommends slight personalisation.
+            lam is given. The paper recommends slight personalisation; the default: docs/results/defaults.md.
         edges: Exponent of the averaged mask in beta of a segmentation (gamma of its beta in the paper), at least 1; 1
             is the equation as printed, more sharpens edges as the paper's text says.
     """

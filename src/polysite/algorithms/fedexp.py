@@ -37,7 +37,7 @@ class FedExP:
 
     Args:
         epsilon: Constant in the denominator of the step length (epsilon in the paper), at least 0; larger values
-            approach FedAvg. It is compared with squared lengths of updates. The default is our choice.
+            approach FedAvg. It is compared with squared lengths of updates. The default: docs/results/defaults.md.
         uniform: Whether all sites have the same weight, p_k = 1/K, as in the paper; else n_k/N, as in the authors'
             program.
     """

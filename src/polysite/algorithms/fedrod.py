@@ -46,7 +46,7 @@ class FedRoD:
 
     Args:
         clip: Largest shift of a logit by the frequency of its label, at least 0; it keeps the shift of an absent label
-            finite. The default, a frequency of about 0.001, is our choice.
+            finite. The default is a frequency of about 0.001: docs/results/defaults.md.
     """
 
     clip: float = 7.0

@@ -71,7 +71,7 @@ class Ifca:
         spread: Amount of noise in the initial models, more than 0 and at most 1; 1 makes them unrelated, as in the
             paper, 0.1 similar.
         warmup: Rounds of FedAvg before there are k models; a value between 0 and 1 is a share of all rounds. 0 is
-            allowed only with noise. The default is our choice: updates must differ in direction to group sites.
+            allowed only with noise. Updates must differ in direction to group sites: docs/results/defaults.md.
         settle: Rounds after the warm-up in which a site trains the model of its group before it chooses; a
             value between 0 and 1 is a share of all rounds. The default is our choice.
         seed: Seed of the noise.

@@ -53,7 +53,7 @@ class L2gd:
         lam: Strength of the attraction to the mean (lambda in the paper), at least 0; 0 is local training. None: such
             that theta = 1/2, as with the paper's best alpha and p.
         p: Probability of an aggregation (p in the paper), 0.001 to 0.999; 1/p local steps follow one another on
-            average. The default is our choice.
+            average. The default: docs/results/defaults.md.
         lr: Learning rate of a local step, more than 0, alpha / (m (1 - p)) in the paper; None: the site's own
             (train.lr).
         seed: Seed of the coin.

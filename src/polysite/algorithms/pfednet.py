@@ -55,7 +55,7 @@ class PFedNet:
 
     Args:
         lam: Strength of the fusion between neighbours (lambda in the paper), at least 0; 0 is personal layers alone.
-            The default is our choice; lam * eta is a distance between personal parts.
+            lam * eta is a distance between personal parts. The default: docs/results/defaults.md.
         neighbours: Number of neighbours of a site in the graph, at least 1. The default is our choice.
         sketch: Summary by which neighbours are found: labels (share of every label) or images (means and covariances).
         eta: Step size of the personal part (eta in the paper), more than 0; None: m times the sites' sum of learning
