@@ -336,7 +336,10 @@ def test_every_key_is_documented_in_its_class(kind):
 
 def test_the_same_text_is_in_help_in_the_list_of_algorithms_and_in_a_configuration():
     text = field_docs(FedProx)["mu"]
-    assert text == "Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg. The default is our choice."
+    assert (
+        text
+        == "Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg. Default: docs/results/defaults.md."
+    )
     assert text in pydoc.render_doc(FedProx, renderer=pydoc.plaintext)
     for page in (explain("fedprox"), dump(Study(algorithm=FedProx()), notes=True)):
         assert text in re.sub(r"\s+# ", " ", page)  # wrapped in a configuration

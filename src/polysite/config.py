@@ -369,7 +369,7 @@ def field_docs(kind: type) -> dict[str, str]:
     """Return the documentation of the fields of a dataclass, by name, from the ``Args:`` section of its docstring.
 
     >>> field_docs(type(parse("", {"algorithm": "fedprox"}).algorithm))
-    {'mu': 'Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg. The default is our choice.'}
+    {'mu': 'Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg. Default: docs/results/defaults.md.'}
     """
     section = re.search(r"^Args:\n((?:(?: .*)?\n?)*)", inspect.getdoc(kind) or "", re.MULTILINE)
     entries = re.findall(r"^    (\w+): (.+(?:\n {5,}.+)*)", section[1] if section else "", re.MULTILINE)

@@ -31,8 +31,7 @@ class FedProx:
     """Federated averaging with a proximal term that holds local training near the received model.
 
     Args:
-        mu: Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg. The paper tries 0.001 to
-            1; docs/results/defaults.md compares the default with other values.
+        mu: Weight of the proximal term (mu in the paper), at least 0; 0 is FedAvg. Default: docs/results/defaults.md.
     """
 
     mu: float = 0.01
