@@ -1,4 +1,4 @@
-"""A Ray cluster in this process, with as many nodes and GPUs as a test wants, that loses workers when it is told to."""
+"""A fake Ray cluster inside the test process: a test chooses its nodes and GPUs, and which workers it loses."""
 
 import itertools
 import json

@@ -9,17 +9,18 @@ the steps that are left will save more time than compiling takes.
 import time
 from collections.abc import Callable, Iterable
 from types import MethodType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.nn.functional import instance_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+T = TypeVar("T")
 PerCase = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logits, truth) of a batch -> loss of every case
 
-PROBE = 8  # uncompiled steps before the choice; the first half of them is not timed
-GAIN = 0.4  # share of an uncompiled step that compiling saves, measured on an H200 by bench/gpu.py
+PROBE = 8  # uncompiled steps before the choice; the second half of them is timed
+GAIN = 0.4  # share of an uncompiled step that compiling saves; more on an H200 (docs/speed.md)
 COMPILING = 60.0  # seconds that compiling may take
 SHORT = 0.03  # seconds of a step below which launching its kernels takes longer than running them
 WARM = 3  # steps before a capture
@@ -50,7 +51,7 @@ class GpuSteps:
         self.compiled = False
         self.setup_seconds = 0.0  # spent on compiling and capturing
         self.problem = ""  # why the network could not be compiled
-        self.layout = _channels_last(self.weights)
+        self.layout = channels_last(module)
         self._steps: dict[Any, _Step] = {}
         self._infer: Callable[[torch.Tensor], torch.Tensor] | None = None
         for norm in module.modules():
@@ -118,29 +119,33 @@ class _Step:
 
     def __init__(self, steps: GpuSteps, loss: PerCase):
         self.steps, self.loss = steps, loss
-        self.taken, self.began, self.count = 0, 0.0, 0
+        self.taken, self.timed, self.count = 0, 0.0, 0  # steps, seconds of the timed ones, cases of the last batch
         self.run: Callable[[], torch.Tensor] | None = None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor, batch: int) -> torch.Tensor:
-        if self.run is None and self.taken <= PROBE:
-            self._probe(x, y, batch)
+        if self.taken == (0 if self.steps.setting is True else PROBE):
+            _, took = self._time(lambda: self._choose(x, y, batch, self.timed / (PROBE - PROBE // 2)))
+            self.steps.setup_seconds += took
         self.taken += 1
-        if self.run is None:
-            return _gradients(self.steps.weights, lambda: self.loss(self.steps.logits(x), y).mean())
-        self._fill(x, y)
-        return self.run()
+        if self.run is not None:
+            self._fill(x, y)
+            return self.run()
+        if not PROBE // 2 < self.taken <= PROBE:
+            return self._plain(x, y)
+        loss, took = self._time(lambda: self._plain(x, y))  # alone, without what happens between two fits
+        self.timed += took
+        return loss
 
-    def _probe(self, x: torch.Tensor, y: torch.Tensor, batch: int) -> None:
-        """Time uncompiled steps; choose once enough were timed, or at once if the setting decides."""
-        if self.taken == PROBE // 2:
-            self.steps.wait()
-            self.began = time.perf_counter()
-        if self.taken == PROBE or self.steps.setting is True:
-            self.steps.wait()
-            now = time.perf_counter()
-            self._choose(x, y, batch, (now - self.began) / (PROBE - PROBE // 2) if self.taken else 0.0)
-            self.steps.wait()
-            self.steps.setup_seconds += time.perf_counter() - now
+    def _plain(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _gradients(self.steps.weights, lambda: self.loss(self.steps.logits(x), y).mean())
+
+    def _time(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Return the result of some work, and the seconds that the device took for it."""
+        self.steps.wait()
+        began = time.perf_counter()
+        result = work()
+        self.steps.wait()
+        return result, time.perf_counter() - began
 
     def _choose(self, x: torch.Tensor, y: torch.Tensor, batch: int, seconds: float) -> None:
         compiled = self.steps.pays(seconds, self.taken) and not self.steps.problem
@@ -157,6 +162,7 @@ class _Step:
             try:
                 self.run, seconds = self._compile()
             except Exception as problem:  # of the compiler, or because there is none
+                self.steps.module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
                 self.steps.fail(problem)
                 return
             self.steps.compiled = True
@@ -176,11 +182,7 @@ class _Step:
 
         for _ in range(WARM):
             run()
-        self.steps.wait()
-        began = time.perf_counter()
-        run()
-        self.steps.wait()
-        return run, time.perf_counter() - began
+        return run, self._time(run)[1]
 
     def _eager(self) -> torch.Tensor:
         return _gradients(self.steps.weights, lambda: self._weighted(self.x, self.y, self.weights))
@@ -228,9 +230,12 @@ def _captured(weights: list[torch.nn.Parameter], run: Callable[[], torch.Tensor]
     return replay
 
 
-def _channels_last(weights: Iterable[torch.nn.Parameter]) -> torch.memory_format:
-    """Return the memory format in which cuDNN convolves without converting."""
-    axes = {p.ndim for p in weights if p.ndim > 3}
+def channels_last(module: torch.nn.Module) -> torch.memory_format:
+    """Return channels-last if all kernels are 2D or all are 3D, so that convolutions convert nothing.
+
+    On a CPU it is up to 1.7 times faster; on an H200 it is slower unless the network is compiled.
+    """
+    axes = {p.ndim for p in module.parameters() if p.ndim > 3}
     if len(axes) != 1:
         return torch.contiguous_format
     return torch.channels_last if axes == {4} else torch.channels_last_3d

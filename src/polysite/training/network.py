@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polysite import tree
 from polysite.errors import ConfigError
 from polysite.models.names import canonical, deepest_of, head_of
-from polysite.training.gpu_steps import GpuSteps, PerCase, can_accelerate
+from polysite.training.gpu_steps import GpuSteps, PerCase, can_accelerate, channels_last
 from polysite.training.patches import Patches
 from polysite.training.settings import Train
 from polysite.tree import Tree
@@ -47,7 +47,7 @@ class Network:
     def __init__(self, module: torch.nn.Module, train: Train, expected: int = 0):
         self.device = device_of(train.device)
         self.module = module.to(self.device)
-        self.layout = _layout(module) if self.device.type == "cpu" else torch.contiguous_format
+        self.layout = channels_last(module) if self.device.type == "cpu" else torch.contiguous_format
         self.module.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.half = train.autocast and self.device.type == "cuda"
         self.gpu_steps = (
@@ -160,11 +160,3 @@ def _leaves(module: torch.nn.Module) -> tuple[dict[str, torch.nn.Parameter], dic
     parameters = {canonical(n): p for n, p in module.named_parameters()}
     statistics = {canonical(n): b for n, b in module.named_buffers() if b.is_floating_point()}
     return parameters, {**parameters, **statistics}
-
-
-def _layout(module: torch.nn.Module) -> torch.memory_format:
-    """Return channels-last if all kernels are 2D or all are 3D: up to 1.7 times faster on a CPU (slower on an H200)."""
-    axes = {p.ndim for p in module.parameters() if p.ndim > 3}
-    if len(axes) != 1:
-        return torch.contiguous_format
-    return torch.channels_last if axes == {4} else torch.channels_last_3d
