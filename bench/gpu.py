@@ -106,7 +106,7 @@ def drawn(rng: np.random.Generator, k: int, modalities: int, labels: int, whole:
     return Case("s", str(k), image + label.sum(0, dtype=np.float32), label, (1.0,) * len(whole))
 
 
-def bare(name: str, compiled: bool, steps: int, repeats: int) -> float:
+def bare(name: str, compiled: bool, steps: int, repeats: int, half: bool = True) -> float:
     """A hand-written loop on one ready-made batch, with torch's own layers."""
     filters, modalities, labels, patch, _ = SHAPES[name]
     torch._dynamo.reset()
@@ -116,7 +116,7 @@ def bare(name: str, compiled: bool, steps: int, repeats: int) -> float:
     optimiser = torch.optim.SGD(net.parameters(), 0.05, weight_decay=1e-5, foreach=True)
 
     def loss(x, y):
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
             logits = net(x)
         p = torch.sigmoid(logits.float())
         space = tuple(range(2, x.ndim))

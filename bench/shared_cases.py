@@ -18,7 +18,7 @@ import psutil
 
 import polysite as ps
 from polysite import config, study
-from polysite.benchmark.last_cases import LastCases
+from polysite.benchmark.last_run import LastRun
 from polysite.data.phantom import write
 
 
@@ -67,15 +67,15 @@ def main() -> None:
         write((ref.open() for ref in refs), Path(folder) / "scans")
         files = replace(drawn, data=ps.Files(path=f"{folder}/scans"))
         for title, chosen in (("files", files), ("phantoms", drawn)):
-            dealt, load = study.deal_cases(chosen), LastCases()
-            load(chosen, dealt)
+            dealt, last = study.deal_cases(chosen), LastRun()
+            last.cases(chosen, dealt)
             anew, again, rest = [], [], []
             for _ in range(given.repeats if title == "files" else 1):
                 anew.append(seconds(lambda chosen=chosen, dealt=dealt: study.load_cases(chosen, dealt)))
-                again.append(seconds(lambda chosen=chosen, dealt=dealt, load=load: load(chosen, dealt)))
-                ready = load(chosen, dealt)
-                rest.append(seconds(lambda chosen=chosen, ready=ready: study._sites(chosen, ready)))
-            new, kept, built = map(statistics.median, (anew, again, rest))
+                again.append(seconds(lambda chosen=chosen, dealt=dealt, last=last: last.cases(chosen, dealt)))
+                rest.append(seconds(lambda chosen=chosen, dealt=dealt: study.build_sites(chosen, dealt)))
+            new, kept, both = map(statistics.median, (anew, again, rest))
+            built = max(0.0, both - new)
             print(
                 f"{title}: {given.cases} cases of 4 x {given.side}^3: {new:.3f} s anew, {kept:.4f} s kept, "
                 f"ratio {new / kept:.0f}; with the sites {(new + built) / (kept + built):.1f} ({built:.3f} s more)"

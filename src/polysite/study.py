@@ -70,7 +70,6 @@ class Engine:
 ENGINES = ("simulator", "ray")
 
 PreparedCases = Mapping[str, Mapping[str, Sequence[Case]]]  # by site and split
-Loader = Callable[[Study, Mapping[str, SiteSplit], Watch], PreparedCases]  # load_cases, or one that keeps cases
 
 
 @dataclass(frozen=True)
@@ -148,13 +147,13 @@ def build_sites(
     network: Network | None = None,
 ) -> dict[str, TorchSite]:
     """Return the sites of a study, which share one network; cases are prepared, or read from the cache."""
-    return _sites(study, load_cases(study, dealt or deal_cases(study), watch), network)
+    ready = load_cases(study, dealt or deal_cases(study), watch)
+    return _sites(study, ready, network or Materials().network(study, train_sizes(ready)))
 
 
-def _sites(study: Study, ready: PreparedCases, network: Network | None = None) -> dict[str, TorchSite]:
+def _sites(study: Study, ready: PreparedCases, network: Network) -> dict[str, TorchSite]:
     """Return the sites with these cases."""
-    source, sizes = study.data, {site: len(splits["train"]) for site, splits in ready.items()}
-    network = network or Network(build_module(study), study.train, expected_steps(study, sizes))
+    source = study.data
     task = tasks.find(source.task, study.train.exclusive)
     brain = partial(study.prepare.brain, modalities=source.modality_names)
     return {
@@ -182,6 +181,23 @@ def load_cases(study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watc
                 raise DataError(f"{problem} ('polysite data check' lists all problems)") from problem
             raise
     return ready
+
+
+class Materials:
+    """Loads the prepared cases of a run and builds its network."""
+
+    def cases(self, study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> PreparedCases:
+        """Return the prepared cases of every site and split."""
+        return load_cases(study, dealt, watch)
+
+    def network(self, study: Study, sizes: Mapping[str, int]) -> Network:
+        """Return the network that all sites share; ``sizes`` are their numbers of training cases."""
+        return Network(build_module(study), study.train, expected_steps(study, sizes))
+
+
+def train_sizes(ready: PreparedCases) -> dict[str, int]:
+    """Return the number of training cases of every site."""
+    return {site: len(splits["train"]) for site, splits in ready.items()}
 
 
 def foresee(study: Study, ready: PreparedCases, out: Path) -> Peak:
@@ -283,15 +299,16 @@ class OpenedStudy:
 
 @contextmanager
 def open_study(
-    study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch: Watch, out: Path, load: Loader
+    study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch: Watch, out: Path, materials: Materials
 ) -> Iterator[OpenedStudy]:
     """Load the sites of a study into an engine; workers end with the block. A run that cannot fit is refused."""
     if engine.name == "ray":
         with _on_ray(study, dealt, engine, watch) as opened:
             yield opened
         return
-    ready = load(study, dealt, watch)
-    foreseen, sites = foresee(study, ready, out), _sites(study, ready)
+    ready = materials.cases(study, dealt, watch)
+    foreseen = foresee(study, ready, out)
+    sites = _sites(study, ready, materials.network(study, train_sizes(ready)))
     yield OpenedStudy(build_phases(study, sites), next(iter(sites.values())).start, sites, [foreseen.line])
 
 
@@ -413,7 +430,7 @@ def train(
     track: Sequence[str] = (),
     after: Path | str | None = None,
     evaluate: bool = True,
-    load: Loader = load_cases,
+    materials: Materials = Materials(),
     *,
     engine: str | Engine = "simulator",
 ) -> Run:
@@ -426,7 +443,7 @@ def train(
         track: Also write for ``tensorboard`` or ``mlflow``.
         after: A finished run of the same study with fewer phases, whose rounds are taken over.
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
-        load: Loads the prepared cases.
+        materials: Loads the cases and builds the network; a benchmark keeps both for its next run.
         engine: ``simulator``, ``ray``, or an ``Engine`` with an address and a number of workers.
     """
     chosen = Engine(engine) if isinstance(engine, str) else engine
@@ -434,7 +451,7 @@ def train(
     for remark in _remarks(study, dealt):
         logging.getLogger("polysite").warning(remark)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
-    with open_study(study, dealt, chosen, watch, path, load) as opened:  # before the folder is made
+    with open_study(study, dealt, chosen, watch, path, materials) as opened:  # before the folder is made
         for each in opened.phases:
             each.algorithm.init(opened.start, each.transport.names)  # may refuse this network
         watch = tracked(watch, track, path)  # before the folder, too: a package may be missing
@@ -527,7 +544,7 @@ def resume(
     watch: Watch = Watch(),
     track: Sequence[str] = (),
     evaluate: bool = True,
-    load: Loader = load_cases,
+    materials: Materials = Materials(),
     *,
     engine: str | Engine = "simulator",
 ) -> Run:
@@ -544,7 +561,7 @@ def resume(
                 f"the data are not those that {folder.path} began with: its split.csv names other cases or parts; "
                 "bring them back, or start a new run"
             )
-        with open_study(study, dealt, chosen, watch, folder.path, load) as opened:
+        with open_study(study, dealt, chosen, watch, folder.path, materials) as opened:
             watch = tracked(watch, track, folder.path)
             with logged(folder):
                 at = find_progress(folder, opened.phases)

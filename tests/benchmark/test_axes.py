@@ -163,7 +163,7 @@ def test_a_step_that_exceeds_the_memory_is_refused(write, tmp_path, monkeypatch)
 
 
 def test_a_plan_counts_federations_and_swept_values(write, monkeypatch):
-    monkeypatch.setattr(plan, "measure", lambda chosen: plan.Pace(3600.0, 0.0, "cpu", "Given."))
+    monkeypatch.setattr(plan, "measure", lambda *_: plan.Pace(3600.0, 0.0, "cpu", "Given."))
     swept = SWEPT.partition('"train.lr"')[0]
     grid = plan.plan(write(HEAD + "seeds = [0, 1]\n" + REST + swept), {})
     runs = {line.cells[0].text: line.cells[1].value for line in grid.lines}

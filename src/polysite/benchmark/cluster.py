@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polysite.benchmark.jobs import Job, Step
-from polysite.benchmark.last_cases import LastCases
+from polysite.benchmark.last_run import LastRun
 from polysite.benchmark.worker import Order, perform, release
 from polysite.benchmark.workers import order, reason
 from polysite.errors import ConfigError
@@ -91,10 +91,10 @@ class Runner:
     def __call__(self, orders: Sequence[Order]) -> list[int]:
         """Return the exit code of every order."""
         begin()
-        codes, load = [], LastCases()
+        codes, last = [], LastRun()
         for each in orders:
             with _restored():
-                codes.append(perform(each, load))
+                codes.append(perform(each, last))
             release()
         return codes
 
@@ -167,7 +167,7 @@ def _submit(
     executor: Any, chains: Sequence[tuple[Job, ...]], folder: Path, jobs: Sequence[Job], step: Step
 ) -> list[Task]:
     """Submit chains as one array, and note which task has which run."""
-    orders = [[order(job, job.first(jobs)) for job in chain] for chain in chains]
+    orders = [[order(job, job.first(jobs), len(chain)) for job in chain] for chain in chains]
     handles = executor.map_array(Runner(), orders)
     tasks = [Task(chain, handle) for chain, handle in zip(chains, handles, strict=True)]
     noted = {**_noted(folder), **{job.place: str(task.handle.job_id) for task in tasks for job in task.jobs}}

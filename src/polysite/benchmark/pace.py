@@ -27,7 +27,7 @@ from polysite.training.torch_site import TorchSite
 # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
 VOLUME = (144, 176, 144)
 SIDE = 64  # largest side of a patch that is timed on a CPU
-STEPS = 3  # timed on a GPU, after as many that warm up; one on a CPU
+STEPS = 12  # timed on a GPU, after as many in which the network is compiled; one on a CPU
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,17 @@ def _parallel(efforts: Sequence[_Effort]) -> float:
     return max(1.0, sum(e.end - e.begin for e in efforts) / busy) if busy else 1.0
 
 
-def measure(chosen: Study) -> Pace:
+def measure(chosen: Study, expected: int = 0) -> Pace:
     """Time a few training steps and a prediction of a study's network on this machine's device.
 
     On a GPU the patch, the batch and the size of a scan are the real ones. On a CPU one patch of at most 64 voxels a
     side is timed, and the time is scaled with the number of voxels.
+
+    Args:
+        chosen: The study.
+        expected: Steps of a run; long runs compile on a GPU.
     """
-    network = Network(study.build_module(chosen), chosen.train)
+    network = Network(study.build_module(chosen), chosen.train, expected)
     gpu = network.device.type == "cuda"
     step = chosen.model.divisor
     patch = (

@@ -43,9 +43,9 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False, out: 
     if not any(cells):
         return _features(bench, overrides, absent)
     first = next(iter(cells[0].values()))
-    pace = (recorded(out, list(cells[0]), first) if out else None) or measure(first)
-    places = len(bench.places)
     work = [{n: _Rehearsed.of(s) for n, s in cell.items()} for cell in cells]
+    pace = (recorded(out, list(cells[0]), first) if out else None) or measure(first, next(iter(work[0].values())).steps)
+    places = len(bench.places)
     lines, hours, disk, runs = [], 0.0, 0.0, 0
     for title, each in cells[0].items():
         before = next((n for n, s in cells[0].items() if config.is_beginning(s, of=each)), None)

@@ -15,19 +15,20 @@ from pathlib import Path
 
 from polysite import config, study
 from polysite.benchmark.jobs import REFUSED
-from polysite.benchmark.last_cases import LastCases
+from polysite.benchmark.last_run import LastRun
 from polysite.errors import PolysiteError
 from polysite.evaluation import evaluate
 
-Order = Mapping[str, str]  # paths: output, study, run, and perhaps the run to continue from (after)
+# paths (output, study, run, and perhaps the run to continue from, after), and the runs that this process expects (runs)
+Order = Mapping[str, str]
 
 
 def main() -> None:
     """Run orders until standard input ends or one fails."""
-    load = LastCases()
+    last = LastRun()
     with os.fdopen(os.dup(1), "w") as replies:
         for line in sys.stdin:
-            code = perform(json.loads(line), load)
+            code = perform(json.loads(line), last)
             replies.write(f"{code}\n")
             replies.flush()
             if code not in (0, REFUSED):
@@ -35,33 +36,34 @@ def main() -> None:
             release()
 
 
-def perform(order: Order, load: LastCases) -> int:
+def perform(order: Order, last: LastRun) -> int:
     """Run an order; what it prints goes to its file. Return the exit code.
 
-    ``load`` keeps the prepared cases from one order to the next.
+    ``last`` keeps cases and network from one order to the next.
     """
     output = Path(order["output"])
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    code = _run(order, load)
+    code = _run(order, last)
     sys.stdout.flush()
     sys.stderr.flush()
     return code
 
 
-def _run(order: Order, load: LastCases) -> int:
+def _run(order: Order, last: LastRun) -> int:
     """Return the exit code that ``polysite train`` has for the same study: 2 for a refusal, 1 for a crash."""
+    last.runs = int(order.get("runs", "1"))
     run, before = Path(order["run"]), Path(order["after"]) if "after" in order else None
     try:
         if (run / "config.toml").exists():
-            done = study.resume(run, load=load)
+            done = study.resume(run, materials=last)
             if not (done.folder.path / "evaluation" / done.split).exists():
                 evaluate(done.folder.path, done.split)
         else:
             after = before if before and (before / "result.json").exists() else None  # it may have failed
-            study.train(config.load(Path(order["study"])), run, after=after, load=load)
+            study.train(config.load(Path(order["study"])), run, after=after, materials=last)
     except (PolysiteError, OSError) as problem:
         print(f"polysite: {problem}", file=sys.stderr)
         return REFUSED

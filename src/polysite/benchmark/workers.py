@@ -39,7 +39,7 @@ def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
                 job, gpu = placed
                 left.remove(job)
                 worker = running[job] = _worker(idle, gpu, room.threads)
-                worker.begin(job, job.first(done))
+                worker.begin(job, job.first(done), 1 + len(left) // room.most)
                 step(f"{len(running)} in parallel · {job.title}{_on(gpu, room)}", 0)
             select([worker.replies for worker in running.values()], [], [], 0.2)
             room.look()
@@ -88,10 +88,13 @@ def _on(gpu: str | None, room: "Room") -> str:
     return f" on GPU {gpu}" if gpu is not None and len(room.gpus) > 1 else ""
 
 
-def order(job: Job, before: Job | None) -> Order:
-    """Return what a worker needs to know of a job; it takes over the phases of the job before, if that has finished."""
+def order(job: Job, before: Job | None, runs: int) -> Order:
+    """Return what a worker needs to know of a job; it takes over the phases of the job before, if that has finished.
+
+    ``runs`` is the number of runs that the worker can expect, with this one: for many of them it pays to compile.
+    """
     paths = {"output": job.output, "study": job.file, "run": job.run, **({"after": before.run} if before else {})}
-    return {name: str(path.absolute()) for name, path in paths.items()}
+    return {"runs": str(runs), **{name: str(path.absolute()) for name, path in paths.items()}}
 
 
 class Worker:
@@ -107,13 +110,13 @@ class Worker:
         assert self.process is not None and self.process.stdout is not None
         return self.process.stdout.fileno()
 
-    def begin(self, job: Job, before: Job | None) -> None:
-        """Start or resume a job; it takes over the phases of the job before, if there is one."""
+    def begin(self, job: Job, before: Job | None, runs: int = 1) -> None:
+        """Start or resume a job; see ``order``."""
         job.run.parent.mkdir(parents=True, exist_ok=True)
         with job.output.open("ab") as output:
             self.process = self.process or self._start(output.fileno())
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{json.dumps(order(job, before))}\n".encode())
+        self.process.stdin.write(f"{json.dumps(order(job, before, runs))}\n".encode())
         self.process.stdin.flush()
 
     def _start(self, errors: int) -> "subprocess.Popen[bytes]":

@@ -78,6 +78,11 @@ class Network:
         with torch.no_grad():
             torch._foreach_copy_(list(self.leaves.values()), [params[k] for k in self.leaves])
 
+    def restart(self, module: torch.nn.Module) -> None:
+        """Take over the initial parameters of another network with the same layers, and keep what was compiled."""
+        self.write(_leaves(module)[1])
+        self.start = self.read()
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch, in float32."""
         return self._logits(self.forward, x)

@@ -1,8 +1,9 @@
-"""The prepared cases of the last run in this process, for the next run: most runs of a benchmark have the same cases.
+"""The prepared cases and the network of the last run in this process, for the next run of a benchmark.
 
-Opening a case from the cache reads it twice, for its checksum and to look for values that are not finite, and a phantom
-is drawn anew; both are saved. The arrays of files stay memory-mapped, so keeping them takes no memory of the process.
-Folds and methods that divide the same cases differently share them.
+Most runs have the same cases and the same network. Opening a case from the cache reads it twice, for its checksum and
+to look for values that are not finite, and a phantom is drawn anew; both are saved. The arrays of files stay
+memory-mapped, so keeping them takes no memory of the process. Folds and methods that divide the same cases differently
+share them. A network on a GPU keeps what was compiled.
 """
 
 from collections.abc import Mapping
@@ -14,17 +15,21 @@ from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.files import Files
 from polysite.data.split import SiteSplit
 from polysite.engines.rounds import Watch
-from polysite.study import PreparedCases
+from polysite.study import Materials, PreparedCases
+from polysite.training.network import Network
 
 
-class LastCases:
-    """A loader for ``study.train`` and ``study.resume`` that keeps the cases of the last study."""
+class LastRun(Materials):
+    """Keeps the cases and the network of the last study. ``runs`` is the number of runs that this process expects."""
 
     def __init__(self) -> None:
+        self.runs = 1
         self._kind: Any = None
         self._known: dict[Any, Case] = {}
+        self._built: Any = None
+        self._network: Network | None = None
 
-    def __call__(self, chosen: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> PreparedCases:
+    def cases(self, chosen: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> PreparedCases:
         """Return the prepared cases of every site and split; only those that the last study did not have are loaded."""
         if chosen.slices.axis:  # they are copies, of which there may be many
             return study.load_cases(chosen, dealt, watch)
@@ -45,6 +50,18 @@ class LastCases:
         used = {key for splits in wanted.values() for keys in splits.values() for key in keys}
         self._known = {key: case for key, case in self._known.items() if key in used}
         return {s: {k: [self._known[key] for key in splits[k]] for k in SPLITS} for s, splits in wanted.items()}
+
+    def network(self, chosen: Study, sizes: Mapping[str, int]) -> Network:
+        """Return the network of the last study with the initial parameters of this one, if it has the same layers."""
+        train, outputs = chosen.train, (len(chosen.data.modality_names), chosen.data.label_names, chosen.data.task)
+        built = (chosen.model, chosen.dims, outputs, train.exclusive, train.device, train.autocast, train.compile)
+        if self._network is not None and built == self._built:
+            self._network.restart(study.build_module(chosen))
+            return self._network
+        expected = self.runs * study.expected_steps(chosen, sizes)
+        fresh = Network(study.build_module(chosen), train, expected)
+        self._built, self._network = built, fresh if fresh.gpu_steps else None  # a CPU compiles nothing
+        return fresh
 
 
 def _key(ref: CaseRef) -> Any:
