@@ -29,7 +29,7 @@ from polysite.training.network import Network
 from polysite.training.settings import Train
 from polysite.training.torch_site import TorchSite
 
-DRAWN = 8  # different images; hospitals hold copies of them
+DRAWN = 4  # different images; hospitals hold copies of them
 
 
 def main() -> None:
@@ -41,6 +41,7 @@ def main() -> None:
         raise SystemExit("bench/fets_round.py measures a GPU, and torch sees none here")
     half = given.precision == "bfloat16"
     reference = bare("fets", True, 6, 5, half)
+    print(f"bare compiled step {1000 * reference:.1f} ms", flush=True)
     torch.cuda.empty_cache()
     sites = build(half)
     start = next(iter(sites.values())).start
@@ -52,16 +53,18 @@ def main() -> None:
         done = next(run_rounds(FedAvg(), engine, start, Plan(), seed=number))
         torch.cuda.synchronize()
         took.append(time.perf_counter() - began)
+        print(f"round {number}: {took[-1]:.2f} s", flush=True)
         return sum(fit.steps for reply in done.replies.values() for fit in reply.fits)
 
     took: list[float] = []
     first = sites[next(iter(sites))]
     first.fit(start)  # compiles
+    print(f"{len(sites)} hospitals are ready, setup {first.setup[0]:.0f} s", flush=True)
     for number in range(given.repeats + 1):
         steps = round_(number)
     cases = sum(site.size for site in sites.values())
     mine = statistics.median(took[1:])
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.precision}, setup {first.setup[0]:.0f} s")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.precision}")
     print(
         f"{len(sites)} hospitals, {cases} training cases, {steps} steps: round {mine:.2f} s "
         f"({1000 * mine / steps:.1f} ms a step); bare compiled step {1000 * reference:.1f} ms"

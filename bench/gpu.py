@@ -84,7 +84,7 @@ def losses(name: str, _steps: int, _repeats: int) -> None:
     print(
         f"{name}: losses of 200 steps, means of ten; uncompiled and compiled: first {first[0]:.4f} and {first[1]:.4f}, "
     )
-    print(f"    last {last[0]:.4f} and {last[1]:.4f}; largest difference {apart.max():.4f}, mean {apart.mean():.5f}")
+    print(f"    last {last[0]:.4f} and {last[1]:.4f}; largest difference {apart.max():.1e}, mean {apart.mean():.1e}")
 
 
 def build(name: str, compiled: bool, augment: str) -> TorchSite:

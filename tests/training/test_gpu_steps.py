@@ -12,6 +12,12 @@ from polysite.training.tasks import CaseLoss, Outline
 LOSS = CaseLoss(Outline(), "dice")
 
 
+@pytest.fixture(autouse=True)
+def no_kernels(tmp_path, monkeypatch):
+    """Torch has compiled nothing here before."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
 @pytest.fixture
 def net():
     return UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1)
@@ -44,13 +50,17 @@ def test_compiled_steps_have_the_gradients_of_plain_ones_also_of_incomplete_batc
         assert value == pytest.approx(float(loss), abs=1e-6)
         for mine, theirs in zip(gradients(net), wanted, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
-    assert steps.compiled and len(steps._steps) == 1
+    assert steps.compiled and len(steps._steps) == 1 and steps.mark.exists()
+    assert len(steps.idle) == 10 and all(p.grad is zero for p, zero in steps.idle.items())
 
 
 def test_a_run_compiles_if_the_steps_that_are_left_save_more_than_compiling_takes(net):
     long = round(gpu_steps.COMPILING / gpu_steps.GAIN / 0.1)  # steps of 0.1 s that save as much as compiling takes
     assert GpuSteps(net, False, "auto", long + 10).pays(0.1, 8)
     assert not GpuSteps(net, False, "auto", long + 10).pays(0.1, 12)
+    GpuSteps(net, False, "auto", 0).mark.touch()
+    assert GpuSteps(net, False, "auto", long // 4).pays(0.1, 12)
+    assert not GpuSteps(net, True, "auto", long // 4).pays(0.1, 12)  # in the other precision nothing is on disk
     assert GpuSteps(net, False, True, 0).pays(0.0, 0) and not GpuSteps(net, False, False, 10**9).pays(1.0, 0)
 
 

@@ -8,6 +8,9 @@ the steps that are left will save more time than compiling takes.
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 from types import MethodType
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +24,10 @@ PerCase = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logits, truth
 
 PROBE = 8  # uncompiled steps before the choice; the second half of them is timed
 GAIN = 0.4  # share of an uncompiled step that compiling saves; more on an H200 (docs/speed.md)
-COMPILING = 60.0  # seconds that compiling may take
+COMPILING, AGAIN = (
+    30.0,
+    6.0,
+)  # seconds of compiling, and of compiling what torch keeps on disk (18 to 30 and 3 measured)
 SHORT = 0.03  # seconds of a step below which launching its kernels takes longer than running them
 WARM = 3  # steps before a capture
 
@@ -57,6 +63,11 @@ class GpuSteps:
         for norm in module.modules():
             if isinstance(norm, torch.nn.InstanceNorm2d | torch.nn.InstanceNorm3d) and not norm.affine:
                 norm.forward = MethodType(_normalise, norm)  # type: ignore[method-assign]
+        self.idle = dict[torch.nn.Parameter, torch.Tensor]()  # biases without effect, and their gradients, which are 0
+        for convolution in _normalised(module):
+            convolution.forward = MethodType(_convolve, convolution)  # type: ignore[method-assign]
+            if isinstance(convolution.bias, torch.nn.Parameter):
+                self.idle[convolution.bias] = torch.zeros_like(convolution.bias)
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase, batch: int) -> torch.Tensor:
         """Compute the mean loss of a batch and the gradients of all parameters; return the loss.
@@ -111,7 +122,15 @@ class GpuSteps:
         """Return whether compiling pays, given the seconds of an uncompiled step and the steps taken so far."""
         if self.setting != "auto":
             return self.setting
-        return GAIN * seconds * (self.expected - taken) > COMPILING
+        return GAIN * seconds * (self.expected - taken) > (AGAIN if self.mark.exists() else COMPILING)
+
+    @property
+    def mark(self) -> Path:
+        """A file beside the kernels that torch keeps on disk; it exists if this network has been compiled here before."""
+        from torch._inductor.runtime.cache_dir_utils import cache_dir  # importing it takes a second
+
+        what = f"{torch.__version__} {self.module} {self.half}"
+        return Path(cache_dir()) / f"polysite-{sha256(what.encode()).hexdigest()[:16]}"
 
 
 class _Step:
@@ -166,6 +185,8 @@ class _Step:
                 self.steps.fail(problem)
                 return
             self.steps.compiled = True
+            with suppress(OSError):
+                self.steps.mark.touch()
         if seconds < SHORT and self.steps.device.type == "cuda":
             try:
                 with torch.cuda.device(self.steps.device):
@@ -178,7 +199,11 @@ class _Step:
         function = torch.compile(self._weighted, dynamic=False)
 
         def run() -> torch.Tensor:
-            return _gradients(self.steps.weights, lambda: function(self.x, self.y, self.weights))
+            loss = _gradients(self.steps.weights, lambda: function(self.x, self.y, self.weights))
+            torch._foreach_zero_(list(self.steps.idle.values()))
+            for bias, zero in self.steps.idle.items():
+                bias.grad = zero
+            return loss
 
         for _ in range(WARM):
             run()
@@ -239,6 +264,25 @@ def channels_last(module: torch.nn.Module) -> torch.memory_format:
     if len(axes) != 1:
         return torch.contiguous_format
     return torch.channels_last if axes == {4} else torch.channels_last_3d
+
+
+def _normalised(module: torch.nn.Module) -> list[torch.nn.Conv2d | torch.nn.Conv3d]:
+    """Return the convolutions whose output is normalised next, which cancels their bias."""
+    from monai.networks.blocks.dynunet_block import UnetBasicBlock
+
+    blocks = [block for block in module.modules() if isinstance(block, UnetBasicBlock)]
+    pairs = [(conv, norm) for b in blocks for conv, norm in ((b.conv1, b.norm1), (b.conv2, b.norm2))]
+    return [
+        conv.conv
+        for conv, norm in pairs
+        if isinstance(norm, torch.nn.InstanceNorm2d | torch.nn.InstanceNorm3d) and not norm.affine
+    ]
+
+
+def _convolve(self: torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor:
+    """Convolution; a compiled one leaves out the bias, which would be two more passes over all values."""
+    out: torch.Tensor = self._conv_forward(x, self.weight, None if torch.compiler.is_compiling() else self.bias)
+    return out
 
 
 def _normalise(self: torch.nn.InstanceNorm3d, x: torch.Tensor) -> torch.Tensor:
