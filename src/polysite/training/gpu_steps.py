@@ -126,7 +126,7 @@ class GpuSteps:
 
     @property
     def mark(self) -> Path:
-        """A file beside the kernels that torch keeps on disk; it exists if this network has been compiled here before."""
+        """A file beside the kernels that torch keeps on disk; it exists if this network was compiled here before."""
         from torch._inductor.runtime.cache_dir_utils import cache_dir  # importing it takes a second
 
         what = f"{torch.__version__} {self.module} {self.half}"
