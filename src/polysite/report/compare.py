@@ -189,8 +189,8 @@ def _remarks(bare: Comparison) -> list[str]:
     remarks = []
     if any(m.first.sliced for m in bare.methods):
         remarks.append(
-            "cases are slices of volumes, and means are over slices; tests and their intervals count a volume once, "
-            "with the mean gain of its slices, since slices of a patient are not independent"
+            "Cases are slices of volumes, and means are over slices; tests and their intervals count a volume once, "
+            "with the mean gain of its slices, since slices of a patient are not independent."
         )
     values = {m.name: m.values(bare.main, bare.policy) for m in bare.methods}
     common = set.intersection(*map(set, values.values()))
