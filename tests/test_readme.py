@@ -1,12 +1,15 @@
 """What the README prints works as printed."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
+from polysite import benchmark
 from polysite.algorithms import ALGORITHMS
+from polysite.benchmark.jobs import studies
 from polysite.cli import app
 from polysite.config import parse, presets
 from polysite.data.federation import FEDERATIONS
@@ -40,9 +43,15 @@ SHOWN = [README, DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, P
 
 
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.stem)
-def test_what_the_page_shows_exists(page):
-    studies = [parse(text) for text in blocks("toml", page)]
-    assert studies or page == PROTECTION
+def test_what_the_page_shows_exists(page, tmp_path):
+    shown = blocks("toml", page)
+    assert shown or page == PROTECTION
+    for text in shown:
+        if "methods" in tomllib.loads(text):
+            (tmp_path / "mine.toml").write_text(text)
+            assert studies(benchmark.load(str(tmp_path / "mine.toml")), {})
+        else:
+            parse(text)
     lines = [w for block in blocks("sh", page) for w in block.splitlines() if w.startswith("polysite ")]
     for line in lines:
         words = line.split("#")[0].split()[1:]

@@ -48,9 +48,17 @@ def test_a_plan_without_training_lists_the_scans():
 def test_seconds_on_a_cpu_are_scaled_by_voxels_batch_and_windows(monkeypatch):
     monkeypatch.setattr(pace, "_timed", lambda call, network: 1.0)
     given = {"train.device": "cpu", "model.name": "unet_small", "model.filters": "[2, 4, 4]"}
-    found = pace.measure(studies(benchmark.load("paper_b"), given)["fedavg"])
+    found = pace.measure(studies(plan._counted(benchmark.load("paper_b")), given)["fedavg"])
     assert (found.step, found.case) == (8 * 4, 8 * 8)  # 128 against 64 voxels a side; four patches; eight windows
     assert found.device == "cpu" and "scaled by the number of voxels" in found.how
+
+
+def test_phantoms_are_as_large_as_they_say_and_are_not_cached(monkeypatch):
+    monkeypatch.setattr(pace, "_timed", lambda call, network: 1.0)
+    given = {"train.device": "cpu", "data.shape": "[32, 48, 32]", "train.patch": "[16, 16, 16]", "train.overlap": "0"}
+    bench = benchmark.load("phantoms").only(["local", "fedavg"])
+    assert pace.measure(studies(bench, given)["fedavg"]).case == 2 * 3 * 2
+    assert "cache" not in benchmark.plan(bench, given).note
 
 
 def record(index, elapsed, seconds, steps, cases):

@@ -160,7 +160,7 @@ def test_a_check_counts_slices_and_a_preview_shows_them(tree, tmp_path):
     file.write_text(dump(tree))
     done = CliRunner().invoke(app, ["data", "check", str(file), "--json"])
     assert done.exit_code == 0, done.output
-    assert "east: 15 slices of 5 volumes, 3 to 3 of each" in done.output
+    assert "east: 15 slices of 5 volumes, 3 of each" in done.output
     done = CliRunner().invoke(app, ["data", "preview", str(file), "--out", str(tmp_path / "sheets"), "--cases", "2"])
     assert done.exit_code == 0 and (tmp_path / "sheets" / "east.png").is_file(), done.output
 

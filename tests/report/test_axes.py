@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from polysite.engines.run_folder import RunFolder
 from polysite.report import axes, axes_figures, axes_page
 from polysite.report.axes import FederationResult
 from polysite.report.compare import compare
+from polysite.report.grid import Grid, Line, name
 from polysite.report.page import Options
 from polysite.report.paper_figures import PAPER_FIGURES
 from polysite.report.published import Paper
 from polysite.report.runs import Method, read
+from polysite.report.tables import show_grid
 
 HOME = {f"c{k}": "east" if k < 4 else "west" for k in range(8)}  # hospital of every case in the data
 DICE = {case: 0.5 + 0.05 * k for k, case in enumerate(HOME)}
@@ -203,3 +206,12 @@ def test_the_page_links_every_federation_and_writes_every_table(results, tmp_pat
 def test_a_run_without_split_file_keeps_its_names(results, tmp_path):
     run = read(write(tmp_path / "run", {"east": {"c0": {"WT": 0.5}}}))
     assert RunFolder(run.path).split.count("\n") <= 1 and axes.sources(run) == {}
+
+
+@pytest.mark.parametrize("columns", [3, 40])
+def test_a_table_that_no_window_can_show_is_named_with_its_file(columns, capsys):
+    head = tuple(f"column {k}" for k in range(columns))
+    show_grid(Grid("distance", "Distances", head, (Line(tuple(map(name, head))),) * 2, "A note."), Path("distance.csv"))
+    shown = capsys.readouterr().out
+    assert ("A note." in shown) == (columns == 3)
+    assert ("Distances: 40 columns, too wide to print; see the page or distance.csv" in shown) == (columns == 40)

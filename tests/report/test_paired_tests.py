@@ -200,4 +200,5 @@ def test_slices_of_a_volume_count_as_one_case(tmp_path):
     assert test.difference == pytest.approx(np.mean(volumes))
     assert len(found.find("scaffold").of(None, "dice")) == 18
     assert any("count a volume once" in remark for remark in found.remarks)
+    assert any("n, s have fewer than five volumes here" in remark for remark in found.remarks)  # of nine slices each
     assert "count a volume once" in build("page", load(*runs), Options(scans=False))

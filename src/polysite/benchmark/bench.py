@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from polysite import config
+from polysite.algorithms import ALGORITHMS
 from polysite.benchmark.axes import NamedFederation, check_sweep, federations
 from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
@@ -217,6 +218,7 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     sweep = config.flat(given.get("sweep", {}))
     check_sweep(sweep, swept, methods)
     _check_reference(name, given.get("reference"), methods)
+    _check_algorithms(name, methods, study)
     real = scale != "small"  # phantoms have neither published folds nor published numbers
     return Bench(
         name=name,
@@ -246,6 +248,17 @@ def _check_reference(name: str, reference: str | None, methods: Mapping[str, Any
     """Refuse a reference that is neither a method nor a method with swept values."""
     if reference is not None and methods and not any(reference == n or reference.startswith(f"{n}, ") for n in methods):
         raise ConfigError(f"the reference {reference!r} of {name} is no method; {nearest(reference, methods)}")
+
+
+def _check_algorithms(name: str, methods: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any]) -> None:
+    """Refuse a method that is called like an algorithm but sets none, and so would train FedAvg under its name."""
+    for method, changes in methods.items():
+        chosen = {"algorithm", "then"} & (changes.keys() | study.keys())
+        if method in ALGORITHMS and method != "fedavg" and not chosen:
+            raise ConfigError(
+                f"the method {method!r} of {name} sets no algorithm and would train fedavg; add "
+                f'algorithm = "{method}" to [methods.{method}], or give it another name'
+            )
 
 
 def _check_federations(name: str, given: Mapping[str, Any]) -> None:

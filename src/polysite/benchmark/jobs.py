@@ -106,8 +106,18 @@ def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFedera
     found = [v for n, base in bases.items() for v in axes.variants(n, base, swept[n], n in named)]
     for key in bench.sweep:
         if not any(key in v.point for v in found):
-            raise ConfigError(f"sweep.{key!r}: no method of {bench.name} has this key; correct it or leave it out")
+            raise ConfigError(f"sweep.{key!r}: no method of {bench.name} has this key; {_near(key, bases.values())}")
     return found or [Variant(n, n) for n in bench.methods]
+
+
+def _near(key: str, among: Iterable[Study]) -> str:
+    """Return a hint for a key that none of the studies has: the nearest name in its section, or all names there."""
+    known = {tuple(k.rpartition(".")[::2]) for each in among for k in config.flat(tomllib.loads(config.dump(each)))}
+    section, last = key.rpartition(".")[::2]
+    names = {name for at, name in known if at == section}
+    if not names:
+        return f"there is no section {section!r}; {nearest(section, {at for at, _ in known if at})}"
+    return f"in {section!r}, {nearest(last, names)}"
 
 
 def studies(

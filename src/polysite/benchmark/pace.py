@@ -17,6 +17,7 @@ import numpy as np
 from polysite import study
 from polysite.config import Study
 from polysite.data.case import Case
+from polysite.data.sources import Phantom
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import RunError
 from polysite.site import Budget
@@ -145,7 +146,7 @@ def measure(chosen: Study, expected: int = 0) -> Pace:
     batch = chosen.train.batch if gpu else 1
     task = tasks.find(chosen.data.task, chosen.train.exclusive)
     scan = gpu and chosen.data.task == "segmentation"
-    whole = tuple(max(a, b) for a, b in zip(VOLUME, chosen.train.patch, strict=False)) if scan else patch
+    whole = tuple(max(a, b) for a, b in zip(scan_size(chosen), chosen.train.patch, strict=False)) if scan else patch
     train = replace(chosen.train, patch=patch, window=(), batch=batch, epochs=1, steps=None)
     rng = np.random.default_rng(0)
     cases = [_drawn(rng, chosen, whole, k) for k in range(batch)]
@@ -166,12 +167,18 @@ def measure(chosen: Study, expected: int = 0) -> Pace:
     return Pace(training * larger * chosen.train.batch, predicting * larger * _windows(chosen), "cpu", how)
 
 
+def scan_size(chosen: Study) -> tuple[int, ...]:
+    """Return the voxels of a scan: the shape of a phantom; a mean head for other data, which are not opened."""
+    return chosen.data.shape if isinstance(chosen.data, Phantom) else VOLUME
+
+
 def _windows(chosen: Study) -> int:
     """Return the number of positions of the sliding window in a scan; a case to classify is as large as the patch."""
     if chosen.data.task == "classification":
         return 1
     window, moved = chosen.train.window or chosen.train.patch, 1 - chosen.train.overlap
-    return prod(ceil(max(0, size - side) / (side * moved)) + 1 for size, side in zip(VOLUME, window, strict=False))
+    sides = zip(scan_size(chosen), window, strict=False)
+    return prod(ceil(max(0, size - side) / (side * moved)) + 1 for size, side in sides)
 
 
 def _drawn(rng: np.random.Generator, chosen: Study, shape: Sequence[int], k: int) -> Case:

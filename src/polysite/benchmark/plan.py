@@ -16,9 +16,10 @@ from polysite.algorithms.base import facts
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import pooled_training, studies
-from polysite.benchmark.pace import VOLUME, Pace, measure, recorded
+from polysite.benchmark.pace import Pace, measure, recorded, scan_size
 from polysite.config import Study
 from polysite.data.federation import Natural
+from polysite.data.sources import Phantom
 from polysite.engines.run_folder import KEPT
 from polysite.errors import PolysiteError
 from polysite.peak import tree_bytes
@@ -60,21 +61,35 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False, out: 
         counts = (number(count, "d"), number(mine[0].rounds, "d"), _whole(steps), Cell(f"{spent:.1f}", spent))
         lines.append(Line((name(title), *counts, _size(stored), name(after))))
     cases = sum(len(refs) for refs in first.data.case_refs(first.seed).values())
-    size = prod(first.train.patch) if first.data.task == "classification" else prod(VOLUME)
-    prepared = cases * size * (4 * len(first.data.modality_names) + len(first.data.label_names))
     total = (number(runs, "d"), name(""), name(""), Cell(f"{hours:.1f}", hours), _size(disk), name(""))
     lines.append(Line((name("all"), *total), "total"))
     unit = "GPU hours" if pace.device.startswith("cuda") else "CPU hours"
     head = ("method", "runs", "rounds", "steps of all runs", unit, "disk", "")
-    whose = f"the published sizes of its {len(first.data.case_refs(0))} sites" if absent else "the data"
+    count = len(first.data.case_refs(0))
+    whose = f"the published sizes of {_sites(count)}" if absent else "the data"
     note = (
         f"{pace.how} {_sharing(pace)}; with {whose}, {cases} cases. {_axes(bench)}All together: "
-        f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at; the cache of prepared "
-        f"cases takes about {_size(prepared).text} more. Validated and tested cases are counted; not counted: "
+        f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at"
+        f"{_prepared(first, cases)}. Validated and tested cases are counted; not counted: "
         f"{'' if pace.methods else 'scores that an algorithm takes within a round, and '}predictions of personal "
         "models for the cases of other hospitals."
     )
     return Grid("plan", f"Plan of {bench.name}", head, tuple(lines), note)
+
+
+def _prepared(chosen: Study, cases: int) -> str:
+    """Return the size of the cache of prepared cases, and of the scans that it assumes; empty for phantoms."""
+    if isinstance(chosen.data, Phantom):
+        return ""
+    scans = chosen.data.task == "segmentation"
+    size = scan_size(chosen) if scans else chosen.train.patch
+    stored = cases * prod(size) * (4 * len(chosen.data.modality_names) + len(chosen.data.label_names))
+    assumed = f", if a scan has {' x '.join(map(str, size))} voxels" if scans else ""
+    return f"; the cache of prepared cases takes about {_size(stored).text} more{assumed}"
+
+
+def _sites(count: int) -> str:
+    return "its only site" if count == 1 else f"its {count} sites"
 
 
 def _sharing(pace: Pace) -> str:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from polysite.data.case import SPLITS
-from polysite.data.images import suffix
+from polysite.data.images import SUFFIXES, suffix
 from polysite.errors import DataError, shown
 from polysite.payload import natural as natural
 from polysite.storage import write_file
@@ -256,7 +256,10 @@ def _modalities(cells: Sequence[tuple[int, Mapping[str, str]]], path: Path) -> l
                 raise DataError(f"{path}, line {line}: {odd!r} in column {name!r} is no image file, others there are")
             modalities.append(name)
     if not modalities:
-        raise DataError(f"{path}: no column of the manifest names image files")
+        raise DataError(
+            f"{path}: no column of the manifest names image files ({', '.join(SUFFIXES)}); add such a column, or name "
+            "the folder of the images instead of this file"
+        )
     return modalities
 
 

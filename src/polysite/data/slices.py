@@ -106,14 +106,23 @@ class Slices:
         return f"{volume.name}/{LETTERS[self.axis]}{index:03d}"
 
 
+def _range(counts: Sequence[int]) -> str:
+    """Return the smallest and the largest number as text.
+
+    >>> _range([3, 5]), _range([3, 3])
+    ('3 to 5', '3')
+    """
+    low, high = min(counts), max(counts)
+    return f"{low} to {high}" if low < high else str(low)
+
+
 def summary(found: Mapping[CaseRef, Sequence[CaseRef]]) -> list[str]:
     """Return a sentence per site with the number of its slices, and one about volumes without slices."""
     counts: dict[str, list[int]] = {}
     for volume, slices in found.items():
         counts.setdefault(volume.site, []).append(len(slices))
     told = [
-        f"{site}: {sum(each)} slices of {len(each)} volumes, {min(each)} to {max(each)} of each"
-        for site, each in counts.items()
+        f"{site}: {sum(each)} slices of {len(each)} volumes, {_range(each)} of each" for site, each in counts.items()
     ]
     return [*told, *left_out([volume for volume, slices in found.items() if not slices])]
 

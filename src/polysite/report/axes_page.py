@@ -64,7 +64,7 @@ def _sections(
     results: Sequence[FederationResult], grids: Mapping[str, Grid], pages: Mapping[str, str], paper: Paper
 ) -> list[Section]:
     scores = replace(grids["federations"], title="")
-    found = [Section("federations", "Scores in every federation", (scores, _links(pages)))]
+    found = [Section("federations", "Scores in every federation", (scores, _links(pages, bool(paper.tables))))]
     predicted: list[Any] = [replace(grids["correlation"], title="")] if "correlation" in grids else []
     predicted += axes_figures.distance(results)
     predicted += [grids["distance"]] if "distance" in grids else []
@@ -78,7 +78,9 @@ def _sections(
     return found
 
 
-def _links(pages: Mapping[str, str]) -> Markup:
-    """Return links to the pages of the federations."""
+def _links(pages: Mapping[str, str], published: bool) -> Markup:
+    """Return links to the pages of the federations, which also have the published numbers if there are any."""
     links = (f'<a href="{quote(path)}">{escape(title)}</a>' for title, path in pages.items())
-    return Markup(f"<p>Tests, hospitals and training curves of every federation: {' · '.join(links)}.</p>")
+    content = "training curves and published numbers" if published else "and training curves"
+    comma = "," if published else ""
+    return Markup(f"<p>Tests, hospitals{comma} {content} of every federation: {' · '.join(links)}.</p>")

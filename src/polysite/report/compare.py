@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import isnan
 from statistics import fmean
 
+from polysite.data.slices import volume_of
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.metrics import classification
 from polysite.metrics.fairness import Fairness, fairness
@@ -187,10 +188,11 @@ def _tests(bare: Comparison, measure: str, tail: Tail) -> list[Test]:
 def _remarks(bare: Comparison) -> list[str]:
     """Return warnings about what the tables cannot show."""
     remarks = []
-    if any(m.first.sliced for m in bare.methods):
+    sliced = any(m.first.sliced for m in bare.methods)
+    if sliced:
         remarks.append(
-            "cases are slices of volumes, and means are over slices; tests and their intervals count a volume once, "
-            "with the mean gain of its slices, since slices of a patient are not independent"
+            "Cases are slices of volumes, and means are over slices; tests and their intervals count a volume once, "
+            "with the mean gain of its slices, since slices of a patient are not independent."
         )
     values = {m.name: m.values(bare.main, bare.policy) for m in bare.methods}
     common = set.intersection(*map(set, values.values()))
@@ -210,16 +212,18 @@ def _remarks(bare: Comparison) -> list[str]:
             f"{'is' if len(again) == 1 else 'are'} in the test set of more than one fold and "
             f"{'counts' if len(again) == 1 else 'count'} once, with the mean of the scores."
         )
-    small = sorted(s for s in bare.sites if sum(site == s for site, _ in common) < 5)
+    scans = {(site, volume_of(case)) for site, case in common} if sliced else common
+    what = "volumes" if sliced else "cases"
+    small = sorted(s for s in bare.sites if sum(site == s for site, _ in scans) < 5)
     if small:
         remarks.append(
-            f"{', '.join(small)} {'has' if len(small) == 1 else 'have'} fewer than five cases here, too few for a "
+            f"{', '.join(small)} {'has' if len(small) == 1 else 'have'} fewer than five {what} here, too few for a "
             "reliable mean."
         )
     if bare.methods[0].first.split == "validation":
         remarks.append("The best round was chosen on these cases, so the scores are too good.")
-    if len(bare.trained) > 1 and len(common) < 6:
-        remarks.append(f"With {len(common)} cases no test can show a difference.")
+    if len(bare.trained) > 1 and len(scans) < 6:
+        remarks.append(f"With {len(scans)} {what} no test can show a difference.")
     tolerances = {run.evaluation.about["tolerance"] for m in bare.methods for run in m.runs if run.evaluation}
     if len(tolerances) > 1:
         remarks.append(

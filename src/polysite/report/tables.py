@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from rich import box
@@ -24,6 +25,8 @@ from polysite.report.grid import Grid
 from polysite.report.page import Options
 from polysite.report.runs import Method
 
+WIDEST = 240  # characters of a table that is printed although it has a file
+
 
 def show(methods: Sequence[Method], options: Options = Options(), full: bool = False) -> None:
     """Print the scores of every hospital and a summary; with ``full`` also tests and costs."""
@@ -44,10 +47,18 @@ def show(methods: Sequence[Method], options: Options = Options(), full: bool = F
         console.print(Text(sentence))
 
 
-def show_grid(grid: Grid) -> None:
-    """Print a table in its full width: a line that a narrow window wraps is better than a truncated number."""
+def show_grid(grid: Grid, file: Path | None = None) -> None:
+    """Print a table in its full width: a line that a narrow window wraps is better than a truncated number.
+
+    Args:
+        grid: The table.
+        file: CSV file of the table, which is named instead if the table is wider than any window (``WIDEST``).
+    """
     console, table = Console(highlight=False), grid.terminal()
     needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    if file is not None and needed > max(console.width, WIDEST):
+        console.print(Text(f"{grid.title}: {len(grid.head)} columns, too wide to print; see the page or {file}\n"))
+        return
     console.width = max(console.width, needed)
     console.print(table)
     Console(highlight=False).print(Text(f"{grid.note}\n", "dim"))
