@@ -75,7 +75,12 @@ def overlap(predicted: Any, truth: Any) -> Overlap:
         both, positive, true = _count(np.asarray(predicted, bool), np.asarray(truth, bool))
     else:  # start all three sums before waiting for the first
         both, positive, true = map(int, [(predicted & truth).sum(), predicted.sum(), truth.sum()])
-    return Overlap(both, positive - both, true - both, math.prod(truth.shape) - positive - true + both)
+    return counted(both, positive, true, math.prod(truth.shape))
+
+
+def counted(both: int, positive: int, true: int, voxels: int) -> Overlap:
+    """Return the overlap of masks with this many voxels in both, in the prediction, in the truth and in all."""
+    return Overlap(both, positive - both, true - both, voxels - positive - true + both)
 
 
 def overlaps(labels: Sequence[str], predicted: Any, truth: Any) -> dict[str, Overlap]:

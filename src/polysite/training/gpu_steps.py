@@ -2,8 +2,9 @@
 
 All sites, rounds and phases of a process share one compiled step, because it reads the batch, the weights of its cases
 and the parameters of the network from fixed memory. An incomplete batch is filled up with cases of weight 0; without
-batch statistics these change nothing. The first steps run as they are and are timed; then a run compiles its network if
-the steps that are left will save more time than compiling takes.
+batch statistics these change nothing. One that is at most half full has a step of half the size. The first steps run
+as they are and are timed; then a run compiles its network if the steps that are left will save more time than compiling
+takes.
 """
 
 import time
@@ -30,6 +31,7 @@ COMPILING, AGAIN = (
 )  # seconds of compiling, and of compiling what torch keeps on disk (18 to 30 and 3 measured)
 SHORT = 0.03  # seconds of a step below which launching its kernels takes longer than running them
 WARM = 3  # steps before a capture
+KINDS = 64  # compiled functions in a process; beyond torch's own limit of 8 it would silently stop compiling
 
 
 def can_accelerate(module: torch.nn.Module) -> bool:
@@ -54,6 +56,7 @@ class GpuSteps:
         self.module, self.half, self.setting, self.expected = module, half, setting, expected
         self.weights = list(module.parameters())
         self.device = self.weights[0].device
+        self.taken = 0  # steps of all kinds
         self.compiled = False
         self.setup_seconds = 0.0  # spent on compiling and capturing
         self.problem = ""  # why the network could not be compiled
@@ -78,10 +81,12 @@ class GpuSteps:
             loss: The loss of every case; equal ones share a step.
             batch: Cases of a complete batch.
         """
-        key = (loss, batch, x.shape[1:], y.shape[1:])
+        room = batch if 2 * len(x) > batch else batch // 2  # two sizes of a step are compiled at most
+        key = (loss, room, x.shape[1:], y.shape[1:])
         if key not in self._steps:
             self._steps[key] = _Step(self, loss)
-        return self._steps[key](x, y, batch)
+        self.taken += 1
+        return self._steps[key](x, y, room)
 
     def infer(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch in evaluation mode, by the compiled network if the run compiles."""
@@ -119,10 +124,11 @@ class GpuSteps:
         self.problem = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
     def pays(self, seconds: float, taken: int) -> bool:
-        """Return whether compiling pays, given the seconds of an uncompiled step and the steps taken so far."""
+        """Return whether compiling pays, given the seconds and the number of the uncompiled steps of a kind so far."""
         if self.setting != "auto":
             return self.setting
-        return GAIN * seconds * (self.expected - taken) > (AGAIN if self.mark.exists() else COMPILING)
+        left = (self.expected - self.taken) * taken / max(self.taken, 1)  # of this kind
+        return GAIN * seconds * left > (AGAIN if self.mark.exists() else COMPILING)
 
     @property
     def mark(self) -> Path:
@@ -196,6 +202,7 @@ class _Step:
 
     def _compile(self) -> tuple[Callable[[], torch.Tensor], float]:
         """Return the compiled step, and the seconds that it takes."""
+        torch._dynamo.config.recompile_limit = KINDS
         function = torch.compile(self._weighted, dynamic=False)
 
         def run() -> torch.Tensor:

@@ -60,6 +60,7 @@ class Network:
         # a single small volume takes a slow convolution path on a CPU; together with a copy it does not
         self.doubles = self.device.type == "cpu" and not any(isinstance(m, _BatchNorm) for m in module.modules())
         self.parameters, self.leaves = _leaves(module)
+        self._tracking = _tracking(module)
         self.start = self.read()
         self.patches = Patches(self.device)
 
@@ -110,6 +111,7 @@ class Network:
         twin.module = twin.forward = copy.deepcopy(self.module)
         twin.gpu_steps = None
         twin.parameters, twin.leaves = _leaves(twin.module)
+        twin._tracking = _tracking(twin.module)
         twin.write(params)
         return twin
 
@@ -144,10 +146,10 @@ class Network:
     def train(self, only: Collection[str]) -> None:
         """Set the network to training mode, except normalisation layers with running statistics whose names match no
         pattern in ``only``: these stay in evaluation mode."""
-        self.module.train()
-        for name, layer in self.module.named_modules():
-            if getattr(layer, "running_mean", None) is not None:
-                layer.train(tree.matches(canonical(f"{name}.running_mean"), only))
+        if not self.module.training:  # visiting all modules takes longer than starting a short step on a GPU
+            self.module.train()
+        for name, layer in self._tracking.items():
+            layer.train(tree.matches(canonical(f"{name}.running_mean"), only))
 
     def _logits(self, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         twice = len(x) == 1 and self.doubles and math.prod(x.shape[2:]) <= SMALL
@@ -158,6 +160,11 @@ class Network:
 
 def _note(seen: dict[str, Any], name: str, _module: Any, _given: Any, out: Any) -> None:
     seen[name] = out if isinstance(out, tuple) else (out,)
+
+
+def _tracking(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Return the layers with running statistics."""
+    return {n: layer for n, layer in module.named_modules() if getattr(layer, "running_mean", None) is not None}
 
 
 def _leaves(module: torch.nn.Module) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from polysite.errors import ConfigError, DataError
-from polysite.metrics.overlap import overlaps
+from polysite.metrics.overlap import BACKGROUND, counted, overlaps
 from polysite.site import CaseScore
 
 
@@ -165,6 +165,22 @@ def _soft_dice(probabilities: torch.Tensor, truth: torch.Tensor) -> torch.Tensor
     true = (probabilities * truth).sum(space)
     extra, missed = 0.5 * (probabilities.sum(space) - true), 0.5 * (truth.sum(space) - true)
     return (1 - (2 * true + 1) / (2 * (true + extra + missed) + 1)).mean(1)
+
+
+def tally(masks: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Return the voxels in both, in the predicted and in the true mask, of the background and of every label.
+
+    The result stays on the device, so that the host need not wait for every case.
+    """
+    found = torch.cat([~masks.any(0, keepdim=True), masks]).flatten(1)
+    true = torch.cat([~truth.any(0, keepdim=True), truth]).flatten(1)
+    return torch.stack([(found & true).sum(1), found.sum(1), true.sum(1)], 1)
+
+
+def tallied(labels: Sequence[str], counts: Sequence[tuple[int, int, int]], voxels: int, loss: float) -> CaseScore:
+    """Return the score of a case from the numbers of ``tally``."""
+    found = {k: counted(*each, voxels) for k, each in zip((BACKGROUND, *labels), counts, strict=True)}
+    return CaseScore({k: found[k].dice for k in labels}, loss, counts={k: o.count for k, o in found.items()})
 
 
 def _dice_score(labels: Sequence[str], masks: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:

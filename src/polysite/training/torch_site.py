@@ -6,7 +6,7 @@ device.
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -292,7 +292,28 @@ class TorchSite:
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
         """Predict these cases and return their Dice (or accuracy) and loss."""
-        return {name: self._score(logits, truth) for name, logits, truth in self._predictions(params, cases)}
+        predictions = self._predictions(params, cases)
+        if self.network.device.type == "cpu" or isinstance(self.task, tasks.Classify):
+            return {name: self._score(logits, truth) for name, logits, truth in predictions}
+        return self._score_together(predictions)
+
+    def _score_together(self, predictions: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> Scores:
+        """Return the scores of segmented cases; the host waits for the GPU once, not for every number."""
+        names, voxels, numbers = [], [], []
+        for name, logits, truth in predictions:
+            counts = tasks.tally(self.task.masks(logits), truth.bool())
+            loss = self._loss(logits[None], truth[None].float())
+            names.append(name)
+            voxels.append(math.prod(truth.shape[1:]))
+            numbers.append(torch.cat([loss.double(), counts.flatten().double()]))
+        scores = {}
+        for name, size, (loss, *counts) in zip(
+            names, voxels, torch.stack(numbers).tolist() if numbers else (), strict=True
+        ):
+            whole = iter(map(int, counts))
+            rows = list(zip(whole, whole, whole, strict=True))
+            scores[name] = tasks.tallied(self.labels, rows, size, loss)
+        return scores
 
     def _score(self, logits: torch.Tensor, truth: torch.Tensor) -> CaseScore:
         loss = float(self._loss(logits[None], truth[None].float()))
