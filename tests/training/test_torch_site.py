@@ -549,3 +549,17 @@ def test_a_window_of_its_own_for_whole_volumes():
     s = site(Train(**{**vars(PLAIN), "window": (8, 8, 4)}))
     other = site().score(s.start, s.cases("validation"))
     assert s.score(s.start, s.cases("validation")) != other
+
+
+@pytest.mark.parametrize("task", [Outline(), Exclusive()], ids=["overlapping", "exclusive"])
+def test_scores_that_cross_together_are_those_of_single_cases(task):
+    """On a GPU the numbers of all cases cross to the host at once; here both ways are compared on a CPU."""
+    labels = ["x", "y"]
+    net = Network(UNet(filters=(4, 4, 4)).build(dims=3, modalities=2, outputs=task.outputs(labels), seed=1), PLAIN)
+    images = [c.image for c in cases(3)]
+    masks = [np.stack([x[0] > 0.5, (x[0] <= 0.5) & (x[1] > 0.5)]).astype(np.uint8) for x in images]
+    held = [Case("s", str(k), x, y) for k, (x, y) in enumerate(zip(images, masks, strict=True))]
+    here = TorchSite("s", net, {"validation": held}, labels, PLAIN, 0, task)
+    names = here.cases("validation")
+    assert here._score_together(here._predictions(here.start, names)) == here.score(here.start, names)
+    assert here._score_together([]) == {}
