@@ -8,6 +8,8 @@
     ├── PayloadError         bytes or fields that must not cross the wire
     └── RunError             a run folder or checkpoint that cannot be written or continued
 
+    Paused                   no error: training stopped after the round that was asked for
+
 The command line prints the sentence and exits with code 2; a program may catch the branch that it can handle.
 
 >>> issubclass(DataError, PolysiteError)
@@ -36,6 +38,10 @@ class PayloadError(PolysiteError):
 
 class RunError(PolysiteError):
     """A run folder or checkpoint that cannot be written or continued."""
+
+
+class Paused(Exception):
+    """Training stopped after the round that ``until`` names; its checkpoint is written, and it can be resumed."""
 
 
 def nearest(given: str, known: Iterable[str]) -> str:

@@ -32,7 +32,7 @@ from polysite.engines.record import Result, mean_score
 from polysite.engines.rounds import Progress, Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
-from polysite.errors import ConfigError, DataError, RunError, nearest
+from polysite.errors import ConfigError, DataError, Paused, RunError, nearest
 from polysite.evaluation_folder import EvaluationFolder, ExaminedSite
 from polysite.payload import Payload
 from polysite.peak import Peak
@@ -433,6 +433,7 @@ def train(
     materials: Materials = Materials(),
     *,
     engine: str | Engine = "simulator",
+    until: int | None = None,
 ) -> Run:
     """Train a study into a new run folder.
 
@@ -445,6 +446,7 @@ def train(
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
         materials: Loads the cases and builds the network; a benchmark keeps both for its next run.
         engine: ``simulator``, ``ray``, or an ``Engine`` with an address and a number of workers.
+        until: Number of rounds after which to raise ``polysite.errors.Paused``; ``resume`` goes on. None for all.
     """
     chosen = Engine(engine) if isinstance(engine, str) else engine
     dealt = check(study, watch)
@@ -460,7 +462,7 @@ def train(
         with folder.alone():
             with logged(folder):
                 at = find_progress(folder, opened.phases) if before else None
-            return _conducted(study, dealt, opened, folder, at, watch, evaluate)
+            return _conducted(study, dealt, opened, folder, at, watch, evaluate, until)
 
 
 def _conducted(
@@ -471,11 +473,12 @@ def _conducted(
     at: Progress | None,
     watch: Watch,
     evaluate: bool,
+    until: int | None,
 ) -> Run:
     """Train the sites of a study into a run folder, from its beginning or from a checkpoint."""
     final = _evaluation(study, dealt, opened.sites, folder) if evaluate else None
     lines = (*opened.remarks, *_described(study, dealt))
-    return conduct(study, lines, opened.phases, opened.start, folder, at, watch, final)
+    return conduct(study, lines, opened.phases, opened.start, folder, at, watch, final, until)
 
 
 def _remarks(study: Study, dealt: Mapping[str, SiteSplit]) -> list[str]:
@@ -547,6 +550,7 @@ def resume(
     materials: Materials = Materials(),
     *,
     engine: str | Engine = "simulator",
+    until: int | None = None,
 ) -> Run:
     """Continue an interrupted run to the same end, in any engine; a finished run is returned as it is."""
     chosen = Engine(engine) if isinstance(engine, str) else engine
@@ -565,7 +569,7 @@ def resume(
             watch = tracked(watch, track, folder.path)
             with logged(folder):
                 at = find_progress(folder, opened.phases)
-            return _conducted(study, dealt, opened, folder, at, watch, evaluate)
+            return _conducted(study, dealt, opened, folder, at, watch, evaluate, until)
 
 
 def pinned(study: Study) -> Study:
@@ -606,6 +610,7 @@ def conduct(
     at: Progress | None,
     watch: Watch,
     evaluate: Evaluate | None,
+    until: int | None = None,
 ) -> Run:
     """Train into a run folder, from its beginning or from a checkpoint, over any transport."""
     with logged(folder) as log:
@@ -616,7 +621,9 @@ def conduct(
         watch.begin(folder.path.name, total, *((at.round + 1, at.best_score) if at else (0, 0.0)))
         source = study.data
         about = {"task": source.task, "labels": source.label_names, "modalities": source.modality_names}
-        result = run_phases(phases, start, study.seed, folder, resume=at, watch=watch, about=about, evaluate=evaluate)
+        result = run_phases(
+            phases, start, study.seed, folder, resume=at, watch=watch, about=about, evaluate=evaluate, until=until
+        )
         watch.end()
         log.info("finished; best round %d", result.best_round + 1)
     return Run(folder, result)
@@ -636,6 +643,9 @@ def logged(folder: RunFolder) -> Iterator[logging.Logger]:
     log.setLevel(logging.INFO)
     try:
         yield log
+    except Paused:
+        log.info("paused")
+        raise
     except KeyboardInterrupt:
         command = "deploy run" if (folder.path / "deployment.json").exists() else "train"
         log.error("stopped by hand; 'polysite %s --resume %s' continues", command, folder.path)

@@ -71,7 +71,7 @@ class Adagrad:
     D is the mean of the updates w_k - w; v starts at tau^2, m at zero, and there is no bias correction.
 
     Args:
-        lr: Learning rate of the server (eta in the paper), more than 0; chosen by trial (docs/results/defaults.md): tune it.
+        lr: Learning rate of the server (eta in the paper), more than 0; tune it (docs/results/defaults.md).
         b1: Decay of the mean update (beta_1 in the paper), at least 0 and less than 1; 0 in the paper's experiments.
         tau: Degree of adaptivity (tau in the paper), more than 0; larger is less adaptive. 0.001 in the
             paper's experiments.
@@ -103,7 +103,7 @@ class Adam:
     D is the mean of the updates w_k - w; v starts at tau^2, m at zero, and there is no bias correction.
 
     Args:
-        lr: Learning rate of the server (eta in the paper), more than 0; chosen by trial (docs/results/defaults.md): tune it.
+        lr: Learning rate of the server (eta in the paper), more than 0; tune it (docs/results/defaults.md).
         b1: Decay of the mean update (beta_1 in the paper), at least 0 and less than 1; 0.9 in the paper's experiments.
         b2: Decay of its square (beta_2 in the paper), at least 0 and less than 1; 0.99 in the paper's experiments.
         tau: Degree of adaptivity (tau in the paper), more than 0; larger is less adaptive. 0.001 in the
@@ -137,7 +137,7 @@ class Yogi(Adam):
     D is the mean of the updates w_k - w; v starts at tau^2, m at zero, and there is no bias correction.
 
     Args:
-        lr: Learning rate of the server (eta in the paper), more than 0; chosen by trial (docs/results/defaults.md): tune it.
+        lr: Learning rate of the server (eta in the paper), more than 0; tune it (docs/results/defaults.md).
         b1: Decay of the mean update (beta_1 in the paper), at least 0 and less than 1; 0.9 in the paper's experiments.
         b2: Decay of its square (beta_2 in the paper), at least 0 and less than 1; 0.99 in the paper's experiments.
         tau: Degree of adaptivity (tau in the paper), more than 0; larger is less adaptive. 0.001 in the

@@ -53,6 +53,7 @@ class Job:
     study: Study
     root: Path
     federations: tuple[str, ...] = ("",)  # titles; a pooled run serves all federations of the same cases
+    until: int | None = None  # number of rounds after which it pauses; None: it trains to the end
 
     @property
     def place(self) -> str:
@@ -83,9 +84,11 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended and is evaluated."""
+        """Whether it has ended and is evaluated, or has paused where it should."""
         if not (self.run / "config.toml").exists():
             return False
+        if self.until is not None and RunFolder(self.run).reached(self.until):
+            return True
         return RunFolder(self.run).finished and any((self.run / "evaluation").glob("*/about.json"))
 
     def first(self, among: "Iterable[Job]") -> "Job | None":

@@ -94,7 +94,8 @@ def order(job: Job, before: Job | None, runs: int) -> Order:
     ``runs`` is the number of runs that the worker can expect, with this one: for many of them it pays to compile.
     """
     paths = {"output": job.output, "study": job.file, "run": job.run, **({"after": before.run} if before else {})}
-    return {"runs": str(runs), **{name: str(path.absolute()) for name, path in paths.items()}}
+    pause = {"until": str(job.until)} if job.until is not None else {}
+    return {"runs": str(runs), **pause, **{name: str(path.absolute()) for name, path in paths.items()}}
 
 
 class Worker:

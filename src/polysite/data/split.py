@@ -48,6 +48,9 @@ class Split:
         validation_of: Cases of a site that ``validation`` is a share of: "all", or the "rest" that is not tested.
         marked_test: Part of the cases that the data mark as test cases: "test", or "validation" for a study that
             reports its validation cases and has no test cases.
+        inner: Number of folds of the cases that are not tested, instead of the share ``validation``; 0 for none.
+            Test cases are left out altogether, so that settings can be chosen without seeing them.
+        inner_fold: The inner fold that validates, from 0.
         keep: Whether a case that a federation moves keeps the part that it has at its own hospital. true: always, so
             that all federations test the same cases (but a site without training or validation cases gets one of the
             other part). "sizes": as far as every site has as many cases in each part as in a new split.
@@ -64,6 +67,8 @@ class Split:
     validation_of: Literal["all", "rest"] = "all"
     marked_test: Literal["test", "validation"] = "test"
     keep: bool | Literal["sizes"] = False
+    inner: int = 0
+    inner_fold: int = 0
 
     def __post_init__(self) -> None:
         shared = self.test if self.validation_of == "all" else 0.0
@@ -81,6 +86,12 @@ class Split:
             )
         if not 0 <= self.fold < max(1, self.folds):
             raise ConfigError(f"split.fold = {self.fold}: with split.folds = {self.folds} it lies below {self.folds}")
+        if self.inner == 1 or self.inner < 0:
+            raise ConfigError(f"split.inner = {self.inner}: at least two, or 0 for none")
+        if not 0 <= self.inner_fold < max(1, self.inner):
+            raise ConfigError(
+                f"split.inner_fold = {self.inner_fold}: with split.inner = {self.inner} it lies below {self.inner}"
+            )
 
     def seed_of(self, study: int) -> int:
         """Return the seed of the split: its own, or the study's."""
@@ -153,7 +164,18 @@ class Split:
         else:
             marks = {case: self.marked_test if case.split == "test" else case.split for p in dealt for case in p}
             splits = self._splits(site, dealt, [_split_of(site, patient, marks) for patient in dealt], self.test)
+        if self.inner:
+            splits = self._inside(site, [p for p in dealt if p not in splits["test"]])
         return {k: sorted((c for patient in v for c in patient), key=lambda c: c.name) for k, v in splits.items()}
+
+    def _inside(self, site: str, known: Sequence[PatientCases]) -> dict[str, list[PatientCases]]:
+        """Return the inner fold as validation cases, the others as training cases. A small site may validate none."""
+        first = crc32(site.encode())
+        here = [(i + first) % self.inner == self.inner_fold for i in range(len(known))]
+        if all(here):
+            here = [False] * len(known)
+        validation, train = ([p for p, mine in zip(known, here, strict=True) if mine == k] for k in (True, False))
+        return {"train": train, "validation": validation, "test": []}
 
     def _tested(self, site: str, dealt: Sequence[PatientCases]) -> list[str]:
         """Mark the patients of the test fold. Sites begin at different folds, so that folds have similar sizes."""

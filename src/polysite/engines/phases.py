@@ -26,7 +26,7 @@ from polysite.engines.rounds import Progress, Watch, run_rounds
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.site_memory import Memory
 from polysite.engines.transport import Served, Transport
-from polysite.errors import ConfigError, RunError
+from polysite.errors import ConfigError, Paused, RunError
 from polysite.payload import Payload, SiteId
 from polysite.site import CaseScore, Examined, Scores
 from polysite.tree import Tree
@@ -90,6 +90,7 @@ def run_phases(
     watch: Watch = Watch(),
     about: Mapping[str, Any] = ABOUT,
     evaluate: Evaluate | None = None,
+    until: int | None = None,
 ) -> Result:
     """Run all rounds, keep the best model, and write everything to the run folder.
 
@@ -102,13 +103,14 @@ def run_phases(
         watch: Observer of the progress.
         about: Task, labels and modalities, for the result.
         evaluate: How to evaluate the final model; None computes only Dice (or accuracy).
+        until: Number of rounds after which to stop with a checkpoint, by raising ``Paused``; None for all rounds.
     """
     at = resume
     if at and at.phase:
         _enter(phases, at.phase, folder)
     handed: Mapping[SiteId, int] = {}
     while True:
-        at = _train(phases, params, seed, folder, at, handed, watch)
+        at = _train(phases, params, seed, folder, at, handed, watch, until)
         if at.phase + 1 == len(phases):
             return _finish(phases, folder, at, about, evaluate)
         at, handed = _next(phases, folder, at, params)
@@ -122,13 +124,16 @@ def _train(
     at: Progress | None,
     handed: Mapping[SiteId, int],
     watch: Watch,
+    until: int | None,
 ) -> Progress:
-    """Run the remaining rounds of a phase; returns the position after them."""
+    """Run the remaining rounds of a phase, or those until a pause; returns the position after them."""
     phase = phases[at.phase if at else 0]
     plan, transport, began = phase.plan, phase.transport, time.perf_counter()
     if at and _is_over(phase, at):  # interrupted after its last round
         transport.remember(at.memories, at.versions)
         return at
+    if at and until is not None and at.round + 1 >= until:
+        raise Paused
     resume, at = at, at or Progress(-1, None, {})
     rounds = run_rounds(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch, keep_replies=False)
     for r in rounds:
@@ -144,13 +149,16 @@ def _train(
         record = replace(record, incidents=incidents, elapsed=round(time.perf_counter() - began, 3))
         folder.append(record)
         last = _is_over(phase, at)
-        if done % plan.checkpoint_every == 0 or last:
+        pause = until is not None and r.index + 1 >= until and not last
+        if done % plan.checkpoint_every == 0 or last or pause:
             _keep(folder, folder.round(r.index), phase, at)
         watch.round(record)
         score = record.mean_score
         log.info("round %d%s", r.index + 1, "" if score is None else f": {record.measure} {score:.4f}")
         if last and done < plan.rounds and not ended:
             log.info("stopped after round %d: %d validations without a better one", r.index + 1, at.waited)
+        if pause:
+            raise Paused
         if last:
             break
         del r

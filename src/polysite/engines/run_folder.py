@@ -202,6 +202,10 @@ class RunFolder:
         """Return the checkpoints, newest first."""
         return sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
 
+    def reached(self, rounds: int) -> bool:
+        """Whether there is a checkpoint after at least this many rounds."""
+        return any(int(path.stem.removeprefix("round-")) + 1 >= rounds for path in self.checkpoints())
+
     def round(self, round: int) -> Path:
         """Return the path of the checkpoint of a round."""
         return self.path / "checkpoints" / f"round-{round:06d}.safetensors"

@@ -1,0 +1,78 @@
+"""The command that searches for the best method and its settings: tune."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polysite.cli.base import Config, Json, Override, Quiet, app, study_of
+from polysite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polysite.tuning import Tuned
+
+
+@app.command()
+def tune(
+    config: Config = None,
+    override: Override = None,
+    method: Annotated[
+        list[str] | None, typer.Option("--method", metavar="NAME", help="Try this method. May be repeated.")
+    ] = None,
+    space: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A search space in TOML that extends polysite's own.")
+    ] = None,
+    trainings: Annotated[
+        float | None, typer.Option(help="Budget: whole trainings of the reference. One of four options.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Budget: rounds of the reference.")] = None,
+    hours: Annotated[float | None, typer.Option(help="Budget: hours on this machine's device.")] = None,
+    gigabytes: Annotated[
+        float | None, typer.Option(help="Budget: gigabytes from and to all sites; candidates then have equal bytes.")
+    ] = None,
+    inner: Annotated[int, typer.Option(help="Inner folds; the cases of each validate once.")] = 3,
+    plan: Annotated[bool, typer.Option("--plan", help="List the candidates and rungs; train nothing.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write, tunings/STUDY by default; an existing one is continued.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Search for the best method and its settings within a budget.
+
+    Candidates are compared on inner folds of the cases that are not tested: many train for few rounds, and the better
+    third goes on. The same command continues a search that was interrupted.
+    """
+    study = study_of(config, override or [])
+    from polysite import tuning
+    from polysite.report import tables
+
+    known = tuning.load(space, method or ())
+    budget, equal = tuning.budget(study, known, trainings=trainings, rounds=rounds, hours=hours, gigabytes=gigabytes)
+    planned = tuning.plan(study, known, budget, inner)
+    if plan:
+        tables.show_grid(tuning.plan_table(planned))
+        return
+    target = out or Path("tunings") / (config.stem if config else "phantom")
+    if config is not None and target == config:
+        raise ConfigError(f"--out {target} is the study itself; name another folder")
+    total = inner * sum(rung.candidates for rung in planned.rungs)
+    with tables.counting("runs", total, quiet or as_json) as step:
+        found = tuning.tune(study, target, known, budget, inner, equal, jobs, step)
+    if as_json:
+        print(json.dumps(_plain(found)))
+    elif not quiet:
+        tables.show_grid(tuning.table(found))
+        print(f"\nThe best study: polysite train {found.folder / 'best.toml'}")
+
+
+def _plain(found: "Tuned") -> dict[str, object]:
+    return {
+        "folder": str(found.folder),
+        "best": found.best.candidate.name,
+        "score": found.best.score,
+        "reference": found.reference.score,
+        "study": str(found.folder / "best.toml"),
+    }

@@ -1,0 +1,221 @@
+"""The search: train candidates on inner folds, rung by rung, and write down the best as a study.
+
+Every candidate is a run per inner fold, in the folder of the search. The cases of the study's test fold are in none of
+them. What goes on at a rung follows from the scores in the run folders alone, so a search that was interrupted ends
+with the same choice when the same command is given again.
+"""
+
+import csv
+import io
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import tomli_w
+
+from polysite import config, study
+from polysite.benchmark.budget import equalise
+from polysite.benchmark.jobs import Job, Step, check, silent
+from polysite.benchmark.room import refuse_too_large
+from polysite.benchmark.workers import work
+from polysite.config import Study
+from polysite.costs.budget import Kind
+from polysite.engines.record import RoundRecord
+from polysite.engines.run_folder import RunFolder
+from polysite.errors import ConfigError, RunError
+from polysite.storage import write_file
+from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
+from polysite.tuning.space import Candidate, Space
+
+LAST = 2  # validations whose mean is the score of a run: one alone depends on chance
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a candidate."""
+
+    candidate: Candidate
+    share: float  # of a whole training that it took
+    score: float | None  # mean Dice, or accuracy, over the cases of all inner folds; None if it failed
+    sites: Mapping[str, float]  # the same for every hospital
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A finished search and its folder."""
+
+    folder: Path
+    rows: tuple[Row, ...]  # best first; candidates that trained longer come before others
+    reference: Row
+    study: Study
+
+    @property
+    def best(self) -> Row:
+        """The best candidate."""
+        return self.rows[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search will train."""
+
+    candidates: Sequence[Candidate]
+    rungs: Sequence[Rung]
+    inner: int
+
+    @property
+    def trainings(self) -> float:
+        """Cost in whole trainings of the reference, at most."""
+        return self.inner * cost(self.rungs)
+
+
+def plan(base: Study, space: Space, trainings: float, inner: int = 3) -> Plan:
+    """Return the candidates and rungs that a budget affords; every method has equally many candidates.
+
+    Args:
+        base: The study.
+        space: Methods and values to try.
+        trainings: The budget, in whole trainings of the reference.
+        inner: Number of inner folds.
+    """
+    if inner < 2:
+        raise ConfigError(f"the number of inner folds must be at least two, got {inner}")
+    methods, every = len(space.methods), base.run.validate_every / base.run.rounds
+    most = max(m.points + 1 for m in space.methods.values()) * methods
+    count = affordable(trainings / inner, most, LAST * every) // methods
+    if not count:
+        least = next(n for n in range(1, 1000) if affordable(n / inner, methods, LAST * every) >= methods)
+        raise ConfigError(
+            f"the budget is {trainings:.3g} trainings, but one candidate of each of {methods} methods on {inner} inner "
+            f"folds takes about {least}: name fewer methods, or raise the budget"
+        )
+    chosen = space.candidates(base, count, base.seed)
+    return Plan(chosen, rungs(len(chosen), LAST * every), inner)
+
+
+def tune(
+    base: Study,
+    out: Path,
+    space: Space,
+    trainings: float,
+    inner: int = 3,
+    equal: Kind = "steps",
+    parallel: int | None = None,
+    step: Step = silent,
+) -> Tuned:
+    """Search for the best method and its settings; an interrupted search in the same folder is continued.
+
+    Args:
+        base: The study; its test cases are never used.
+        out: Folder of the search.
+        space: Methods and values to try.
+        trainings: The budget, in whole trainings of the reference.
+        inner: Number of inner folds, each of which validates once.
+        equal: What is equal for all candidates: rounds, or local steps or bytes of a whole training.
+        parallel: Largest number of runs in parallel; None for as many as fit.
+        step: Reports progress.
+    """
+    planned = plan(base, space, trainings, inner)
+    settings = {"study": config.dump(base), "trainings": trainings, "inner": inner, "equal": equal}
+    settings |= {"methods": {n: {"changes": m.changes, "grid": m.grid} for n, m in space.methods.items()}}
+    _same(out, settings)
+    names = {f"{k:03d} {c.method}": c for k, c in enumerate(planned.candidates)}
+    reference = next(iter(names))  # the reference with its own values
+    studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal)
+    jobs = {n: [_job(out, n, s, inner, k) for k in range(inner)] for n, s in studies.items()}
+    check([job for mine in jobs.values() for job in mine])
+    refuse_too_large([job for mine in jobs.values() for job in mine], out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
+    for job in (job for mine in jobs.values() for job in mine):
+        job.file.parent.mkdir(parents=True, exist_ok=True)
+        job.file.write_text(config.dump(job.study), encoding="utf-8")
+    rows: dict[str, Row] = {}
+    going = list(names)
+    for number, rung in enumerate(planned.rungs):
+        kept = rung.candidates if number else len(going)
+        going = survivors({n: rows[n].score or 0.0 for n in going}, kept, reference) if number else going
+        listed = [_paused(job, rung.share) for n in going for job in jobs[n]]
+        step(f"rung {number + 1} of {len(planned.rungs)}: {len(going)} candidates", 0)
+        failed = work(listed, parallel, step)
+        for n in going:
+            mine = [job for job in listed if job.method == n]
+            why = next((failed[job.title] for job in mine if job.title in failed), "")
+            rows[n] = Row(names[n], rung.share, None, {}, why) if why else _row(names[n], rung.share, mine)
+        going = [n for n in going if not rows[n].failed]
+        if reference not in going:
+            raise RunError(f"the reference {names[reference].name} failed: {rows[reference].failed}")
+        _write(out, rows)
+    ranked = sorted(rows.values(), key=lambda row: (-row.share, -(row.score or 0.0)))
+    chosen = next(n for n in names if rows[n] is ranked[0])
+    best = replace(studies[chosen], split=base.split)
+    write_file(out / "best.toml", lambda path: path.write_text(config.dump(study.pinned(best)), encoding="utf-8"))
+    return Tuned(out, tuple(ranked), rows[reference], best)
+
+
+def _job(out: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
+    split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
+    return Job(name, fold, chosen.seed, replace(chosen, split=split), out)
+
+
+def _paused(job: Job, share: float) -> Job:
+    """Return a job that trains up to a share of its rounds, rounded up to a validation."""
+    if share == 1:
+        return job
+    total = sum(phase.run.rounds for phase in config.phases(job.study))
+    every = job.study.run.validate_every
+    return replace(job, until=min(total, every * ceil(share * total / every)))
+
+
+def _row(candidate: Candidate, share: float, jobs: Sequence[Job]) -> Row:
+    """Return the scores of a candidate over the validation cases of all inner folds."""
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for job in jobs:
+        records = [r for r in RunFolder(job.run).records() if r.validation and r.round < (job.until or r.round + 1)]
+        for site, (score, cases) in _last(records).items():
+            sums[site] = sums.get(site, 0.0) + score * cases
+            counts[site] = counts.get(site, 0) + cases
+    mean = sum(sums.values()) / max(1, sum(counts.values()))
+    return Row(candidate, share, mean, {site: sums[site] / counts[site] for site in sorted(sums)})
+
+
+def _last(records: Sequence[RoundRecord]) -> dict[str, tuple[float, int]]:
+    """Return the mean score of every site over the last validations, and its number of cases."""
+    found: dict[str, list[tuple[float, int]]] = {}
+    for record in records[-LAST:]:
+        for site, seen in record.validation.items():
+            found.setdefault(site, []).append((fmean(seen.score.values()), seen.cases))
+    return {site: (fmean(score for score, _ in seen), seen[-1][1]) for site, seen in found.items()}
+
+
+def _same(out: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse to continue a search that began with other settings."""
+    file = out / "tune.toml"
+    if not file.exists():
+        return
+    before = tomllib.loads(file.read_text(encoding="utf-8"))
+    asked = tomllib.loads(tomli_w.dumps(dict(settings)))
+    odd = next((key for key in asked if before.get(key) != asked[key]), None)
+    if odd is not None:
+        raise RunError(f"the search in {out} began with another {odd}; choose another --out, or remove it")
+
+
+def _write(out: Path, rows: Mapping[str, Row]) -> None:
+    """Write the table of all candidates so far, and the same as JSON."""
+    sites = sorted({site for row in rows.values() for site in row.sites})
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["run", "method", "settings", "share of a training", "score", *sites, "failed"])
+    for name, row in rows.items():
+        values = json.dumps(dict(row.candidate.values))
+        score = "" if row.score is None else f"{row.score:.6f}"
+        each = [f"{row.sites[s]:.6f}" if s in row.sites else "" for s in sites]
+        table.writerow([name, row.candidate.method, values, f"{row.share:.4f}", score, *each, row.failed])
+    write_file(out / "candidates.csv", lambda path: path.write_text(text.getvalue(), encoding="utf-8"))

@@ -1,0 +1,36 @@
+"""Tables of a search: its plan, and its result."""
+
+from polysite.report.grid import Cell, Grid, Line, name, number
+from polysite.tuning.search import Plan, Tuned
+
+
+def plan_table(plan: Plan) -> Grid:
+    """Return the rungs of a search, with the number of candidates and their cost."""
+    lines, before = [], 0.0
+    for k, rung in enumerate(plan.rungs, start=1):
+        more = rung.candidates * (rung.share - before) * plan.inner
+        cells = (number(rung.candidates, "d"), Cell(f"{rung.share:.0%}", rung.share), Cell(f"{more:.1f}", more))
+        lines.append(Line((name(f"rung {k}"), *cells)))
+        before = rung.share
+    note = (
+        f"Candidates train on {plan.inner} inner folds; the better third goes on from its checkpoints, and the "
+        f"reference in any case. All together: at most {plan.trainings:.1f} whole trainings."
+    )
+    return Grid("plan", "Plan of the search", ("", "candidates", "of a training", "trainings"), tuple(lines), note)
+
+
+def table(found: Tuned) -> Grid:
+    """Return the candidates of a search, best first."""
+    sites = sorted(found.best.sites)
+    lines = []
+    for row in found.rows:
+        score = name(row.failed) if row.score is None else Cell(f"{row.score:.3f}", row.score, row is found.best)
+        each = [Cell(f"{row.sites[s]:.3f}", row.sites[s]) if s in row.sites else name("") for s in sites]
+        lines.append(Line((name(row.candidate.name), Cell(f"{row.share:.0%}", row.share), score, *each)))
+    gain = (found.best.score or 0.0) - (found.reference.score or 0.0)
+    note = (
+        f"Scores are means over the validation cases of all inner folds; no test case was used. The best is "
+        f"{gain:+.3f} above {found.reference.candidate.name} with its own values. The best of many is partly luck: "
+        "its score on test cases will be lower."
+    )
+    return Grid("candidates", "Candidates", ("candidate", "of a training", "score", *sites), tuple(lines), note)
