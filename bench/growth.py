@@ -2,12 +2,16 @@
 
 A round of the server is: send, every reply checked as it arrives, merge, and the record. Sites do not train: a reply is
 the sent model plus seeded noise, made when it is asked for, and making it is not counted. Every algorithm and number
-of sites runs in a process of its own, so that its peak memory is its own. The last of four rounds counts: with CFL it
-is the round of a split, with pFedNet that of the personal parts. ``fpfc, all`` fuses all parameters, not just the head.
+of sites runs in a process of its own, so that its peak memory is its own. Of four rounds the slower of the last two
+counts: with CFL the last is the round of a split, with pFedNet one is that of the personal parts; of FedAvg the median
+of three. ``fpfc, all`` fuses all parameters, not just the head. Memory is that above the process with the network.
 
     python bench/growth.py                                         4 to 400 sites (1.4 M) and 4 to 100 (22.6 M)
     python bench/growth.py --sites 4 16 --parameters 1e5           a small part
-    python bench/growth.py --figure docs/results/growth.svg
+    python bench/growth.py --figure docs/results/growth.svg --table growth.csv
+
+What would leave less than ``--leave`` GB of memory free, by the growth from the two numbers of sites before, is not
+run; the line says how much it needs.
 
 Prints the table, the exponents of seconds and of memory fitted over the number of sites, and the ratio of processor
 seconds to those of FedAvg with the same sites in the same run (another program on the machine prolongs a round, but
@@ -16,6 +20,7 @@ refused with the number of bytes.
 """
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -27,10 +32,10 @@ from typing import Any
 
 import numpy as np
 
-LARGE = {1.4e6: (4, 16, 64, 128, 256, 400), 22.6e6: (4, 8, 16, 32, 64, 100)}
+LARGE = {1.4e6: (4, 7, 16, 64, 128, 256, 400), 22.6e6: (4, 7, 16, 32, 64, 100)}
 METHODS = ("fedavg", "scaffold", "fedamp", "cfl", "pfednet", "fpfc", "fpfc, all")
 ROUNDS, HEAD = 4, 0.01  # share of the parameters in the head
-MEMORY = Path("/proc/self/status")
+MEMORY, MACHINE = Path("/proc/self/status"), Path("/proc/meminfo")
 
 
 def main() -> None:
@@ -40,6 +45,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--threads", type=int, default=1, help="threads; several wait for each other on a busy machine")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a measurement is given up")
+    parser.add_argument("--leave", type=float, default=4.0, help="GB of memory that stay free for others")
+    parser.add_argument("--table", type=Path, help="write the rows to this CSV file")
     parser.add_argument("--figure", type=Path, help="write a figure to this file")
     parser.add_argument("--measure", nargs=3, metavar=("METHOD", "SITES", "PARAMETERS"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -47,21 +54,33 @@ def main() -> None:
         method, sites, parameters = given.measure
         print(json.dumps(measure(method, int(sites), int(float(parameters)))))
         return
-    rows = []
+    rows: list[dict[str, Any]] = []
     for parameters in given.parameters:
         for sites in given.sites or LARGE.get(parameters, LARGE[1.4e6]):
-            rows += list(compared(given.methods, sites, parameters, given.limit, given.threads))
+            for row in compared(given, sites, parameters, rows):
+                rows.append(row)
         print_exponents([r for r in rows if r["parameters"] == parameters])
+    if given.table:
+        with given.table.open("w", newline="") as file:
+            names = ("parameters", "sites", "method", "seconds", "cpu", "ratio", "models", "bytes", "why")
+            table = csv.DictWriter(file, names)
+            table.writeheader()
+            table.writerows(rows)
     if given.figure:
         draw(rows, given.figure)
 
 
-def compared(methods: Any, sites: int, parameters: float, limit: float, threads: int) -> Iterator[dict[str, Any]]:
+def compared(given: Any, sites: int, parameters: float, before: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Measure FedAvg and then the others, and print a line for each."""
     reference: dict[str, Any] = {}
-    for method in ("fedavg", *(m for m in methods if m != "fedavg")):
-        row = {"method": method, "sites": sites, "parameters": parameters}
-        row |= in_process(method, sites, parameters, limit, threads)
+    for method in ("fedavg", *(m for m in given.methods if m != "fedavg")):
+        row: dict[str, Any] = {"method": method, "sites": sites, "parameters": parameters}
+        like = [r for r in before if r["method"] == method and r["parameters"] == parameters and "bytes" in r]
+        needs, free = expected_bytes(like, sites), memory("MemAvailable", MACHINE)
+        if needs > free - given.leave * 1e9:
+            row["why"] = f"not run here: needs about {needs / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"
+        else:
+            row |= in_process(method, sites, parameters, given.limit, given.threads)
         reference = reference or row
         if "seconds" in row:
             row["ratio"] = row["cpu"] / reference["cpu"] if "cpu" in reference else float("nan")
@@ -71,6 +90,14 @@ def compared(methods: Any, sites: int, parameters: float, limit: float, threads:
             found = row["why"]
         print(f"{parameters / 1e6:5.1f} M {sites:4d} sites  {method:10s} {found}", flush=True)
         yield row
+
+
+def expected_bytes(rows: list[dict[str, Any]], sites: int) -> float:
+    """Return the peak memory with so many sites, on the line through the last two measurements; 0 without two."""
+    if len(rows) < 2:
+        return 0.0
+    (few, less), (many, more) = ((r["sites"], r["bytes"]) for r in rows[-2:])
+    return float(more + (more - less) / (many - few) * (sites - many))
 
 
 def in_process(method: str, sites: int, parameters: float, limit: float, threads: int) -> dict[str, Any]:
@@ -102,11 +129,13 @@ def measure(method: str, sites: int, parameters: int) -> dict[str, Any]:
     marks = []
     before = memory("VmRSS")
     try:
-        for _ in run_rounds(algorithm, engine, start, Plan(rounds=ROUNDS), seed=0, keep_replies=False):
+        for r in run_rounds(algorithm, engine, start, Plan(rounds=ROUNDS), seed=0, keep_replies=False):
             marks.append(now() - engine.making)
+            del r  # as in a run
     except ConfigError as refusal:
         return {"why": f"refused: {refusal}"}
-    seconds, cpu = marks[-1] - marks[-2]
+    rounds = np.diff(marks, axis=0)
+    seconds, cpu = np.median(rounds, 0) if method == "fedavg" else rounds[-2:].max(0)
     return {
         "seconds": seconds,
         "cpu": cpu,
@@ -213,9 +242,9 @@ class Noise:
         return params
 
 
-def memory(what: str) -> int:
-    """Return a line of this process's memory in bytes (Linux)."""
-    line = next(x for x in MEMORY.read_text().splitlines() if x.startswith(what))
+def memory(what: str, where: Path = MEMORY) -> int:
+    """Return a line of this process's or this machine's memory in bytes (Linux)."""
+    line = next(x for x in where.read_text().splitlines() if x.startswith(what))
     return int(line.split()[1]) * 1024
 
 

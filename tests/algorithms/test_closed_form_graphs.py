@@ -642,12 +642,12 @@ def test_fpfc_refuses_pairs_that_cannot_fit(monkeypatch):
 
 def test_fpfc_refuses_pairs_that_are_many_times_the_models(monkeypatch):
     monkeypatch.setattr("polysite.algorithms.fpfc.SMALL", 1000)
-    params, sites = {"head.w": np.zeros(10), "body.w": np.zeros(10)}, [*"abcdefghi"]
-    Fpfc().init(params, sites)  # 36 pairs of half a model: twice the nine models
-    Fpfc(fused=("*",)).init(params, sites[:8])  # 28 pairs: 3.5 times the eight models
-    with pytest.raises(ConfigError, match=r"needs 17280 bytes .* its pairs 4.0 times .* give pair_memory = 4 "):
+    params, sites = {"head.w": np.zeros(10), "body.w": np.zeros(10)}, [*"abcde"]
+    Fpfc().init(params, sites)  # ten pairs of half a model: as much as the five models
+    Fpfc(fused=("*",)).init(params, sites[:4])  # six pairs: 1.5 times the four models
+    with pytest.raises(ConfigError, match=r"needs 6400 bytes .* its pairs 2.0 times .* pair_memory = 2 "):
         Fpfc(fused=("*",)).init(params, sites)
-    Fpfc(fused=("*",), pair_memory=4).init(params, sites)
+    Fpfc(fused=("*",), pair_memory=2).init(params, sites)
 
 
 def test_fpfc_updates_large_leaves_like_small_ones(monkeypatch):
@@ -655,6 +655,7 @@ def test_fpfc_updates_large_leaves_like_small_ones(monkeypatch):
     rounds = [{i: {"head.w": rng.normal(size=(2, 50))} for i in who} for who in ("abcd", "abcd", "ac")]
     for piece in (1 << 17, 30):  # all pairs at once, or pair by pair in pieces of 30
         monkeypatch.setattr("polysite.algorithms.fpfc.PIECE", piece)
+        monkeypatch.setattr("polysite.algorithms.fpfc.LARGE", piece)
         for kind in (np.asarray, torch.tensor):
             state = Fpfc(lam=20.0).init({"head.w": kind(np.zeros((2, 50)))}, [*"abcd"])
             for models in rounds:

@@ -45,6 +45,7 @@ from polysite.tree import Tree
 Pairs = tuple[list[int], list[int], list[int]]  # row of every pair, and the positions of both sites
 
 PIECE = 1 << 17  # elements of the pairs that are updated at once
+LARGE = 1 << 12  # elements of a leaf from which a CPU updates one pair after the other
 SMALL = 1 << 28  # bytes that the pairs of any study may take
 ROOM = 0.8  # share of the memory that pairs may take: the rest is for the program and the data
 
@@ -113,7 +114,7 @@ class Fpfc:
     warmup: float = 0.0
     fused: tuple[str, ...] = ("head.*",)
     freeze: bool = False
-    pair_memory: float = 3.5
+    pair_memory: float = 1.5
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "cases": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -230,8 +231,8 @@ def refuse_too_many(own: Tree, whole: Tree, sites: int, most: float) -> None:
     if need > SMALL and times > most:
         raise ConfigError(
             f"{keeps}, its pairs {times:.1f} times the models of all sites, but pair_memory is {most:g}; name fewer "
-            f"parameters in fused, as in ['head.*'], or give pair_memory = {np.ceil(10 * times) / 10:g} and expect "
-            "slow rounds"
+            f"parameters in fused, as in ['head.*'], or accept slower rounds with pair_memory = "
+            f"{np.ceil(10 * times) / 10:g} or more"
         )
 
 
@@ -264,7 +265,7 @@ def _updated(models: Sequence[Tree], deltas: Tree, touched: list[int], kept: Any
     for name, last in deltas.items():
         rows = [w[name].reshape(-1) for w in models]
         fresh = tree.empty_like(last) if len(touched) == len(last) else last + 0
-        if len(rows[0]) > PIECE:
+        if len(rows[0]) > (PIECE if getattr(last, "is_cuda", False) else LARGE):
             squares += _updated_large(rows, last, fresh, (touched, one, other), kept)
         else:
             squares += _updated_small(rows, last, fresh, (touched, one, other), kept)
