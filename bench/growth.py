@@ -14,10 +14,10 @@ process takes beyond the network and the libraries.
 What would leave less than ``--leave`` GB of memory free, by the growth from the two numbers of sites before, is not
 run; the line says how much it needs.
 
-Prints the table, the exponents of seconds and of memory fitted over the number of sites, and the ratio of processor
-seconds to those of FedAvg with the same sites in the same run (another program on the machine prolongs a round, but
-adds little to its processor time). Targets: memory of FedAvg constant; pairwise methods at most 20 times FedAvg, or
-refused with the number of bytes.
+Prints the table, the exponents of processor seconds and of memory fitted over the number of sites, and the ratio of
+processor seconds to those of FedAvg with the same sites in the same run (another program on the machine prolongs a
+round, but adds less to its processor time). Targets: memory of FedAvg constant; pairwise methods at most 20 times
+FedAvg, or refused with the number of bytes.
 """
 
 import argparse
@@ -261,20 +261,20 @@ def memory(what: str, where: Path = MEMORY) -> int:
 
 
 def print_exponents(rows: list[dict[str, Any]]) -> None:
-    """Print the slopes of seconds and memory over the number of sites, both on logarithmic scales."""
+    """Print the slopes of processor seconds and memory over the number of sites, both on logarithmic scales."""
     print("\n            exponent of seconds   of memory   largest ratio to fedavg")
     for method in dict.fromkeys(r["method"] for r in rows):
         known = [r for r in rows if r["method"] == method and "seconds" in r]
         if len(known) > 1:
             sites = np.log([r["sites"] for r in known])
-            slopes = [np.polyfit(sites, np.log([max(r[k], 1e-9) for r in known]), 1)[0] for k in ("seconds", "models")]
+            slopes = [np.polyfit(sites, np.log([max(r[k], 1e-9) for r in known]), 1)[0] for k in ("cpu", "models")]
             most = max(r["ratio"] for r in known)
             print(f"{method:10s}  {slopes[0]:19.2f} {slopes[1]:11.2f} {most:25.1f}")
     print()
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw seconds and memory over sites, a row of axes for every size of the network."""
+    """Draw processor seconds and memory over sites, a row of axes for every size of the network."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -283,7 +283,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     sizes = sorted({r["parameters"] for r in rows})
     figure, axes = pyplot.subplots(len(sizes), 2, figsize=(9, 3.4 * len(sizes)), squeeze=False)
     for line, parameters in zip(axes, sizes, strict=True):
-        for axis, what, title in zip(line, ("seconds", "bytes"), ("seconds", "peak memory in GB"), strict=True):
+        for axis, what, title in zip(line, ("cpu", "bytes"), ("processor seconds", "peak memory in GB"), strict=True):
             for method in dict.fromkeys(r["method"] for r in rows):
                 known = [r for r in rows if r["method"] == method and r["parameters"] == parameters and what in r]
                 scale = 1e9 if what == "bytes" else 1.0
