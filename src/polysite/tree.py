@@ -26,6 +26,8 @@ STATISTICS = ("*running_mean", "*running_var")  # of batch normalisation: part o
 
 TENSOR_SLICE, ARRAY_SLICE = 1 << 22, 1 << 18  # elements per slice of a mean; measured in bench/aggregate.py
 BLOCK = 1 << 22  # elements of all trees that a block of ``gram`` or ``mixtures`` holds at once
+COLUMNS = 1 << 21  # elements of all rows that ``row_mixtures`` reads at once: they stay in the CPU's cache
+MANY = 64  # trees from which ``mixtures`` multiplies tensors on the CPU by NumPy, which is up to 1.7 times as fast
 CANCELLED = 1e-9  # squared distance over squared lengths below which a difference of inner products is inexact
 
 
@@ -95,7 +97,7 @@ def mean(trees: Iterable[Tree], weights: Iterable[float] | None = None) -> Tree:
 
 def _mean_of_tensors(leaves: tuple[Any, ...], shares: list[float]) -> Any:
     """Sum share * leaf slice by slice: every leaf is read once, and the running sum stays in the CPU's cache."""
-    out = _empty_like(leaves[0])
+    out = empty_like(leaves[0])
     flat, columns = out.reshape(-1), [x.reshape(-1) for x in leaves]
     step = len(flat) if getattr(out, "is_cuda", False) else TENSOR_SLICE
     for start in range(0, len(flat), max(step, 1)):
@@ -105,8 +107,10 @@ def _mean_of_tensors(leaves: tuple[Any, ...], shares: list[float]) -> Any:
     return out
 
 
-def _empty_like(x: Any) -> Any:
+def empty_like(x: Any) -> Any:
     """Allocate a result. NumPy requests huge pages, which avoids thousands of page faults for a large model."""
+    if isinstance(x, np.ndarray):
+        return np.empty(x.shape, x.dtype)
     wrap = getattr(sys.modules.get(type(x).__module__), "from_numpy", None)
     if wrap is None or getattr(x, "is_cuda", False):
         return x.new_empty(x.shape)
@@ -154,7 +158,7 @@ def add_share(total: Tree | None, a: Tree, share: float) -> Tree:
     """
     if all(hasattr(x, "add_") for x in a.values()):
         fresh = total is None
-        total = map(_empty_like, a) if total is None else total
+        total = map(empty_like, a) if total is None else total
         map(lambda t, x: _add_tensor(t, x, share, fresh), total, a)
         return total
     if total is None:
@@ -205,8 +209,7 @@ def squared_distances(trees: Sequence[Tree]) -> NDArray[np.float64]:
     [[0.0, 2.0], [2.0, 0.0]]
     """
     products = np.zeros((len(trees), len(trees)))
-    for leaves in _blocks(trees, trees[0] if trees else None):
-        leaves -= leaves.mean(0)  # differences from one of them: equal trees stay equal
+    for leaves in _blocks(trees, trees[0] if trees else None, centred=True):  # equal trees stay equal
         products += _product(leaves)
     lengths = products.diagonal()
     squares = np.maximum(lengths[:, None] + lengths - 2 * products, 0.0)
@@ -244,39 +247,68 @@ def mixtures(trees: Sequence[Tree], coefficients: ArrayLike, origin: Tree | None
     """
     shares = np.asarray(coefficients, float)
     found: list[dict[str, Any]] = [{} for _ in shares]
-    for name, first in trees[0].items() if found else ():
+    for name, whole in trees[0].items() if found else ():
         leaves = [t[name].reshape(-1) for t in trees]
         start = None if origin is None else origin[name].reshape(-1)
-        out: Any = None
+        if len(trees) > MANY and not getattr(whole, "is_cuda", False):
+            leaves, start = [np.asarray(x) for x in leaves], None if start is None else np.asarray(start)
+        first = leaves[0]
+        library = sys.modules[type(first).__module__]
+        factors = first.new_tensor(shares) if hasattr(first, "new_tensor") else shares.astype(first.dtype)
+        out: Any = _empty_rows(first, len(shares))
+        held = product = out[:0]
         for here in _slices(len(leaves[0]), len(trees)):
-            rows = stacked([x[here] for x in leaves])
-            rows = rows if start is None else rows - start[here]
-            piece = (rows.new_tensor(shares) if hasattr(rows, "new_tensor") else shares.astype(rows.dtype)) @ rows
-            piece = piece if start is None else piece + start[here]
-            if out is None:
-                size = (len(shares), len(leaves[0]))
-                out = piece.new_empty(size) if hasattr(piece, "new_empty") else np.empty(size, piece.dtype)
-            out[:, here] = piece
+            if tuple(held.shape) != (len(trees), here.stop - here.start):  # reused: fresh memory is slow
+                held, product = (_empty_rows(leaves[0][here], count) for count in (len(trees), len(shares)))
+            rows = library.stack([x[here] for x in leaves], out=held)
+            if start is not None:
+                rows -= start[here]
+            piece = library.matmul(factors, rows, out=product)
+            out[:, here] = piece if start is None else piece + start[here]
         for k, tree in enumerate(found):
-            tree[name] = out[k].reshape(first.shape) if out is not None else first
+            tree[name] = _like(whole, out[k]).reshape(whole.shape)
     return found
 
 
-def _blocks(trees: Sequence[Tree], origin: Tree | None) -> Iterator[Any]:
-    """Yield the leaves of all trees, or their differences from ``origin``, as rows of float64 matrices."""
+def _like(x: Any, array: Any) -> Any:
+    """Return an array in the library of ``x``, without a copy."""
+    wrap = getattr(sys.modules[type(x).__module__], "from_numpy", None)
+    return wrap(array) if wrap is not None and isinstance(array, np.ndarray) else array
+
+
+def _empty_rows(x: Any, count: int) -> Any:
+    """Allocate ``count`` flat leaves like ``x``."""
+    if hasattr(x, "new_empty"):
+        return empty_like(x.reshape(1, -1).expand(count, -1))
+    return np.empty((count, x.size), x.dtype)
+
+
+def _blocks(trees: Sequence[Tree], origin: Tree | None, centred: bool = False) -> Iterator[Any]:
+    """Yield the leaves of all trees as rows of float64 matrices, each valid until the next one is asked for.
+
+    With ``origin`` they are the differences from it; if ``centred``, then also from the mean of the rows.
+    """
+    memory = np.empty(0)
     for name in trees[0] if trees else ():
         leaves = [t[name].reshape(-1) for t in trees]
         start = None if origin is None else origin[name].reshape(-1)
+        on_gpu = getattr(leaves[0], "is_cuda", False)
+        arrays = [] if on_gpu else [np.asarray(x) for x in leaves]
         for here in _slices(len(leaves[0]), len(trees)):
-            if getattr(leaves[0], "is_cuda", False):
+            if on_gpu:
                 rows = stacked([x[here] for x in leaves]).double()
-                yield rows if start is None else rows - start[here].double()
+                rows = rows if start is None else rows - start[here].double()
+                yield rows - rows.mean(0) if centred else rows
                 continue
-            block = np.empty((len(trees), here.stop - here.start))
-            for row, x in zip(block, leaves, strict=True):
+            size = len(trees) * (here.stop - here.start)
+            memory = memory if memory.size >= size else np.empty(size)
+            block = memory[:size].reshape(len(trees), -1)
+            for row, x in zip(block, arrays, strict=True):
                 row[:] = x[here]
             if start is not None:
                 block -= np.asarray(start[here])
+            if centred:
+                block -= block.mean(0)
             yield block
 
 
@@ -319,11 +351,30 @@ def column_like(rows: Any, values: NDArray[np.float64]) -> Any:
     return (rows.new_tensor(values) if hasattr(rows, "new_tensor") else values.astype(rows.dtype)).reshape(shape)
 
 
-def combined(rows: Any, places: list[int], factors: NDArray[np.float64]) -> Any:
-    """Return the sum of some rows by factors."""
-    flat = rows[places].reshape(len(places), -1)
-    factors = flat.new_tensor(factors) if hasattr(flat, "new_tensor") else factors.astype(flat.dtype)
-    return (factors @ flat).reshape(rows.shape[1:])
+def row_mixtures(rows: Tree, chosen: Sequence[tuple[list[int], NDArray[np.float64]]]) -> Sequence[Tree]:
+    """Return a tree for each of ``chosen``: the sum of these rows of every leaf by these factors.
+
+    >>> row_mixtures({"w": np.array([[1.0], [2.0], [4.0]])}, [([0, 2], np.array([1.0, 0.5]))])[0]["w"].tolist()
+    [3.0]
+    """
+    found: list[dict[str, Any]] = [{} for _ in chosen]
+    for name, leaf in rows.items() if chosen else ():
+        flat, out = leaf.reshape(len(leaf), -1), _empty_rows(leaf[0], len(chosen))
+        weights = [flat.new_tensor(f) if hasattr(flat, "new_tensor") else f.astype(flat.dtype) for _, f in chosen]
+        wide = max(COLUMNS // len(flat), 1024) // 64 * 64  # a multiple of what a processor multiplies at once
+        wide = wide if str(getattr(flat, "device", "")) == "cpu" and hasattr(flat, "new_tensor") else out.shape[1]
+        for start in range(0, out.shape[1], max(wide, 1)):
+            here = slice(start, start + wide)
+            for row, (places, _), factors in zip(out, chosen, weights, strict=True):
+                row[here] = factors @ flat[:, here][places]
+        for k, tree in enumerate(found):
+            tree[name] = out[k].reshape(leaf.shape[1:])
+    return found
+
+
+def functions(x: Any, *names: str) -> tuple[Callable[..., Any], ...]:
+    """Return functions of the library of a leaf, by the names that they have in NumPy and in torch."""
+    return tuple(getattr(sys.modules[type(x).__module__], name) for name in names)
 
 
 def memory(a: Tree) -> int:

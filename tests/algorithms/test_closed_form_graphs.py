@@ -640,6 +640,33 @@ def test_fpfc_refuses_pairs_that_cannot_fit(monkeypatch):
         algorithm.init({"w": np.zeros(10)}, ["a", "b", "c", "d"])
 
 
+def test_fpfc_refuses_pairs_that_are_many_times_the_models(monkeypatch):
+    monkeypatch.setattr("polysite.algorithms.fpfc.SMALL", 1000)
+    params, sites = {"head.w": np.zeros(10), "body.w": np.zeros(10)}, [*"abcde"]
+    Fpfc().init(params, sites)  # ten pairs of half a model: as much as the five models
+    Fpfc(fused=("*",)).init(params, sites[:4])  # six pairs: 1.5 times the four models
+    with pytest.raises(ConfigError, match=r"needs 6400 bytes .* its pairs 2.0 times .* pair_memory = 2 "):
+        Fpfc(fused=("*",)).init(params, sites)
+    Fpfc(fused=("*",), pair_memory=2).init(params, sites)
+
+
+def test_fpfc_updates_large_leaves_like_small_ones(monkeypatch):
+    found, rng = [], np.random.default_rng(0)
+    rounds = [{i: {"head.w": rng.normal(size=(2, 50))} for i in who} for who in ("abcd", "abcd", "ac")]
+    for piece in (1 << 17, 30):  # all pairs at once, or pair by pair in pieces of 30
+        monkeypatch.setattr("polysite.algorithms.fpfc.PIECE", piece)
+        monkeypatch.setattr("polysite.algorithms.fpfc.LARGE", piece)
+        for kind in (np.asarray, torch.tensor):
+            state = Fpfc(lam=20.0).init({"head.w": kind(np.zeros((2, 50)))}, [*"abcd"])
+            for models in rounds:
+                given = {i: Payload(model={"head.w": kind(w["head.w"])}, cases=1) for i, w in models.items()}
+                state = Fpfc(lam=20.0).merge(state, given)
+            found.append((np.asarray(state.deltas["head.w"]), np.array(state.lengths)))
+    for deltas, lengths in found[1:]:
+        assert deltas == pytest.approx(found[0][0], abs=1e-12) and lengths == pytest.approx(found[0][1], abs=1e-12)
+    assert 0 < found[0][1][:, 0].min() < 1  # of pairs that are shrunk
+
+
 PAIRWISE = [Fpfc(lam=0.5, fused=("*",)), FedAMP(), FedAMP(cosine=2.0), Cfl(split_at=(2,)), Krum()]
 
 

@@ -186,7 +186,8 @@ def _clouds(state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Tree]:
         return dict.fromkeys(cohort, state.start)
     known = [i for i in cohort if i in state.models]
     weights = [list(state.attention[i].values()) for i in known]
-    mixed = tree.mixtures([tree.trained(w) for w in state.models.values()], [[x / sum(w) for x in w] for w in weights])
+    shares = [[x / whole for x in w] for w, whole in zip(weights, map(sum, weights), strict=True)]
+    mixed = tree.mixtures([tree.trained(w) for w in state.models.values()], shares)
     clouds = {i: {**u, **tree.statistics(state.models[i])} for i, u in zip(known, mixed, strict=True)}
     plain = tree.mean(state.models.values()) if len(known) < len(cohort) else {}
     return {i: clouds.get(i, plain) for i in cohort}

@@ -11,8 +11,8 @@ theta is a multiple s of delta, so the server keeps delta and s of every pair. S
 |theta_ij| <= nu, directly or through other sites. A site is served the mean of its cluster, weighted by cases. The
 number of clusters need not be known. As in the authors' program, only the ``fused`` layers are personal and the rest is
 averaged over all sites: the server holds m models and m(m-1)/2 vectors of the fused layers, which is refused before
-training if it cannot fit (delta sums all differences so far, so it does not follow from the present models). zeta is
-sent together with the model; the site replies w_i.
+training if it cannot fit or takes more than ``pair_memory`` (delta sums all differences so far, each pair with shares
+of its own, so it does not follow from the present models). zeta is sent together with the model; the site replies w_i.
 
 lam, xi and nu are distances between models, which grow with the network and with training; with ``relative`` they are
 multiples of the largest distance between two models so far, which is measured again in every round after the warm-up.
@@ -42,7 +42,11 @@ from polysite.payload import Payload, SiteId
 from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
 
+Pairs = tuple[list[int], list[int], list[int]]  # row of every pair, and the positions of both sites
+
 PIECE = 1 << 17  # elements of the pairs that are updated at once
+LARGE = 1 << 12  # elements of a leaf from which a CPU updates one pair after the other
+SMALL = 1 << 28  # bytes that the pairs of any study may take
 ROOM = 0.8  # share of the memory that pairs may take: the rest is for the program and the data
 
 
@@ -96,6 +100,9 @@ class Fpfc:
         fused: Patterns of the parameters that are personal and fused; the others are averaged over all sites.
         freeze: Whether the distance for ``relative`` stays that of the first round after the warm-up. False: it is
             measured in every round.
+        pair_memory: Memory that the pairs of sites may take, as a multiple of the models of all sites, more than 0; a
+            run that needs more, and more than 256 MiB, is refused before training. The default is our choice: up to
+            it, a round of the server takes at most about 20 times as long as with ``fedavg``.
     """
 
     lam: float = 0.5
@@ -107,6 +114,7 @@ class Fpfc:
     warmup: float = 0.0
     fused: tuple[str, ...] = ("head.*",)
     freeze: bool = False
+    pair_memory: float = 1.5
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "cases": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
@@ -115,6 +123,7 @@ class Fpfc:
 
     def __post_init__(self) -> None:
         within(self, lam=(0, INF), a=(2 + 1e-9, INF), xi=(TINY, INF), rho=(TINY, INF), nu=(0, INF), warmup=(0, INF))
+        within(self, pair_memory=(TINY, INF))
         if 0 < self.lam <= self.xi:
             raise ConfigError(f"xi = {self.xi} must be less than lam = {self.lam}, or the penalty has no linear part")
         if self.rho <= 1 / (self.a - 1):
@@ -132,7 +141,7 @@ class Fpfc:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         refuse_unknown("fused", self.fused, params)
         shared, own = parted(self.fused, params)
-        refuse_too_many(tree.trained(own), len(sites))
+        refuse_too_many(tree.trained(own), params, len(sites), self.pair_memory)
         return State(shared, dict.fromkeys(sorted(sites), own), {}, (), {})
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
@@ -201,16 +210,29 @@ class Fpfc:
         return components(state.models, linked)
 
 
-def refuse_too_many(own: Tree, sites: int) -> None:
-    """Refuse pairs that cannot fit into memory: those of a round and of the next one, and four models of every site
-    (of both rounds, its reply, and what it is sent)."""
-    pairs = sites * (sites - 1) // 2
-    need, room = (2 * pairs + 4 * sites) * sum(int(x.nbytes) for x in own.values()), tree.memory(own)
+def refuse_too_many(own: Tree, whole: Tree, sites: int, most: float) -> None:
+    """Refuse pairs that cannot fit into memory, or that take more than ``most`` times the models of all sites.
+
+    Needed are the pairs of a round and of the next one, and four models of every site (of both rounds, its reply, and
+    what it is sent).
+    """
+    pairs, (size, model) = sites * (sites - 1) // 2, (sum(int(x.nbytes) for x in t.values()) for t in (own, whole))
+    need, room = (2 * pairs + 4 * sites) * size, tree.memory(own)
+    keeps = (
+        f"fpfc keeps a copy of the fused parameters for each of the {pairs} pairs of {sites} sites and needs {need} "
+        f"bytes ({need / 2**30:.1f} GiB)"
+    )
     if need > ROOM * room:
         raise ConfigError(
-            f"fpfc keeps a copy of the fused parameters for each of the {pairs} pairs of {sites} sites and needs "
-            f"{need} bytes ({need / 2**30:.1f} GiB), and this device has {room / 2**30:.1f} GiB; name fewer parameters "
-            "in fused, as in ['head.*'], or choose ifca or cfl"
+            f"{keeps}, and this device has {room / 2**30:.1f} GiB; name fewer parameters in fused, as in ['head.*'], "
+            "or choose ifca or cfl"
+        )
+    times = pairs * size / max(sites * model, 1)
+    if need > SMALL and times > most:
+        raise ConfigError(
+            f"{keeps}, its pairs {times:.1f} times the models of all sites, but pair_memory is {most:g}; name fewer "
+            f"parameters in fused, as in ['head.*'], or accept slower rounds with pair_memory = "
+            f"{np.ceil(10 * times) / 10:g} or more"
         )
 
 
@@ -238,21 +260,49 @@ def _updated(models: Sequence[Tree], deltas: Tree, touched: list[int], kept: Any
     Computed in blocks of pairs, so that no more is held than the old and the new deltas.
     """
     ends = np.triu_indices(len(models), 1)
-    one, other = ends[0][touched], ends[1][touched]
+    one, other = ends[0][touched].tolist(), ends[1][touched].tolist()
     squares, found = np.zeros(len(touched)), {}
     for name, last in deltas.items():
-        rows, fresh = tree.stacked([w[name] for w in models]), last + 0
-        step = max(PIECE // max(int(np.prod(rows.shape[1:])), 1), 1)
-        for start in range(0, len(touched), step):
-            here = slice(start, start + step)
-            places = touched[here]
-            factors = tree.column_like(rows, kept[here])
-            piece = rows[one[here].tolist()] - rows[other[here].tolist()] + factors * last[places]
-            fresh[places] = piece
-            flat = piece.reshape(len(places), -1)
-            squares[here] += np.array((flat * flat).sum(1).tolist(), float)
+        rows = [w[name].reshape(-1) for w in models]
+        fresh = tree.empty_like(last) if len(touched) == len(last) else last + 0
+        if len(rows[0]) > (PIECE if getattr(last, "is_cuda", False) else LARGE):
+            squares += _updated_large(rows, last, fresh, (touched, one, other), kept)
+        else:
+            squares += _updated_small(rows, last, fresh, (touched, one, other), kept)
         found[name] = fresh
     return found, squares
+
+
+def _updated_small(rows: Sequence[Any], last: Any, fresh: Any, pairs: Pairs, kept: Any) -> Any:
+    """Write the new deltas of a small leaf, many pairs at once, and return their squared lengths."""
+    together, squares = tree.stacked(rows), np.zeros(len(kept))
+    step = max(PIECE // max(len(rows[0]), 1), 1)
+    for start in range(0, len(kept), step):
+        here = slice(start, start + step)
+        places, one, other = (x[here] for x in pairs)
+        factors = tree.column_like(together, kept[here])
+        piece = together[one] - together[other] + factors * last[places].reshape(len(places), -1)
+        fresh[places] = piece.reshape(len(places), *last.shape[1:])
+        squares[here] = (piece * piece).sum(1).tolist()
+    return squares
+
+
+def _updated_large(rows: Sequence[Any], last: Any, fresh: Any, pairs: Pairs, kept: Any) -> Any:
+    """Do the same for a large leaf, pair by pair and in pieces that stay in the CPU's cache."""
+    subtract, multiply = tree.functions(last, "subtract", "multiply")
+    wide = len(rows[0]) if getattr(last, "is_cuda", False) else PIECE
+    product, square = rows[0][:wide] + 0, rows[0] + 0  # reused: fresh memory is slow
+    factors, squares = tree.column_like(rows[0], kept), np.zeros(len(kept))
+    for n, (place, i, j) in enumerate(zip(*pairs, strict=True)):
+        new, old = fresh[place].reshape(-1), last[place].reshape(-1)
+        for start in range(0, len(new), wide):
+            here = slice(start, start + wide)
+            piece = new[here]
+            subtract(rows[i][here], rows[j][here], out=piece)
+            piece += multiply(old[here], factors[n], out=product[: len(piece)])
+            multiply(piece, piece, out=square[here])
+        squares[n] = float(square[None].sum(1)[0])
+    return squares
 
 
 def _mean(state: State, group: Sequence[SiteId]) -> Tree:
@@ -271,13 +321,12 @@ def _anchors(state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Tree]:
     order, middle = list(state.models), tree.mean(tree.trained(w) for w in state.models.values())
     if not state.lengths:
         return dict.fromkeys(cohort, middle)
-    ends, found = np.triu_indices(len(order), 1), {}
+    ends = np.triu_indices(len(order), 1)
     factors = np.array([2 * share - 1 for share, _ in state.lengths]) / len(order)
-    for i in cohort:
-        if i not in state.models:
-            found[i] = middle
-            continue
+    known = [i for i in cohort if i in state.models]
+    chosen = []
+    for i in known:
         first, last = (np.nonzero(end == order.index(i))[0] for end in ends)
-        pairs, shares = np.r_[first, last].tolist(), np.r_[factors[first], -factors[last]]
-        found[i] = tree.map(lambda m, d, p=pairs, s=shares: m + tree.combined(d, p, s), middle, state.deltas)
-    return found
+        chosen.append((np.r_[first, last].tolist(), np.r_[factors[first], -factors[last]]))
+    found = tree.row_mixtures(state.deltas, chosen)
+    return {**dict.fromkeys(cohort, middle), **{i: tree.add(middle, x) for i, x in zip(known, found, strict=True)}}

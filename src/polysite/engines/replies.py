@@ -7,6 +7,8 @@ the sum and one reply (and replies that arrive before their turn), whatever the 
 The share of a reply in a mean depends on the weights of all replies. They are known beforehand from the sites' numbers
 of cases. If another weight arrives, or a reply is missing or refused, the sum is discarded and the transport delivers
 the replies once more (``Repeating``), now with known weights. So the result has the bits of a mean over held replies.
+Real hospitals reply in any order, and some not at all: their transport stores replies in memory or on disk, announces
+no weights, and delivers them a second time in the order of the sites' names.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -93,13 +95,18 @@ def weights_of(replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
     return {i: float(replies[i].get("weight", 1.0)) for i in sorted(replies)}
 
 
+def is_summable(algorithm: Algorithm[Any]) -> bool:
+    """Return whether one reply, the mean of the models, can stand for all replies to an algorithm."""
+    summable = algorithm.needs == "sum" and "model" in algorithm.reply and set(algorithm.reply) <= {"model", "weight"}
+    return summable and not hasattr(algorithm, "objections")
+
+
 def expected_weights(exchange: Exchange) -> dict[SiteId, float] | None:
     """Return the weights that the sites will reply; None if the replies of this round cannot be summed on arrival."""
     algorithm, transport = exchange.algorithm, exchange.transport
-    summable = algorithm.needs == "sum" and "model" in algorithm.reply and set(algorithm.reply) <= {"model", "weight"}
-    if not summable or hasattr(algorithm, "objections") or not isinstance(transport, Repeating):
+    if not is_summable(algorithm) or not isinstance(transport, Repeating):
         return None
-    sizes = transport.sizes if algorithm.reply.get("weight") == "count" else dict.fromkeys(exchange.sent, 1)
+    sizes = transport.sizes if algorithm.reply.get("weight") == "count" else dict.fromkeys(transport.sizes, 1)
     factor = {i: float(p.get("factor", 1.0)) if "weight" in algorithm.reply else 1.0 for i, p in exchange.sent.items()}
     return {i: sizes[i] * factor[i] for i in sorted(exchange.sent) if i in sizes}
 

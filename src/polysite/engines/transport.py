@@ -116,7 +116,8 @@ class Repeating(Protocol):
 
     @property
     def sizes(self) -> Mapping[SiteId, int]:
-        """Number of training cases of every site: the weights to expect in its replies."""
+        """Number of training cases of every site: the weights to expect in its replies. Empty if sites reply in any
+        order: replies are then summed as they are delivered again."""
         ...
 
     def repeat(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:

@@ -36,6 +36,7 @@ from polysite.deploy.site import courier
 from polysite.deploy.site.ledger import check
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
+from polysite.engines.memory_store import MemoryStore
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError, RunError
 from polysite.payload import Payload, decode, encode
@@ -99,6 +100,27 @@ def test_a_round_goes_on_without_a_site_and_takes_it_in_again(tmp_path):
     assert any("away" in w for w in what) and "connected anew" in what
     (again,) = (h for site, h, _ in wire.sent if site == "c" and h["kind"] == "train" and h["round"] == 5)
     assert again["version"] == 1  # what it remembered when it was last heard
+
+
+def test_replies_that_are_summed_from_memory_or_from_disk_give_the_bits_of_held_ones(tmp_path, monkeypatch):
+    chosen, found, written = replace(wanted("fedavg"), run=Plan(rounds=4, checkpoint_every=1)), [], []
+    write = MemoryStore._write
+    monkeypatch.setattr(
+        MemoryStore, "_write", lambda store, payload: written.append(write(store, payload)) or written[-1]
+    )
+    for how in ("memory", "disk", "held"):
+        with monkeypatch.context() as patch:
+            if how == "disk":
+                patch.setattr("polysite.engines.memory_store.SHARE", 0.0)
+            if how == "held":
+                patch.setattr("polysite.engines.replies.is_summable", lambda algorithm: False)
+            wire, deadlines = Away(workers(tmp_path / how)), replace(FAST, quorum=2, grace=0.0)
+            out = tmp_path / how / "run"
+            done = coordinator.run(chosen, wire, NAMES, out, deadlines=deadlines, assess=False, wait=0)
+        found.append(states(out))
+        assert ["c" in r.sites for r in done.folder.records()] == [True, True, False, False]
+        assert len(written) == (0 if how == "memory" else 10) and not any(path.exists() for path in written)
+    assert all(same(found[0][k], other[k]) for other in found[1:] for k in found[0])
 
 
 def test_what_a_policy_forbids_is_refused_there_with_the_reason(tmp_path):

@@ -3,15 +3,22 @@
 The memory of a site stays there, in versions: a version is the last round in which the site's reply was merged, so a
 server that returns to a checkpoint asks for the version that belongs to it. Personal models stay there, too: a site
 reports the digest of its model, and a model that equals something it was sent is known to the server already.
+
+Replies that are only summed (``engines/replies.py``) are stored until the round ends: in main memory while they take at
+most half of what was free at the start, then on disk, so that the number of sites is not limited by memory.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from polysite.algorithms.base import Algorithm
 from polysite.deploy.coordinator.roster import Heard, Roster
 from polysite.deploy.protocol import Digests, Measured, Request, RequestKind, Scored, Trained, model_digest
+from polysite.engines.memory_store import MemoryStore, Stored
 from polysite.engines.record import Incident
+from polysite.engines.replies import is_summable
 from polysite.engines.transport import Reply, Served
 from polysite.errors import PayloadError
 from polysite.payload import Limits, Payload, SiteId, decode, encode
@@ -29,8 +36,10 @@ class RemoteSites:
         lift: Moves parameters to the device on which the server computes.
         kind: Whether the sites train or are assessed.
         limits: Largest payload that is accepted.
+        store: Where replies that are only summed are kept.
     """
 
+    sizes: Mapping[SiteId, int] = MappingProxyType({})  # replies come in any order
     can_cross = False  # a site's own model never leaves it
 
     def __init__(
@@ -41,9 +50,12 @@ class RemoteSites:
         lift: Callable[[Tree], Tree] = lambda t: t,
         kind: Literal["train", "assess"] = "train",
         limits: Limits = Limits(),
+        store: MemoryStore | None = None,
     ):
         self.algorithm, self.roster, self.phase, self.kind, self.limits = algorithm, roster, phase, kind, limits
         self._lift = lift
+        self._store = store or MemoryStore()
+        self._replies: dict[SiteId, tuple[Reply, Stored]] = {}  # of this round, if they are only summed
         self._versions: dict[SiteId, int] = {}
         self._round = -1
 
@@ -63,7 +75,8 @@ class RemoteSites:
 
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         """Yield the reply of each site as it arrives; outgoing steps such as compression are not reversed yet."""
-        self._round = round
+        self._round, self._replies = round, {}
+        summed = is_summable(self.algorithm)
         for site, response, take in self._ask(self.kind, round, sent):
             try:
                 payload = decode(take(), self.limits)
@@ -71,11 +84,23 @@ class RemoteSites:
                 self.roster.note(f"its reply is refused: {problem}", site)
                 continue
             if isinstance(response, Trained):
-                yield site, Reply(payload, response.fits, response.seconds, payload.nbytes)
+                reply = Reply(payload, response.fits, response.seconds, payload.nbytes)
+                if summed:
+                    self._replies[site] = replace(reply, payload=Payload()), self._store.put(payload)
+                yield site, reply
+                del reply
+            del payload  # before the next one is received
+
+    def repeat(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
+        """Yield the replies to these payloads that arrived, in the order of the sites' names."""
+        for site in sorted(sent.keys() & self._replies.keys()):
+            reply, stored = self._replies[site]
+            yield site, replace(reply, payload=stored.get())
 
     def settle(self, heard: Collection[SiteId]) -> None:
         """Let the next requests of these sites continue from this round's memories."""
         self._versions.update(dict.fromkeys(heard, self._round))
+        self._replies = {}
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
         """Have every site score its model on one split of its cases."""
