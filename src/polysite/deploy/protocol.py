@@ -31,7 +31,7 @@ from polysite.engines.record import scores_from_plain, scores_to_plain
 from polysite.errors import PayloadError, shown
 from polysite.metrics.measures import MEASURES
 from polysite.metrics.overlap import BACKGROUND
-from polysite.payload import plain
+from polysite.payload import Buffer, plain
 from polysite.site import CaseScore, Count, Counts, Examined, Fit, Scores
 from polysite.tree import Tree
 
@@ -92,7 +92,7 @@ class Request:
     name: str = ""
     tolerance: float = 1.0
     config: str = ""
-    body: bytes = field(default=b"", repr=False)
+    body: Buffer = field(default=b"", repr=False)
 
     @property
     def words(self) -> str:
@@ -106,7 +106,7 @@ class Request:
         return {"protocol": PROTOCOL, **identity, **listed}
 
     @classmethod
-    def parse(cls, header: Header, body: bytes = b"") -> "Request":
+    def parse(cls, header: Header, body: Buffer = b"") -> "Request":
         """Parse the header of a request. Unknown fields are ignored; a field of the wrong type is refused."""
         if header.get("protocol") != PROTOCOL:
             raise PayloadError(

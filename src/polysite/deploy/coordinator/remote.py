@@ -14,7 +14,7 @@ from polysite.deploy.protocol import Digests, Measured, Request, RequestKind, Sc
 from polysite.engines.record import Incident
 from polysite.engines.transport import Reply, Served
 from polysite.errors import PayloadError
-from polysite.payload import Limits, Payload, SiteId, decode, encode
+from polysite.payload import Buffer, Limits, Payload, SiteId, decode, encode
 from polysite.site import Examined, Scores, Site
 from polysite.tree import Tree
 
@@ -188,7 +188,7 @@ class RemoteSites:
         able: Callable[[SiteId], bool] = lambda site: True,
         **more: Any,
     ) -> Iterator[Heard]:
-        bodies: dict[Any, bytes] = {}
+        bodies: dict[Any, Buffer] = {}
         requests: dict[SiteId, Request] = {}
         for site, payload in sent.items():
             version = self._versions.get(site, -1)
