@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from polysite import tree
+from polysite.buffers import Buffer, room
 from polysite.errors import PayloadError
 
 SiteId = str
-Buffer = bytes | memoryview
 
 
 def natural(names: Iterable[str]) -> list[str]:
@@ -119,14 +119,6 @@ def plain(x: Any) -> np.ndarray:
     a = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
     a = a.astype(a.dtype.newbyteorder("<"), copy=False)
     return a if a.flags.c_contiguous else a.copy(order="C")
-
-
-def room(size: int) -> memoryview:
-    """Return writable memory of ``size`` bytes with undefined content.
-
-    NumPy asks the system for large pages, so that this memory is filled in a quarter of the time of a new ``bytes``.
-    """
-    return memoryview(np.empty(size, np.uint8))
 
 
 def encode(p: Payload) -> memoryview:

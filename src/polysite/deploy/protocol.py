@@ -26,12 +26,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
+from polysite.buffers import Buffer
 from polysite.data.case import SPLITS
 from polysite.engines.record import scores_from_plain, scores_to_plain
 from polysite.errors import PayloadError, shown
 from polysite.metrics.measures import MEASURES
 from polysite.metrics.overlap import BACKGROUND
-from polysite.payload import Buffer, plain
+from polysite.payload import plain
 from polysite.site import CaseScore, Count, Counts, Examined, Fit, Scores
 from polysite.tree import Tree
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from polysite.algorithms.base import Algorithm
+from polysite.buffers import Buffer
 from polysite.deploy.coordinator.roster import Heard, Roster
 from polysite.deploy.protocol import Digests, Measured, Request, RequestKind, Scored, Trained, model_digest
 from polysite.engines.record import Incident
 from polysite.engines.transport import Reply, Served
 from polysite.errors import PayloadError
-from polysite.payload import Buffer, Limits, Payload, SiteId, decode, encode
+from polysite.payload import Limits, Payload, SiteId, decode, encode
 from polysite.site import Examined, Scores, Site
 from polysite.tree import Tree
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from polysite.buffers import Buffer
 from polysite.deploy.protocol import (
     Begun,
     Failed,
@@ -30,7 +31,7 @@ from polysite.deploy.protocol import (
 from polysite.engines.record import Incident
 from polysite.engines.rounds import Watch
 from polysite.errors import RunError, shown
-from polysite.payload import Buffer, SiteId
+from polysite.payload import SiteId
 
 TTL = 30 * 86400.0  # seconds that the wire keeps a message; deadlines are enforced here
 MAX_INCIDENTS = 16  # that a site may report at a time

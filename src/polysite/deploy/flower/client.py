@@ -7,6 +7,7 @@ if the coordinator still knows it, so an earlier request can still be answered.
 """
 
 import secrets
+import socket
 import ssl
 import threading
 import time
@@ -15,10 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from io import DEFAULT_BUFFER_SIZE
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
+from polysite.buffers import Buffer, room
 from polysite.deploy.flower.messages import (
     INSTANCE,
     WAIT,
@@ -33,7 +36,6 @@ from polysite.deploy.flower.messages import (
 )
 from polysite.deploy.flower.objects import PIECE, before_chunk, pushed
 from polysite.errors import PayloadError, RunError
-from polysite.payload import Buffer, room
 
 import httpx  # isort: skip  # from here on: dependencies of Flower
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -405,7 +407,7 @@ class _Wire(httpx.BaseTransport):
             headers["content-length"] = str(sum(map(len, parts)))
             connection.request(request.method, path, _pieces(parts), headers)
             answer = connection.getresponse()
-            content = _content(answer, request.extensions.get("slot"))
+            content = _content(answer, connection.sock, request.extensions.get("slot"))
             return httpx.Response(answer.status, headers=_few(answer), content=content)
         except BaseException:
             connection.close()
@@ -428,23 +430,26 @@ def _few(answer: HTTPResponse) -> dict[str, str]:
 
 
 def _pieces(parts: Iterable[Buffer]) -> Iterator[memoryview]:
-    for part in map(memoryview, parts):
-        for start in range(0, len(part), PIECE):
-            yield part[start : start + PIECE]
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
 
 
-def _content(answer: HTTPResponse, slot: memoryview | None) -> bytes:
+def _content(answer: HTTPResponse, line: socket.socket, slot: memoryview | None) -> bytes:
     """Return a response; of one that is longer than the slot, only what comes before, and its end in the slot."""
     if answer.length is None or answer.length > MAX_RESPONSE:
         raise HTTPException(f"a response of {answer.length} bytes")
     if slot is None or answer.status != 200 or answer.length <= len(slot):
         return answer.read()
     before = answer.read(answer.length - len(slot))
-    while slot:
-        count = answer.readinto(slot)
-        if not count:
-            raise HTTPException(f"a response that lacks {len(slot)} bytes")
+    count = answer.fp.readinto1(slot[:DEFAULT_BUFFER_SIZE])  # what came with the headers; the rest needs no buffer
+    while count and count < len(slot):
         slot = slot[count:]
+        count = line.recv_into(slot)
+    if not count:
+        raise HTTPException(f"a response that lacks {len(slot)} bytes")
+    answer.close()  # of the connection nothing but this response
     return before
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from polysite.buffers import Buffer, room
 from polysite.deploy.flower.messages import INSTANCE, WAIT, Content, read_content
 from polysite.deploy.flower.objects import PIECE, pulled, read_pushed
-from polysite.payload import Buffer, room
 
 import uvicorn  # isort: skip  # from here on: dependencies of Flower
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey

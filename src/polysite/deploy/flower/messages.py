@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from polysite.buffers import Buffer, room
 from polysite.errors import PayloadError, RunError
-from polysite.payload import Buffer, room
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # Flower reads it while it is imported
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")

@@ -4,13 +4,13 @@ They are Flower's ``PushObjectRequest`` and ``PullObjectResponse`` in protobuf's
 is a tag, a length and the bytes themselves.
 """
 
+from polysite.buffers import Buffer
 from polysite.deploy.flower.messages import Chunk, Content
-from polysite.payload import Buffer
 
 from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest  # isort: skip
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-PIECE = 256 << 10  # bytes that are handed to a connection at a time, each of which may take as long as a time-out allows
+PIECE = 256 << 10  # bytes that are handed to a connection at a time, each within the time-out
 BYTES = 2  # protobuf's type of a field with a length
 MAX_SMALL = 64 << 10  # bytes of all fields of a request but the object
 

@@ -18,11 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from polysite.buffers import Buffer
 from polysite.deploy.flower.client import Fleet, Incoming, Lost
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ipc
 from polysite.errors import PayloadError, RunError, shown
-from polysite.payload import Buffer
 from polysite.own_process import worker_command
 
 log = logging.getLogger("polysite")

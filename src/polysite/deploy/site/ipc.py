@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polysite.buffers import Buffer, room
 from polysite.errors import PayloadError, RunError
-from polysite.payload import Buffer, room
 
 LENGTHS = struct.Struct(">QQ")
 MAX_HEADER, MAX_BODY = 64 << 20, 8 << 30  # bytes

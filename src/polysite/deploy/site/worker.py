@@ -37,6 +37,7 @@ import torch
 from polysite import assessment, config, study
 from polysite.algorithms import names_of
 from polysite.algorithms.base import Algorithm, Kind, facts, small_models, small_sums
+from polysite.buffers import Buffer
 from polysite.config import Study
 from polysite.data.case import SPLITS, CaseRef
 from polysite.data.sources import Phantom, PhantomClasses, Source
@@ -62,7 +63,7 @@ from polysite.engines.site_memory import Memory
 from polysite.engines.site_turn import Turn, take_turn
 from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, shown
 from polysite.models.encoders import Bundled
-from polysite.payload import Buffer, Payload, decode, encode, plain
+from polysite.payload import Payload, decode, encode, plain
 from polysite.site import Cases, Fit
 from polysite.storage import write_file
 from polysite.training.torch_site import TorchSite
