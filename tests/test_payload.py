@@ -5,13 +5,14 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from polysite.errors import PayloadError
-from polysite.payload import Limits, Payload, decode, encode, mean
+from polysite.payload import TYPES, Limits, Payload, decode, encode, mean
 
 dtypes = st.sampled_from(
     [np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint8, np.uint16, np.bool_]
@@ -57,6 +58,17 @@ def test_equality_is_bit_equality():
         {"n": 1.0},
     ):
         assert a != other
+
+
+def test_the_bytes_are_those_of_safetensors():
+    arrays = {
+        f"m/{k}é\n": np.zeros(shape, kind) for k, kind in enumerate(TYPES.values()) for shape in ((2, 3), (), (0,))
+    }
+    arrays |= {f"m/{k}/{n}": np.ones(n, kind) for k, kind in enumerate(TYPES.values()) for n in (1, 3)}
+    p = Payload(m={k.removeprefix("m/"): x for k, x in arrays.items()}, n=3)
+    index = [["m", list(p["m"])], ["n", None]]
+    like = safetensors.numpy.save({**arrays, "n": np.float64(3)}, metadata={"payload": json.dumps(index)})
+    assert bytes(encode(p)) == like and decode(like) == p
 
 
 def test_nbytes_counts_content():

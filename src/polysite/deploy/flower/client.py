@@ -406,8 +406,8 @@ class _Wire(httpx.BaseTransport):
             parts = request.extensions.get("parts") or [request.read()]
             headers["content-length"] = str(sum(map(len, parts)))
             connection.request(request.method, path, _pieces(parts), headers)
-            answer = connection.getresponse()
-            content = _content(answer, connection.sock, request.extensions.get("slot"))
+            line, answer = connection.sock, connection.getresponse()
+            content = _content(answer, line, request.extensions.get("slot"))
             return httpx.Response(answer.status, headers=_few(answer), content=content)
         except BaseException:
             connection.close()
@@ -442,7 +442,10 @@ def _content(answer: HTTPResponse, line: socket.socket, slot: memoryview | None)
         raise HTTPException(f"a response of {answer.length} bytes")
     if slot is None or answer.status != 200 or answer.length <= len(slot):
         return answer.read()
-    before = answer.read(answer.length - len(slot))
+    size = answer.length - len(slot)
+    before = answer.read(size)
+    if len(before) < size:
+        raise HTTPException("a response that was cut")
     count = answer.fp.readinto1(slot[:DEFAULT_BUFFER_SIZE])  # what came with the headers; the rest needs no buffer
     while count and count < len(slot):
         slot = slot[count:]
