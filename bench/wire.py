@@ -51,6 +51,7 @@ def main() -> None:
     options.add_argument("--client", type=Path, help=argparse.SUPPRESS)
     options.add_argument("--to", type=int, nargs=3, help=argparse.SUPPRESS)  # port, bytes down, bytes up
     given = options.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of torch wait for each other actively, if others compute
     if given.worker:
         work(given.worker, given.compress)
     elif given.client:

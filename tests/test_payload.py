@@ -61,13 +61,11 @@ def test_equality_is_bit_equality():
 
 
 def test_the_bytes_are_those_of_safetensors():
-    arrays = {
-        f"m/{k}é\n": np.zeros(shape, kind) for k, kind in enumerate(TYPES.values()) for shape in ((2, 3), (), (0,))
-    }
-    arrays |= {f"m/{k}/{n}": np.ones(n, kind) for k, kind in enumerate(TYPES.values()) for n in (1, 3)}
-    p = Payload(m={k.removeprefix("m/"): x for k, x in arrays.items()}, n=3)
-    index = [["m", list(p["m"])], ["n", None]]
-    like = safetensors.numpy.save({**arrays, "n": np.float64(3)}, metadata={"payload": json.dumps(index)})
+    shapes = ((2, 3), (), (0,), (1,), (3,))
+    tree = {f"{k}é\n/{s}": np.ones(s, kind) for k, kind in enumerate(TYPES.values()) for s in shapes}
+    p, index = Payload(m=tree, n=3), [["m", list(tree)], ["n", None]]
+    arrays = {**{f"m/{k}": x for k, x in tree.items()}, "n": np.array(3.0)}
+    like = safetensors.numpy.save(arrays, metadata={"payload": json.dumps(index)})
     assert bytes(encode(p)) == like and decode(like) == p
 
 

@@ -768,9 +768,9 @@ def test_an_object_under_a_wrong_name_is_refused():
     chunk = wrap(bytes(300))["payload"]._chunks[0][1]
     sound = memoryview(chunk.deflate())
     assert read_content(chunk.object_id, sound).data == bytes(300)
-    for name, given in (("0" * 64, sound), (chunk.object_id, sound[:-1])):
+    for name, content in (("0" * 64, sound), (chunk.object_id, sound[:-1])):
         with pytest.raises(ValueError, match="not the one of its name"):
-            read_content(name, given)
+            read_content(name, content)
     long = memoryview(b"ArrayChunk  5\0" + bytes(300))  # its head is wrong, its name is right
     with pytest.raises(ValueError, match="length"):
         read_content(hashlib.sha256(long).hexdigest(), long)

@@ -175,7 +175,10 @@ def read_content(name: str, given: memoryview) -> Content:
     if head == Chunk.head_of(len(given) - len(head)):
         return Chunk(given[len(head) :])
     content = bytes(given)
-    validate_object_content(content)
+    try:
+        validate_object_content(content)
+    except Exception as problem:  # Flower's own kinds of errors
+        raise ValueError(str(problem)) from problem
     return content
 
 
