@@ -5,13 +5,14 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from polysite.errors import PayloadError
-from polysite.payload import Limits, Payload, decode, encode, mean
+from polysite.payload import TYPES, Limits, Payload, decode, encode, mean
 
 dtypes = st.sampled_from(
     [np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint8, np.uint16, np.bool_]
@@ -57,6 +58,15 @@ def test_equality_is_bit_equality():
         {"n": 1.0},
     ):
         assert a != other
+
+
+def test_the_bytes_are_those_of_safetensors():
+    shapes = ((2, 3), (), (0,), (1,), (3,))
+    tree = {f"{k}é\n/{s}": np.ones(s, kind) for k, kind in enumerate(TYPES.values()) for s in shapes}
+    p, index = Payload(m=tree, n=3), [["m", list(tree)], ["n", None]]
+    arrays = {**{f"m/{k}": x for k, x in tree.items()}, "n": np.array(3.0)}
+    like = safetensors.numpy.save(arrays, metadata={"payload": json.dumps(index)})
+    assert bytes(encode(p)) == like and decode(like) == p
 
 
 def test_nbytes_counts_content():

@@ -12,6 +12,7 @@ True
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +20,9 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from polysite import tree
+from polysite.buffers import Buffer, room
 from polysite.errors import PayloadError
 
 SiteId = str
@@ -43,12 +43,14 @@ def _runs(name: str) -> list[str]:
 
 
 # types that may cross: name in the file -> name in NumPy
-TYPES = {
+TYPES: Mapping[str, str] = {
     **{f"F{n}": f"float{n}" for n in (64, 32, 16)},
     **{f"I{n}": f"int{n}" for n in (64, 32, 16, 8)},
     **{f"U{n}": f"uint{n}" for n in (64, 32, 16, 8)},
     "BOOL": "bool",
 }
+# order of the arrays in a file, as the library safetensors writes it: types from left to right, then names
+FILE_ORDER = ("U64", "I64", "F64", "F32", "U32", "I32", "F16", "U16", "I16", "I8", "U8", "BOOL")
 
 
 class Payload(Mapping[str, Any]):
@@ -119,9 +121,10 @@ def plain(x: Any) -> np.ndarray:
     return a if a.flags.c_contiguous else a.copy(order="C")
 
 
-def encode(p: Payload) -> bytes:
-    """Return the bytes of a payload."""
-    arrays, order = {}, []
+def encode(p: Payload) -> memoryview:
+    """Return the bytes of a payload, which are those that the library safetensors would write."""
+    arrays: dict[str, np.ndarray] = {}
+    order = []
     for field, value in p.items():
         number = isinstance(value, float)
         order.append([field, None if number else list(value)])
@@ -132,32 +135,93 @@ def encode(p: Payload) -> bytes:
             raise PayloadError(
                 f"array {name!r} of type {array.dtype} cannot be encoded; use one of {', '.join(TYPES.values())}"
             )
-    return safetensors.numpy.save(arrays, metadata={"payload": json.dumps(order)})
+    return _file({"payload": json.dumps(order)}, arrays)
 
 
-def decode(b: bytes, limits: Limits = Limits()) -> Payload:
-    """Return the payload in these bytes; raise PayloadError if they are not exactly one payload."""
-    order = _checked_header(b, limits)
+def _file(metadata: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> memoryview:
+    """Return a safetensors file: the length of the header, the header in JSON, the arrays."""
+    types = {name: _type_name(a) for name, a in arrays.items()}
+    names = sorted(arrays, key=lambda name: (FILE_ORDER.index(types[name]), name))
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in names:
+        start, end = end, end + arrays[name].nbytes
+        header[name] = {"dtype": types[name], "shape": arrays[name].shape, "data_offsets": (start, end)}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # so that arrays in the file are aligned
+    first = 8 + len(text)
+    file = room(first + end)
+    file[:first] = len(text).to_bytes(8, "little") + text
+    for name in names:
+        a = arrays[name]
+        np.copyto(np.ndarray(a.shape, a.dtype, file, first + header[name]["data_offsets"][0]), a)
+    return file
+
+
+def _type_name(a: np.ndarray) -> str:
+    return "BOOL" if a.dtype.kind == "b" else f"{a.dtype.kind.upper()}{8 * a.dtype.itemsize}"
+
+
+def decode(b: Buffer, limits: Limits = Limits()) -> Payload:
+    """Return the payload in these bytes; raise PayloadError if they are not exactly one payload.
+
+    The arrays of a ``memoryview`` are views of it, so it must not be changed afterwards; ``bytes`` are copied.
+    """
+    order, entries, first = _checked_header(b, limits)
     try:
-        arrays = safetensors.numpy.load(b)
+        _check_places(entries, len(b) - first)
+        if isinstance(b, bytes):
+            whole = room(len(b))
+            whole[:] = b
+            b = whole
+        arrays = {name: _array(b, first, entry) for name, entry in entries.items()}
         fields = {f: float(arrays.pop(f)) if names is None else {k: arrays.pop(f"{f}/{k}") for k in names}
                   for f, names in order}  # fmt: skip
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as problem:
+    except (KeyError, TypeError, ValueError) as problem:
         raise PayloadError(f"the payload is damaged: {problem}") from problem
     if arrays:
         raise PayloadError(f"the payload holds {len(arrays)} arrays that its index does not name")
     return Payload(**fields)
 
 
-def _checked_header(b: bytes, limits: Limits) -> list[tuple[str, list[str] | None]]:
-    """Check every limit before anything is allocated, and return the index of the fields."""
+def _check_places(entries: Mapping[str, Any], size: int) -> None:
+    """Raise ValueError unless the arrays fill ``size`` bytes, each with as many as its shape and type need."""
+    places = []
+    for name, entry in entries.items():
+        shape, (start, end) = entry["shape"], entry["data_offsets"]
+        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
+            raise ValueError(f"shape or place of {name[:80]!r} are not whole numbers")
+        needed = math.prod(shape) * np.dtype(TYPES[entry["dtype"]]).itemsize
+        if end - start != needed:
+            raise ValueError(f"array {name[:80]!r} is placed in {end - start} bytes and needs {needed}")
+        places.append((start, end))
+    at = 0
+    for start, end in sorted(places):
+        if start != at:
+            raise ValueError(f"an array begins at {start} and the one before ends at {at}")
+        at = end
+    if at != size:
+        raise ValueError(f"the arrays end at {at} of {size} bytes")
+
+
+def _array(b: memoryview, first: int, entry: Mapping[str, Any]) -> np.ndarray:
+    """Return an array that lies in these bytes; a copy of it, if it is not aligned there."""
+    a: np.ndarray = np.ndarray(
+        entry["shape"], np.dtype(TYPES[entry["dtype"]]).newbyteorder("<"), b, first + entry["data_offsets"][0]
+    )
+    return a if a.flags.aligned else a.copy()
+
+
+def _checked_header(b: Buffer, limits: Limits) -> tuple[list[tuple[str, list[str] | None]], dict[str, Any], int]:
+    """Check every limit before anything is allocated; return the index of the fields, the entries of the arrays and
+    where the arrays begin."""
     if len(b) > limits.nbytes:
         raise PayloadError(f"the payload has {len(b)} bytes, more than the {limits.nbytes} accepted here")
     length = int.from_bytes(b[:8], "little")
     if len(b) < 8 or length > len(b) - 8 or length > limits.header:
         raise PayloadError(f"the payload announces a header of {length} bytes in {len(b)} bytes of data")
     try:
-        header = json.loads(b[8 : 8 + length])
+        header = json.loads(bytes(b[8 : 8 + length]))
         order = json.loads(header.pop("__metadata__")["payload"])
         for name, entry in header.items():
             if entry["dtype"] not in TYPES:
@@ -171,7 +235,7 @@ def _checked_header(b: bytes, limits: Limits) -> list[tuple[str, list[str] | Non
         raise PayloadError(f"the payload holds {len(header)} arrays, more than the {limits.arrays} accepted here")
     if not all(f.isidentifier() for f, _ in index) or len({f for f, _ in index}) < len(index):
         raise PayloadError("the payload's field names are not distinct plain names")
-    return index
+    return index, header, 8 + length
 
 
 def _same(x: Any, y: Any) -> bool:

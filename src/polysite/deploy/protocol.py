@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
+from polysite.buffers import Buffer
 from polysite.data.case import SPLITS
 from polysite.engines.record import scores_from_plain, scores_to_plain
 from polysite.errors import PayloadError, shown
@@ -92,7 +93,7 @@ class Request:
     name: str = ""
     tolerance: float = 1.0
     config: str = ""
-    body: bytes = field(default=b"", repr=False)
+    body: Buffer = field(default=b"", repr=False)
 
     @property
     def words(self) -> str:
@@ -106,7 +107,7 @@ class Request:
         return {"protocol": PROTOCOL, **identity, **listed}
 
     @classmethod
-    def parse(cls, header: Header, body: bytes = b"") -> "Request":
+    def parse(cls, header: Header, body: Buffer = b"") -> "Request":
         """Parse the header of a request. Unknown fields are ignored; a field of the wrong type is refused."""
         if header.get("protocol") != PROTOCOL:
             raise PayloadError(

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from polysite.algorithms.base import Algorithm
+from polysite.buffers import Buffer
 from polysite.deploy.coordinator.roster import Heard, Roster
 from polysite.deploy.protocol import Digests, Measured, Request, RequestKind, Scored, Trained, model_digest
 from polysite.engines.memory_store import MemoryStore, Stored
@@ -213,7 +214,7 @@ class RemoteSites:
         able: Callable[[SiteId], bool] = lambda site: True,
         **more: Any,
     ) -> Iterator[Heard]:
-        bodies: dict[Any, bytes] = {}
+        bodies: dict[Any, Buffer] = {}
         requests: dict[SiteId, Request] = {}
         for site, payload in sent.items():
             version = self._versions.get(site, -1)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from polysite.buffers import Buffer
 from polysite.deploy.protocol import (
     Begun,
     Failed,
@@ -36,7 +37,7 @@ TTL = 30 * 86400.0  # seconds that the wire keeps a message; deadlines are enfor
 MAX_INCIDENTS = 16  # that a site may report at a time
 WIRE_CHECK = 60.0  # seconds between two checks for what the wire refused
 
-Heard = tuple[SiteId, Response, Callable[[], bytes]]  # the last takes the body, which may be large, out of the wire
+Heard = tuple[SiteId, Response, Callable[[], Buffer]]  # the last takes the body, which may be large, out of the wire
 
 log = logging.getLogger("polysite")
 
@@ -59,7 +60,7 @@ class Envelope(Protocol):
         """Why there is no response; empty if there is one."""
         ...
 
-    def take(self) -> bytes:
+    def take(self) -> Buffer:
         """Return the body and release it."""
         ...
 
@@ -71,7 +72,7 @@ class Wire(Protocol):
         """Return the connected sites, each with a token that changes whenever the site connects anew."""
         ...
 
-    def send_all(self, letters: Mapping[SiteId, tuple[Header, bytes]], ttl: float, group: str) -> Mapping[SiteId, str]:
+    def send_all(self, letters: Mapping[SiteId, tuple[Header, Buffer]], ttl: float, group: str) -> Mapping[SiteId, str]:
         """Send a header and a body to every site; return the identifiers by which to collect the responses. Sites that
         get the same body share one object."""
         ...

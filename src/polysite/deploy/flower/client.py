@@ -7,18 +7,34 @@ if the coordinator still knows it, so an earlier request can still be answered.
 """
 
 import secrets
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from io import DEFAULT_BUFFER_SIZE
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
-from polysite.deploy.flower.messages import INSTANCE, Header, deflate, inflate, pack, unpack
+from polysite.buffers import Buffer, room
+from polysite.deploy.flower.messages import (
+    INSTANCE,
+    WAIT,
+    Content,
+    Header,
+    array_chunks,
+    content_of,
+    deflate,
+    inflate,
+    pack,
+    unpack,
+)
+from polysite.deploy.flower.objects import PIECE, before_chunk, pushed
 from polysite.errors import PayloadError, RunError
 
 import httpx  # isort: skip  # from here on: dependencies of Flower
@@ -26,16 +42,32 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+)
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+FLEET = "/v1/fleet/"
 MAX_RESPONSE = 64 << 20  # bytes; an object is a chunk of at most 5 MiB
 CUT = (OSError, HTTPException, ValueError)  # a connection that breaks, or brings something else than a response
 TROUBLE = (*CUT, httpx.HTTPError)
@@ -59,7 +91,7 @@ class Incoming:
     """A request as it arrived; ``message`` is for ``Fleet.answer`` only."""
 
     header: dict[str, Header]
-    body: bytes
+    body: Buffer
     message: Message
 
 
@@ -126,27 +158,61 @@ class Fleet:
             self._pulse = threading.Thread(target=self._beat_on, name="polysite-heartbeat", daemon=True)
             self._pulse.start()
 
-    def receive(self) -> Incoming | None:
-        """Return the next request, if there is one; ``Lost`` after ``patience`` seconds without a connection."""
+    def receive(self, wait: int = 0) -> Incoming | None:
+        """Return the next request, if one is there or comes within ``wait`` seconds.
+
+        ``Lost`` after ``patience`` seconds without a connection.
+        """
         node = self._connected()
-        pulled = self._call(self._client.PullMessages, PullMessagesRequest(node=node), self._patience)
+        parts: list[Buffer] = [PullMessagesRequest(node=node).SerializeToString()]
+        held = {WAIT: str(wait)}
+        answer = self._call(lambda each: self._post("pull-messages", each, headers=held), parts, self._patience)
+        pulled = _parsed(PullMessagesResponse, answer)
         if not pulled.messages_list:
             return None
         message, tree = message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
         run, name = message.metadata.run_id, message.metadata.message_id
-        names = list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))
+        problem: PayloadError | None = None
         try:
-            contents = dict(zip(names, self._all(lambda each: self._pull(node, run, each), names), strict=True))
+            contents, joined = self._objects(node, run, tree)
         except _Unwanted:
             return None
+        except PayloadError as found:  # received nevertheless: it would come again
+            problem = found
         received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
         self._call(self._client.ConfirmMessageReceived, received, self._patience)
-        message = inflate(name, contents, self._limit)
+        if problem is not None:
+            raise problem
+        message = inflate(name, contents, self._limit, joined)
         header, body = unpack(message.content)
         return Incoming(header, body, remove_content_from_message(message))
 
+    def _objects(self, node: Node, run: int, tree: ObjectTree) -> tuple[dict[str, Content], dict[str, memoryview]]:
+        """Return the objects of a message, without the chunks of its arrays, and the data of the arrays.
+
+        Chunks are received in the place where they belong.
+        """
+        leaves = {each.object_id: not each.children for each in iterate_object_tree(tree)}
+        inner = [name for name, leaf in leaves.items() if not leaf]
+        contents: dict[str, Content] = dict(
+            zip(inner, self._all(lambda name: self._pull(node, run, name), inner), strict=True)
+        )
+        joined: dict[str, memoryview] = {}
+        slots: dict[str, list[memoryview]] = {}
+        limit = self._limit
+        for name in inner:
+            if found := array_chunks(contents[name], limit):  # type: ignore[arg-type]
+                size, places = found
+                joined[name], limit = room(size), limit - size
+                for chunk, each in places.items():
+                    slots.setdefault(chunk, []).extend(joined[name][place] for place in each)
+        self._all(lambda name: self._pull_chunk(node, run, name, slots[name]), slots)
+        rest = [name for name, leaf in leaves.items() if leaf and name not in slots]
+        contents.update(zip(rest, self._all(lambda name: self._pull(node, run, name), rest), strict=True))
+        return contents, joined
+
     def answer(
-        self, incoming: Incoming, header: Mapping[str, Header], body: bytes = b"", *, patience: float = 120.0
+        self, incoming: Incoming, header: Mapping[str, Header], body: Buffer = b"", *, patience: float = 120.0
     ) -> bool:
         """Upload a response; return False if it is no longer wanted. ``Lost`` after ``patience`` seconds of trying."""
         node, end = self._connected(), time.monotonic() + patience
@@ -163,11 +229,10 @@ class Fleet:
                 return False
 
             def push(name: str, session: str = wanted.session_id) -> bool:
-                content = objects[name].deflate()
-                pushed = PushObjectRequest(
-                    node=node, run_id=run, session_id=session, object_id=name, object_content=content
-                )
-                return self._call(self._client.PushObject, pushed, patience).stored
+                request = PushObjectRequest(node=node, run_id=run, session_id=session, object_id=name)
+                parts = pushed(request, content_of(objects[name]))
+                answer = self._call(lambda each: self._post("push-object", each), parts, patience)
+                return bool(_parsed(PushObjectResponse, answer).stored)
 
             missing = set(wanted.objects_to_push)
             stored = self._all(push, [name for name in objects if name in missing])
@@ -212,15 +277,44 @@ class Fleet:
             with suppress(*TROUBLE):  # receive and answer report the problem
                 self._beat()
 
-    def _pull(self, node: Node, run: int, name: str) -> bytes:
+    def _pull(self, node: Node, run: int, name: str, slot: memoryview | None = None) -> bytes:
+        """Return an object; nothing, if it is a chunk that was received in its place."""
         wanted, end = PullObjectRequest(node=node, run_id=run, object_id=name), time.monotonic() + self._patience
+        parts: list[Buffer] = [wanted.SerializeToString()]
         while True:
-            pulled = self._call(self._client.PullObject, wanted, self._patience)
+            answer = self._call(lambda each: self._post("pull-object", each, slot), parts, self._patience)
+            if slot is not None and answer == before_chunk(len(slot)):
+                return b""
+            pulled = _parsed(PullObjectResponse, answer)
             if pulled.object_available:
-                return pulled.object_content
+                return bytes(pulled.object_content)
             if not pulled.object_found or time.monotonic() > end:
                 raise _Unwanted
             self._closing.wait(0.05)
+
+    def _pull_chunk(self, node: Node, run: int, name: str, slots: Sequence[memoryview]) -> None:
+        """Receive a chunk in the places where it belongs."""
+        if self._pull(node, run, name, slots[0]):
+            raise PayloadError(f"what arrived is not a message: a chunk has not the {len(slots[0])} bytes of its place")
+        for other in slots[1:]:
+            other[:] = slots[0]
+
+    def _post(
+        self,
+        call: str,
+        parts: Sequence[Buffer],
+        slot: memoryview | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> bytes:
+        """Send a signed request in parts. The end of the response goes into ``slot``, if it is longer than that; return
+        the rest."""
+        kind = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
+        carried = {"parts": parts, "slot": slot, "timeout": self._client._client.timeout.as_dict()}
+        url = f"https://{self._address}{FLEET}{call}"
+        request = httpx.Request("POST", url, headers={**kind, **headers}, extensions=carried)
+        response = self._client._send(ProtobufRequestContext(call, Node(), request))
+        response.raise_for_status()
+        return response.content
 
     def _all(self, do: Callable[[str], T], names: Iterable[str]) -> list[T]:
         """Apply ``do`` to all names, two at a time; stop after the first failure."""
@@ -291,7 +385,11 @@ class _Instance:
 
 
 class _Wire(httpx.BaseTransport):
-    """HTTP over TLS by the standard library, with one connection per thread."""
+    """HTTP over TLS by the standard library, with one connection per thread.
+
+    A request may come in ``parts``, which are sent as they lie in memory, and have a ``slot`` for the end of the
+    response.
+    """
 
     def __init__(self, context: ssl.SSLContext):
         self._context, self._mine, self._all = context, threading.local(), list[HTTPSConnection]()
@@ -305,9 +403,12 @@ class _Wire(httpx.BaseTransport):
                 connection.connect()
             connection.sock.settimeout(request.extensions["timeout"]["read"])
             path, headers = request.url.raw_path.decode(), dict(request.headers.items())
-            connection.request(request.method, path, request.read(), headers)
-            answer = connection.getresponse()
-            return httpx.Response(answer.status, headers=_few(answer), content=_bounded(answer))
+            parts = request.extensions.get("parts") or [request.read()]
+            headers["content-length"] = str(sum(map(len, parts)))
+            connection.request(request.method, path, _pieces(parts), headers)
+            line, answer = connection.sock, connection.getresponse()
+            content = _content(answer, line, request.extensions.get("slot"))
+            return httpx.Response(answer.status, headers=_few(answer), content=content)
         except BaseException:
             connection.close()
             raise
@@ -328,10 +429,38 @@ def _few(answer: HTTPResponse) -> dict[str, str]:
     return {name: value for name in ("date", "content-type") if (value := answer.getheader(name))}
 
 
-def _bounded(answer: HTTPResponse) -> bytes:
+def _pieces(parts: Iterable[Buffer]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
+
+
+def _content(answer: HTTPResponse, line: socket.socket, slot: memoryview | None) -> bytes:
+    """Return a response; of one that is longer than the slot, only what comes before, and its end in the slot."""
     if answer.length is None or answer.length > MAX_RESPONSE:
         raise HTTPException(f"a response of {answer.length} bytes")
-    return answer.read()
+    if slot is None or answer.status != 200 or answer.length <= len(slot):
+        return answer.read()
+    size = answer.length - len(slot)
+    before = answer.read(size)
+    if len(before) < size:
+        raise HTTPException("a response that was cut")
+    count = answer.fp.readinto1(slot[:DEFAULT_BUFFER_SIZE])  # what came with the headers; the rest needs no buffer
+    while count and count < len(slot):
+        slot = slot[count:]
+        count = line.recv_into(slot)
+    if not count:
+        raise HTTPException(f"a response that lacks {len(slot)} bytes")
+    answer.close()  # of the connection nothing but this response
+    return before
+
+
+def _parsed(kind: type[T], answer: bytes) -> T:
+    try:
+        return kind.FromString(answer)  # type: ignore[attr-defined,no-any-return]
+    except DecodeError as problem:
+        raise PayloadError(f"the coordinator sent a {kind.__name__} that cannot be read") from problem
 
 
 def _detail(response: httpx.Response) -> str:

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from polysite.deploy.flower.messages import INSTANCE
+from polysite.buffers import Buffer, room
+from polysite.deploy.flower.messages import INSTANCE, WAIT, Content, read_content
+from polysite.deploy.flower.objects import PIECE, pulled, read_pushed
 
 import uvicorn  # isort: skip  # from here on: dependencies of Flower
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -28,7 +30,7 @@ from flwr.common.constant import (
     TIMESTAMP_TOLERANCE,
 )
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest, PushObjectResponse
+from flwr.proto.message_pb2 import PullObjectRequest, PushObjectResponse
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
@@ -57,10 +59,10 @@ CALLS = {
         "confirm-message-received",
     )
 }
-PIECE = 256 << 10  # bytes of a response that are handed to the connection at a time
 MAX_HEADERS = 64 << 10  # bytes of the headers of a request
 MAX_CONNECTIONS = 8  # of a site, which needs four
 SILENT = 15.0  # seconds without a request of a site, which sends a heartbeat every five
+MAX_WAIT = 5.0  # seconds for which a request for messages is held
 SLACK = 1 << 20  # bytes of a response beyond its limit: header and names
 
 FOREVER = datetime.max.replace(tzinfo=UTC)
@@ -68,7 +70,7 @@ FOREVER = datetime.max.replace(tzinfo=UTC)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
-Reply = tuple[int, *tuple[bytes, ...]]  # the status and the parts of the body
+Reply = tuple[int, *tuple[Buffer, ...]]  # the status and the parts of the body
 log = logging.getLogger("polysite.link")
 
 
@@ -121,6 +123,7 @@ class Guard:
         self._pushed = dict.fromkeys(nodes, 0)  # bytes of responses that are not collected yet
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
         self._heard: dict[str, float] = {}  # when a site was last heard
+        self._news: dict[str, asyncio.Event] = {}  # there may be a message for a site
         self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
 
@@ -159,10 +162,10 @@ class Guard:
             case "activate-node":
                 self._make_way(site, instance)
             case "pull-messages":
-                self._redeliver(site)
+                await self._await_message(site, headers.get(WAIT.encode(), b""))
             case "push-messages":
                 asked, reply = self._expect(site, body)
-        status, *parts = await self._flower(scope, body)
+        status, *parts = await self._flower(scope, bytes(body))
         if status >= 400:
             raise Refusal(status, "refused", f"{call} was refused by Flower", site)
         match call:
@@ -217,23 +220,23 @@ class Guard:
             raise Refusal(401, "replayed", "a request that was seen before", site)
         self._seen[site, signed] = clock
 
-    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive, most: int, site: str) -> bytes:
+    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive, most: int, site: str) -> memoryview:
         announced = headers.get(b"content-length", b"0")
         if not announced.isdigit() or len(announced) > 15 or int(announced) > most:
             raise Refusal(413, "large", f"a request of {announced[:20].decode('latin-1')} bytes announced", site)
-        pieces, size, began = [], 0, time.monotonic()
+        whole, size, began = room(int(announced)), 0, time.monotonic()
         try:
             async with asyncio.timeout(self.pace.silence) as watch:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Refusal(400, "cut")
-                    pieces.append(message["body"])
-                    size += len(message["body"])
-                    if size > most:
-                        raise Refusal(413, "large", f"a request of more than {most} bytes", site)
+                    start, size = size, size + len(message["body"])
+                    if size > len(whole):
+                        raise Refusal(413, "large", f"a request of more than {len(whole)} bytes", site)
+                    whole[start:size] = message["body"]
                     if not message["more_body"]:
-                        return b"".join(pieces)
+                        return whole[:size]
                     self._keep_pace(began, size)
                     watch.reschedule(asyncio.get_running_loop().time() + self.pace.silence)
         except TimeoutError as problem:
@@ -244,7 +247,7 @@ class Guard:
         if seconds > self.pace.window and size < seconds * self.pace.rate:
             raise TimeoutError
 
-    async def _respond(self, scope: Scope, send: Send, status: int, parts: Sequence[bytes]) -> None:
+    async def _respond(self, scope: Scope, send: Send, status: int, parts: Sequence[Buffer]) -> None:
         headers = [(b"content-length", b"%d" % sum(map(len, parts)))]
         if status >= 400:
             headers.append((b"connection", b"close"))  # otherwise the rest of a refused request would be read
@@ -293,14 +296,35 @@ class Guard:
                 raise Refusal(409, "elsewhere", "connected anew, or from a second place, while it is connected", site)
             self._state.deactivate_node(self._nodes[site])  # the same courier: it missed the response
 
-    def _redeliver(self, site: str) -> None:
-        """Send a message again whose receipt was not confirmed."""
+    async def _await_message(self, site: str, seconds: bytes) -> None:
+        """Wait until there is a message for a site, at most for the time that it asks for."""
+        wait = min(int(seconds), MAX_WAIT) if seconds.isdigit() and len(seconds) < 4 else 0.0
+        news = self._news[site] = asyncio.Event()
+        try:
+            async with asyncio.timeout(wait):
+                while not self._redeliver(site):
+                    await news.wait()
+                    news.clear()
+        except TimeoutError:
+            pass
+
+    def announce(self, sites: Iterable[str]) -> None:
+        """Have requests for messages answered that wait on behalf of these sites. Call it in the server's thread."""
+        for site in sites:
+            if site in self._news:
+                self._news[site].set()
+
+    def _redeliver(self, site: str) -> bool:
+        """Have all messages sent whose receipt was not confirmed, some of them again; return whether there are any."""
+        found = False
         with self._state.lock:
             for name, message in self._state.message_ins_store.items():
                 if message.metadata.dst_node_id == self._nodes[site] and name in self._store:
                     message.metadata.delivered_at = ""
+                    found = True
+        return found
 
-    def _expect(self, site: str, body: bytes) -> tuple[str, str]:
+    def _expect(self, site: str, body: Buffer) -> tuple[str, str]:
         """Check an announced response: it must be expected from this site. Returns the identifiers of the request and
         of the response."""
         request = _parsed(PushMessagesRequest, body, site)
@@ -328,8 +352,11 @@ class Guard:
                 self.drop(former)
         return question, reply
 
-    def _push(self, site: str, body: bytes) -> bytes:
-        request = _parsed(PushObjectRequest, body, site)
+    def _push(self, site: str, body: memoryview) -> bytes:
+        try:
+            request, given = read_pushed(body)
+        except DecodeError as problem:
+            raise Refusal(400, "odd", "a request that cannot be read", site) from problem
         self._own(request, site)
         if self._pushed[site] + len(body) > self._limit + SLACK:
             self.excessive.add(site)
@@ -338,22 +365,23 @@ class Guard:
             session = self._state._object_push_sessions.get(request.session_id)
             if session is not None:
                 session.expires_at = FOREVER  # responses are dropped here; Flower's own way can deadlock
+        try:
+            content = read_content(request.object_id, given)
+        except ValueError as problem:
+            raise Refusal(400, "odd", f"a part of an answer that is damaged: {problem}", site) from problem
         stored = session is not None and self._state.store_object(
-            self._run, request.session_id, request.object_id, request.object_content
+            self._run, request.session_id, request.object_id, cast(bytes, content)
         )
         if stored:
             with self._lock:
                 self._pushed[site] += len(body)
         return bytes(PushObjectResponse(stored=stored).SerializeToString())
 
-    def _pull(self, site: str, body: bytes) -> tuple[bytes, bytes]:
-        """Return an object from the store after the few bytes that make it a response, without copying it."""
+    def _pull(self, site: str, body: Buffer) -> list[Buffer]:
+        """Return the parts of a response with an object from the store, which is not copied."""
         request = _parsed(PullObjectRequest, body, site)
         self._own(request, site)
-        content = self._store.get(request.object_id)
-        found = PullObjectResponse(object_found=content is not None, object_available=bool(content))
-        field = PullObjectResponse.OBJECT_CONTENT_FIELD_NUMBER << 3 | 2
-        return found.SerializeToString() + bytes([field]) + _varint(len(content or b"")), content or b""
+        return pulled(self._store.get(request.object_id))
 
     def _own(self, request: Any, site: str) -> None:
         if (request.node.node_id, request.run_id) != (self._nodes[site], self._run):
@@ -361,9 +389,9 @@ class Guard:
 
     # storage
 
-    def contents(self, name: str) -> dict[str, bytes] | None:
+    def contents(self, name: str) -> dict[str, Content] | None:
         """Return the objects of a message, or None if some are missing."""
-        found: dict[str, bytes] = {}
+        found: dict[str, Content] = {}
         wanted = [name]
         with self._store.lock_store:
             while wanted:
@@ -433,8 +461,13 @@ class Server(uvicorn.Server):
         self.guard, self.context = guard, context
         self.greetings: dict[asyncio.Task[None], None] = {}  # handshakes in progress; the oldest gives way
 
+    def announce(self, sites: Iterable[str]) -> None:
+        """Have requests for messages answered that wait on behalf of these sites."""
+        self.loop.call_soon_threadsafe(self.guard.announce, list(sites))
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections."""
+        self.loop = asyncio.get_running_loop()
         await self.lifespan.startup()
         self.servers = []
         self.listener = (sockets or [])[0]
@@ -567,25 +600,15 @@ def _name(transport: asyncio.Transport) -> str:
     return next(names, "")
 
 
-def _pieces(parts: Iterable[bytes]) -> Iterator[memoryview]:
+def _pieces(parts: Iterable[Buffer]) -> Iterator[memoryview]:
     for part in parts:
         view = memoryview(part)
         for start in range(0, len(view), PIECE):
             yield view[start : start + PIECE]
 
 
-def _varint(number: int) -> bytes:
-    """Encode a number as protobuf does: seven bits a byte, the lowest first.
-
-    >>> _varint(300).hex()
-    'ac02'
-    """
-    low, high = number & 127, number >> 7
-    return bytes([low | 128]) + _varint(high) if high else bytes([low])
-
-
-def _parsed(kind: Any, body: bytes, site: str) -> Any:
+def _parsed(kind: Any, body: Buffer, site: str) -> Any:
     try:
-        return kind.FromString(body)
+        return kind.FromString(bytes(body))
     except DecodeError as problem:
         raise Refusal(400, "odd", "a request that cannot be read", site) from problem

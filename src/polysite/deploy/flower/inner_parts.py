@@ -19,14 +19,17 @@ INNER_PARTS: tuple[str, ...] = (
     "flwr.supercore.inflatable.inflatable_object.InflatableObject",
     "flwr.supercore.inflatable.inflatable_object.get_all_nested_objects",
     "flwr.supercore.inflatable.inflatable_object.get_object_head_values_from_object_content",
+    "flwr.supercore.inflatable.inflatable_object.get_object_id",
     "flwr.supercore.inflatable.inflatable_object.get_object_tree",
     "flwr.supercore.inflatable.inflatable_object.iterate_object_tree",
     "flwr.supercore.inflatable.inflatable_object.no_object_id_recompute",
     "flwr.supercore.inflatable.inflatable_utils.inflate_object_from_contents",
+    "flwr.supercore.inflatable.inflatable_utils.validate_object_content",
     # the calls of a site
     "flwr.proto.fleet_pb2.ActivateNodeRequest",
     "flwr.proto.fleet_pb2.DeactivateNodeRequest",
     "flwr.proto.fleet_pb2.PullMessagesRequest",
+    "flwr.proto.fleet_pb2.PullMessagesResponse",
     "flwr.proto.fleet_pb2.PushMessagesRequest",
     "flwr.proto.fleet_pb2.PushMessagesResponse",
     "flwr.proto.heartbeat_pb2.SendNodeHeartbeatRequest",
@@ -39,14 +42,13 @@ INNER_PARTS: tuple[str, ...] = (
     "flwr.proto.node_pb2.Node",
     "flwr.supercore.protobuf.client.ProtobufCall",
     "flwr.supercore.protobuf.client.ProtobufRequestContext",
+    "flwr.supercore.protobuf.constants.PROTOBUF_MEDIA_TYPE",
     "flwr.supernode.fleet_http_client.FleetHttpClient.ActivateNode",
     "flwr.supernode.fleet_http_client.FleetHttpClient.ConfirmMessageReceived",
     "flwr.supernode.fleet_http_client.FleetHttpClient.DeactivateNode",
-    "flwr.supernode.fleet_http_client.FleetHttpClient.PullMessages",
-    "flwr.supernode.fleet_http_client.FleetHttpClient.PullObject",
     "flwr.supernode.fleet_http_client.FleetHttpClient.PushMessages",
-    "flwr.supernode.fleet_http_client.FleetHttpClient.PushObject",
     "flwr.supernode.fleet_http_client.FleetHttpClient.SendNodeHeartbeat",
+    "flwr.supernode.fleet_http_client.FleetHttpClient._send",
     "flwr.supernode.fleet_http_client.FleetHttpClient.close",
     "flwr.supernode.node_auth_http_interceptor.NodeAuthHttpInterceptor",
     # signatures
@@ -101,7 +103,7 @@ STATE_ATTRIBUTES = (
     "message_res_store",
     "task_token_store",
 )
-STORE_ATTRIBUTES = ("lock_store", "store")
+STORE_ATTRIBUTES = ("lock_store", "store", "verify")
 
 
 def missing_parts() -> list[str]:

@@ -14,10 +14,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
+from polysite.buffers import Buffer
 from polysite.deploy.flower.gateway import FOREVER, Guard, Pace, Server
-from polysite.deploy.flower.messages import Header, deflate, inflate, pack, unpack, wrap
+from polysite.deploy.flower.messages import Header, content_of, deflate, inflate, pack, unpack, wrap
 from polysite.errors import PayloadError, RunError
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
@@ -46,10 +47,10 @@ class Envelope:
     id: str
     site: str
     header: dict[str, Header] = field(default_factory=dict)
-    body: bytes = b""
+    body: Buffer = b""
     error: str = ""
 
-    def take(self) -> bytes:
+    def take(self) -> Buffer:
         """Return the body and release it: it may have gigabytes."""
         body, self.body = self.body, b""
         return body
@@ -94,6 +95,7 @@ class Link:
         if not isinstance(state, InMemoryLinkState) or not isinstance(state.object_store, InMemoryObjectStore):
             raise RunError("the coordinator keeps what is on the wire in memory: unset FLWR_DATABASE")
         self._state, self._store, self._run = state, state.object_store, _run(state)
+        self._store.verify = False  # names of objects that arrive are checked by the gateway
         self._nodes = {
             site: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for site, key in self._sites.items()
         }
@@ -126,12 +128,12 @@ class Link:
         """Return the connected sites, each with a token that changes whenever the site connects anew."""
         return {site: token for site, token in list(self._guard.tokens.items()) if self._guard.online(site)}
 
-    def send(self, site: str, header: Mapping[str, Header], body: bytes, ttl: float, group: str) -> str:
+    def send(self, site: str, header: Mapping[str, Header], body: Buffer, ttl: float, group: str) -> str:
         """Queue a message for a site and return the identifier of the message."""
         return self.send_all({site: (header, body)}, ttl, group)[site]
 
     def send_all(
-        self, letters: Mapping[str, tuple[Mapping[str, Header], bytes]], ttl: float, group: str
+        self, letters: Mapping[str, tuple[Mapping[str, Header], Buffer]], ttl: float, group: str
     ) -> dict[str, str]:
         """Leave a message for each site; return their identifiers. A body for several sites is hashed and kept once.
 
@@ -146,12 +148,13 @@ class Link:
         }
         for tree, objects in map(deflate, messages.values()):
             for name in self._store.preregister(self._run, tree):
-                self._store.put(name, objects[name].deflate())
+                self._store.put(name, cast(bytes, content_of(objects[name])))
         for site, message in messages.items():
             if self._state.store_message_ins(remove_content_from_message(message)) is None:
                 self.forget([each.metadata.message_id for each in messages.values()])
                 raise RunError(f"no message can go to {site!r}: it has not connected yet")
             self._sent[message.metadata.message_id] = site
+        self._server.announce(letters)
         return {site: message.metadata.message_id for site, message in messages.items()}
 
     def collect(self, ids: Iterable[str]) -> Iterator[Envelope]:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from polysite.buffers import Buffer
 from polysite.deploy.flower.client import Fleet, Incoming, Lost
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ipc
@@ -28,7 +29,8 @@ log = logging.getLogger("polysite")
 
 MAX_CRASHES = 3  # of the worker over one request, which then fails
 MAX_INCIDENTS = 16  # that are kept for the coordinator
-SOON, LATER = 0.02, 1.0  # seconds between two polls for a request: after the last one, and when none comes
+WAIT = 4  # seconds for which the coordinator holds a poll until there is a request
+SOON, LATER = 0.02, 1.0  # seconds between two polls that are not held: after the last request, and when none comes
 
 Say = Callable[[str], None]
 
@@ -45,7 +47,7 @@ class WorkerProcess:
         self._pid = 0
         self._crash_reported = False
 
-    def ask(self, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def ask(self, header: Mapping[str, Any], body: Buffer) -> tuple[dict[str, Any], Buffer]:
         """Return the worker's response; a worker that crashes is started again, at most MAX_CRASHES times."""
         study = shown(header.get("study"), 64)
         if self._study not in ("", study):
@@ -157,9 +159,10 @@ def _serve(site: SiteConfig, worker: WorkerProcess, say: Say) -> None:
         busy = time.monotonic()
         try:
             while True:
+                asked = time.monotonic()
                 if _turn(fleet, worker, say):
                     busy = time.monotonic()
-                else:
+                elif time.monotonic() - asked < WAIT / 2:
                     time.sleep(min(SOON + (time.monotonic() - busy) / 20, LATER))
         except Lost as problem:
             worker.tell(f"the connection was lost: {problem}")
@@ -168,7 +171,7 @@ def _serve(site: SiteConfig, worker: WorkerProcess, say: Say) -> None:
 def _turn(fleet: Fleet, worker: WorkerProcess, say: Say) -> bool:
     """Answer a request, if there is one."""
     try:
-        incoming = fleet.receive()
+        incoming = fleet.receive(WAIT)
         if incoming is None:
             return False
         if fleet.answer(incoming, *_answer(worker, incoming, say)):
@@ -194,7 +197,7 @@ def _connect(fleet: Fleet, say: Say) -> None:
             pause = min(2 * pause, 5.0)
 
 
-def _answer(worker: WorkerProcess, incoming: Incoming, say: Say) -> tuple[dict[str, Any], bytes]:
+def _answer(worker: WorkerProcess, incoming: Incoming, say: Say) -> tuple[dict[str, Any], Buffer]:
     header = incoming.header
     number = header.get("round")
     where = f", round {number + 1}" if isinstance(number, int) else ""

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polysite.buffers import Buffer, room
 from polysite.errors import PayloadError, RunError
 
 LENGTHS = struct.Struct(">QQ")
 MAX_HEADER, MAX_BODY = 64 << 20, 8 << 30  # bytes
-PIECE = 2 << 30  # bytes that the system delivers at once
+PIECE = 1 << 30  # bytes that are asked of the system at once
 
 
 def listen(path: Path) -> socket.socket:
@@ -46,34 +47,35 @@ def connect(path: Path) -> socket.socket:
     return found
 
 
-def send(to: socket.socket, header: Mapping[str, Any], body: bytes = b"") -> None:
+def send(to: socket.socket, header: Mapping[str, Any], body: Buffer = b"") -> None:
     """Send a frame."""
     text = json.dumps(dict(header)).encode()
     to.sendall(LENGTHS.pack(len(text), len(body)) + text)
     to.sendall(body)
 
 
-def receive(of: socket.socket) -> tuple[dict[str, Any], bytes] | None:
+def receive(of: socket.socket) -> tuple[dict[str, Any], memoryview] | None:
     """Return the next frame, or None if the other side has disconnected."""
     lengths = _exactly(of, LENGTHS.size)
-    if not lengths:
+    if lengths is None:
         return None
     header, body = LENGTHS.unpack(lengths)
     if header > MAX_HEADER or body > MAX_BODY:
         raise PayloadError(f"a frame of {header} and {body} bytes is more than is accepted here")
-    text, content = _exactly(of, header), _exactly(of, body)
-    if len(text) < header or len(content) < body:
+    text = _exactly(of, header)
+    content = None if text is None else _exactly(of, body)
+    if text is None or content is None:
         return None
-    return json.loads(text), content
+    return json.loads(bytes(text)), content
 
 
-def _exactly(of: socket.socket, size: int) -> bytes:
-    """Return ``size`` bytes, or none if the other side disconnects. Up to two gigabytes are received in place."""
-    parts: list[bytes] = []
-    while size:
-        part = of.recv(min(size, PIECE), socket.MSG_WAITALL)
-        if not part:
-            return b""
-        parts.append(part)
-        size -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _exactly(of: socket.socket, size: int) -> memoryview | None:
+    """Return ``size`` bytes, received in place; None if the other side disconnects."""
+    whole = room(size)
+    at = 0
+    while at < size:
+        count = of.recv_into(whole[at:], min(size - at, PIECE), socket.MSG_WAITALL)
+        if not count:
+            return None
+        at += count
+    return whole
