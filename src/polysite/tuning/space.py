@@ -58,8 +58,12 @@ class Candidate:
 
         >>> Candidate("fedprox", {"algorithm.mu": 0.1, "train.lr": 0.2}).name
         'fedprox, mu 0.1, lr 0.2'
+        >>> Candidate("fedadam", {"train.lr": 0.2, "algorithm.server.lr": 0.1}).name
+        'fedadam, train.lr 0.2, algorithm.server.lr 0.1'
         """
-        return ", ".join([self.method, *(f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items())])
+        ends = [key.rpartition(".")[2] for key in self.values]
+        short = [end if ends.count(end) == 1 else key for key, end in zip(self.values, ends, strict=True)]
+        return ", ".join([self.method, *(f"{k} {v}" for k, v in zip(short, self.values.values(), strict=True))])
 
 
 @dataclass(frozen=True)
