@@ -98,6 +98,10 @@ def nearest(answer, affine, scan):
 VARIANTS = {
     "default": {},
     "padded": {"train": ps.Train(patch=(24, 24, 24), window=(16, 20, 16), overlap=0.25, device="cpu")},
+    "mirrored, deeply supervised": {
+        "model": ps.UNet(filters=(2, 4, 4, 4), deep_supervision=2),
+        "train": ps.Train(patch=(16, 16, 16), mirror=True, foreground=0.5, device="cpu"),
+    },
     "resampled": {"prepare": ps.Prepare(orientation="RAS", spacing=(1.0, 1.2, 0.8))},
     "turned": {"prepare": ps.Prepare(orientation="SPL", crop=False, normalise="all", clip=(50, 400))},
     "cropped": {"prepare": ps.Prepare(normalise="all")},
