@@ -1,10 +1,18 @@
 """Windows of several images together: the logits that MONAI's sliding window has."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from monai.inferers.utils import sliding_window_inference
 
+from polysite.data.case import Case
+from polysite.models.unet import UNet
+from polysite.training.network import Network
 from polysite.training.predict import mirrored, predict, windowed
+from polysite.training.settings import Train
+from polysite.training.torch_site import TorchSite
 
 
 def network(x):
@@ -71,3 +79,18 @@ def test_classes_are_averaged_over_mirror_images():
 
     x = torch.arange(6.0).view(1, 1, 2, 3)
     assert mirrored(classify)(x).tolist() == [[2.5, 2.5]]  # the mean of all four corners
+
+
+def test_a_site_scores_the_mean_over_mirror_images():
+    image = np.random.default_rng(0).normal(size=(1, 12, 10, 8)).astype(np.float32)
+    train = Train(patch=(8, 8, 8), device="cpu", mirror=True)
+    net = Network(UNet(filters=(2, 4, 4)).build(dims=3, modalities=1, outputs=1, seed=1), train)
+    site = TorchSite("s", net, {"test": [Case("s", "x", image, (image > 1).astype(np.uint8))]}, ["L"], train, 0)
+    plain = site.under(replace(train, mirror=False))
+    ((_, found, _),) = site._predictions(site.start, ["x"])
+    turned = torch.from_numpy(image).flip((1, 3))  # one of the mirror images: their mean is the same, mirrored
+    site._volumes["x"] = turned, site._volumes["x"][1]
+    ((_, other, _),) = site._predictions(site.start, ["x"])
+    torch.testing.assert_close(other.flip((1, 3)), found, atol=1e-5, rtol=1e-4)
+    ((_, once, _),) = plain._predictions(site.start, ["x"])
+    assert (once - other).abs().max() > 0.01

@@ -39,8 +39,8 @@ class Averaged:
     """An algorithm that serves a moving average of its shared model.
 
     Args:
-        decay: Weight of the former average, at least 0 and less than 1; 0.9 averages about the last 10 rounds, 0 is the
-            inner algorithm.
+        decay: Weight of the former average, at least 0 and less than 1; 0.9 averages about the last 10 rounds, 0 serves
+            the last model.
         inner: Algorithm that trains; it must have one model that all sites use.
     """
 
