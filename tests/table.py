@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from polysite.algorithms import ALGORITHMS
+from polysite.algorithms.averaged import Averaged
 from polysite.algorithms.cfft import Cfft
 from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
@@ -42,6 +43,10 @@ from polysite.payload import Payload
 from quadratic import Quadratic
 
 CASES = {
+    "averaged fedavg": Averaged(0.5),
+    "averaged scaffold, by size": Averaged(0.8, Scaffold(uniform=False)),
+    "averaged, weighted": Averaged(0.5, Weighted({"b": 0.3})),
+    "clustered averages": Clustered({"north": ("a", "c"), "south": ("b", "d")}, Averaged(0.5)),
     "cfft": Cfft(components=(2,), rounds=3, fewest=0, dimensions=2),
     "cfft, pooled": Cfft(components=(2,), rounds=3, fit="pooled", dimensions=2, steps=2),
     "cfl": Cfl(eps1=0.4, eps2=0.3, after=1),

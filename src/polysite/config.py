@@ -88,6 +88,11 @@ class Study:
             name = name_of(self.algorithm)
             raise ConfigError(f"run.pooled is centralised training and goes with fedavg or cfft, not with {name!r}")
         self.train.allow(self.algorithm, name_of(self.algorithm))
+        if self.train.foreground and self.model.task == "classification":
+            raise ConfigError(
+                f"train.foreground = {self.train.foreground} chooses patches by labelled voxels, but this model "
+                "classifies images, which have none: set it to 0"
+            )
         step = self.model.divisor
         for name in ("patch", "window"):
             given = getattr(self.train, name)
@@ -158,7 +163,19 @@ class Study:
 
 # Keys that a phase may change: how and how long sites train, but neither the network nor the data.
 PHASE: Mapping[str, tuple[str, ...]] = {
-    "train": ("lr", "gamma", "epochs", "patches", "steps", "optimiser", "momentum", "weight_decay", "loss", "augment"),
+    "train": (
+        "lr",
+        "gamma",
+        "epochs",
+        "patches",
+        "steps",
+        "optimiser",
+        "momentum",
+        "weight_decay",
+        "loss",
+        "foreground",
+        "augment",
+    ),
     "run": ("rounds", "share", "validate_every", "best", "best_from", "patience", "pooled"),
 }
 

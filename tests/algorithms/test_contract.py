@@ -17,6 +17,8 @@ from polysite.errors import ConfigError
 from polysite.payload import Payload
 from table import CASES, START, arrays, every, same, sites
 
+MEANS_OF_THEIR_OWN = ("averaged", "clustered", "weighted", "top_k", "geometric_median")  # not by n_k or 1/K
+
 
 def simulate(algorithm, rounds=6, *, wire=False, share=1.0, resume=None):
     """(final state, memories) after some rounds."""
@@ -63,7 +65,7 @@ def test_running_statistics_are_averaged_and_never_extrapolated(algorithm):
     left = 0.9 ** getattr(algorithm, "outer", 1)  # of what was sent: pFedMe trains on from there, several times
     theirs = {i: left * 16 + (1 - left) * site.a**2 for i, site in s.items()}
     assert min(theirs.values()) - 1e-9 <= model["norm.running_var"].item() <= max(theirs.values()) + 1e-9
-    if "weight" in algorithm.reply and name_of(algorithm) not in ("clustered", "weighted", "top_k", "geometric_median"):
+    if "weight" in algorithm.reply and name_of(algorithm) not in MEANS_OF_THEIR_OWN:
         n = {i: 1.0 if getattr(algorithm, "uniform", name_of(algorithm) == "qfedavg") else x.size for i, x in s.items()}
         plain = sum(n[i] * theirs[i] for i in s) / sum(n.values())
         assert model["norm.running_var"].item() == pytest.approx(plain, abs=1e-12)
@@ -147,11 +149,11 @@ def test_algorithms_that_need_each_reply():
     """The others need no model of a site (fine-tuning, local training), or their weighted sum."""
     each = {name_of(a) for a in CASES.values() if a.needs == "each"}
     summed = {name_of(a) for a in CASES.values() if a.needs == "sum"}
-    assert summed & each == {"weighted"}  # it needs what its inner algorithm does
+    assert summed & each == {"averaged", "weighted"}  # they need what their inner algorithm does
     assert summed | each == set(ALGORITHMS)
     assert each == {
-        "cfft", "cfl", "clustered", "fedamp", "fedcostwavg", "feddiv", "feddyn", "fedexp", "fednova", "fedpidavg",
-        "fpfc", "geometric_median", "ifca", "krum", "median", "pfednet", "qfedavg", "scaffold", "top_k",
+        "averaged", "cfft", "cfl", "clustered", "fedamp", "fedcostwavg", "feddiv", "feddyn", "fedexp", "fednova",
+        "fedpidavg", "fpfc", "geometric_median", "ifca", "krum", "median", "pfednet", "qfedavg", "scaffold", "top_k",
         "trimmed_mean", "weighted",
     }  # fmt: skip
 

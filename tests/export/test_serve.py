@@ -98,6 +98,10 @@ def nearest(answer, affine, scan):
 VARIANTS = {
     "default": {},
     "padded": {"train": ps.Train(patch=(24, 24, 24), window=(16, 20, 16), overlap=0.25, device="cpu")},
+    "mirrored, deeply supervised": {
+        "model": ps.UNet(filters=(2, 4, 4, 4), deep_supervision=2),
+        "train": ps.Train(patch=(16, 16, 16), mirror=True, foreground=0.5, device="cpu"),
+    },
     "resampled": {"prepare": ps.Prepare(orientation="RAS", spacing=(1.0, 1.2, 0.8))},
     "turned": {"prepare": ps.Prepare(orientation="SPL", crop=False, normalise="all", clip=(50, 400))},
     "cropped": {"prepare": ps.Prepare(normalise="all")},
@@ -169,9 +173,10 @@ def test_where_a_voxel_has_one_label_the_answer_is_one_label_map(scans, tmp_path
     assert checked
 
 
-def test_a_network_for_slices_segments_whole_scans(scans, tmp_path):
+@pytest.mark.parametrize("mirror", [False, True])
+def test_a_network_for_slices_segments_whole_scans(mirror, scans, tmp_path):
     """Every slice of a volume gets the mask that it got as a case of the run."""
-    train = ps.Train(patch=(16, 16), device="cpu", augment="none")
+    train = ps.Train(patch=(16, 16), device="cpu", augment="none", mirror=mirror)
     study = study_of(scans, slices=ps.Slices("coronal", every=3), train=train)
     ps.train(study, tmp_path / "run")
     flow = opened(serve_model(tmp_path / "run"), dataset_dir=scans / "east", output_dir=tmp_path / "answers")
@@ -240,7 +245,7 @@ def test_pictures_are_classified(model, pictures, tmp_path):
     study = ps.Study(
         model=model(blocks=(2, 2), growth=4, features=8),
         data=ps.Files(path=str(pictures / "classify.csv")),
-        train=ps.Train(patch=(16, 16), batch=4, device="cpu"),
+        train=ps.Train(patch=(16, 16), batch=4, device="cpu", mirror=model is ps.DenseNetSub),
         run=ps.Plan(rounds=2),
     )
     ps.train(study, tmp_path / "run")

@@ -80,7 +80,7 @@ def test_the_divergence_of_a_segmentation_against_numpy(dims, focus):
     net, rng = network(UNET, dims, 3), torch.Generator().manual_seed(0)
     x = torch.randn(4, 2, *[16] * dims, generator=rng)
     truth = (torch.rand(4, 3, *[16] * dims, generator=rng) < 0.3).float()
-    logits, more = ExtraLosses(net, [Divergence(0.7, focus)])(x, truth)
+    (logits,), more = ExtraLosses(net, [Divergence(0.7, focus)])(x, truth)
     assert more.item() == pytest.approx(0.7 * by_hand(net.module, x, truth, focus), rel=1e-5)
     assert torch.equal(logits, net(x)) and more.item() > 0
     _, usual = ExtraLosses(net, [Divergence(None, focus)])(x, truth)

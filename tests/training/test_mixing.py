@@ -84,7 +84,7 @@ def test_a_minibatch_is_the_same_in_all_steps_and_another_with_every_number():
 @pytest.mark.parametrize(("n", "patches"), [(6, 1), (5, 1), (3, 2)])
 def test_minibatches_go_through_the_cases_as_epochs_do(n, patches):
     s, drawn = site(replace(PLAIN, patches=patches), n=n), []
-    s._batch = lambda names, rng, augment: drawn.append(list(names))
+    s._batch = lambda names, rng, augment, foreground: drawn.append(list(names))
     for k in range(6):
         s._minibatch(k, s.cases("train"))
     for epoch in (drawn[:3], drawn[3:]):

@@ -204,7 +204,7 @@ def test_the_extra_loss_is_weight_times_the_mean_contrast_of_pooled_features():
         return seen[0].mean((2, 3, 4))
 
     term = Contrast(near.start, far.start, 3.0, 0.7)
-    logits, more = ExtraLosses(mine, [term])(x, x[:, :1])
+    (logits,), more = ExtraLosses(mine, [term])(x, x[:, :1])
     z = features(mine)
     alike = [torch.nn.functional.cosine_similarity(z, features(other)) / 0.7 for other in (near, far)]
     want = 3.0 * torch.log1p(torch.exp(alike[1] - alike[0])).mean()
@@ -223,7 +223,7 @@ def test_the_loss_that_is_trained_is_the_sum_and_the_one_that_is_told_is_the_sit
     s.network.write(far)
     s.network.module.train()
     ((x, y),) = s.at(1)._batches((1, None), None)
-    logits, more = ExtraLosses(s.network, [term])(x, y)
+    (logits,), more = ExtraLosses(s.network, [term])(x, y)
     s.network.module.zero_grad()
     (Outline().loss("dice", logits, y).mean() + more).backward()
     for k, p in s.network.parameters.items():

@@ -11,6 +11,7 @@ from typing import Any
 from polysite.errors import ConfigError, nearest
 
 ALGORITHMS = {
+    "averaged": "averaged:Averaged",
     "cfft": "cfft:Cfft",
     "cfl": "cfl:Cfl",
     "clustered": "clustered:Clustered",

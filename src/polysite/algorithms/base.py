@@ -53,6 +53,8 @@ class Facts:
     """Rounds that it needs to finish; 0 if any number is enough."""
     pull: float = 0.0
     """Weight of a proximal term of local training: SGD diverges if the learning rate times this is 2 or more."""
+    shared_model: bool = False
+    """All sites use one model, ``model`` of the server's state, which can be averaged over rounds (``averaged``)."""
     masks_head: bool = False
     """It separates the head from the background in normalised images (not ``prepare.normalise = 'none'``)."""
 

@@ -12,11 +12,20 @@ Every site that trains is in exactly one group. A site that does not train is in
 in which such a site is scored is refused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from polysite.algorithms.base import Algorithm, Facts, Kind, diagnostics, facts, shares, site_clusters
+from polysite.algorithms.base import (
+    Algorithm,
+    Facts,
+    Kind,
+    diagnostics,
+    facts,
+    serving_payloads,
+    shares,
+    site_clusters,
+)
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.weighted import Weighted
 from polysite.errors import ConfigError, nearest
@@ -68,7 +77,7 @@ class Clustered:
 
     @property
     def facts(self) -> Facts:
-        return replace(facts(self.inner), poolable=False)
+        return replace(facts(self.inner), poolable=False, shared_model=False)
 
     @property
     def plain_sgd(self) -> bool:
@@ -83,14 +92,10 @@ class Clustered:
         return State({name: _begin(inner, params, name, self._of(name, sites)) for name in self.groups})
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        sent: dict[SiteId, Payload] = {}
-        for name in self.groups:
-            asked = self._of(name, cohort)
-            sent.update(self.inner.send(state.groups[name], asked) if asked else {})
-        for site in cohort:
-            if site not in sent:
-                raise ConfigError(f"{site!r} is in none of the groups {_list(self.groups)}, so it has no model")
-        return {i: sent[i] for i in cohort}
+        return self._by_group(state, cohort, self.inner.send)
+
+    def serving_payloads(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return self._by_group(state, sites, lambda inner, asked: serving_payloads(self.inner, inner, asked))
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         return self.inner.local(got, memory, site)
@@ -120,6 +125,19 @@ class Clustered:
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         return self.inner.serve(got, memory, site, cases)
+
+    def _by_group(
+        self, state: State, sites: Sequence[SiteId], make: Callable[[Any, Sequence[SiteId]], Mapping[SiteId, Payload]]
+    ) -> Mapping[SiteId, Payload]:
+        """Return the payloads that the inner algorithm makes for the sites of every group."""
+        made: dict[SiteId, Payload] = {}
+        for name in self.groups:
+            asked = self._of(name, sites)
+            made.update(make(state.groups[name], asked) if asked else {})
+        for site in sites:
+            if site not in made:
+                raise ConfigError(f"{site!r} is in none of the groups {_list(self.groups)}, so it has no model")
+        return {i: made[i] for i in sites}
 
     def _of(self, group: str, sites: Iterable[SiteId]) -> list[SiteId]:
         """Return the sites that are in a group, in the given order."""

@@ -47,7 +47,7 @@ class FedCostWAvg:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
-    facts: ClassVar[Facts] = Facts(cost_split="validation")
+    facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
@@ -109,7 +109,7 @@ class FedPIDAvg:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
-    facts: ClassVar[Facts] = Facts(cost_split="validation")
+    facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
@@ -158,7 +158,7 @@ class TopK:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count", "cost": "cost"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
-    facts: ClassVar[Facts] = Facts(cost_split="validation")
+    facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 

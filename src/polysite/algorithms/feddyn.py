@@ -52,7 +52,7 @@ class FedDyn:
     @property
     def facts(self) -> Facts:
         """Facts that other modules act on."""
-        return Facts(pull=self.alpha)
+        return Facts(pull=self.alpha, shared_model=True)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params, tree.zeros(tree.trained(params)), tuple(sorted(sites)))

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.average import average, towards
-from polysite.algorithms.base import INF, Kind, within
+from polysite.algorithms.base import INF, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
@@ -46,6 +46,7 @@ class FedExP:
     uniform: bool = False
 
     needs: ClassVar[Literal["sum", "each"]] = "each"
+    facts: ClassVar[Facts] = Facts(shared_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 

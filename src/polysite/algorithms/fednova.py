@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite.algorithms.average import average, send_model, serve_received, towards
-from polysite.algorithms.base import Kind
+from polysite.algorithms.base import Facts, Kind
 from polysite.payload import Payload, SiteId
 from polysite.site import Site
 from polysite.tree import Tree
@@ -46,6 +46,7 @@ class FedNova:
     tau: Literal["measured", "sizes"] = "measured"
 
     needs: ClassVar[Literal["sum", "each"]] = "each"
+    facts: ClassVar[Facts] = Facts(shared_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 

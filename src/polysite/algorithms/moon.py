@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite.algorithms.average import average, send_model, serve_received
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Contrast, Objective, Site
 from polysite.tree import Tree
@@ -43,6 +43,7 @@ class Moon:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
+    facts: ClassVar[Facts] = Facts(shared_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.average import average, send_model, serve_received, towards
-from polysite.algorithms.base import INF, Kind, within
+from polysite.algorithms.base import INF, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Site
 from polysite.tree import Tree
@@ -47,6 +47,7 @@ class QFedAvg:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "one", "loss": "cost", "lr": "rate"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
+    facts: ClassVar[Facts] = Facts(shared_model=True)
     plain_sgd: ClassVar[bool] = True
     strangers: ClassVar[bool] = True
 

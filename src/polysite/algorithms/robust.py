@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from polysite import tree
 from polysite.algorithms.average import send_model, serve_received
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Site
@@ -42,6 +42,7 @@ class Median:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
+    facts: ClassVar[Facts] = Facts(shared_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
@@ -79,6 +80,7 @@ class TrimmedMean:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
+    facts: ClassVar[Facts] = Facts(shared_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
@@ -130,6 +132,7 @@ class Krum:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
+    facts: ClassVar[Facts] = Facts(shared_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
@@ -187,6 +190,7 @@ class GeometricMedian:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "each"
+    facts: ClassVar[Facts] = Facts(shared_model=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.average import average, serve_received, towards
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Objective, Site, Tilt
 from polysite.tree import Tree
@@ -48,6 +48,7 @@ class Scaffold:
     uniform: bool = True
 
     needs: ClassVar[Literal["sum", "each"]] = "each"  # it remembers the weight of every site
+    facts: ClassVar[Facts] = Facts(shared_model=True)
     plain_sgd: ClassVar[bool] = True
     strangers: ClassVar[bool] = True
 

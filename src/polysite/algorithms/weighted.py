@@ -16,7 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from polysite.algorithms.base import Algorithm, Facts, Kind, diagnostics, facts, shares, site_clusters
+from polysite.algorithms.base import (
+    Algorithm,
+    Facts,
+    Kind,
+    diagnostics,
+    facts,
+    serving_payloads,
+    shares,
+    site_clusters,
+)
 from polysite.algorithms.fedavg import FedAvg
 from polysite.errors import ConfigError, nearest
 from polysite.payload import Payload, SiteId
@@ -75,8 +84,10 @@ class Weighted:
         return self.inner.init(params, sites)
 
     def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        sent = self.inner.send(state, cohort)
-        return {i: p if i not in self.weights else _with_factor(p, self.weights[i]) for i, p in sent.items()}
+        return self._scaled(self.inner.send(state, cohort))
+
+    def serving_payloads(self, state: Any, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return self._scaled(serving_payloads(self.inner, state, sites))
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         reply, memory = self.inner.local(_without_factor(got), memory, site)
@@ -96,6 +107,10 @@ class Weighted:
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         return self.inner.serve(_without_factor(got), memory, site, cases)
+
+    def _scaled(self, sent: Mapping[SiteId, Payload]) -> Mapping[SiteId, Payload]:
+        """Return payloads with the factors of the sites."""
+        return {i: p if i not in self.weights else _with_factor(p, self.weights[i]) for i, p in sent.items()}
 
 
 def _with_factor(payload: Payload, factor: float) -> Payload:

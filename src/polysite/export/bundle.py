@@ -31,10 +31,11 @@ from polysite.models.unet import UNet
 from polysite.payload import SiteId
 from polysite.training import tasks
 from polysite.training.network import Network
-from polysite.training.predict import BATCH
+from polysite.training.predict import BATCH, mirror_axes
 from polysite.tree import Tree
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+SUPERVISION = "supervision."  # names of the further heads of a network with deep supervision
 WEIGHTS = "models/model.safetensors"
 VERSION = "1.0.0"  # of every bundle; a new export is a new bundle
 IMPORTS = (
@@ -147,14 +148,14 @@ class Bundle:
         return {name: version(name) for name in names}
 
     def weights(self, model: Tree) -> dict[str, torch.Tensor]:
-        """Return parameters and buffers of a model by the names of the network."""
+        """Return parameters and buffers of a model by the names of the network, without heads that do not predict."""
         module = self.study.model.build(
             dims=self.dims, modalities=len(self.scans.modalities), outputs=len(self.channels), seed=self.study.seed
         )
         network = Network(module, replace(self.study.train, device="cpu", compile=False))
         network.write({k: torch.as_tensor(v, device="cpu") for k, v in model.items()})
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        return {k: v.detach().contiguous() for k, v in tensors.items()}
+        return {k: v.detach().contiguous() for k, v in tensors.items() if not k.startswith(SUPERVISION)}
 
     def scores(self, split: str) -> dict[str, float]:
         """Return the mean score over the cases of the model's hospital, or of all, and that of every label."""
@@ -196,7 +197,7 @@ def inference(bundle: Bundle) -> Config:
         "dataset": {"_target_": "Dataset", "data": "@data", "transform": "@preprocessing"},
         **_router(bundle),
         "inferer": _inferer(bundle),
-        "predict": _predict(bundle.study.train.autocast, "@router(image)" if bundle.clusters else "@network"),
+        "predict": _predict(bundle),
         "postprocessing": {"_target_": "Compose", "transforms": _decision(bundle)},
         "evaluator": "$lambda case: @postprocessing({**case, 'pred': @predict(case['image'])})",
         **_writing(bundle),
@@ -352,13 +353,23 @@ def _router(bundle: Bundle) -> Config:
     return {"router": {"_target_": "polysite.export.routing.Router", "folder": place, "network": "@network", **options}}
 
 
-def _predict(autocast: bool, network: str) -> str:
+def _predict(bundle: Bundle) -> str:
     """Return the function from image to logits; on a GPU in bfloat16, if the run used it."""
-    windows = "@inferer(image.as_tensor()[None].to(@device), lambda x: network(x).float())[0].cpu()"
+    network = "@router(image)" if bundle.clusters else "@network"
+    windows = f"@inferer(image.as_tensor()[None].to(@device), {_logits(bundle)})[0].cpu()"
     alone = f"lambda image: (lambda network: {windows})({network})"
-    if autocast:
+    if bundle.study.train.autocast:
         alone = f"torch.autocast(@device.type, torch.bfloat16, enabled=@device.type == 'cuda')({alone})"
     return f"$torch.no_grad()({alone})"
+
+
+def _logits(bundle: Bundle) -> str:
+    """Return the function from a batch of windows to logits: their mean over all mirror images, if the run used it."""
+    if not bundle.study.train.mirror:
+        return "lambda x: network(x).float()"
+    flips = mirror_axes(bundle.dims)
+    back = "" if bundle.classifies else ".flip(axes)"
+    return f"lambda x: sum(network(x.flip(axes)).float(){back} for axes in {flips}) / {len(flips)}"
 
 
 def _decision(bundle: Bundle) -> list[Config]:

@@ -19,6 +19,7 @@ PREFIXES = {
     "input_block.": "stem.",
     "downsamples.": "encoder.",
     "upsamples.": "decoder.",
+    "supervision.": "decoder.supervision.",  # heads of coarser resolutions: they do not predict
     "output_block.": "head.",
     "features.conv0.": "stem.conv0.",
     "features.norm0.": "stem.norm0.",

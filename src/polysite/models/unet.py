@@ -18,16 +18,25 @@ class UNet:
     Args:
         filters: Channels at every resolution.
         bias: Use convolution biases, as in the published networks.
+        deep_supervision: Number of further heads at coarser resolutions of the decoder, trained with weights 1/2,
+            1/4, ... beside the main head, which alone predicts; at most two less than the number of resolutions.
     """
 
     filters: tuple[int, ...] = (32, 64, 128, 256, 512)
     bias: bool = True
+    deep_supervision: int = 0
 
     task: ClassVar[str] = "segmentation"
 
     def __post_init__(self) -> None:
         if len(self.filters) < 3 or min(self.filters) < 1:
             raise ConfigError(f"a U-Net needs channels for at least three resolutions, got filters = {self.filters}")
+        most = len(self.filters) - 2
+        if not 0 <= self.deep_supervision <= most:
+            raise ConfigError(
+                f"model.deep_supervision = {self.deep_supervision}: a U-Net of {len(self.filters)} resolutions has "
+                f"room for 0 to {most} further heads"
+            )
 
     @property
     def divisor(self) -> int:
@@ -37,12 +46,11 @@ class UNet:
     def build(self, *, dims: int, modalities: int, outputs: int, seed: int) -> Any:
         """Return the network with initial weights drawn from the seed."""
         import torch
-        from monai.networks.nets import DynUNet
 
         depth = len(self.filters)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = DynUNet(
+            net = self._network(
                 spatial_dims=dims,
                 in_channels=modalities,
                 out_channels=outputs,
@@ -59,3 +67,13 @@ class UNet:
                 if hasattr(module, "out_channels") and getattr(module, "bias", 0) is None:
                     module.bias = torch.nn.Parameter(torch.zeros(module.out_channels))
         return net
+
+    def _network(self, **settings: Any) -> Any:
+        """Return MONAI's network, or the same with further heads."""
+        if self.deep_supervision:
+            from polysite.models.supervised_unet import SupervisedUNet
+
+            return SupervisedUNet(self.deep_supervision, **settings)
+        from monai.networks.nets import DynUNet
+
+        return DynUNet(**settings)

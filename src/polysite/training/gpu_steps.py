@@ -20,8 +20,11 @@ from torch.nn.functional import instance_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from polysite.training.supervision import supervised
+
 T = TypeVar("T")
 PerCase = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logits, truth) of a batch -> loss of every case
+Heads = tuple[torch.Tensor, ...]  # logits of all heads of a network, the main one first
 
 PROBE = 8  # uncompiled steps before the choice; the second half of them is timed
 GAIN = 0.4  # share of an uncompiled step that compiling saves; more on an H200 (docs/speed.md)
@@ -108,9 +111,13 @@ class GpuSteps:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch, in float32."""
+        return self.heads(x)[0]
+
+    def heads(self, x: torch.Tensor) -> Heads:
+        """Return the logits of all heads for a batch, in float32: several in training with deep supervision."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
-            logits: torch.Tensor = self.module(x)
-        return logits.float()
+            made = self.module(x)
+        return tuple(logits.float() for logits in (made if isinstance(made, tuple) else (made,)))
 
     def wait(self) -> None:
         """Wait until the device has finished."""
@@ -162,7 +169,7 @@ class _Step:
         return loss
 
     def _plain(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return _gradients(self.steps.weights, lambda: self.loss(self.steps.logits(x), y).mean())
+        return _gradients(self.steps.weights, lambda: supervised(self.loss, self.steps.heads(x), y).mean())
 
     def _time(self, work: Callable[[], T]) -> tuple[T, float]:
         """Return the result of some work, and the seconds that the device took for it."""
@@ -220,7 +227,7 @@ class _Step:
         return _gradients(self.steps.weights, lambda: self._weighted(self.x, self.y, self.weights))
 
     def _weighted(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return (self.loss(self.steps.logits(x), y) * weights).sum()
+        return (supervised(self.loss, self.steps.heads(x), y) * weights).sum()
 
     def _fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Copy a batch into the memory of the step. Cases beyond it keep former values and have no weight."""

@@ -83,10 +83,10 @@ class ExtraLosses:
         self.encoders = sub_encoders_of(names) if self.divergences else []
         self.deepest = [deepest_of(names)] if self.contrasts else []
 
-    def __call__(self, x: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits of a batch and the sum of the losses; the truth has one channel per output."""
-        logits, seen = self.network.trace(x, [*self.encoders, *self.deepest])
-        total = torch.zeros((), device=logits.device)
+    def __call__(self, x: torch.Tensor, truth: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Return the logits of all heads and the sum of the losses; the truth has one channel per output."""
+        heads, seen = self.network.trace(x, [*self.encoders, *self.deepest])
+        total = torch.zeros((), device=x.device)
         for term, near, far in self.contrasts:
             with torch.no_grad():
                 (_, near_z), (_, far_z) = near.look(x), far.look(x)
@@ -94,7 +94,7 @@ class ExtraLosses:
             total = total + term.weight * contrast(z, near_z, far_z, term).mean()
         for each in self.divergences:
             total = total + weight_of(each, truth) * divergence([seen[n] for n in self.encoders], truth, each)
-        return logits, total
+        return heads, total
 
 
 def contrast(z: torch.Tensor, near: torch.Tensor, far: torch.Tensor, term: Contrast) -> torch.Tensor:

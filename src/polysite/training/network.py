@@ -12,9 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polysite import tree
 from polysite.errors import ConfigError
 from polysite.models.names import canonical, deepest_of, head_of
-from polysite.training.gpu_steps import GpuSteps, PerCase, can_accelerate, channels_last
+from polysite.training.gpu_steps import GpuSteps, Heads, PerCase, can_accelerate, channels_last
 from polysite.training.patches import Patches
 from polysite.training.settings import Train
+from polysite.training.supervision import supervised
 from polysite.tree import Tree
 
 SMALL = 40**3  # voxels of a volume that is too small for the fast convolution path of a CPU
@@ -86,13 +87,17 @@ class Network:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch, in float32."""
-        return self._logits(self.forward, x)
+        return self.heads(x)[0]
+
+    def heads(self, x: torch.Tensor) -> Heads:
+        """Return the logits of all heads for a batch, in float32: several in training with deep supervision."""
+        return self._heads(self.forward, x)
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase, batch: int) -> torch.Tensor:
         """Compute the mean loss of a batch and its gradients; return the loss. ``GpuSteps.backward`` explains more."""
         if self.gpu_steps:
             return self.gpu_steps.backward(x, y, loss, batch)
-        mean = loss(self(x), y).mean()
+        mean = supervised(loss, self.heads(x), y).mean()
         mean.backward()  # type: ignore[no-untyped-call]
         return mean
 
@@ -118,19 +123,19 @@ class Network:
     def look(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits of a batch, and the deepest features of every patch, pooled over space."""
         deepest = deepest_of(name for name, _ in self.module.named_modules())
-        logits, seen = self.trace(x, [deepest])
-        return logits, seen[deepest][0].flatten(2).mean(2)
+        heads, seen = self.trace(x, [deepest])
+        return heads[0], seen[deepest][0].flatten(2).mean(2)
 
-    def trace(self, x: torch.Tensor, modules: Collection[str]) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
-        """Return the logits of a batch, and the outputs of these modules."""
+    def trace(self, x: torch.Tensor, modules: Collection[str]) -> tuple[Heads, dict[str, list[torch.Tensor]]]:
+        """Return the logits of all heads for a batch, and the outputs of these modules."""
         seen: dict[str, Any] = {}
         hooks = [self.module.get_submodule(name).register_forward_hook(partial(_note, seen, name)) for name in modules]
         try:
-            logits = self._logits(self.module, x)
+            heads = self._heads(self.module, x)
         finally:
             for hook in hooks:
                 hook.remove()
-        return logits, {k: [y[: len(x)].float() for y in out] for k, out in seen.items()}
+        return heads, {k: [y[: len(x)].float() for y in out] for k, out in seen.items()}
 
     def before_head(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits of a batch, and the input of the head."""
@@ -138,7 +143,7 @@ class Network:
         head = self.module.get_submodule(head_of(name for name, _ in self.module.named_modules()))
         hook = head.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
         try:
-            logits = self._logits(self.module, x)
+            logits = self._heads(self.module, x)[0]
         finally:
             hook.remove()
         return logits, seen[0][: len(x)]
@@ -151,11 +156,14 @@ class Network:
         for name, layer in self._tracking.items():
             layer.train(tree.matches(canonical(f"{name}.running_mean"), only))
 
-    def _logits(self, forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def _heads(self, forward: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Heads:
         twice = len(x) == 1 and self.doubles and math.prod(x.shape[2:]) <= SMALL
         x = (torch.cat([x, x]) if twice else x).contiguous(memory_format=self.layout)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
-            return forward(x)[: 1 if twice else None].float()
+            made = forward(x)
+        return tuple(
+            logits[: 1 if twice else None].float() for logits in (made if isinstance(made, tuple) else (made,))
+        )
 
 
 def _note(seen: dict[str, Any], name: str, _module: Any, _given: Any, out: Any) -> None:

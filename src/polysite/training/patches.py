@@ -17,6 +17,9 @@ import torch
 Pair = tuple[torch.Tensor, torch.Tensor]  # the image and the label of one case, or of a batch
 Kind = Literal["full", "light", "none"]
 Extremes = Literal["modality", "image"]
+Labelled = tuple[np.ndarray, ...]  # voxels of every label that a case has, as indices into its flattened volume
+
+LISTED = 4096  # voxels of a label that are listed at most
 
 
 class Patches:
@@ -33,9 +36,28 @@ class Patches:
         rng: np.random.Generator,
         augment: Kind,
         contrast: Extremes = "modality",
+        foreground: float = 0.0,
+        labelled: Sequence[Labelled] = (),
     ) -> Pair:
-        """Return one random, augmented patch of every case."""
-        windows = [window(image.shape[1:], patch, rng) for image, _ in cases]
+        """Return one random, augmented patch of every case.
+
+        Args:
+            cases: Images and labels.
+            patch: Size of a patch.
+            rng: Source of all random choices.
+            augment: Augmentations.
+            contrast: Extremes between which the contrast is changed.
+            foreground: Probability that a patch is centred on a labelled voxel.
+            labelled: The labelled voxels of every case; needed if ``foreground`` is more than 0.
+        """
+        spaces = [image.shape[1:] for image, _ in cases]
+        if foreground:
+            windows = [
+                labelled_window(space, patch, rng, voxels) if rng.random() < foreground else window(space, patch, rng)
+                for space, voxels in zip(spaces, labelled, strict=True)
+            ]
+        else:
+            windows = [window(space, patch, rng) for space in spaces]
         image, label = cases[0]
         x = self._get("image", (len(cases), image.shape[0], *patch))
         y = self._get("label", (len(cases), label.shape[0], *(patch if label.ndim > 1 else ())))
@@ -62,6 +84,62 @@ def window(space: Sequence[int], patch: Sequence[int], rng: np.random.Generator)
     """Return a random position of a patch."""
     start = [int(rng.integers(0, s - p + 1)) for s, p in zip(space, patch, strict=True)]
     return tuple(slice(a, a + p) for a, p in zip(start, patch, strict=True))
+
+
+def labelled_voxels(label: torch.Tensor, rng: np.random.Generator) -> Labelled:
+    """Return the voxels of every label that a case has; of a label with more than ``LISTED``, that many at random.
+
+    The list is made once per case and stays on the host, so that drawing a patch does not wait for the device.
+    """
+    found = [torch.nonzero(channel.reshape(-1))[:, 0].cpu().numpy() for channel in label]
+    kept = [v if len(v) <= LISTED else np.sort(rng.choice(v, LISTED, replace=False)) for v in found if len(v)]
+    return tuple(v.astype(np.int64 if label[0].numel() > np.iinfo(np.int32).max else np.int32) for v in kept)
+
+
+def labelled_window(
+    space: Sequence[int], patch: Sequence[int], rng: np.random.Generator, voxels: Labelled
+) -> tuple[slice, ...]:
+    """Return the position of a patch around a random voxel of a random label; any position if there is no label.
+
+    A patch that would reach beyond the volume is moved back into it.
+    """
+    if not voxels:
+        return window(space, patch, rng)
+    chosen = voxels[int(rng.integers(len(voxels)))]
+    start = corners(chosen[[int(rng.integers(len(chosen)))]], space, patch)[0].tolist()
+    return tuple(slice(a, a + p) for a, p in zip(start, patch, strict=True))
+
+
+def corners(voxels: np.ndarray, space: Sequence[int], patch: Sequence[int]) -> np.ndarray:
+    """Return the first corners of the patches around these voxels, one row per voxel.
+
+    >>> corners(np.array([0, 7, 14]), (4, 4), (2, 2))  # voxels (0, 0), (1, 3) and (3, 2)
+    array([[0, 0],
+           [0, 2],
+           [2, 1]])
+    """
+    here = np.stack(np.unravel_index(voxels, tuple(space)), axis=1)
+    room = np.subtract(space, patch)
+    inside: np.ndarray = np.clip(here - np.array(patch) // 2, 0, room)
+    return inside
+
+
+def mixed_shares(label: torch.Tensor, patch: Sequence[int], foreground: float, voxels: Labelled) -> torch.Tensor:
+    """Return the share of every label in a patch, if a part ``foreground`` of all patches is around labelled voxels."""
+    anywhere = shares(label, patch)
+    if not foreground or not voxels:
+        return anywhere
+    space = label.shape[1:]
+    covered = label.double()
+    for axis, length in enumerate(patch, start=1):  # sums over all patches, axis by axis
+        total = covered.cumsum(axis)
+        before = torch.cat([torch.zeros_like(total.narrow(axis, 0, 1)), total], axis)
+        places = space[axis - 1] - length + 1
+        covered = before.narrow(axis, length, places) - before.narrow(axis, 0, places)
+    at = [np.ravel_multi_index(tuple(corners(v, space, patch).T), tuple(covered.shape[1:])) for v in voxels]
+    flat = [covered.flatten(1)[:, torch.from_numpy(places).to(label.device)] for places in at]
+    around = torch.stack([share.mean(1) for share in flat]).mean(0) / math.prod(patch)
+    return (1 - foreground) * anywhere + foreground * around.float()
 
 
 def shares(label: torch.Tensor, patch: Sequence[int]) -> torch.Tensor:

@@ -3,13 +3,17 @@
 A segmentation uses a sliding window with Gaussian weights; a classification sees the whole image at once. On a CPU the
 windows are MONAI's. On a GPU windows of several images go through the network together, and the weights are computed
 once.
+
+With mirroring the network sees each window in all mirror images of its axes, and the results, mirrored back, are
+averaged. The mean is of logits, not of probabilities: so is that of overlapping windows, and masks, losses and exported
+models start from logits with or without mirroring. nnU-Net does the same.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import combinations, product
 
 import torch
 from torch.nn.functional import pad
@@ -27,12 +31,15 @@ def predict(
     patch: Sequence[int] | None,
     overlap: float,
     on_gpu: bool = False,
+    mirror: bool = False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the logits of every named image.
 
     A sliding window of the size of ``patch`` is used; without a patch, whole images of equal size go
-    through the network together.
+    through the network together. ``mirror`` averages over the mirror images of a window.
     """
+    if mirror:
+        network = mirrored(network)
     if patch is not None and on_gpu:
         yield from windowed(network, images, tuple(patch), overlap)
         return
@@ -44,6 +51,30 @@ def predict(
         else:
             logits = sliding_window_inference(stack, tuple(patch), BATCH, network, overlap, mode="gaussian")
         yield from zip(names, logits, strict=True)
+
+
+def mirror_axes(dims: int) -> list[tuple[int, ...]]:
+    """Return the axes of a batch to flip for every mirror image, the image itself first.
+
+    >>> mirror_axes(2)
+    [(), (2,), (3,), (2, 3)]
+    """
+    axes = range(2, 2 + dims)
+    return [some for count in range(dims + 1) for some in combinations(axes, count)]
+
+
+def mirrored(network: Network) -> Network:
+    """Return a network that averages its logits over all mirror images of a batch, one after the other."""
+
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        flips = mirror_axes(x.ndim - 2)
+        total = network(x)
+        for axes in flips[1:]:
+            logits = network(x.flip(axes))
+            total = total + (logits.flip(axes) if logits.ndim == x.ndim else logits)  # a class has no axes
+        return total / len(flips)
+
+    return mean
 
 
 def windowed(

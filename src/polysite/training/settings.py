@@ -25,11 +25,15 @@ class Train:
             goes with ``exclusive`` and includes the background.
         exclusive: Every voxel has at most one label (softmax); otherwise labels may overlap (sigmoid).
         patch: Size of a patch in voxels; smaller cases are padded.
+        foreground: Probability, 0 to 1, that a patch is centred on a random voxel of a random label of its case, as
+            far as the case reaches; nnU-Net has 0.33. Other patches, and all of a case without labels, are anywhere.
         augment: ``light`` flips, scales and shifts intensities; ``full`` adds noise, blur and contrast.
         contrast: Apply the random contrast of ``full`` between the extremes of each ``modality``, or of the whole
             ``image``, as in the FeTS 2022 benchmark.
         window: Size of the sliding window; empty for that of the patch.
         overlap: Overlap of the sliding window.
+        mirror: Predict every window, or image to classify, in all mirror images of its axes, and take the mean of the
+            logits, in validation, test and exported models: 8 times the time in 3D, 4 times in 2D.
         device: "auto", "cpu", "cuda" or "cuda:1".
         cases: Hold all cases in the memory of the device, or leave them on disk and map them.
         autocast: Use bfloat16 on a GPU; a CPU always computes in float32.
@@ -49,10 +53,12 @@ class Train:
     loss: Literal["auto", "dice", "dice_ce", "ce"] = "auto"
     exclusive: bool = False
     patch: tuple[int, ...] = (32, 32, 32)
+    foreground: float = 0.0
     augment: Literal["full", "light", "none"] = "full"
     contrast: Literal["modality", "image"] = "modality"
     window: tuple[int, ...] = ()
     overlap: float = 0.5
+    mirror: bool = False
     device: str = "auto"
     cases: Literal["device", "disk"] = "device"
     autocast: bool = True
@@ -71,6 +77,8 @@ class Train:
             raise ConfigError(f"train.momentum must be less than one, got {self.momentum}")
         if self.momentum and self.optimiser != "sgd":
             raise ConfigError(f"train.momentum = {self.momentum} goes with optimiser = 'sgd', not {self.optimiser!r}")
+        if not 0 <= self.foreground <= 1:
+            raise ConfigError(f"train.foreground must lie in [0, 1], got {self.foreground}")
         if not 0 <= self.overlap < 1:
             raise ConfigError(f"train.overlap must lie in [0, 1), got {self.overlap}")
 

@@ -29,16 +29,18 @@ from polysite.training import tasks
 from polysite.training.losses import ExtraLosses, replacement
 from polysite.training.mixing import Mixing
 from polysite.training.network import Network
-from polysite.training.patches import Kind, Pair, shares
+from polysite.training.patches import Kind, Labelled, Pair, labelled_voxels, mixed_shares
 from polysite.training.personal import Personal
 from polysite.training.predict import predict
 from polysite.training.settings import Train
+from polysite.training.supervision import supervised
 from polysite.tree import Tree
 
 NONE = [0.0] * len(NAMES)  # radiomics of a constant modality
 FADED = 0.1  # share of a step that remains; below, its cases no longer count as cases behind the model
 _FIXED = 1 << 32  # a round number that never occurs: the randomness of fixed patches
 _FRESH = _FIXED + 1  # the same for other initial parameters
+_LABELLED = _FIXED + 2  # the same for the labelled voxels that are listed
 _ORDER, _PATCHES, _MIXING = 1, 2, 3  # additional random streams of a round
 
 
@@ -75,7 +77,8 @@ class TorchSite:
         self.fits: list[Fit] = []
         self._drawn: list[Sequence[str]] = []  # cases of every step of a fit
         self._first, self._start = 0, network.start  # first round and initial parameters of the phase
-        self._seen: dict[str, torch.Tensor] = {}  # shares of the labels in a random patch, by case
+        self._seen: dict[tuple[str, float], torch.Tensor] = {}  # shares of the labels in a patch, by case and setting
+        self._labelled: dict[str, Labelled] = {}  # labelled voxels of a case, listed on first use
         self._amounts: list[float] = []  # of every channel, computed on first use
         self._brain = brain
         self._radiomics: dict[tuple[str, float], np.ndarray] = {}  # by case and bin width, computed on first use
@@ -88,6 +91,7 @@ class TorchSite:
         """
         pooled = copy.copy(next(iter(sites.values())))
         pooled.name, pooled.fits, pooled._seen, pooled._amounts, pooled._radiomics = name, [], {}, [], {}
+        pooled._labelled = {}
         splits = {k: {f"{i}/{n}": s._volumes[n] for i, s in sites.items() for n in s.cases(k)} for k in SPLITS[:2]}
         pooled.grids = {f"{i}/{n}": s.grids[n] for i, s in sites.items() for k in SPLITS[:2] for n in s.cases(k)}
         pooled._volumes = {name: volume for split in splits.values() for name, volume in split.items()}
@@ -229,9 +233,9 @@ class TorchSite:
                 if plain:
                     local = self.network.backward(x, y, self._loss, self.train.batch)
                 else:
-                    logits, more = extra(x, self.task.channels(y)) if extra else (self.network(x), None)
-                    local = self._mean_loss(logits, y)
-                    goal = aim(logits, y) if aim else local
+                    heads, more = extra(x, self.task.channels(y)) if extra else (self.network.heads(x), None)
+                    local = supervised(self._mean_loss, heads, y)
+                    goal = supervised(aim, heads, y) if aim else local
                     (goal if more is None else goal + more).backward()  # type: ignore[no-untyped-call]
                 if mixing:
                     mixing.divide()
@@ -266,7 +270,7 @@ class TorchSite:
         rng, kind = (self._rng(), self.train.augment) if augmented else (self._rng(_FIXED), "none")
         names, losses = self.cases("train"), []
         for i in range(0, len(names), self.train.batch):
-            x, y = self._batch(names[i : i + self.train.batch], rng, kind)
+            x, y = self._batch(names[i : i + self.train.batch], rng, kind, self.train.foreground if augmented else 0.0)
             losses.append(self._loss(self.network(x), y))
         return dict(zip(names, torch.cat(losses).tolist(), strict=True))
 
@@ -345,7 +349,8 @@ class TorchSite:
         images = ((n, self._volumes[n][0].to(self.network.device)) for n in cases)
         window = None if isinstance(self.task, tasks.Classify) else self.train.window or self.train.patch
         on_gpu = self.network.device.type == "cuda"
-        for name, logits in predict(self.network.infer, images, window, self.train.overlap, on_gpu):
+        train = self.train
+        for name, logits in predict(self.network.infer, images, window, train.overlap, on_gpu, train.mirror):
             yield name, logits, self._volumes[name][1].to(logits.device)
 
     def _mean_loss(self, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
@@ -354,11 +359,13 @@ class TorchSite:
     def _shares(self, keep: Collection[str] | None) -> tuple[torch.Tensor, float]:
         """Return the shares of the labels in an epoch, and the number of its voxels, or cases."""
         names = [n for n in self.cases("train") if keep is None or n in keep]
+        share = self.train.foreground
         for n in names:
-            if n not in self._seen:
-                self._seen[n] = shares(self._volumes[n][1], self.train.patch)
+            if (n, share) not in self._seen:
+                voxels = self._voxels(n) if share else ()
+                self._seen[n, share] = mixed_shares(self._volumes[n][1], self.train.patch, share, voxels)
         whole = 1 if isinstance(self.task, tasks.Classify) else math.prod(self.train.patch)
-        return torch.stack([self._seen[n] for n in names]).mean(0), len(names) * whole
+        return torch.stack([self._seen[n, share] for n in names]).mean(0), len(names) * whole
 
     def _load(self, case: Case) -> Pair:
         who = f"case {case.name!r} of site {self.name!r}"
@@ -423,7 +430,7 @@ class TorchSite:
             for i in range(0, len(order), self.train.batch):
                 if taken == steps:
                     return
-                yield self._batch(order[i : i + self.train.batch], rng, self.train.augment)
+                yield self._batch(order[i : i + self.train.batch], rng, self.train.augment, self.train.foreground)
                 taken += 1
 
     def _minibatch(self, number: int, names: Sequence[str]) -> Pair:
@@ -432,12 +439,20 @@ class TorchSite:
         shuffled = self._rng(None, _ORDER, epoch).permutation(len(names))
         order = [names[i] for i in shuffled for _ in range(self.train.patches)]
         here = order[place * self.train.batch :][: self.train.batch]
-        return self._batch(here, self._rng(None, _PATCHES, number), self.train.augment)
+        return self._batch(here, self._rng(None, _PATCHES, number), self.train.augment, self.train.foreground)
 
-    def _batch(self, names: Sequence[str], rng: np.random.Generator, augment: Kind) -> Pair:
+    def _batch(self, names: Sequence[str], rng: np.random.Generator, augment: Kind, foreground: float = 0.0) -> Pair:
         self._drawn.append(names)
         cases, train = [self._volumes[n] for n in names], self.train
-        return self.network.patches.batch(cases, train.patch, rng, augment, train.contrast)
+        voxels = [self._voxels(n) for n in names] if foreground else []
+        return self.network.patches.batch(cases, train.patch, rng, augment, train.contrast, foreground, voxels)
+
+    def _voxels(self, case: str) -> Labelled:
+        """Return the labelled voxels of a case, listed once."""
+        if case not in self._labelled:
+            chance = self._rng(_LABELLED, crc32(case.encode()))
+            self._labelled[case] = labelled_voxels(self._volumes[case][1], chance)
+        return self._labelled[case]
 
     def _optimiser(self, weights: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
         if self.train.optimiser == "sgd":
