@@ -73,8 +73,8 @@ class Ifca:
         warmup: Rounds of FedAvg before there are k models; a value between 0 and 1 is a share of all rounds. 0 is
             allowed only with noise. Updates must differ in direction to group sites: docs/results/defaults.md.
         settle: Rounds after the warm-up in which a site trains the model of its group before it chooses; a
-            value between 0 and 1 is a share of all rounds. If it is too short, sites leave their model before it is better
-            than that of the others: docs/results/defaults.md.
+            value between 0 and 1 is a share of all rounds. If it is too short, sites leave their model before it is
+            better than that of the others: docs/results/defaults.md.
         seed: Seed of the noise.
         clustered: Patterns of the parameters that exist k times; the others are averaged over all sites.
         averaged: What is averaged: models, or gradients, with a single step of plain SGD per round.

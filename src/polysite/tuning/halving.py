@@ -60,7 +60,7 @@ def affordable(budget: float, most: int, shortest: float) -> int:
     >>> affordable(3.4, 100, 0.02), affordable(0.5, 100, 0.02), affordable(1000, 12, 0.02)
     (10, 0, 12)
     """
-    return max((n for n in range(1, most + 1) if cost(rungs(n, shortest)) <= budget), default=0)
+    return max((n for n in range(1, most + 1) if cost(rungs(n, shortest)) <= budget + 1e-9), default=0)
 
 
 def survivors(scores: Mapping[str, float], keep: int, reference: str) -> list[str]:

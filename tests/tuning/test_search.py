@@ -1,0 +1,149 @@
+"""A small search: its plan, its choice, its resumption, and that test cases are never used."""
+
+import csv
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+import polysite as ps
+from polysite import config, study
+from polysite.errors import ConfigError, Paused, RunError
+from polysite.tuning import budget, load, plan, search, tune
+from polysite.tuning.halving import affordable, cost, rungs, survivors
+
+SITES = {"east": ps.Hospital(cases=5), "west": ps.Hospital(cases=6)}
+BASE = ps.Study(
+    data=ps.Phantom(shape=(24, 24, 24), sites=SITES),
+    model=ps.UNet(filters=(2, 2, 2)),
+    train=ps.Train(lr=0.5, patch=(8, 8, 8), window=(24, 24, 24), batch=2, device="cpu", augment="none"),
+    run=ps.Plan(rounds=9),
+)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 40, 200])
+def test_rungs_end_with_a_whole_training_and_fewer_candidates(count):
+    made = rungs(count, 0.01)
+    assert made[0].candidates == count and made[-1].share == 1
+    assert all(b.candidates <= a.candidates // 3 and b.share == pytest.approx(3 * a.share) for a, b in pairwise(made))
+    assert cost(made) <= count + 1
+
+
+def test_a_budget_is_used_and_kept():
+    for trainings in (1, 2.5, 10, 60):
+        count = affordable(trainings, 1000, 0.01)
+        assert cost(rungs(count, 0.01)) <= trainings < cost(rungs(count + 1, 0.01))
+
+
+def test_the_reference_always_goes_on():
+    assert survivors({"ref": 0.1, "a": 0.3, "b": 0.2}, 1, "ref") == ["a", "ref"]
+    assert survivors({"ref": 0.4, "a": 0.3, "b": 0.2}, 2, "ref") == ["ref", "a"]
+
+
+def test_a_run_pauses_where_it_should_and_ends_as_without_a_pause(tmp_path):
+    short = replace(BASE, run=ps.Plan(rounds=4))
+    whole = study.train(short, tmp_path / "whole", evaluate=False)
+    with pytest.raises(Paused):
+        study.train(short, tmp_path / "parts", evaluate=False, until=2)
+    with pytest.raises(Paused):
+        study.resume(tmp_path / "parts", evaluate=False, until=2)
+    with pytest.raises(Paused):
+        study.resume(tmp_path / "parts", evaluate=False, until=3)
+    records = (tmp_path / "parts" / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(r)["round"] for r in records] == [0, 1, 2]
+    assert study.resume(tmp_path / "parts", evaluate=False).result == whole.result
+
+
+def test_inner_folds_validate_every_case_that_is_not_tested_once():
+    outer = replace(BASE.split, folds=3, fold=1)
+    tested = {c.name for s in study.deal_cases(replace(BASE, split=outer)).values() for c in s["test"]}
+    seen = []
+    for fold in range(3):
+        dealt = study.deal_cases(replace(BASE, split=replace(outer, inner=3, inner_fold=fold)))
+        assert all(not splits["test"] for splits in dealt.values())
+        here = [c.name for splits in dealt.values() for c in splits["validation"]]
+        rest = {c.name for splits in dealt.values() for c in splits["train"]}
+        assert not rest & ({*here} | tested)
+        seen += here
+    everyone = {c.name for refs in BASE.data.case_refs(0).values() for c in refs}
+    assert sorted(seen) == sorted(everyone - tested)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Run jobs here instead of in worker processes; record them."""
+    done = []
+
+    def work(jobs, parallel, step):
+        failed = {}
+        for job in jobs:
+            if job.done:
+                continue
+            done.append((job.method, job.fold, job.until))
+            if limit and len(done) > limit[0]:
+                raise KeyboardInterrupt
+            try:
+                if job.run.exists():
+                    study.resume(job.run, evaluate=False, until=job.until)
+                else:
+                    study.train(config.load(job.file), job.run, evaluate=False, until=job.until)
+            except Paused:
+                pass
+            except RunError as problem:
+                failed[job.title] = str(problem)
+        return failed
+
+    limit = []
+    monkeypatch.setattr(search, "work", work)
+    return done, limit
+
+
+def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path, in_this_process):
+    done, limit = in_this_process
+    space = load(methods=["fedprox"])
+    planned = plan(BASE, space, 8, inner=2)
+    assert len(planned.candidates) == 6 and [r.candidates for r in planned.rungs] == [6, 2]
+    found = tune(BASE, tmp_path / "whole", space, 8, inner=2)
+    assert found.best.share == 1 and found.reference.share == 1
+    assert found.best.score == max(row.score for row in found.rows if row.share == 1)
+    spent = sum(1.0 if until is None else until / 9 for _, _, until in done)
+    assert spent <= planned.trainings + 2 / 3  # a run that goes on is counted twice up to its pause
+    best = config.load(tmp_path / "whole" / "best.toml")
+    assert best.split == BASE.split and best.train == found.study.train
+    rows = list(csv.DictReader((tmp_path / "whole" / "candidates.csv").read_text().splitlines()))
+    assert len(rows) == 6 and {"east", "west"} <= rows[0].keys()
+
+    done.clear()
+    limit.append(5)
+    with pytest.raises(KeyboardInterrupt):
+        tune(BASE, tmp_path / "cut", space, 8, inner=2)
+    limit.clear()
+    again = tune(BASE, tmp_path / "cut", space, 8, inner=2)
+    assert [(r.candidate, r.score) for r in again.rows] == [(r.candidate, r.score) for r in found.rows]
+    with pytest.raises(RunError, match="began with another trainings"):
+        tune(BASE, tmp_path / "cut", space, 9, inner=2)
+
+
+def test_a_candidate_that_diverges_is_left_behind(tmp_path, in_this_process):
+    file = tmp_path / "space.toml"
+    file.write_text("[search]\n'train.lr' = [1e30]\n[methods.fedavg]\nalgorithm = 'fedavg'\n")
+    found = tune(BASE, tmp_path / "out", load(file), 5, inner=2)
+    lost = [row for row in found.rows if row.failed]
+    assert len(lost) == 1 and "diverged" in lost[0].failed and found.best is found.reference
+
+
+def test_budgets_are_whole_trainings_of_the_reference():
+    space = load(methods=["fedprox"])
+    assert budget(BASE, space, rounds=18) == (2.0, "steps") and budget(BASE, space, trainings=4) == (4, "steps")
+    sent = sum(load.down + load.up for each in study.loads(BASE) for load in each.values())
+    assert budget(BASE, space, gigabytes=3e-9 * sent) == (pytest.approx(3.0), "bytes")
+    with pytest.raises(ConfigError, match="given as trainings and as rounds"):
+        budget(BASE, space, trainings=1, rounds=3)
+    with pytest.raises(ConfigError, match="more than zero hours"):
+        budget(BASE, space, hours=0)
+
+
+def test_a_budget_that_is_too_small_says_what_it_takes():
+    with pytest.raises(ConfigError, match="takes about 4: name fewer methods, or raise the budget"):
+        plan(BASE, load(methods=["fedprox"]), 1, inner=2)
