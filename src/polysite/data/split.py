@@ -48,12 +48,12 @@ class Split:
         validation_of: Cases of a site that ``validation`` is a share of: "all", or the "rest" that is not tested.
         marked_test: Part of the cases that the data mark as test cases: "test", or "validation" for a study that
             reports its validation cases and has no test cases.
-        inner: Number of folds of the cases that are not tested, instead of the share ``validation``; 0 for none.
-            Test cases are left out altogether, so that settings can be chosen without seeing them.
-        inner_fold: The inner fold that validates, from 0.
         keep: Whether a case that a federation moves keeps the part that it has at its own hospital. true: always, so
             that all federations test the same cases (but a site without training or validation cases gets one of the
             other part). "sizes": as far as every site has as many cases in each part as in a new split.
+        inner: Number of folds of the cases that are not tested, instead of the share ``validation``; 0 for none.
+            Test cases are left out altogether, so that settings can be chosen without seeing them.
+        inner_fold: The inner fold that validates, from 0.
     """
 
     validation: float = 0.2
