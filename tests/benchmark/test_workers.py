@@ -45,11 +45,21 @@ def test_as_many_run_as_fit_into_memory(free):
 
 def test_runs_are_spread_over_gpus_by_free_memory(free):
     free.update({"2": 1000, "5": 1000, "7": 500})
-    room = workers.Room(None)
+    room = workers.Room(100)
     assert placed(room) == {"2": 1}
     learnt(room, free, host=50, first=200)
     assert placed(room) == {"2": 4, "5": 4, "7": 2}  # 800 of 1000, 400 of 500, at 200 each
     assert room.place(Counter({"2": 1})).gpu == "5" and room.place(Counter({"2": 1, "5": 2, "7": 0})).gpu == "2"
+
+
+def test_at_most_three_runs_share_a_gpu_unless_the_user_names_a_number(free, monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: 16)
+    free.update({"2": 1000, "5": 1000})
+    room = learnt(workers.Room(None), free, host=10, first=10)
+    assert placed(room) == {"2": 3, "5": 3} and room.parallel == 6
+    free.update({"": 1000, "2": 1000})
+    room = learnt(workers.Room(9), free, host=10, first=10)
+    assert sum(placed(room).values()) == 9 == room.parallel
 
 
 def test_a_large_run_has_a_gpu_of_its_own_and_memory_of_the_machine_limits_all(free):

@@ -23,6 +23,9 @@ from polysite.own_process import worker_command
 
 SPARE = 0.8  # fraction of the free memory that runs may use
 MACHINE = ""  # its memory, beside that of the GPUs
+SHARING = (
+    3  # runs on one GPU, unless the user names a number: one nearly fills it, others fill its gaps (docs/speed.md)
+)
 LOOK = 20.0  # seconds after which a run has allocated most of its memory
 
 
@@ -39,7 +42,7 @@ def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
                 job, gpu = placed
                 left.remove(job)
                 worker = running[job] = _worker(idle, gpu, room.threads)
-                worker.begin(job, job.first(done), 1 + len(left) // room.most)
+                worker.begin(job, job.first(done), 1 + len(left) // room.parallel)
                 step(f"{len(running)} in parallel · {job.title}{_on(gpu, room)}", 0)
             select([worker.replies for worker in running.values()], [], [], 0.2)
             room.look()
@@ -167,7 +170,7 @@ class Room:
     """The number of runs that fit in memory and in the memory of each GPU, measured on the first run.
 
     Args:
-        most: Largest number of runs in parallel; None for one per core.
+        most: Largest number of runs in parallel; None for one per core, and three per GPU.
     """
 
     def __init__(self, most: int | None):
@@ -177,6 +180,8 @@ class Room:
         self.learnt, self.until = False, time.monotonic() + LOOK
         self.before = self.least = _free()
         self.gpus = [gpu for gpu in self.before if gpu]
+        self.sharing = SHARING if most is None else self.most  # runs on one GPU at most
+        self.parallel = min(self.most, self.sharing * len(self.gpus)) if self.gpus else self.most
 
     def look(self) -> None:
         """Measure the memory of the first run until it ends or has trained for a while."""
@@ -209,7 +214,8 @@ class Room:
 
     def _fit(self, where: str) -> int:
         """Return the number of runs that fit on the machine or on a GPU, at least one."""
-        return max(1, int(SPARE * self.before[where] / self._need(where)))
+        fit = max(1, int(SPARE * self.before[where] / self._need(where)))
+        return min(fit, self.sharing) if where else fit
 
 
 def _free() -> dict[str, int]:
