@@ -10,7 +10,7 @@ import pytest
 import polysite as ps
 from polysite import config, study
 from polysite.errors import ConfigError, Paused, RunError
-from polysite.tuning import budget, load, plan, search, tune
+from polysite.tuning import budget, load, plan, search, tune, write_page
 from polysite.tuning.halving import affordable, cost, rungs, survivors
 
 SITES = {"east": ps.Hospital(cases=5), "west": ps.Hospital(cases=6)}
@@ -109,6 +109,8 @@ def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path, in_this_proce
     assert found.best.score == max(row.score for row in found.rows if row.share == 1)
     spent = sum(1.0 if until is None else until / 9 for _, _, until in done)
     assert spent <= planned.trainings + 2 / 3  # a run that goes on is counted twice up to its pause
+    page = write_page(found).read_text()
+    assert found.best.candidate.name in page and (tmp_path / "whole" / "figures" / "rungs.svg").exists()
     best = config.load(tmp_path / "whole" / "best.toml")
     assert best.split == BASE.split and best.train == found.study.train
     rows = list(csv.DictReader((tmp_path / "whole" / "candidates.csv").read_text().splitlines()))

@@ -61,11 +61,12 @@ def tune(
     total = inner * sum(rung.candidates for rung in planned.rungs)
     with tables.counting("runs", total, quiet or as_json) as step:
         found = tuning.tune(study, target, known, budget, inner, equal, jobs, step)
+    page = tuning.write_page(found)
     if as_json:
         print(json.dumps(_plain(found)))
     elif not quiet:
         tables.show_grid(tuning.table(found))
-        print(f"\nThe best study: polysite train {found.folder / 'best.toml'}")
+        print(f"\nPage: {page}\nThe best study: polysite train {found.folder / 'best.toml'}")
 
 
 def _plain(found: "Tuned") -> dict[str, object]:

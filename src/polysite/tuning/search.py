@@ -43,6 +43,7 @@ class Row:
     share: float  # of a whole training that it took
     score: float | None  # mean Dice, or accuracy, over the cases of all inner folds; None if it failed
     sites: Mapping[str, float]  # the same for every hospital
+    path: tuple[tuple[float, float], ...] = ()  # share of a training and score at every rung
     failed: str = ""
 
 
@@ -147,7 +148,10 @@ def tune(
         for n in going:
             mine = [job for job in listed if job.method == n]
             why = next((failed[job.title] for job in mine if job.title in failed), "")
-            rows[n] = Row(names[n], rung.share, None, {}, why) if why else _row(names[n], rung.share, mine)
+            before = rows[n].path if n in rows else ()
+            rows[n] = (
+                Row(names[n], rung.share, None, {}, before, why) if why else _row(names[n], rung.share, mine, before)
+            )
         going = [n for n in going if not rows[n].failed]
         if reference not in going:
             raise RunError(f"the reference {names[reference].name} failed: {rows[reference].failed}")
@@ -173,7 +177,7 @@ def _paused(job: Job, share: float) -> Job:
     return replace(job, until=min(total, every * ceil(share * total / every)))
 
 
-def _row(candidate: Candidate, share: float, jobs: Sequence[Job]) -> Row:
+def _row(candidate: Candidate, share: float, jobs: Sequence[Job], before: tuple[tuple[float, float], ...]) -> Row:
     """Return the scores of a candidate over the validation cases of all inner folds."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
@@ -183,7 +187,8 @@ def _row(candidate: Candidate, share: float, jobs: Sequence[Job]) -> Row:
             sums[site] = sums.get(site, 0.0) + score * cases
             counts[site] = counts.get(site, 0) + cases
     mean = sum(sums.values()) / max(1, sum(counts.values()))
-    return Row(candidate, share, mean, {site: sums[site] / counts[site] for site in sorted(sums)})
+    each = {site: sums[site] / counts[site] for site in sorted(sums)}
+    return Row(candidate, share, mean, each, (*before, (share, mean)))
 
 
 def _last(records: Sequence[RoundRecord]) -> dict[str, tuple[float, int]]:
@@ -202,6 +207,8 @@ def _same(out: Path, settings: Mapping[str, Any]) -> None:
         return
     before = tomllib.loads(file.read_text(encoding="utf-8"))
     asked = tomllib.loads(tomli_w.dumps(dict(settings)))
+    for given in (before, asked):
+        given["study"] = config.parse(given["study"])  # a later version may write more keys
     odd = next((key for key in asked if before.get(key) != asked[key]), None)
     if odd is not None:
         raise RunError(f"the search in {out} began with another {odd}; choose another --out, or remove it")

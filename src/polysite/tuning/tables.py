@@ -27,10 +27,15 @@ def table(found: Tuned) -> Grid:
         score = name(row.failed) if row.score is None else Cell(f"{row.score:.3f}", row.score, row is found.best)
         each = [Cell(f"{row.sites[s]:.3f}", row.sites[s]) if s in row.sites else name("") for s in sites]
         lines.append(Line((name(row.candidate.name), Cell(f"{row.share:.0%}", row.share), score, *each)))
+    head = ("candidate", "of a training", "score", *sites)
+    return Grid("candidates", "Candidates", head, tuple(lines), note(found))
+
+
+def note(found: Tuned) -> str:
+    """Return what the scores of a search are, and what they are not."""
     gain = (found.best.score or 0.0) - (found.reference.score or 0.0)
-    note = (
-        f"Scores are means over the validation cases of all inner folds; no test case was used. The best is "
+    return (
+        "Scores are means over the validation cases of all inner folds; no test case was used. The best is "
         f"{gain:+.3f} above {found.reference.candidate.name} with its own values. The best of many is partly luck: "
-        "its score on test cases will be lower."
+        "its score on test cases is usually lower."
     )
-    return Grid("candidates", "Candidates", ("candidate", "of a training", "score", *sites), tuple(lines), note)
