@@ -91,7 +91,7 @@ def from_file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], o
 def readers(folder: Path) -> Iterator[Reader]:
     """Yield every reader. Files are written to the folder."""
     model = {"conv.weight": np.ones((2, 3), np.float32), "conv.bias": np.zeros(2, np.float32)}
-    yield Reader("payload", (payload.encode(Payload(model=model, cases=3.0)),), payload.decode)
+    yield Reader("payload", (bytes(payload.encode(Payload(model=model, cases=3.0))),), payload.decode)
     run = FIXTURES / "run"
     for name in ("config.toml", "result.json", "rounds.jsonl", "versions.json"):
         copy = folder / f"run-{name}"

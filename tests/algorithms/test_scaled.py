@@ -24,7 +24,7 @@ def test_a_share_is_of_all_rounds_and_at_least_one(given, rounds, want):
 
 def test_algorithms_scale_what_they_count_in_rounds():
     assert scaled(SuPerFed(), 100).after == 40 and scaled(Fpfc(warmup=0.1), 100).warmup == 10
-    assert scaled(Ifca(), 100) == Ifca(warmup=20, settle=10) and scaled(FedAvg(), 100) == FedAvg()
+    assert scaled(Ifca(), 100) == Ifca(warmup=10, settle=30) and scaled(FedAvg(), 100) == FedAvg()
 
 
 def test_a_combinator_scales_its_inner_algorithm():
@@ -44,7 +44,7 @@ def test_scaling_twice_changes_nothing(name):
 def test_every_phase_of_a_study_counts_its_own_rounds():
     study = parse("[run]\nrounds = 20\n[algorithm]\nname = 'superfed'\n[[then]]\nalgorithm = 'ifca'\nrun.rounds = 50\n")
     first, second = phases(study)
-    assert first.algorithm == SuPerFed(after=8) and second.algorithm == Ifca(warmup=10, settle=5)
+    assert first.algorithm == SuPerFed(after=8) and second.algorithm == Ifca(warmup=5, settle=15)
     assert study.algorithm == SuPerFed() and parse(dump(study)) == study  # a file keeps the shares
     assert phases(first) == (first,)
 

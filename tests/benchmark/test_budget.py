@@ -97,7 +97,7 @@ def test_phases_become_longer_together():
     longer = lengthen(alone, 2)
     assert longer.algorithm == replace(alone.algorithm, rounds=8) and longer.run.rounds == 94
     shares = lengthen(studies("ifca")["ifca"], 2)
-    assert shares.algorithm.warmup == 0.2 and config.phases(shares)[0].algorithm.warmup == 8  # still a share
+    assert shares.algorithm.warmup == 0.1 and config.phases(shares)[0].algorithm.warmup == 4  # still a share
 
 
 def test_an_algorithm_with_its_own_rounds_gets_the_budget_in_the_first_phase_too(tmp_path):

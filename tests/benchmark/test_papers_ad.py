@@ -329,7 +329,7 @@ def test_data_that_are_not_here_are_asked_for(name):
 @pytest.mark.parametrize("name", ["paper_a_kits", "paper_d_dfuc", "paper_d_brats"])
 def test_a_plan_without_data_counts_every_federation(name, monkeypatch):
     plan = import_module("polysite.benchmark.plan")
-    monkeypatch.setattr(plan, "measure", lambda chosen: plan.Pace(1.0, 1.0, "cpu", "Measured."))
+    monkeypatch.setattr(plan, "measure", lambda *_: plan.Pace(1.0, 1.0, "cpu", "Measured."))
     bench = benchmark.load(name).only(["fedavg", "ditto"])
     lines = {line.cells[0].text: line.cells for line in benchmark.plan(bench, {}, absent=True).lines}
     runs = len(bench.federations) * len(bench.seeds)
