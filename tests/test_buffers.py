@@ -41,6 +41,23 @@ def test_memory_is_used_again_once_nothing_refers_to_it(view):
     assert len(buffers._kept) == others and len(again) == SIZE - 1
 
 
+def test_memory_in_a_cycle_is_not_used_again_before_the_finalizers_have_run():
+    found = []
+
+    class Last:
+        def __init__(self):
+            self.memory, self.itself = room(SIZE), self
+            self.memory[0] = 1
+
+        def __del__(self):
+            room(SIZE)[0] = 2
+            found.append(self.memory[0])
+
+    Last()
+    gc.collect()
+    assert found == [1] and len(buffers._kept) == 2
+
+
 def test_memory_of_another_size_or_beyond_the_limit_is_not_kept(monkeypatch):
     del (first := [room(SIZE)])[:]
     assert not first and len(buffers._kept) == 1

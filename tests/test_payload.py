@@ -96,6 +96,11 @@ def hostile(header, body=b""):
     return len(text).to_bytes(8, "little") + text + body
 
 
+def in_utf16(header, body):
+    text = json.dumps(header).encode("utf-16")
+    return len(text).to_bytes(8, "little") + text + body
+
+
 def entry(dtype="F32", shape=(1,), at=(0, 4)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(at)}
 
@@ -120,6 +125,8 @@ INDEX = {"payload": json.dumps([["m", ["w"]]])}
         (hostile({"m/w": entry()}, bytes(4)), "header"),
         (hostile({"__metadata__": {"payload": json.dumps([["self", None]])}}), "damaged"),
         (hostile([1, 2]), "header"),
+        (hostile({"__metadata__": {"payload": '[["m", ["\\ud800"]]]'}, "m/\ud800": entry()}, bytes(4)), "surrogates"),
+        (in_utf16({"__metadata__": INDEX, "m/w": entry()}, bytes(4)), "utf-8"),
         ((1 << 62).to_bytes(8, "little") + b"{}", "announces"),
         (b"\x80\x04\x95pickle", "announces"),
     ],

@@ -36,7 +36,9 @@ def room(size: int) -> memoryview:
     memory = _used_again(size) or _new(size)
     lease = _Lease(size, np.uint8, memory)  # views keep it alive: its base is no array, to which NumPy would shorten
     weakref.finalize(lease, _keep, memory).atexit = False
-    return memoryview(lease)  # type: ignore[arg-type]
+    # the garbage collector cannot see through a plain array, so it never takes the lease for garbage: otherwise the
+    # memory would be given away before the finalizers of other garbage have run, which may still use it
+    return memoryview(lease.view(np.ndarray))  # type: ignore[arg-type]
 
 
 def _new(size: int) -> mmap.mmap:

@@ -221,9 +221,10 @@ def _checked_header(b: Buffer, limits: Limits) -> tuple[list[tuple[str, list[str
     if len(b) < 8 or length > len(b) - 8 or length > limits.header:
         raise PayloadError(f"the payload announces a header of {length} bytes in {len(b)} bytes of data")
     try:
-        header = json.loads(bytes(b[8 : 8 + length]))
+        header = json.loads(str(b[8 : 8 + length], "utf-8"))
         order = json.loads(header.pop("__metadata__")["payload"])
         for name, entry in header.items():
+            name.encode()  # half of a surrogate pair, which JSON can escape, could not be written again
             if entry["dtype"] not in TYPES:
                 raise PayloadError(f"array {name!r} has type {entry['dtype']!r}; accepted: {', '.join(TYPES)}")
             if len(entry["shape"]) > limits.dimensions:

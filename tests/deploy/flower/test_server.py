@@ -359,16 +359,69 @@ def test_a_link_that_breaks_again_and_again_loses_nothing(consortium, link):
     cable.close()
 
 
-@pytest.mark.parametrize("sent", [0, 1, 7, 12, 20])
-def test_a_response_that_is_cut_anywhere_is_none(sent):
+def content_in(slot, body, announced):
+    """What is read of a response, of which perhaps not all comes, with a slot for a chunk."""
     near, far = socket.socketpair()
     with near, far:
-        far.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\n" + bytes(range(20))[:sent])
+        far.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % announced + body)
         far.shutdown(socket.SHUT_WR)
-        answer, slot = http.client.HTTPResponse(near), bytearray(12)
+        answer = http.client.HTTPResponse(near)
         answer.begin()
-        with nullcontext() if sent == 20 else pytest.raises(http.client.HTTPException):
-            assert _content(answer, near, memoryview(slot)) == bytes(range(8)) and slot == bytes(range(8, 20))
+        return _content(answer, near, memoryview(slot))
+
+
+@pytest.mark.parametrize("lacking", [0, 1, 12, 13, 32, 33])
+def test_a_response_that_is_cut_anywhere_is_none(lacking):
+    before, data, slot = before_chunk(12), bytes(range(12)), bytearray(12)
+    whole = before + data
+    with nullcontext() if not lacking else pytest.raises(http.client.HTTPException):
+        assert content_in(slot, whole[: len(whole) - lacking], len(whole)) == before and slot == data
+
+
+@pytest.mark.parametrize("other", [*map(b"".join, (pulled(None), pulled(b""), pulled(b"Array  0\0")))])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_response_without_a_chunk_leaves_the_slot_alone(other, size):
+    slot = bytearray(size)
+    assert content_in(slot, other, len(other)) == other and slot == bytes(size)
+
+
+def test_a_chunk_that_is_announced_and_lacking_is_none():
+    with pytest.raises(http.client.HTTPException, match="lacks it"):
+        content_in(bytearray(1000), before_chunk(1000), len(before_chunk(1000)))
+
+
+def test_an_object_that_is_empty_is_refused(link, north, monkeypatch):
+    empty_one = PullObjectResponse(object_found=True, object_available=True).SerializeToString()
+    chunks = {name for name, _ in wrap(b"abc")["payload"]._chunks}
+    kept = link._guard._pull
+
+    def pull(site, body):
+        return [empty_one] if PullObjectRequest.FromString(bytes(body)).object_id in chunks else kept(site, body)
+
+    monkeypatch.setattr(link._guard, "_pull", pull)
+    link.send("north", HEADER, b"abc", 60, "1")
+    with pytest.raises(PayloadError, match="an object is empty"):
+        received(north)
+
+
+def test_a_chunk_of_two_arrays_has_one_size(north):
+    with pytest.raises(PayloadError, match="different size"):
+        north._pull_chunk(north._node, 0, "0" * 64, [memoryview(bytearray(3)), memoryview(bytearray(4))])
+
+
+def test_half_an_answer_does_not_count_against_the_limit(consortium):
+    """A courier is killed again and again while it pushes; its header differs each time, and so its answer."""
+    with consortium.link(limit=2 * CHUNK) as link, consortium.fleet(link, "north") as north:
+        north.connect()
+        sent, body = link.send("north", HEADER, b"abc", 60, "1"), secrets.token_bytes(CHUNK + CHUNK // 2)
+        asked, whole = received(north), north._all
+        north._all = lambda do, names: whole(do, list(names)[:2])  # killed after the header and a chunk
+        for attempt in range(3):
+            assert north.answer(asked, {"attempt": attempt}, body)
+        north._all = whole
+        assert north.answer(asked, {"attempt": 3}, body)
+        (answer,) = collected(link, sent)
+        assert (answer.error, answer.body == body) == ("", True) and empty(link)
 
 
 def test_no_answer_in_time_and_answers_that_are_none(link, north, monkeypatch):
@@ -821,6 +874,7 @@ def test_contents_that_make_no_message_or_a_huge_one_are_refused():
     listed = contents[bomb].replace(b'"arraychunk_ids": [0]', b'"arraychunk_ids": [' + b"0, " * 999 + b"0]")
     for damage, sentence in (
         ({bomb: listed}, "may hold 1000 more bytes, not 3000"),
+        ({bomb: listed.replace(b"0, " * 999, b"0, " * 9)}, "not in 10 chunks"),
         ({bomb: b"Array  0\0"}, "not a message"),
         ({bomb: b"rubbish"}, "not a message"),
         ({name: b"Message  3\0abc"}, "not a message"),

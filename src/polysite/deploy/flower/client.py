@@ -287,6 +287,8 @@ class Fleet:
                 return b""
             pulled = _parsed(PullObjectResponse, answer)
             if pulled.object_available:
+                if not pulled.object_content:
+                    raise PayloadError("what arrived is not a message: an object is empty")
                 return bytes(pulled.object_content)
             if not pulled.object_found or time.monotonic() > end:
                 raise _Unwanted
@@ -294,6 +296,8 @@ class Fleet:
 
     def _pull_chunk(self, node: Node, run: int, name: str, slots: Sequence[memoryview]) -> None:
         """Receive a chunk in the places where it belongs."""
+        if len(set(map(len, slots))) > 1:
+            raise PayloadError("what arrived is not a message: a chunk has places of different size in two arrays")
         if self._pull(node, run, name, slots[0]):
             raise PayloadError(f"what arrived is not a message: a chunk has not the {len(slots[0])} bytes of its place")
         for other in slots[1:]:
@@ -306,8 +310,8 @@ class Fleet:
         slot: memoryview | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
-        """Send a signed request in parts. The end of the response goes into ``slot``, if it is longer than that; return
-        the rest."""
+        """Send a signed request in parts. A chunk in the response goes into ``slot``, if it has that size; return the
+        rest."""
         kind = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
         carried = {"parts": parts, "slot": slot, "timeout": self._client._client.timeout.as_dict()}
         url = f"https://{self._address}{FLEET}{call}"
@@ -437,12 +441,15 @@ def _pieces(parts: Iterable[Buffer]) -> Iterator[memoryview]:
 
 
 def _content(answer: HTTPResponse, line: socket.socket, slot: memoryview | None) -> bytes:
-    """Return a response; of one that is longer than the slot, only what comes before, and its end in the slot."""
+    """Return a response; of one with a chunk that fits the slot, only what comes before, and the chunk in the slot."""
     if answer.length is None or answer.length > MAX_RESPONSE:
         raise HTTPException(f"a response of {answer.length} bytes")
-    if slot is None or answer.status != 200 or answer.length <= len(slot):
-        return answer.read()
-    size = answer.length - len(slot)
+    size = 0 if slot is None else len(before_chunk(len(slot)))
+    if slot is None or answer.status != 200 or answer.length != size + len(slot):
+        whole = answer.read()
+        if slot is not None and whole == before_chunk(len(slot)):
+            raise HTTPException("a response that announces a chunk and lacks it")
+        return whole
     before = answer.read(size)
     if len(before) < size:
         raise HTTPException("a response that was cut")

@@ -350,6 +350,8 @@ class Guard:
                 del self._state.message_res_store[former]  # an incomplete response, which is now replaced
                 del self._state.message_ins_id_to_message_res_id[question]
                 self.drop(former)
+                with self._lock:
+                    self._pushed[site] = 0  # what was dropped does not count against the limit
         return question, reply
 
     def _push(self, site: str, body: memoryview) -> bytes:

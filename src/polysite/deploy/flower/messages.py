@@ -248,6 +248,8 @@ def _join(
         size = sum(map(len, listed))
         if size > limit:
             raise PayloadError(f"a message may hold {limit} more bytes, not {size}")
+        if len(listed) > 1 + size // CHUNK:  # millions of small ones would take minutes
+            raise PayloadError(f"a body of {size} bytes comes in chunks of {CHUNK}, not in {len(listed)} chunks")
         whole, at = room(size), 0
         for part in listed:
             np.copyto(np.asarray(whole[at : at + len(part)]), np.asarray(part))
