@@ -13,11 +13,11 @@ Running statistics of batch normalisation are averaged with the same weights.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from polysite import tree
 from polysite.algorithms.average import serve_received
-from polysite.algorithms.base import Algorithm, Facts, Kind, diagnostics, facts, shares
+from polysite.algorithms.base import Algorithm, Around, diagnostics, facts, shares
 from polysite.algorithms.fedavg import FedAvg
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
@@ -35,7 +35,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Averaged:
+class Averaged(Around):
     """An algorithm that serves a moving average of its shared model.
 
     Args:
@@ -58,26 +58,6 @@ class Averaged:
                 "over the rounds; averaged goes around fedavg, fedprox, scaffold and others that have one, or inside "
                 "clustered"
             )
-
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        return self.inner.needs
-
-    @property
-    def reply(self) -> Mapping[str, Kind]:
-        return self.inner.reply
-
-    @property
-    def facts(self) -> Facts:
-        return facts(self.inner)
-
-    @property
-    def plain_sgd(self) -> bool:
-        return self.inner.plain_sgd
-
-    @property
-    def strangers(self) -> bool:
-        return self.inner.strangers
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(self.inner.init(params, sites), params)

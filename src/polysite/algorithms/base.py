@@ -109,6 +109,32 @@ class Algorithm(Protocol[S]):
         ...
 
 
+class Around:
+    """Base of an algorithm around another one: it declares what that one declares."""
+
+    inner: Algorithm[Any]
+
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        return self.inner.needs
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return self.inner.reply
+
+    @property
+    def facts(self) -> Facts:
+        return facts(self.inner)
+
+    @property
+    def plain_sgd(self) -> bool:
+        return self.inner.plain_sgd
+
+    @property
+    def strangers(self) -> bool:
+        return self.inner.strangers
+
+
 def shares(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
     """Return the weight of every reply in the aggregate, for the record.
 

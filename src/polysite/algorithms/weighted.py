@@ -14,12 +14,12 @@ than the inner algorithm does: around FedAvg, the sum of the replies by their we
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from polysite.algorithms.base import (
     Algorithm,
+    Around,
     Facts,
-    Kind,
     diagnostics,
     facts,
     serving_payloads,
@@ -34,7 +34,7 @@ from polysite.tree import Tree
 
 
 @dataclass(frozen=True)
-class Weighted:
+class Weighted(Around):
     """An averaging algorithm with a factor on the weight of each site.
 
     Args:
@@ -56,24 +56,8 @@ class Weighted:
                 raise ConfigError(f"the factor of {site!r} must lie between 1e-6 and 1e6, got {factor}")
 
     @property
-    def needs(self) -> Literal["sum", "each"]:
-        return self.inner.needs
-
-    @property
-    def reply(self) -> Mapping[str, Kind]:
-        return self.inner.reply
-
-    @property
     def facts(self) -> Facts:
         return replace(facts(self.inner), poolable=False)
-
-    @property
-    def plain_sgd(self) -> bool:
-        return self.inner.plain_sgd
-
-    @property
-    def strangers(self) -> bool:
-        return self.inner.strangers
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> Any:
         for site in self.weights:

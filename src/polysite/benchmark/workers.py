@@ -23,9 +23,8 @@ from polysite.own_process import worker_command
 
 SPARE = 0.8  # fraction of the free memory that runs may use
 MACHINE = ""  # its memory, beside that of the GPUs
-SHARING = (
-    3  # runs on one GPU, unless the user names a number: one nearly fills it, others fill its gaps (docs/speed.md)
-)
+# runs on one GPU, unless the user names a number: one nearly fills it, others fill its gaps (docs/speed.md)
+SHARING = 3
 LOOK = 20.0  # seconds after which a run has allocated most of its memory
 
 

@@ -9,8 +9,8 @@ A file in TOML extends or replaces what polysite knows (``space.toml``)::
     algorithm = "fedprox"
     search = { "algorithm.mu" = [0.01, 0.1] }
 
-A candidate is a method with one value of each of its settings. All methods get equally many candidates: the first has
-the method's own values, the others are drawn at random from the grid, without repetition.
+A candidate is a method with one value of each of its settings. All methods get equally many candidates, as far as their
+grids reach: the first has the method's own values, the others are drawn at random from the grid, without repetition.
 """
 
 import tomllib
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from polysite import config
+from polysite.benchmark.axes import FIXED
 from polysite.config import Study
 from polysite.errors import ConfigError, nearest
 
-FIXED = ("seed", "data", "federation", "split", "slices")  # sections that choose the cases: no search changes them
 KEYS = ("reference", "default", "search", "methods")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from polysite.engines.ray.cluster import Call, Seat, Workers
-from polysite.engines.ray.worker import NOTHING, Packed, pack
+from polysite.engines.ray.worker import NOTHING, At, Packed, pack
 from polysite.engines.record import Incident
 from polysite.engines.transport import Reply, Served
 from polysite.payload import Payload, SiteId
@@ -133,7 +133,7 @@ class RaySites:
             leaves = tuple(id(x) for v in payload.values() for x in (v.values() if isinstance(v, Mapping) else (v,)))
             got = store.put(leaves, lambda payload=payload: pack(payload))  # type: ignore[misc]
             number = self._memories.get(name, (NOTHING, {}))[0]
-            options = {"phase": self.phase, "name": name, "round": round, "number": number, **more(name)}
+            options = {"at": At(self.phase, name, round, number), **more(name)}
             calls.append(Call(name, method, partial(self._arguments, store, got, name, options), options))
         return calls
 
@@ -141,7 +141,7 @@ class RaySites:
         self, store: "_Store", got: Any, name: SiteId, options: Mapping[str, Any], seat: Seat
     ) -> tuple[Any, ...]:
         """Return payload, memory and start for a worker; None for a memory or start that it has."""
-        key, number = (self.phase, name), options["number"]
+        key, number = options["at"].place, options["at"].number
         known = seat.memories.setdefault(key, {NOTHING})
         memory = None if number in known else self._memories[name][1]
         seat.memories[key] = {NOTHING, number, options["new"]} if "new" in options else {*known, number}

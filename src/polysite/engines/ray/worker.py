@@ -7,6 +7,7 @@ begins where the first one began.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import Any, Protocol
@@ -21,6 +22,21 @@ Packed = dict[str, Any]  # fields of a payload: numbers, or arrays by name
 Start = tuple[int, Tree]  # first round of a phase and the model that it starts from
 Group = tuple[str | Tree, Cases]  # a model, or the field of the payload that is the model, and its cases
 NOTHING = 0  # number of the empty memory
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a call to a site belongs: phase, site and round, and the number of the memory that the site has."""
+
+    phase: int
+    name: SiteId
+    round: int
+    number: int
+
+    @property
+    def place(self) -> tuple[int, SiteId]:
+        """Phase and site, by which a worker keeps sites and memories."""
+        return self.phase, self.name
 
 
 class Holding(Protocol):
@@ -86,19 +102,16 @@ class SiteWorker:
         memory: Packed | None,
         start: Start | None,
         *,
-        phase: int,
-        name: SiteId,
-        round: int,
-        number: int,
+        at: At,
         new: int,
     ) -> tuple[Packed, Packed, list[tuple[float, int, float, float]], float]:
         """Take a site's turn; returns its reply, its new memory, the effort of every fit, and seconds."""
-        site, received, remembered = self._arrived(got, memory, start, phase, name, round, number)
-        algorithm, steps = self._holding.phase(phase)
+        site, received, remembered = self._arrived(got, memory, start, at)
+        algorithm, steps = self._holding.phase(at.phase)
         turn = take_turn(algorithm, received, remembered, site, steps)
-        kept = self._memories.setdefault((phase, name), {})
+        kept = self._memories.setdefault(at.place, {})
         fresh = pack(turn.memory)
-        self._memories[phase, name] = {**{k: m for k, m in kept.items() if k == number}, new: fresh}
+        self._memories[at.place] = {**{k: m for k, m in kept.items() if k == at.number}, new: fresh}
         fits = [(f.loss, f.steps, f.lr_sum, f.reach) for f in turn.fits]
         return pack(turn.reply), fresh, fits, turn.seconds
 
@@ -108,15 +121,12 @@ class SiteWorker:
         memory: Packed | None,
         start: Start | None,
         *,
-        phase: int,
-        name: SiteId,
-        round: int,
-        number: int,
+        at: At,
         split: str,
     ) -> dict[str, Packed]:
         """Return the scores of a site's own cases with the model that it is served."""
-        site, received, remembered = self._arrived(got, memory, start, phase, name, round, number)
-        groups = self._holding.phase(phase)[0].serve(received, remembered, site, site.cases(split))
+        site, received, remembered = self._arrived(got, memory, start, at)
+        groups = self._holding.phase(at.phase)[0].serve(received, remembered, site, site.cases(split))
         return {case: _score(s) for params, cases in groups for case, s in site.score(params, cases).items()}
 
     def serve(
@@ -125,15 +135,12 @@ class SiteWorker:
         memory: Packed | None,
         start: Start | None,
         *,
-        phase: int,
-        name: SiteId,
-        round: int,
-        number: int,
+        at: At,
         cases: Sequence[Cases],
     ) -> list[list[Group]]:
         """Return the models that a site uses for each of these lists of cases."""
-        site, received, remembered = self._arrived(got, memory, start, phase, name, round, number)
-        algorithm, _ = self._holding.phase(phase)
+        site, received, remembered = self._arrived(got, memory, start, at)
+        algorithm, _ = self._holding.phase(at.phase)
         sendable = _once(lambda params: _field_of(received, params) or _packed(params))
         served = (algorithm.serve(received, remembered, site, each) for each in cases)
         return [[(sendable(params), group) for params, group in each] for each in served]
@@ -144,16 +151,13 @@ class SiteWorker:
         memory: Packed | None,
         start: Start | None,
         *,
-        phase: int,
-        name: SiteId,
-        round: int,
-        number: int,
+        at: At,
         split: str,
         tolerance: float,
     ) -> list[Packed]:
         """Return all measures of a site's own cases with the model that it is served."""
-        site, received, remembered = self._arrived(got, memory, start, phase, name, round, number)
-        groups = self._holding.phase(phase)[0].serve(received, remembered, site, site.cases(split))
+        site, received, remembered = self._arrived(got, memory, start, at)
+        groups = self._holding.phase(at.phase)[0].serve(received, remembered, site, site.cases(split))
         return [_examined(e, True) for params, cases in groups for e in site.examine(params, cases, tolerance)]
 
     def examine_model(
@@ -182,21 +186,18 @@ class SiteWorker:
         got: Packed,
         memory: Packed | None,
         start: Start | None,
-        phase: int,
-        name: SiteId,
-        round: int,
-        number: int,
+        at: At,
     ) -> tuple[Site, Payload, Payload]:
         """Return the site in a round, the payload and the memory, both on its device."""
         if start:
             first, model = start
-            site = self._holding.site(phase, name)
-            self._begun[phase, name] = site.begin(first, site.lift(model))
-        known = self._memories.setdefault((phase, name), {})
+            site = self._holding.site(*at.place)
+            self._begun[at.place] = site.begin(first, site.lift(model))
+        known = self._memories.setdefault(at.place, {})
         if memory is not None:
-            known[number] = memory
-        site = self._site(phase, name).at(round)
-        remembered = Payload() if number == NOTHING else Payload(**known[number])
+            known[at.number] = memory
+        site = self._site(*at.place).at(at.round)
+        remembered = Payload() if at.number == NOTHING else Payload(**known[at.number])
         return site, Payload(**got).each(site.lift), remembered.each(site.lift)
 
     def _site(self, phase: int, name: SiteId) -> Site:
