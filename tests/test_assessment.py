@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 import polysite as ps
-from polysite import assessment, config, study
+from polysite import assessment, config
 from polysite.config import Study
-from polysite.data.cache import Cache
+from polysite.data.cache import Cache, place
 from polysite.data.case import Case, CaseRef
 from polysite.data.files import Files
 from polysite.data.phantom import Hospital, draw, write
@@ -218,7 +218,7 @@ def test_another_preparation_or_encoder_is_described_anew(scans, monkeypatch):
 
 def test_a_damaged_description_is_made_again(scans):
     first = assessment.assessed_sites(of(scans)).sites["north"].features("metadata")
-    (entries,) = [[p for p in Cache(study.place()).root.iterdir() if p.is_file()]]
+    (entries,) = [[p for p in Cache(place()).root.iterdir() if p.is_file()]]
     for entry in entries:
         content = bytearray(entry.read_bytes())
         content[-9] ^= 0xFF

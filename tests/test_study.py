@@ -17,7 +17,8 @@ from polysite.report import averages, compare, tables
 from polysite.report.costs import cost
 from polysite.report.page import build
 from polysite.report.runs import methods, read
-from polysite.study import _described, build_sites, deal_cases, simulator
+from polysite.study import build_sites, deal_cases, simulator
+from polysite.study.training import _described
 from table import EVERY
 
 SITES = {name: ps.Hospital(cases=5, scanner=k) for k, name in enumerate(("east", "north", "west"))}

@@ -1,0 +1,47 @@
+"""From a study to a finished run: ``train`` and ``resume``; what they are made of is in the modules of this package."""
+
+from polysite.study.cases import PreparedCases, cut, deal_cases, deal_volumes, load_cases, pinned, refuse_duplicates
+from polysite.study.engine import Engine
+from polysite.study.forecast import cost, initial_params, loads
+from polysite.study.sites import (
+    POOLED,
+    Materials,
+    build_module,
+    build_phases,
+    build_sites,
+    check,
+    expected_steps,
+    refuse_bare,
+    simulator,
+)
+from polysite.study.training import Run, conduct, logged, resume, title, tracked, train
+
+__all__ = [
+    "POOLED",
+    "Engine",
+    "Materials",
+    "PreparedCases",
+    "Run",
+    "build_module",
+    "build_phases",
+    "build_sites",
+    "check",
+    "conduct",
+    "cost",
+    "cut",
+    "deal_cases",
+    "deal_volumes",
+    "expected_steps",
+    "initial_params",
+    "load_cases",
+    "loads",
+    "logged",
+    "pinned",
+    "refuse_bare",
+    "refuse_duplicates",
+    "resume",
+    "simulator",
+    "title",
+    "tracked",
+    "train",
+]
