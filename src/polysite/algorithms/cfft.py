@@ -98,6 +98,7 @@ class Cfft:
         lr: Local learning rate, more than 0; None: the site's own (train.lr).
         epochs: Local epochs per round, at least 1; None: the site's own (train.epochs).
         steps: Local iterations per round, at least 1, instead of epochs.
+        choose: Serve the best model of every cluster by its validation cases (the paper); false: the last one.
     """
 
     components: tuple[int, ...] = (10,)
@@ -115,6 +116,7 @@ class Cfft:
     lr: float | None = None
     epochs: int | None = None
     steps: int | None = None
+    choose: bool = True
 
     reply: ClassVar[Mapping[str, Kind]] = {
         "sums?": "statistics",  # sums of features
@@ -363,7 +365,7 @@ class Cfft:
         for c, model in state.models.items():
             judges = fsum(n.get(f"judge {c}", 0.0) for n in counts)
             score = fsum(n.get(f"score {c}", 0.0) for n in counts) / judges if judges else -1.0
-            if score > scores.get(c, -1.0):
+            if score > scores.get(c, -1.0) or not self.choose:
                 best[c], scores[c] = model, score
             tuned = {i: p for i, p in replies.items() if f"cluster_{c}" in p}
             if tuned:

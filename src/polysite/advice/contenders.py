@@ -1,0 +1,132 @@
+"""The strategies that a tournament compares: those that an assessment proposes, and clusters of patients.
+
+Every strategy trains by the same recipe: the learning rate, the server's optimiser and the additions that were best for
+one model of all hospitals. A strategy of several models uses the recipe in each of them.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from polysite import config
+from polysite.config import Study
+from polysite.heterogeneity.verdict import Strategy, Verdict
+
+Family = Literal["one model", "outlier", "groups", "patients", "alone"]
+REFERENCE = "fedavg"
+LEFT_OUT = ("fedprox", "common-modalities")  # a variant of one model; other data
+PATIENTS = 24  # training cases; with fewer, clusters of patients would have too few each
+CLUSTERS, DIMENSIONS = (2, 3, 4), 10  # of patients: numbers to choose from by BIC, principal components
+SHARE = 3  # a third of the rounds fine-tunes the models of clusters, at a quarter of the learning rate
+SLOWER = 4
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A strategy as a study that can be trained."""
+
+    name: str
+    title: str
+    family: Family
+    study: Study
+    reasons: tuple[str, ...] = ()
+
+
+def contenders(verdict: Verdict, recipe: Study, cases: int, only: Sequence[str] = ()) -> list[Contender]:
+    """Return the strategies to compare, the reference first.
+
+    Args:
+        verdict: The recommendations of an assessment.
+        recipe: The study with the best recipe for one model of all hospitals.
+        cases: Training cases of all hospitals.
+        only: Names of the strategies to keep; empty for all. The reference is always among them.
+    """
+    found = [Contender(REFERENCE, "One model for all hospitals", "one model", recipe, ("the yardstick",))]
+    for strategy in verdict.strategies:
+        if strategy.name != REFERENCE and strategy.name not in LEFT_OUT:
+            found.append(_proposed(strategy, recipe))
+    if recipe.data.task == "segmentation" and cases >= PATIENTS:
+        found.append(_patients(recipe))
+    return [c for c in found if not only or c.name in only or c.name == REFERENCE]
+
+
+def _proposed(strategy: Strategy, recipe: Study) -> Contender:
+    mine = tomllib.loads(config.dump(recipe))["algorithm"]
+    changes = {**strategy.changes, "algorithm": trained_by(strategy.changes["algorithm"], mine)}
+    return Contender(strategy.name, strategy.title, _family(strategy), config.vary(recipe, changes), strategy.reasons)
+
+
+def _family(strategy: Strategy) -> Family:
+    """Return the family of a proposed strategy; one hospital apart from all others is an outlier."""
+    given = strategy.changes["algorithm"]
+    sizes = sorted(len(group) for group in given.get("groups", {}).values())
+    if given["name"] == "weighted" or (len(sizes) == 2 and sizes[0] == 1):
+        return "outlier"
+    return "groups" if sizes else "alone" if given["name"] == "local" else "one model"
+
+
+def trained_by(strategy: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the algorithm of a strategy in which the recipe takes the place of FedAvg.
+
+    Factors of hospitals go around the algorithm that averages, inside a moving average of its model.
+
+    >>> adam = {"name": "averaged", "decay": 0.9, "inner": {"name": "fedavg", "lr": 0.1}}
+    >>> trained_by({"name": "clustered", "inner": {"name": "fedavg"}}, adam)["inner"]["decay"]
+    0.9
+    >>> trained_by({"name": "weighted", "weights": {"a": 0.5}, "inner": {"name": "fedavg"}}, adam)
+    {'name': 'averaged', 'decay': 0.9, 'inner': {'name': 'weighted', 'weights': {'a': 0.5}, \
+'inner': {'name': 'fedavg', 'lr': 0.1}}}
+    """
+    if strategy["name"] == "fedavg":
+        return _with_own(recipe, {k: v for k, v in strategy.items() if k != "name"})
+    if strategy["name"] == "weighted" and recipe["name"] == "averaged":
+        return {**recipe, "inner": trained_by(strategy, recipe["inner"])}
+    inner = {"inner": trained_by(strategy["inner"], recipe)} if "inner" in strategy else {}
+    return {**strategy, **inner}
+
+
+def _with_own(recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe with settings of the averaging algorithm, such as equal weights, at its innermost."""
+    if "inner" in recipe:
+        return {**recipe, "inner": _with_own(recipe["inner"], own)}
+    return {**recipe, **own}
+
+
+def _patients(recipe: Study) -> Contender:
+    rounds = max(1, recipe.run.rounds // SHARE)
+    tuned = {
+        "algorithm": {"name": "cfft", "components": list(CLUSTERS), "dimensions": DIMENSIONS, "rounds": rounds},
+        "train": {"lr": recipe.train.lr / SLOWER},
+        "run": {"rounds": rounds + EXCHANGES},
+    }
+    why = "scanners or protocols may differ inside a hospital; patients are grouped by the radiomics of their scans"
+    study = config.vary(recipe, {"then": [tuned]})
+    return Contender("patients", "A model for each cluster of patients", "patients", study, (why,))
+
+
+EXCHANGES = 60  # room for the fit of the clusters, beside the rounds of fine-tuning
+
+
+def unselected(study: Study) -> Study:
+    """Return a study in which no phase chooses anything by the validation cases: it serves its last models.
+
+    So the scores of the validation cases are those of cases that nothing was chosen by.
+    """
+    plain = tomllib.loads(config.dump(study))
+    then = [_last(phase) for phase in plain.get("then", ())]
+    return config.vary(study, {"run": _last(plain)["run"], **({"then": then} if then else {})})
+
+
+def _last(phase: Mapping[str, Any]) -> dict[str, Any]:
+    rounds = phase["run"]["rounds"]
+    own: dict[str, Any] = dict(phase.get("algorithm", {}))
+    if own.get("name") == "cfft":
+        own["choose"] = False
+    run = {**phase["run"], "validate_every": rounds, "best_from": 1}
+    return {**phase, "run": run, **({"algorithm": own} if own else {})}
+
+
+def families(found: Sequence[Contender]) -> Iterator[str]:
+    """Yield the families of the contenders, each once."""
+    yield from dict.fromkeys(c.family for c in found)

@@ -1,0 +1,99 @@
+"""Train studies on inner folds, and collect the score of every case that is not tested.
+
+Each inner fold is left out once: the models of that run have not seen its cases, and nothing was chosen by them
+(``contenders.unselected``). So every case has a score by a model that does not know it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from polysite import config
+from polysite.advice.contenders import unselected
+from polysite.benchmark.budget import equalise
+from polysite.benchmark.jobs import Job, Step, check
+from polysite.benchmark.room import refuse_too_large
+from polysite.benchmark.workers import work
+from polysite.config import Study
+from polysite.engines.run_folder import RunFolder
+from polysite.errors import RunError
+
+Key = tuple[str, str]  # hospital and case
+
+
+@dataclass(frozen=True)
+class Played:
+    """A study after its runs on all inner folds."""
+
+    study: Study  # without inner folds; with the rounds that it trained
+    runs: tuple[Path, ...]  # one per inner fold
+    scores: Mapping[Key, float]  # of every case, by the run that left it out
+    folds: Mapping[Key, int]  # the inner fold of every case
+
+    @property
+    def mean(self) -> float:
+        """Mean score over all cases."""
+        return sum(self.scores.values()) / len(self.scores)
+
+    def by_site(self) -> dict[str, float]:
+        """Return the mean score of every hospital."""
+        return {site: sum(v) / len(v) for site, v in sorted(_grouped(self.scores).items())}
+
+
+def play(
+    studies: Mapping[str, Study], reference: str | None, root: Path, inner: int, parallel: int | None, step: Step
+) -> dict[str, Played]:
+    """Train studies on all inner folds and return their scores; runs that are done are not repeated.
+
+    Args:
+        studies: The studies by name.
+        reference: The study whose local steps all others get; None leaves their rounds as they are.
+        root: Folder of the runs.
+        inner: Number of inner folds.
+        parallel: Largest number of runs in parallel; None for as many as fit.
+        step: Reports progress.
+
+    Raises:
+        RunError: The reference failed, or all others.
+    """
+    equal = equalise(studies, reference, "steps") if reference else dict(studies)
+    jobs = {name: [_job(root, name, unselected(s), inner, k) for k in range(inner)] for name, s in equal.items()}
+    every = [job for mine in jobs.values() for job in mine]
+    check(every)
+    refuse_too_large(every, root)
+    for job in every:
+        job.file.parent.mkdir(parents=True, exist_ok=True)
+        job.file.write_text(config.dump(job.study), encoding="utf-8")
+    failed = work(every, parallel, step)
+    lost = {name: next((failed[j.title] for j in mine if j.title in failed), "") for name, mine in jobs.items()}
+    if reference and lost[reference]:
+        raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
+    if all(lost.values()):
+        name, why = next(iter(lost.items()))
+        raise RunError(f"{name} failed: {why}")
+    for name, why in lost.items():
+        if why:
+            step(f"{name} failed and is left out: {why}", 0)
+    return {name: _played(equal[name], jobs[name]) for name in studies if not lost[name]}
+
+
+def _job(root: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
+    split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
+    return Job(name, fold, chosen.seed, replace(chosen, split=split), root)
+
+
+def _played(chosen: Study, jobs: Sequence[Job]) -> Played:
+    scores: dict[Key, float] = {}
+    folds: dict[Key, int] = {}
+    for job in jobs:
+        for site, cases in RunFolder(job.run).result.scores.items():
+            for case, score in cases.items():
+                scores[site, case], folds[site, case] = score.mean, job.fold
+    return Played(chosen, tuple(job.run for job in jobs), scores, folds)
+
+
+def _grouped(scores: Mapping[Key, float]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for (site, _), score in scores.items():
+        found.setdefault(site, []).append(score)
+    return found
