@@ -26,7 +26,7 @@ class Played:
     """A study after its runs on all inner folds."""
 
     study: Study  # without inner folds; with the rounds that it trained
-    runs: tuple[Path, ...]  # one per inner fold
+    jobs: tuple[Job, ...]  # one per inner fold
     scores: Mapping[Key, float]  # of every case, by the run that left it out
     folds: Mapping[Key, int]  # the inner fold of every case
 
@@ -35,13 +35,24 @@ class Played:
         """Mean score over all cases."""
         return sum(self.scores.values()) / len(self.scores)
 
+    @property
+    def runs(self) -> list[Path]:
+        """The run folders, one per inner fold."""
+        return [job.run for job in self.jobs]
+
     def by_site(self) -> dict[str, float]:
         """Return the mean score of every hospital."""
         return {site: sum(v) / len(v) for site, v in sorted(_grouped(self.scores).items())}
 
 
 def play(
-    studies: Mapping[str, Study], reference: str | None, root: Path, inner: int, parallel: int | None, step: Step
+    studies: Mapping[str, Study],
+    reference: str | None,
+    root: Path,
+    inner: int,
+    parallel: int | None,
+    step: Step,
+    before: Sequence[Job] = (),
 ) -> dict[str, Played]:
     """Train studies on all inner folds and return their scores; runs that are done are not repeated.
 
@@ -52,6 +63,7 @@ def play(
         inner: Number of inner folds.
         parallel: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
+        before: Finished runs; a study that begins with one of them goes on from it.
 
     Raises:
         RunError: The reference failed, or all others.
@@ -64,7 +76,7 @@ def play(
     for job in every:
         job.file.parent.mkdir(parents=True, exist_ok=True)
         job.file.write_text(config.dump(job.study), encoding="utf-8")
-    failed = work(every, parallel, step)
+    failed = work([*before, *every], parallel, step)
     lost = {name: next((failed[j.title] for j in mine if j.title in failed), "") for name, mine in jobs.items()}
     if reference and lost[reference]:
         raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
@@ -89,7 +101,7 @@ def _played(chosen: Study, jobs: Sequence[Job]) -> Played:
         for site, cases in RunFolder(job.run).result.scores.items():
             for case, score in cases.items():
                 scores[site, case], folds[site, case] = score.mean, job.fold
-    return Played(chosen, tuple(job.run for job in jobs), scores, folds)
+    return Played(chosen, tuple(jobs), scores, folds)
 
 
 def _grouped(scores: Mapping[Key, float]) -> dict[str, list[float]]:

@@ -119,6 +119,13 @@ class Verdict:
     strategies: tuple[Strategy, ...]
     cautions: tuple[str, ...]
 
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Verdict":
+        """Return the recommendations that ``assessment.json`` holds."""
+        strategies = tuple(Strategy(**{**s, "reasons": tuple(s["reasons"])}) for s in plain["strategies"])
+        findings = tuple(Finding(**f) for f in plain["findings"])
+        return cls(plain["summary"], findings, strategies, tuple(plain["cautions"]))
+
 
 def judge(assessment: Assessment, modalities_can_change: bool = True, unseen: bool = False) -> Verdict:
     """Return the recommendations of an assessment.

@@ -241,7 +241,7 @@ def _spans(axes: Sequence[Sequence[float]], style: str) -> str:
 
 
 @contextmanager
-def counting(what: str, total: int, quiet: bool) -> Iterator[Callable[..., None]]:
+def counting(what: str, total: int | None, quiet: bool) -> Iterator[Callable[..., None]]:
     """Yield a function that advances a progress bar on standard error; with ``done`` = 0 it changes only the note."""
     if quiet:
         yield lambda note, done=1: None

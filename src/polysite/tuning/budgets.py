@@ -18,16 +18,17 @@ def budget(
     rounds: int | None = None,
     hours: float | None = None,
     gigabytes: float | None = None,
+    default: float = DEFAULT,
 ) -> tuple[float, Kind]:
     """Return a budget in whole trainings of the reference, and what candidates have equal: steps, or bytes.
 
-    At most one kind of budget may be given; without any it is 30 trainings.
+    At most one kind of budget may be given; without any it is ``default`` trainings.
     """
     given = {"trainings": trainings, "rounds": rounds, "hours": hours, "gigabytes": gigabytes}
     asked = {k: v for k, v in given.items() if v is not None}
     if len(asked) > 1:
         raise ConfigError(f"the budget is given as {' and as '.join(asked)}; choose one")
-    kind, amount = next(iter(asked.items()), ("trainings", DEFAULT))
+    kind, amount = next(iter(asked.items()), ("trainings", default))
     if not amount > 0:
         raise ConfigError(f"the budget must be more than zero {kind}, got {amount}")
     reference = space.study(base, Candidate(space.reference))

@@ -125,7 +125,7 @@ def tune(
     planned = plan(base, space, trainings, inner)
     settings = {"study": config.dump(base), "trainings": trainings, "inner": inner, "equal": equal}
     settings |= {"methods": {n: {"changes": m.changes, "grid": m.grid} for n, m in space.methods.items()}}
-    _same(out, settings)
+    same_settings(out, "tune.toml", settings)
     names = {f"{k:03d} {c.method}": c for k, c in enumerate(planned.candidates)}
     reference = next(iter(names))  # the reference with its own values
     studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal)
@@ -200,9 +200,15 @@ def _last(records: Sequence[RoundRecord]) -> dict[str, tuple[float, int]]:
     return {site: (fmean(score for score, _ in seen), seen[-1][1]) for site, seen in found.items()}
 
 
-def _same(out: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse to continue a search that began with other settings."""
-    file = out / "tune.toml"
+def same_settings(out: Path, name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse to continue in a folder whose search began with other settings.
+
+    Args:
+        out: The folder.
+        name: File of the settings in it; without the file nothing has begun.
+        settings: The settings now, with the study as TOML.
+    """
+    file = out / name
     if not file.exists():
         return
     before = tomllib.loads(file.read_text(encoding="utf-8"))

@@ -1,0 +1,18 @@
+"""From an assessment to a decision: which strategy every hospital should use, with the evidence for it."""
+
+from polysite.advice.advise import Advice, advise, plain
+from polysite.advice.page import write as write_page
+from polysite.advice.stages import TRAININGS
+from polysite.advice.tables import against_given, decision, hospitals, strategies
+
+__all__ = [
+    "TRAININGS",
+    "Advice",
+    "advise",
+    "against_given",
+    "decision",
+    "hospitals",
+    "plain",
+    "strategies",
+    "write_page",
+]

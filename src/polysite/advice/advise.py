@@ -1,0 +1,254 @@
+"""From a study to a decision: assess, tune, compare strategies, personalise where it pays, deliver models.
+
+    assess        how the hospitals differ, and which strategies that suggests
+    recipe        how one model for all is trained best: learning rate, server, additions (``polysite.tuning``)
+    strategies    every strategy with that recipe and equal local steps, on inner folds
+    longer        the chosen strategy with three times the rounds, kept if its mean score is higher
+    own           models of single hospitals, fine-tuned from the chosen strategy, where that pays beyond chance
+    deliver       a study that is ready to train, and the models of the inner folds together as an ensemble
+
+No stage sees a test case. Every stage is a set of runs in the folder, and its result follows from them alone, so the
+same command continues an advice that was interrupted, and ends with the same choice.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from polysite import assessment, config, study, tuning
+from polysite.advice.contenders import REFERENCE, Contender, contenders
+from polysite.advice.decide import Comparison, Gain, compare, differences, gain_of, winner
+from polysite.advice.stages import LONGER, Shares, shares
+from polysite.advice.tournament import Played, play
+from polysite.benchmark.budget import lengthen
+from polysite.benchmark.jobs import Step, silent
+from polysite.config import Study
+from polysite.errors import ConfigError
+from polysite.heterogeneity.verdict import Verdict
+from polysite.metrics import shrinkage
+from polysite.metrics.statistics import signed_rank
+from polysite.storage import write_file
+from polysite.tuning.search import same_settings
+
+GIVEN = "fedavg, as given"  # the study's own recipe
+ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
+PERSONAL_ROUNDS = 5  # a fifth of the rounds, at a quarter of the learning rate
+PERSONAL_RATE = 4
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Own:
+    """Evidence for a hospital's own model: the share of it, and the posterior of its gain."""
+
+    alpha: float  # 0: the hospital uses the shared model
+    tried: float  # share with the highest expected gain
+    gain: shrinkage.Gain
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A finished advice and its folder."""
+
+    folder: Path
+    verdict: Verdict
+    trainings: Shares
+    recipe: str  # in words; empty if it is the study's own
+    contenders: tuple[Contender, ...]
+    played: Mapping[str, Played]
+    compared: tuple[Comparison, ...]
+    chosen: Contender
+    longer: Gain | None  # gain of three times the rounds; None if that was not tried
+    own: Mapping[str, Own]
+    final: Played  # the advised study
+    gain: Gain  # of the advised study over FedAvg as the study has it
+    p: float
+    sites: Mapping[str, Gain]
+    study: Study
+
+    @property
+    def given(self) -> Played:
+        """FedAvg as the study has it."""
+        return self.played.get(GIVEN, self.played[REFERENCE])
+
+    @property
+    def claims(self) -> bool:
+        """Whether a strategy, or an own model of a hospital, was shown to be better than one model for all."""
+        return self.chosen.name != REFERENCE or any(own.alpha for own in self.own.values())
+
+    @property
+    def family(self) -> str:
+        """Family of the advised strategy; ``own`` if one model for all is only adapted to hospitals."""
+        if self.chosen.name == REFERENCE and any(own.alpha for own in self.own.values()):
+            return "own"
+        return self.chosen.family
+
+
+def advise(
+    base: Study,
+    out: Path,
+    trainings: float,
+    inner: int = 3,
+    parallel: int | None = None,
+    step: Step = silent,
+    only: Sequence[str] = (),
+) -> Advice:
+    """Return which strategy every hospital should use, with the evidence; an interrupted advice is continued.
+
+    Args:
+        base: The study; its test cases are never used.
+        out: Folder of the advice.
+        trainings: The budget, in whole trainings of FedAvg with the study's settings.
+        inner: Number of inner folds, each of which is left out once.
+        parallel: Largest number of runs in parallel; None for as many as fit.
+        step: Reports progress.
+        only: Strategies to compare, by name; empty for all that the assessment proposes.
+    """
+    if base.then:
+        raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
+    base = config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}})
+    settings = {"study": config.dump(base), "trainings": trainings, "inner": inner, "only": list(only)}
+    same_settings(out, "advise.toml", settings)
+    dealt = study.check(base)
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(out / "advise.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
+    step("assessing the hospitals", 0)
+    verdict = _assessed(base, out / "assessment")
+    cases = sum(len(splits["train"]) for splits in dealt.values())
+    budget = shares(trainings, len(contenders(verdict, base, cases, only)), inner)
+
+    recipe, words = _recipe(base, out / "recipe", budget.recipe, inner, parallel, step)
+    listed = contenders(verdict, recipe, cases, only)
+    studies = {c.name: c.study for c in listed} | ({GIVEN: base} if words else {})
+    step(f"{len(studies)} strategies on {inner} inner folds", 0)
+    played = play(studies, REFERENCE, out / "strategies", inner, parallel, step)
+    compared = compare({n: p for n, p in played.items() if n != GIVEN}, REFERENCE)
+    chosen = next(c for c in listed if c.name == winner(compared, REFERENCE))
+    final, longer = _longer(played[chosen.name], out / "longer", budget.longer, inner, parallel, step)
+    final, own = _own(final, out / "own", inner, parallel, step)
+
+    given = played.get(GIVEN, played[REFERENCE])
+    gains = differences(final, given)
+    sites = {s: gain_of({k: v for k, v in gains.items() if k[0] == s}) for s in sorted({s for s, _ in gains})}
+    advised = replace(final.study, run=_last_round(final.study, base))
+    found = Advice(
+        out, verdict, budget, words, tuple(listed), played, tuple(compared), chosen, longer, own, final,
+        gain_of(gains), signed_rank(list(gains.values())), sites, advised,
+    )  # fmt: skip
+    write_file(out / "study.toml", lambda path: path.write_text(config.dump(study.pinned(advised)), encoding="utf-8"))
+    write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(found), indent=1), encoding="utf-8"))
+    return found
+
+
+def plain(found: Advice) -> dict[str, Any]:
+    """Return the decision with its numbers, ready for JSON."""
+    return {
+        "strategy": found.chosen.name,
+        "family": found.family,
+        "shown to be better than one model for all": found.claims,
+        "recipe": found.recipe or "that of the study",
+        "trainings": found.trainings.total,
+        "gain over fedavg as given": {"mean": found.gain.mean, "low": found.gain.low, "high": found.gain.high},
+        "p": found.p,
+        "strategies": {
+            c.name: {"gain": c.gain.mean, "low": c.gain.low, "high": c.gain.high, "p": c.p, "better": c.better}
+            for c in found.compared
+        },
+        "hospitals": {
+            site: {
+                "score": found.final.by_site()[site],
+                "gain": gain.mean,
+                "low": gain.low,
+                "high": gain.high,
+                "share of its own model": found.own[site].alpha if site in found.own else 0.0,
+            }
+            for site, gain in found.sites.items()
+        },
+    }
+
+
+def _assessed(base: Study, folder: Path) -> Verdict:
+    """Return the recommendations of an assessment, from its folder if it is there."""
+    if not (folder / "assessment.json").exists():
+        return assessment.assess(base, folder).verdict
+    return Verdict.of(json.loads((folder / "assessment.json").read_text(encoding="utf-8"))["verdict"])
+
+
+def _recipe(
+    base: Study, out: Path, trainings: float, inner: int, parallel: int | None, step: Step
+) -> tuple[Study, str]:
+    """Return the study with the best recipe for one model, and the recipe in words; the study's own without budget."""
+    if not trainings:
+        return base, ""
+    with as_file(files("polysite.advice").joinpath("recipes.toml")) as file:
+        space = tuning.load(file)
+    found = tuning.tune(base, out, space, trainings, inner, "steps", parallel, step)
+    tuning.write_page(found)
+    return found.study, "" if found.best is found.reference else found.best.candidate.name
+
+
+def _longer(
+    short: Played, out: Path, trainings: float, inner: int, parallel: int | None, step: Step
+) -> tuple[Played, Gain | None]:
+    """Train with more rounds, if the budget allows; return the better one, and the gain of the longer training."""
+    if not trainings:
+        return short, None
+    step(f"{LONGER} times the rounds", 0)
+    long = play({"longer": lengthen(short.study, LONGER)}, None, out, inner, parallel, step)["longer"]
+    gain = gain_of(differences(long, short))
+    return (long if gain.mean > 0 else short), gain
+
+
+def _own(shared: Played, out: Path, inner: int, parallel: int | None, step: Step) -> tuple[Played, dict[str, Own]]:
+    """Fine-tune at every hospital; return the study in which those use their own models for which it pays."""
+    if shared.study.then:  # models of patients' clusters are no start for a hospital
+        return shared, {}
+    step("models of single hospitals", 0)
+    sites = sorted({site for site, _ in shared.scores})
+    tried = {f"own {a:g}": _with_own(shared.study, dict.fromkeys(sites, a)) for a in ALPHAS}
+    played = play(tried, None, out, inner, parallel, step, before=shared.jobs)
+    found = {a: shrinkage.shrink(_by_site(differences(played[f"own {a:g}"], shared))) for a in ALPHAS}
+    own = {site: _choose(site, found, len(sites)) for site in sites}
+    alphas = {site: each.alpha for site, each in own.items() if each.alpha}
+    if not alphas:
+        return shared, own
+    best = {
+        key: played[f"own {alphas[key[0]]:g}"].scores[key] if key[0] in alphas else v
+        for key, v in shared.scores.items()
+    }
+    return replace(shared, study=_with_own(shared.study, alphas), scores=best), own
+
+
+def _choose(site: str, found: Mapping[float, shrinkage.Gains], sites: int) -> Own:
+    """Return the share of the own model for a hospital: above 0 only if a gain is beyond chance, for all hospitals."""
+    tried = max(found, key=lambda alpha: found[alpha].sites[site].mean)
+    gain = found[tried].sites[site]
+    sure = gain.mean > 0 and gain.positive >= 1 - LEVEL / (sites * len(found))
+    return Own(tried if sure else 0.0, tried, gain)
+
+
+def _with_own(shared: Study, alphas: Mapping[str, float]) -> Study:
+    rounds = max(1, shared.run.rounds // PERSONAL_ROUNDS)
+    phase = {
+        "algorithm": {"name": "interpolated", "fixed": dict(alphas)},
+        "train": {"lr": shared.train.lr / PERSONAL_RATE},
+        "run": {"rounds": rounds, "validate_every": rounds},
+    }
+    return config.vary(shared, {"then": [phase]})
+
+
+def _by_site(gains: Mapping[tuple[str, str], float]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for (site, _), gain in gains.items():
+        found.setdefault(site, []).append(gain)
+    return found
+
+
+def _last_round(chosen: Study, base: Study) -> Any:
+    """Return the plan of the advised study: validation as in the given one, and the last model, as was measured."""
+    return replace(chosen.run, validate_every=base.run.validate_every, best_from=chosen.run.rounds)

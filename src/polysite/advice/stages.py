@@ -1,0 +1,56 @@
+"""How the budget of an advice is divided among its stages.
+
+The unit is a whole training of FedAvg on one inner fold. Strategies come first, because they answer the question; then
+personal models, the recipe, and a longer training, each if the budget lasts.
+"""
+
+from dataclasses import dataclass
+
+from polysite.errors import ConfigError
+
+TRAININGS = 40.0  # default budget
+OWN = 0.4  # of a training: two fine-tunings of a fifth of the rounds each
+LONGER = 3  # times as many rounds
+LEAST_RECIPE = 2.0  # trainings per inner fold: fewer compare too little
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Trainings of every stage, over all inner folds."""
+
+    strategies: float
+    own: float
+    recipe: float  # 0: the study's own recipe is used
+    longer: float  # 0: the rounds stay as they are
+
+    @property
+    def total(self) -> float:
+        """All stages together."""
+        return self.strategies + self.own + self.recipe + self.longer
+
+
+def shares(trainings: float, strategies: int, inner: int) -> Shares:
+    """Return the trainings of every stage within a budget; refuse one that does not cover the strategies.
+
+    Args:
+        trainings: The budget, in whole trainings of FedAvg.
+        strategies: Number of strategies, FedAvg among them.
+        inner: Number of inner folds.
+
+    >>> shares(20, 5, 3)
+    Shares(strategies=15, own=1.2000000000000002, recipe=0.0, longer=0.0)
+    >>> shares(40, 5, 3)
+    Shares(strategies=18, own=1.2000000000000002, recipe=11.8, longer=9)
+    """
+    needed, own = strategies * inner, OWN * inner
+    if trainings < needed + own:
+        raise ConfigError(
+            f"the budget is {trainings:.3g} trainings, but {strategies} strategies on {inner} inner folds and their "
+            f"personal models take {needed + own:.3g}: raise it, or name fewer strategies with --only"
+        )
+    left = trainings - needed - own
+    longer = LONGER * inner if left >= (LONGER + 1 + LEAST_RECIPE) * inner else 0
+    recipe = left - longer - inner  # one more strategy: FedAvg as the study has it
+    if recipe < LEAST_RECIPE * inner:
+        return Shares(needed, own, 0.0, LONGER * inner if left >= LONGER * inner else 0.0)
+    return Shares(needed + inner, own, recipe, longer)

@@ -1,0 +1,58 @@
+"""The command that advises a strategy for every hospital: advise."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polysite.cli.base import Config, Json, Override, Quiet, app, study_of
+from polysite.errors import ConfigError
+
+
+@app.command()
+def advise(
+    config: Config = None,
+    override: Override = None,
+    trainings: Annotated[
+        float | None, typer.Option(help="Budget: whole trainings of FedAvg. One of four options; 40 by default.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Budget: rounds of FedAvg.")] = None,
+    hours: Annotated[float | None, typer.Option(help="Budget: hours on this machine's device.")] = None,
+    gigabytes: Annotated[float | None, typer.Option(help="Budget: gigabytes from and to all sites.")] = None,
+    inner: Annotated[int, typer.Option(min=2, help="Inner folds; the cases of each are left out once.")] = 3,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="NAME", help="Compare only this strategy. May be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write, advice/STUDY by default; an existing one is continued.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Advise which strategy every hospital should use, within a budget.
+
+    Assesses how the hospitals differ, finds a good recipe for one model, compares the strategies that the assessment
+    proposes with it at equal local steps, and adapts the model to a hospital where that pays. Only cases that are not
+    tested are used. The same command continues an advice that was interrupted.
+    """
+    study = study_of(config, override or [])
+    from polysite import advice, tuning
+    from polysite.report import tables
+
+    given = {"trainings": trainings, "rounds": rounds, "hours": hours, "gigabytes": gigabytes}
+    budget, _ = tuning.budget(study, tuning.load(methods=["fedavg"]), default=advice.TRAININGS, **given)  # type: ignore[arg-type]
+    target = out or Path("advice") / (config.stem if config else "phantom")
+    if config is not None and target == config:
+        raise ConfigError(f"--out {target} is the study itself; name another folder")
+    with tables.counting("runs", None, quiet or as_json) as step:
+        found = advice.advise(study, target, budget, inner, jobs, step, only or ())
+    page = advice.write_page(found)
+    if as_json:
+        print(json.dumps(advice.plain(found)))
+    elif not quiet:
+        print(f"{advice.decision(found)}\n\n{advice.against_given(found)}\n")
+        tables.show_grid(advice.hospitals(found))
+        tables.show_grid(advice.strategies(found))
+        print(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}")
