@@ -68,14 +68,14 @@ NEEDS = {
     "pfedme": {"algorithm.outer": "3"},
 }
 CLUSTERS = "components = 2\nrounds = 1\ndimensions = 2\nrestarts = 1\niterations = 2\nfewest = 1\n"
-AFTER = {"fine_tune": "", "cfft": CLUSTERS}
+AFTER = {"fine_tune": "", "interpolated": "", "cfft": CLUSTERS}
 
 
 def config_of(name):
     """The study of an algorithm, as TOML."""
     if name not in AFTER:
         return dump(parse(BASE, {"algorithm.name": f'"{name}"', **NEEDS.get(name, {})}))
-    phase = f'algorithm.name = "{name}"\nrun.rounds = {2 if name == "fine_tune" else 40}\n'
+    phase = f'algorithm.name = "{name}"\nrun.rounds = {40 if name == "cfft" else 2}\n'
     return f"{BASE}\n[[then]]\n{phase}" + "".join(f"algorithm.{line}\n" for line in AFTER[name].splitlines())
 
 

@@ -27,6 +27,7 @@ from polysite.algorithms.fedrod import FedRoD
 from polysite.algorithms.fine_tune import FineTune
 from polysite.algorithms.fpfc import Fpfc
 from polysite.algorithms.ifca import Ifca
+from polysite.algorithms.interpolated import Interpolated
 from polysite.algorithms.l2gd import L2gd
 from polysite.algorithms.local import Local
 from polysite.algorithms.moon import Moon
@@ -98,6 +99,8 @@ CASES = {
     "ifca, gradients of the head after a warm-up": Ifca(
         starts="noise", averaged="gradients", warmup=1, clustered=("head.*",)
     ),
+    "interpolated": Interpolated(),
+    "interpolated, held and less sure": Interpolated((0.5, 1.0), 0.5, lam=0.5, lr=0.02, steps=3),
     "krum": Krum(f=0),
     "multi-krum": Krum(f=0, keep=2),
     "l2gd": L2gd(lam=0.4, p=0.3),

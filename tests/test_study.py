@@ -51,7 +51,7 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
         "weighted": {"algorithm.weights.west": "0.3"},
     }.get(name, {})
     plan = ps.Plan(rounds=2, wire=True, checkpoint_every=1)
-    if name == "fine_tune":  # goes on from another
+    if name in ("fine_tune", "interpolated"):  # go on from another
         study = replace(SMALL, run=plan, then=({"algorithm": name},))
     elif name == "cfft":
         own = {"name": name, "components": 2, "rounds": 2, "fewest": 0, "dimensions": 3}

@@ -153,8 +153,8 @@ def test_algorithms_that_need_each_reply():
     assert summed | each == set(ALGORITHMS)
     assert each == {
         "averaged", "cfft", "cfl", "clustered", "fedamp", "fedcostwavg", "feddiv", "feddyn", "fedexp", "fednova",
-        "fedpidavg", "fpfc", "geometric_median", "ifca", "krum", "median", "pfednet", "qfedavg", "scaffold", "top_k",
-        "trimmed_mean", "weighted",
+        "fedpidavg", "fpfc", "geometric_median", "ifca", "interpolated", "krum", "median", "pfednet", "qfedavg",
+        "scaffold", "top_k", "trimmed_mean", "weighted",
     }  # fmt: skip
 
 

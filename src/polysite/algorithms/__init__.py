@@ -37,6 +37,7 @@ ALGORITHMS = {
     "fpfc": "fpfc:Fpfc",
     "geometric_median": "robust:GeometricMedian",
     "ifca": "ifca:Ifca",
+    "interpolated": "interpolated:Interpolated",
     "krum": "robust:Krum",
     "l2gd": "l2gd:L2gd",
     "lg_fedavg": "fedper:LGFedAvg",
