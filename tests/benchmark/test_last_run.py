@@ -85,6 +85,18 @@ def test_a_network_on_a_gpu_is_used_again_with_the_initial_parameters_of_the_nex
     assert last.network(replace(chosen, model=ps.UNet(filters=(4, 4, 8))), {}) is not first
 
 
+def test_the_steps_of_a_run_on_a_gpu_serve_the_next_run(monkeypatch):
+    chosen = ps.Study(data=PHANTOM, train=replace(TRAIN, steps=1), model=ps.UNet(filters=(4, 4, 4)))
+    monkeypatch.setattr(Network, "__init__", as_on_a_gpu(Network.__init__))
+    last, kinds = LastRun(), []
+    for seed in (0, 1):
+        network = last.network(replace(chosen, seed=seed), {"east": 4})
+        site = study.build_sites(replace(chosen, seed=seed), network=network)["east"]
+        site.fit(site.start)
+        kinds.append(len(network.gpu_steps._steps))
+    assert kinds == [1, 1]  # a step of its own would not be compiled again
+
+
 def as_on_a_gpu(init):
     def build(self, module, train, expected=0):
         init(self, module, train, expected)

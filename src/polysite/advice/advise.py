@@ -120,9 +120,10 @@ def advise(
     step("assessing the hospitals", 0)
     verdict = _assessed(base, out / "assessment")
     cases = sum(len(splits["train"]) for splits in dealt.values())
-    budget = shares(trainings, len(contenders(verdict, base, cases, only)), inner)
+    space = _recipes()
+    budget = shares(trainings, len(contenders(verdict, base, cases, only)), inner, tuning.least(base, space, inner))
 
-    recipe, words = _recipe(base, out / "recipe", budget.recipe, inner, parallel, step)
+    recipe, words = _recipe(base, space, out / "recipe", budget.recipe, inner, parallel, step)
     listed = contenders(verdict, recipe, cases, only)
     studies = {c.name: c.study for c in listed} | ({GIVEN: base} if words else {})
     step(f"{len(studies)} strategies on {inner} inner folds", 0)
@@ -179,14 +180,18 @@ def _assessed(base: Study, folder: Path) -> Verdict:
     return Verdict.of(json.loads((folder / "assessment.json").read_text(encoding="utf-8"))["verdict"])
 
 
+def _recipes() -> tuning.Space:
+    """Return the recipes that are tried for one model."""
+    with as_file(files("polysite.advice").joinpath("recipes.toml")) as file:
+        return tuning.load(file)
+
+
 def _recipe(
-    base: Study, out: Path, trainings: float, inner: int, parallel: int | None, step: Step
+    base: Study, space: tuning.Space, out: Path, trainings: float, inner: int, parallel: int | None, step: Step
 ) -> tuple[Study, str]:
     """Return the study with the best recipe for one model, and the recipe in words; the study's own without budget."""
     if not trainings:
         return base, ""
-    with as_file(files("polysite.advice").joinpath("recipes.toml")) as file:
-        space = tuning.load(file)
     found = tuning.tune(base, out, space, trainings, inner, "steps", parallel, step)
     tuning.write_page(found)
     return found.study, "" if found.best is found.reference else found.best.candidate.name

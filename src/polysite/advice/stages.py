@@ -11,7 +11,6 @@ from polysite.errors import ConfigError
 TRAININGS = 40.0  # default budget
 OWN = 0.4  # of a training: two fine-tunings of a fifth of the rounds each
 LONGER = 3  # times as many rounds
-LEAST_RECIPE = 2.0  # trainings per inner fold: fewer compare too little
 
 
 @dataclass(frozen=True)
@@ -29,17 +28,18 @@ class Shares:
         return self.strategies + self.own + self.recipe + self.longer
 
 
-def shares(trainings: float, strategies: int, inner: int) -> Shares:
+def shares(trainings: float, strategies: int, inner: int, least: float) -> Shares:
     """Return the trainings of every stage within a budget; refuse one that does not cover the strategies.
 
     Args:
         trainings: The budget, in whole trainings of FedAvg.
         strategies: Number of strategies, FedAvg among them.
         inner: Number of inner folds.
+        least: Smallest budget of a search for a recipe, over all inner folds.
 
-    >>> shares(20, 5, 3)
+    >>> shares(20, 5, 3, 6)
     Shares(strategies=15, own=1.2000000000000002, recipe=0.0, longer=0.0)
-    >>> shares(40, 5, 3)
+    >>> shares(40, 5, 3, 6)
     Shares(strategies=18, own=1.2000000000000002, recipe=11.8, longer=9)
     """
     needed, own = strategies * inner, OWN * inner
@@ -49,8 +49,8 @@ def shares(trainings: float, strategies: int, inner: int) -> Shares:
             f"personal models take {needed + own:.3g}: raise it, or name fewer strategies with --only"
         )
     left = trainings - needed - own
-    longer = LONGER * inner if left >= (LONGER + 1 + LEAST_RECIPE) * inner else 0
-    recipe = left - longer - inner  # one more strategy: FedAvg as the study has it
-    if recipe < LEAST_RECIPE * inner:
-        return Shares(needed, own, 0.0, LONGER * inner if left >= LONGER * inner else 0.0)
-    return Shares(needed + inner, own, recipe, longer)
+    more = LONGER * inner
+    if left < least + inner:  # with a recipe, FedAvg as the study has it is one more strategy
+        return Shares(needed, own, 0.0, more if left >= more else 0.0)
+    longer = more if left >= least + inner + more else 0.0
+    return Shares(needed + inner, own, left - inner - longer, longer)

@@ -12,7 +12,8 @@ sends the sum of its gains, the sum of their squares and the number of its valid
 the sums of all sites the posterior of every site's true mean gain, which shrinks towards the mean of all sites and
 towards 0, the more the fewer cases a site has. Of all alpha the one with the highest posterior mean is taken if
 P(gain > 0) >= sure; else alpha = 0: the site keeps w. A site without validation cases keeps w as well, as does a site
-that does not train. alpha = 1 alone is fine-tuning that is used only where it pays.
+that does not train. alpha = 1 alone is fine-tuning that is used only where it pays. With ``fixed`` nothing is chosen:
+it gives alpha for some sites, as was found by cross-validation, and the others keep w and do not train.
 
 No model is sent in either direction. v_k is always the last one: alpha, not the round, limits how far it goes. A round
 predicts the validation cases once for w and once per alpha, so a phase of few rounds with many epochs costs least. The
@@ -20,14 +21,14 @@ record of a round (``diagnostics``) has alpha and the probability of every site,
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from polysite import tree
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
-from polysite.errors import ConfigError
+from polysite.errors import ConfigError, nearest
 from polysite.metrics.shrinkage import Tally, posterior
 from polysite.payload import Payload, SiteId, plain
 from polysite.site import Budget, Cases, Objective, Site, Tilt
@@ -64,6 +65,8 @@ class Interpolated:
             choice costs little, because it is a small step to a model whose gain and loss are about as likely. With
             gains of 0.03 +- 0.05 Dice, 4 sites and 3 validation cases each, 0.8 finds 78 % of them, 0.95 finds 35 %;
             without any gain 0.8 moves 10 to 20 % of the sites.
+        fixed: Shares of the own model that are given instead of chosen, by site, each from 0 to 1; empty: all are
+            chosen. Sites that are not named keep the model they start from.
         lam: Weight of the proximal term of local training (lambda of Ditto), at least 0.
         lr: Local learning rate, more than 0; None: the site's own (train.lr).
         epochs: Local epochs per round, at least 1; None: the site's own (train.epochs).
@@ -72,6 +75,7 @@ class Interpolated:
 
     alphas: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     sure: float = 0.8
+    fixed: Mapping[SiteId, float] = field(default_factory=dict)
     lam: float = 0.0
     lr: float | None = None
     epochs: int | None = None
@@ -90,16 +94,29 @@ class Interpolated:
             raise ConfigError(
                 f"alphas = {list(self.alphas)}: give at least one, each more than 0 and at most 1; 0 is always tried"
             )
+        wrong = next((site for site, alpha in self.fixed.items() if not 0 <= alpha <= 1), None)
+        if wrong is not None:
+            raise ConfigError(f"fixed: alpha of {wrong!r} is {self.fixed[wrong]}; give 0 to 1")
         if self.sure == 1:
             raise ConfigError("sure = 1 is never reached; take less, as in 0.8, or leave the phase out")
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        odd = next((site for site in self.fixed if site not in sites), None)
+        if odd is not None:
+            raise ConfigError(f"algorithm.fixed names {odd!r}, which is no site that trains; {nearest(odd, sites)}")
         return State({}, {})
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return {i: Payload(alpha=state.choices[i].alpha if i in state.choices else 0.0) for i in cohort}
+        return {i: Payload(alpha=self._alpha(state, i)) for i in cohort}
+
+    def _alpha(self, state: State, site: SiteId) -> float:
+        if self.fixed:
+            return self.fixed.get(site, 0.0)
+        return state.choices[site].alpha if site in state.choices else 0.0
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        if self.fixed and not got["alpha"]:
+            return Payload(gains=self._gains(site, site.start)), memory
         tilt = Tilt(anchor=site.start, weight=self.lam) if self.lam else None
         budget = Budget(self.lr, self.epochs, self.steps)
         own = site.fit(memory.get("model", site.start), Objective(tilt), budget).params
@@ -114,7 +131,8 @@ class Interpolated:
             j = max(range(len(self.alphas)), key=lambda j: found[j][i].mean)
             best, known = found[j][i], sums["cases"].item() > 0
             sure = known and best.mean > 0 and best.positive >= self.sure
-            choices[i] = Choice(self.alphas[j] if sure else 0.0, best.positive, best.mean)
+            alpha = self.fixed.get(i, 0.0) if self.fixed else self.alphas[j] if sure else 0.0
+            choices[i] = Choice(alpha, best.positive, best.mean)
         return State(gains, choices)
 
     def objections(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, str]:
@@ -132,7 +150,7 @@ class Interpolated:
 
     def _gains(self, site: Site, own: Tree) -> Tree:
         """Return the sums of the gains of the validation cases, for every alpha."""
-        cases = site.cases("validation")
+        cases = () if self.fixed else site.cases("validation")  # nothing is chosen by them
         before = {n: s.mean for n, s in site.score(site.start, cases).items()} if cases else {}
         tallies = []
         for alpha in self.alphas:

@@ -51,6 +51,7 @@ class Task(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Outline:
     """Segmentation with a sigmoid per label, so that labels may overlap (whole tumour, core, enhancing)."""
 
@@ -84,6 +85,7 @@ class Outline:
         return _dice_score(labels, self.masks(logits), truth, loss)
 
 
+@dataclass(frozen=True)
 class Exclusive:
     """Segmentation with a softmax over labels and background, so that a voxel has at most one label."""
 
@@ -125,6 +127,7 @@ class Exclusive:
         return _dice_score(labels, self.masks(logits), truth, loss)
 
 
+@dataclass(frozen=True)
 class Classify:
     """Classification: one class per image."""
 

@@ -87,17 +87,26 @@ def plan(base: Study, space: Space, trainings: float, inner: int = 3) -> Plan:
     """
     if inner < 2:
         raise ConfigError(f"the number of inner folds must be at least two, got {inner}")
-    methods, every = len(space.methods), base.run.validate_every / base.run.rounds
+    methods, shortest = len(space.methods), _shortest(base)
     most = max(m.points + 1 for m in space.methods.values()) * methods
-    count = affordable(trainings / inner, most, LAST * every) // methods
+    count = affordable(trainings / inner, most, shortest) // methods
     if not count:
-        least = next(n for n in range(1, 1000) if affordable(n / inner, methods, LAST * every) >= methods)
         raise ConfigError(
             f"the budget is {trainings:.3g} trainings, but one candidate of each of {methods} methods on {inner} inner "
-            f"folds takes about {least}: name fewer methods, or raise the budget"
+            f"folds takes {least(base, space, inner):.3g}: name fewer methods, or raise the budget"
         )
     chosen = space.candidates(base, count, base.seed)
-    return Plan(chosen, rungs(len(chosen), LAST * every), inner)
+    return Plan(chosen, rungs(len(chosen), shortest), inner)
+
+
+def least(base: Study, space: Space, inner: int = 3) -> float:
+    """Return the smallest budget of a search in trainings: one candidate of every method."""
+    return inner * cost(rungs(len(space.methods), _shortest(base)))
+
+
+def _shortest(base: Study) -> float:
+    """Return the smallest share of a training after which scores can be compared."""
+    return LAST * base.run.validate_every / base.run.rounds
 
 
 def tune(
