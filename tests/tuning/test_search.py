@@ -147,5 +147,5 @@ def test_budgets_are_whole_trainings_of_the_reference():
 
 
 def test_a_budget_that_is_too_small_says_what_it_takes():
-    with pytest.raises(ConfigError, match="takes about 4: name fewer methods, or raise the budget"):
+    with pytest.raises(ConfigError, match="takes 4: name fewer methods, or raise the budget"):
         plan(BASE, load(methods=["fedprox"]), 1, inner=2)

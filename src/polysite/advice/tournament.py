@@ -91,7 +91,7 @@ def play(
 
 def _job(root: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
     split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
-    return Job(name, fold, chosen.seed, replace(chosen, split=split), root)
+    return Job(name, fold, chosen.seed, replace(chosen, split=split), root, evaluate=False)
 
 
 def _played(chosen: Study, jobs: Sequence[Job]) -> Played:

@@ -54,6 +54,7 @@ class Job:
     root: Path
     federations: tuple[str, ...] = ("",)  # titles; a pooled run serves all federations of the same cases
     until: int | None = None  # number of rounds after which it pauses; None: it trains to the end
+    evaluate: bool = True  # compute all measures at the end, not only the score
 
     @property
     def place(self) -> str:
@@ -84,12 +85,13 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended and is evaluated, or has paused where it should."""
+        """Whether it has ended and is evaluated if it shall be, or has paused where it should."""
         if not (self.run / "config.toml").exists():
             return False
         if self.until is not None and RunFolder(self.run).reached(self.until):
             return True
-        return RunFolder(self.run).finished and any((self.run / "evaluation").glob("*/about.json"))
+        evaluated = not self.evaluate or any((self.run / "evaluation").glob("*/about.json"))
+        return RunFolder(self.run).finished and evaluated
 
     def first(self, among: "Iterable[Job]") -> "Job | None":
         """Return the job that trains most of the first phases of this one; None if there is none."""

@@ -20,7 +20,7 @@ from polysite.errors import Paused, PolysiteError
 from polysite.evaluation import evaluate
 
 # paths (output, study, run, and perhaps the run to continue from, after), the number of runs that this process expects
-# (runs), and perhaps the number of rounds after which to pause (until)
+# (runs), and perhaps the number of rounds after which to pause (until), and evaluate = "no" for the score alone
 Order = Mapping[str, str]
 
 
@@ -57,15 +57,17 @@ def _run(order: Order, last: LastRun) -> int:
     """Return the exit code that ``polysite train`` has for the same study: 2 for a refusal, 1 for a crash."""
     last.runs = int(order.get("runs", "1"))
     until = int(order["until"]) if "until" in order else None
+    measured = order.get("evaluate") != "no"
     run, before = Path(order["run"]), Path(order["after"]) if "after" in order else None
     try:
         if (run / "config.toml").exists():
-            done = study.resume(run, materials=last, until=until)
-            if not (done.folder.path / "evaluation" / done.split).exists():
+            done = study.resume(run, evaluate=measured, materials=last, until=until)
+            if measured and not (done.folder.path / "evaluation" / done.split).exists():
                 evaluate(done.folder.path, done.split)
         else:
             after = before if before and (before / "result.json").exists() else None  # it may have failed
-            study.train(config.load(Path(order["study"])), run, after=after, materials=last, until=until)
+            chosen = config.load(Path(order["study"]))
+            study.train(chosen, run, after=after, evaluate=measured, materials=last, until=until)
     except Paused:
         return 0
     except (PolysiteError, OSError) as problem:

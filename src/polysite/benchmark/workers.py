@@ -97,6 +97,7 @@ def order(job: Job, before: Job | None, runs: int) -> Order:
     """
     paths = {"output": job.output, "study": job.file, "run": job.run, **({"after": before.run} if before else {})}
     pause = {"until": str(job.until)} if job.until is not None else {}
+    pause |= {} if job.evaluate else {"evaluate": "no"}
     return {"runs": str(runs), **pause, **{name: str(path.absolute()) for name, path in paths.items()}}
 
 

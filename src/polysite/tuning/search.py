@@ -174,7 +174,7 @@ def tune(
 
 def _job(out: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
     split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
-    return Job(name, fold, chosen.seed, replace(chosen, split=split), out)
+    return Job(name, fold, chosen.seed, replace(chosen, split=split), out, evaluate=False)
 
 
 def _paused(job: Job, share: float) -> Job:
