@@ -222,11 +222,8 @@ def _own(shared: Played, out: Path, inner: int, parallel: int | None, step: Step
     alphas = {site: each.alpha for site, each in own.items() if each.alpha}
     if not alphas:
         return shared, own
-    best = {
-        key: played[f"own {alphas[key[0]]:g}"].scores[key] if key[0] in alphas else v
-        for key, v in shared.scores.items()
-    }
-    return replace(shared, study=_with_own(shared.study, alphas), scores=best), own
+    step("the advised study", 0)
+    return play({"final": _with_own(shared.study, alphas)}, None, out, inner, parallel, step, shared.jobs)["final"], own
 
 
 def _choose(site: str, found: Mapping[float, shrinkage.Gains], sites: int) -> Own:

@@ -1,0 +1,84 @@
+"""A small advice from a study to a page; an interrupted one ends with the same choice."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import polysite as ps
+from polysite import advice, config, study
+from polysite.advice import tournament
+from polysite.errors import ConfigError, RunError
+from polysite.tuning import search
+
+SITES = {
+    "north": ps.Hospital(cases=6),
+    "east": ps.Hospital(cases=6),
+    "west": ps.Hospital(cases=6, scanner=11, contrast=2.0),
+}
+BASE = ps.Study(
+    data=ps.Phantom(shape=(24, 24, 24), sites=SITES),
+    model=ps.UNet(filters=(2, 2, 2)),
+    train=ps.Train(lr=0.5, patch=(8, 8, 8), window=(24, 24, 24), batch=2, device="cpu", augment="none"),
+    run=ps.Plan(rounds=2),
+    assess=ps.Assess(permutations=99, resamples=100, projections=0),
+)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Run jobs here instead of in worker processes; ``limit`` interrupts after some of them."""
+    done, limit = [], []
+
+    def work(jobs, parallel, step):
+        finished = [job for job in jobs if job.done]
+        for job in (job for job in jobs if not job.done):
+            if limit and len(done) >= limit[0]:
+                raise KeyboardInterrupt
+            done.append(job.title)
+            before = job.first(finished)
+            study.train(config.load(job.file), job.run, after=before and before.run, evaluate=False, until=job.until)
+            finished.append(job)
+        return {}
+
+    for module in (tournament, search):
+        monkeypatch.setattr(module, "work", work)
+    return done, limit
+
+
+def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(tmp_path, in_this_process):
+    done, limit = in_this_process
+    given = {"trainings": 9, "inner": 2, "only": ["clustered-emd"]}
+    found = advice.advise(BASE, tmp_path / "whole", **given)
+    assert [c.name for c in found.contenders] == ["fedavg", "clustered-emd"] and found.trainings.recipe == 0
+    cases = {c.name for s in study.deal_cases(BASE).values() for k in ("train", "validation") for c in s[k]}
+    tested = {c.name for s in study.deal_cases(BASE).values() for c in s["test"]}
+    for each in found.played.values():
+        assert {case for _, case in each.scores} == cases and not cases & tested  # each once, none that is tested
+    assert found.gain.cases == len(cases) and set(found.sites) == {*SITES}
+    assert set(found.own) == {*SITES} and all(0 <= own.gain.positive <= 1 for own in found.own.values())
+    advised = config.load(tmp_path / "whole" / "study.toml")
+    assert advised.split == BASE.split and advised.run.best_from == advised.run.rounds
+    study.check(advised)
+    page = advice.write_page(found).read_text()
+    assert all(site in page for site in SITES) and "no difference shown" in page
+    numbers = json.loads((tmp_path / "whole" / "advice.json").read_text())
+    assert numbers["strategy"] == found.chosen.name and set(numbers["hospitals"]) == {*SITES}
+
+    done.clear()
+    limit.append(3)
+    with pytest.raises(KeyboardInterrupt):
+        advice.advise(BASE, tmp_path / "cut", **given)
+    limit.clear()
+    again = advice.advise(BASE, tmp_path / "cut", **given)
+    assert json.loads((tmp_path / "cut" / "advice.json").read_text()) == numbers
+    assert again.final.scores == found.final.scores
+    with pytest.raises(RunError, match="began with another trainings"):
+        advice.advise(BASE, tmp_path / "cut", **{**given, "trainings": 10})
+
+
+def test_a_study_with_phases_is_refused(tmp_path):
+    phases = replace(BASE, then=({"algorithm": "fine_tune"},))
+    with pytest.raises(ConfigError, match="an advice chooses the phases: leave them out"):
+        advice.advise(phases, tmp_path / "out", 20)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,96 @@
+"""Strategies as studies: recipes inside them, families, and models that nothing was chosen by."""
+
+from dataclasses import replace
+
+import pytest
+
+import polysite as ps
+from polysite import config
+from polysite.advice.contenders import contenders, trained_by, unselected
+from polysite.advice.stages import shares
+from polysite.algorithms import name_of
+from polysite.errors import ConfigError
+from polysite.heterogeneity.verdict import GROUP, ONE, OWN, Strategy, Verdict
+
+ADAM = {"name": "averaged", "decay": 0.9, "inner": {"name": "fedavg", "server": {"name": "adam", "lr": 0.03}}}
+
+
+GROUPS = {"g": ["north", "east"], "h": ["south", "west"]}
+ONE_APART = {"g": ["north", "east", "south"], "h": ["west"]}
+
+
+def strategy(name, algorithm, goal=ONE):
+    return Strategy(name, name, goal, ("because",), None, {"algorithm": algorithm})
+
+
+VERDICT = Verdict(
+    "they differ",
+    (),
+    (
+        strategy("weighted", {"name": "weighted", "weights": {"west": 0.3}, "inner": {"name": "fedavg"}}),
+        strategy("clustered", {"name": "clustered", "groups": GROUPS}, GROUP),
+        strategy("clustered-emd", {"name": "clustered", "groups": ONE_APART}, GROUP),
+        strategy("fedavg", {"name": "fedavg"}),
+        strategy("fedprox", {"name": "fedprox"}),
+        strategy("uniform", {"name": "fedavg", "uniform": True}),
+        strategy("local", {"name": "local"}, OWN),
+    ),
+    (),
+)
+
+
+def study():
+    return config.vary(ps.Study(run=ps.Plan(rounds=30)), {"algorithm": ADAM})
+
+
+def test_strategies_keep_their_kind_and_take_the_recipe():
+    found = {c.name: c for c in contenders(VERDICT, study(), cases=40)}
+    assert list(found) == ["fedavg", "weighted", "clustered", "clustered-emd", "uniform", "local", "patients"]
+    families = {n: c.family for n, c in found.items()}
+    assert families == {
+        "fedavg": "one model", "weighted": "outlier", "clustered": "groups", "clustered-emd": "outlier",
+        "uniform": "one model", "local": "alone", "patients": "patients",
+    }  # fmt: skip
+    weighted = found["weighted"].study.algorithm
+    assert name_of(weighted) == "averaged" and weighted.inner.weights == {"west": 0.3}
+    assert name_of(weighted.inner.inner) == "fedadam" and weighted.inner.inner.server.lr == 0.03
+    assert name_of(found["clustered"].study.algorithm.inner) == "averaged"
+    uniform = found["uniform"].study.algorithm
+    assert uniform.inner.uniform and uniform.inner.server.lr == 0.03 and uniform.decay == 0.9
+    assert name_of(found["local"].study.algorithm) == "local"
+    phases = config.phases(found["patients"].study)
+    assert [name_of(p.algorithm) for p in phases] == ["averaged", "cfft"]
+
+
+def test_few_cases_have_no_clusters_and_only_keeps_the_reference():
+    assert "patients" not in {c.name for c in contenders(VERDICT, study(), cases=10)}
+    assert [c.name for c in contenders(VERDICT, study(), 40, ["local"])] == ["fedavg", "local"]
+
+
+def test_a_plain_recipe_leaves_strategies_as_they_are():
+    given = {"name": "clustered", "groups": {"g": ["a"]}, "inner": {"name": "fedavg"}}
+    assert trained_by(given, {"name": "fedavg"}) == given
+
+
+def test_nothing_is_chosen_by_validation_cases():
+    patients = contenders(VERDICT, study(), 40, ["patients"])[1].study
+    first, second = config.phases(unselected(patients))
+    for phase in (first, second):
+        assert (phase.run.validate_every, phase.run.best_from) == (phase.run.rounds, 1)
+    assert not second.algorithm.choose and second.algorithm.rounds == 10
+    assert unselected(unselected(patients)) == unselected(patients)
+
+
+def test_the_budget_covers_the_strategies_first():
+    enough = shares(60, 5, 3, 10)
+    assert enough.recipe > 10 and enough.longer == 9 and enough.total == pytest.approx(60)
+    assert shares(25, 5, 3, 10).recipe == 0 and shares(26, 5, 3, 10).longer == 9
+    with pytest.raises(ConfigError, match=r"5 strategies on 3 inner folds .* take 16.2: raise it, or name fewer"):
+        shares(16, 5, 3, 10)
+
+
+def test_a_verdict_is_read_back_from_json():
+    from dataclasses import asdict
+    from json import dumps, loads
+
+    assert Verdict.of(loads(dumps(asdict(replace(VERDICT, cautions=("few",)))))) == replace(VERDICT, cautions=("few",))
