@@ -48,9 +48,9 @@ def in_this_process(monkeypatch):
 
 def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(tmp_path, in_this_process):
     done, limit = in_this_process
-    given = {"trainings": 9, "inner": 2, "only": ["clustered-emd"]}
+    given = {"trainings": 9, "inner": 2, "only": ["clustered"]}
     found = advice.advise(BASE, tmp_path / "whole", **given)
-    assert [c.name for c in found.contenders] == ["fedavg", "clustered-emd"] and found.trainings.recipe == 0
+    assert [c.name for c in found.contenders] == ["fedavg", "clustered"] and found.trainings.recipe == 0
     cases = {c.name for s in study.deal_cases(BASE).values() for k in ("train", "validation") for c in s[k]}
     tested = {c.name for s in study.deal_cases(BASE).values() for c in s["test"]}
     for each in found.played.values():

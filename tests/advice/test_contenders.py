@@ -15,6 +15,7 @@ from polysite.heterogeneity.verdict import GROUP, ONE, OWN, Strategy, Verdict
 ADAM = {"name": "averaged", "decay": 0.9, "inner": {"name": "fedavg", "server": {"name": "adam", "lr": 0.03}}}
 
 
+FEDAVG = {"name": "fedavg"}
 GROUPS = {"g": ["north", "east"], "h": ["south", "west"]}
 ONE_APART = {"g": ["north", "east", "south"], "h": ["west"]}
 
@@ -28,8 +29,8 @@ VERDICT = Verdict(
     (),
     (
         strategy("weighted", {"name": "weighted", "weights": {"west": 0.3}, "inner": {"name": "fedavg"}}),
-        strategy("clustered", {"name": "clustered", "groups": GROUPS}, GROUP),
-        strategy("clustered-emd", {"name": "clustered", "groups": ONE_APART}, GROUP),
+        strategy("clustered", {"name": "clustered", "groups": GROUPS, "inner": FEDAVG}, GROUP),
+        strategy("clustered-emd", {"name": "clustered", "groups": ONE_APART, "inner": FEDAVG}, GROUP),
         strategy("fedavg", {"name": "fedavg"}),
         strategy("fedprox", {"name": "fedprox"}),
         strategy("uniform", {"name": "fedavg", "uniform": True}),

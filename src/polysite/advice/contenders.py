@@ -5,12 +5,13 @@ one model of all hospitals. A strategy of several models uses the recipe in each
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from polysite import config
 from polysite.config import Study
+from polysite.errors import ConfigError, nearest
 from polysite.heterogeneity.verdict import Strategy, Verdict
 
 Family = Literal["one model", "outlier", "groups", "patients", "alone"]
@@ -48,6 +49,10 @@ def contenders(verdict: Verdict, recipe: Study, cases: int, only: Sequence[str] 
             found.append(_proposed(strategy, recipe))
     if recipe.data.task == "segmentation" and cases >= PATIENTS:
         found.append(_patients(recipe))
+    names = [c.name for c in found]
+    odd = next((name for name in only if name not in names), None)
+    if odd is not None:
+        raise ConfigError(f"the assessment does not propose a strategy {odd!r}; {nearest(odd, names)}")
     return [c for c in found if not only or c.name in only or c.name == REFERENCE]
 
 
@@ -125,8 +130,3 @@ def _last(phase: Mapping[str, Any]) -> dict[str, Any]:
         own["choose"] = False
     run = {**phase["run"], "validate_every": rounds, "best_from": 1}
     return {**phase, "run": run, **({"algorithm": own} if own else {})}
-
-
-def families(found: Sequence[Contender]) -> Iterator[str]:
-    """Yield the families of the contenders, each once."""
-    yield from dict.fromkeys(c.family for c in found)
