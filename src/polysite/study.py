@@ -34,6 +34,7 @@ from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, Paused, RunError, nearest
 from polysite.evaluation_folder import EvaluationFolder, ExaminedSite
+from polysite.models.ensemble import Ensemble
 from polysite.payload import Payload
 from polysite.peak import Peak
 from polysite.training import tasks
@@ -101,7 +102,7 @@ def deal_cases(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
     """
     cases = cut(study, deal_volumes(study), watch)
     for split, purpose in (("train", "train on"), ("validation", "validate on")):
-        if not any(splits[split] for splits in cases.values()):
+        if not any(splits[split] for splits in cases.values()) and (split == "train" or study.split.validation):
             raise DataError(f"no volume has a slice to {purpose}; set slices.labelled = false")
     return cases
 
@@ -115,7 +116,7 @@ def deal_volumes(study: Study) -> Mapping[str, SiteSplit]:
     dealt = study.federation.deal(cases, splitter(study.split, cases, seed), seed)
     if not any(splits["train"] for splits in dealt.values()):
         raise DataError("no site has a training case")
-    if not any(splits["validation"] for splits in dealt.values()):
+    if study.split.validation and not any(splits["validation"] for splits in dealt.values()):
         raise DataError("no site has a validation case, so no best round could be chosen; raise split.validation")
     return dealt
 
@@ -133,6 +134,7 @@ def check(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
     before a long computation.
     """
     refuse_bare(study)
+    refuse_ensemble(study)
     dealt = deal_cases(study, watch)
     for phase in config.phases(study):
         phase.algorithm.init({}, [site for site, splits in dealt.items() if splits["train"]])  # may refuse these sites
@@ -277,6 +279,12 @@ def refuse_bare(study: Study) -> None:
     if facts(first).needs_model:
         name = name_of(first)
         raise ConfigError(f"{name} goes on from a model: let it come after another algorithm, under [[then]]")
+
+
+def refuse_ensemble(study: Study) -> None:
+    """Refuse to train an ensemble."""
+    if isinstance(study.model, Ensemble):
+        raise ConfigError("an ensemble is not trained: train its members, then 'polysite ensemble RUN RUN --out FOLDER'")
 
 
 def build_phases(study: Study, sites: Mapping[str, TorchSite]) -> list[Phase]:
@@ -462,10 +470,10 @@ def train(
         with folder.alone():
             with logged(folder):
                 at = find_progress(folder, opened.phases) if before else None
-            return _conducted(study, dealt, opened, folder, at, watch, evaluate, until)
+            return conducted(study, dealt, opened, folder, at, watch, evaluate, until)
 
 
-def _conducted(
+def conducted(
     study: Study,
     dealt: Mapping[str, SiteSplit],
     opened: OpenedStudy,
@@ -533,6 +541,8 @@ def title(study: Study) -> str:
     >>> title(Study(then=({"algorithm": "fine_tune"},)))
     'fedavg-then-fine_tune'
     """
+    if isinstance(study.model, Ensemble):
+        return "ensemble"
     return "-then-".join(POOLED if s.run.pooled else _title(s.algorithm) for s in config.phases(study))
 
 
@@ -569,7 +579,7 @@ def resume(
             watch = tracked(watch, track, folder.path)
             with logged(folder):
                 at = find_progress(folder, opened.phases)
-            return _conducted(study, dealt, opened, folder, at, watch, evaluate, until)
+            return conducted(study, dealt, opened, folder, at, watch, evaluate, until)
 
 
 def pinned(study: Study) -> Study:

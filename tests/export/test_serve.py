@@ -256,7 +256,7 @@ def test_pictures_are_classified(model, pictures, tmp_path):
         found = {row.pop("case"): row for row in csv.DictReader(file)}
     site = build_sites(study)["B"]
     best = load_file(tmp_path / "run" / "models" / "best.safetensors")
-    for who, logits, _ in site._predictions(best, site.cases("test")):
+    for who, logits, _ in site.predictions(best, site.cases("test")):
         assert list(found[who]) == ["bright", "dark"]
         assert [float(p) for p in found[who].values()] == pytest.approx(logits.softmax(0).tolist(), abs=1e-6)
     assert set(found) == {f"p{k}" for k in range(1, 12, 2)}

@@ -262,6 +262,14 @@ def _load(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
     return replace(loaded, at=replace(at, memories={**empty, **known}))
 
 
+def adopt(folder: RunFolder, phase: Phase, at: Progress) -> Progress:
+    """Keep a position that was not trained here as the last and the best round of a run folder; return it so."""
+    at = replace(at, best_round=at.round, best_score=0.0)
+    for path in (folder.round(at.round), folder.best(at.round)):
+        _keep(folder, path, phase, at)
+    return at
+
+
 def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None:
     """Return the newest readable checkpoint; a damaged one is reported and set aside."""
     paths = folder.checkpoints()

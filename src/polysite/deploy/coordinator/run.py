@@ -170,6 +170,7 @@ def check(chosen: Study) -> None:
     if chosen.split.file:
         raise ConfigError("split.file names cases, which stay at the hospitals: leave it out")
     study.refuse_bare(chosen)
+    study.refuse_ensemble(chosen)
 
 
 def _roster(
