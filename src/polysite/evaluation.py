@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polysite import config, study
+from polysite import config, postprocessing, study
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.case import SPLITS
@@ -135,7 +135,7 @@ def dealt_as_trained(folder: RunFolder, chosen: Study) -> Mapping[SiteId, SiteSp
 
 def _subject(folder: RunFolder, split: str, on: Path | str | None) -> Subject:
     """Return the cases of a split of the run's own data, or all cases of other data."""
-    chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
+    chosen = postprocessing.resolved(config.parse(folder.config, where=str(folder.path / "config.toml")), folder.result)
     if on is None and split not in SPLITS:
         raise ConfigError(f"there is no split {split!r}; choose {', '.join(SPLITS)}")
     dealt = dealt_as_trained(folder, chosen)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from polysite import config, machine, peak
+from polysite import config, machine, peak, postprocessing
 from polysite.algorithms import name_of
 from polysite.algorithms.base import check_sites, facts, trials
 from polysite.cluster.mixture import CaseClusters
@@ -284,7 +284,9 @@ def refuse_bare(study: Study) -> None:
 def refuse_ensemble(study: Study) -> None:
     """Refuse to train an ensemble."""
     if isinstance(study.model, Ensemble):
-        raise ConfigError("an ensemble is not trained: train its members, then 'polysite ensemble RUN RUN --out FOLDER'")
+        raise ConfigError(
+            "an ensemble is not trained: train its members, then 'polysite ensemble RUN RUN --out FOLDER'"
+        )
 
 
 def build_phases(study: Study, sites: Mapping[str, TorchSite]) -> list[Phase]:
@@ -327,6 +329,7 @@ def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch:
     from polysite.engines.ray.transport import RaySites, RemoteSite
 
     refuse_bare(study)
+    postprocessing.refuse_remote(study, "in the engine 'ray'")
     refuse_duplicates([ref for splits in dealt.values() for split in SPLITS for ref in splits[split]])
     cases = {site: {k: tuple(c.name for c in splits[k]) for k in SPLITS} for site, splits in dealt.items()}
     recipe = json.dumps({"study": _as_text(study), "cases": cases})
@@ -623,6 +626,7 @@ def conduct(
     until: int | None = None,
 ) -> Run:
     """Train into a run folder, from its beginning or from a checkpoint, over any transport."""
+    choose = postprocessing.chooser(phases) if study.train.clean.auto else None
     with logged(folder) as log:
         log.info("%s over %s", title(study), ", ".join(phases[0].transport.names))
         for line in lines:
@@ -632,7 +636,16 @@ def conduct(
         source = study.data
         about = {"task": source.task, "labels": source.label_names, "modalities": source.modality_names}
         result = run_phases(
-            phases, start, study.seed, folder, resume=at, watch=watch, about=about, evaluate=evaluate, until=until
+            phases,
+            start,
+            study.seed,
+            folder,
+            resume=at,
+            watch=watch,
+            about=about,
+            evaluate=evaluate,
+            until=until,
+            choose=choose,
         )
         watch.end()
         log.info("finished; best round %d", result.best_round + 1)

@@ -31,6 +31,7 @@ from polysite.errors import ConfigError, RunError
 from polysite.models.ensemble import Ensemble, joined
 from polysite.payload import Payload, SiteId
 from polysite.study import OpenedStudy, Run
+from polysite.training.cleaning import Clean
 from polysite.training.network import Network
 from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
@@ -54,9 +55,7 @@ class Mixture:
         return joined([models[site] for models in self.models], weights)
 
 
-def ensemble(
-    runs: Sequence[Path | str], out: Path | str, weights: Weights = "equal", watch: Watch = Watch()
-) -> Run:
+def ensemble(runs: Sequence[Path | str], out: Path | str, weights: Weights = "equal", watch: Watch = Watch()) -> Run:
     """Make an ensemble of finished runs, evaluate it on the test cases, and write it as a finished run folder.
 
     Args:
@@ -66,6 +65,8 @@ def ensemble(
         weights: ``equal``, or chosen for every hospital on its ``validation`` cases (those of all members), shrunk
             towards equal weights where there are few.
         watch: Observer of the progress.
+
+    Masks are cleaned (``train.clean``) if all members clean in the same way.
     """
     if weights not in WEIGHTS:
         raise ConfigError(f"weights = {weights!r}: {' or '.join(map(repr, WEIGHTS))}")
@@ -97,8 +98,13 @@ def _study(members: Sequence[MemberRun], out: Path) -> tuple[Study, Mapping[Site
     parts = combined(members)
     if not any(part != "train" for part, _ in parts.values()):
         raise ConfigError("every case trained some member, so the ensemble has neither test nor validation cases")
+    cleanings = {m.study.train.clean for m in members}
+    clean = cleanings.pop() if len(cleanings) == 1 else Clean()
+    if clean.auto and not any(part == "validation" for part, _ in parts.values()):
+        clean = Clean()  # nothing to choose it by
     chosen = replace(
         first,
+        train=replace(first.train, clean=clean),
         model=Ensemble(tuple(m.model for m in members)),
         algorithm=find("fedavg", ALGORITHMS, "algorithm")(),
         run=Plan(rounds=1),
@@ -130,8 +136,8 @@ def _held(chosen: Study, dealt: Mapping[SiteId, SiteSplit], shared: bool) -> Stu
     stranger = next((s for s, splits in sorted(dealt.items()) if not splits["train"]), None)
     if stranger is not None:
         raise ConfigError(
-            f"{stranger!r} does not train, so it can use an ensemble only if all hospitals share one: take members with "
-            "one model for all, and equal weights"
+            f"{stranger!r} does not train, so it can use an ensemble only if all hospitals share one: take members "
+            "with one model for all, and equal weights"
         )
     return replace(chosen, algorithm=find("local", ALGORITHMS, "algorithm")())
 

@@ -1,9 +1,9 @@
 """Members of an ensemble: finished runs of the same data, and the parts that their cases have in the ensemble.
 
 The part of a case follows from its parts in all members. A test case of one member is a test case of the ensemble if no
-other member trained on it or chose its best round by it; otherwise the runs do not go together. A case that validates in
-all members that know it validates; any other case counts as a training case. The test cases that ``split.inner`` leaves
-out of a run are test cases that this run has not seen.
+other member trained on it or chose its best round by it; otherwise the runs do not go together. A case that is a
+validation case of all members that know it is one of the ensemble; any other case counts as a training case. The test
+cases that ``split.inner`` leaves out of a run are test cases that this run has not seen.
 """
 
 import csv
@@ -95,7 +95,9 @@ def _check_alike(first: MemberRun, other: MemberRun) -> None:
         compared.append(("patients, which come from the seed", a.seed, b.seed))
     odd = next((what for what, here, there in compared if here != there), None)
     if odd is not None:
-        raise ConfigError(f"{other.folder.path} differs from {first.folder.path} in its {odd}; an ensemble needs equal ones")
+        raise ConfigError(
+            f"{other.folder.path} differs from {first.folder.path} in its {odd}; an ensemble needs equal ones"
+        )
 
 
 def combined(members: Sequence[MemberRun]) -> Parts:

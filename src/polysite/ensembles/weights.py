@@ -1,13 +1,13 @@
 """Weights of an ensemble's members, chosen on the validation cases of a hospital and shrunk towards equal weights.
 
-The weights lie on a grid over the simplex that includes equal weights. With d_i the gain of a case's score (mean Dice of
-its labels, or accuracy) over equal weights, the weights with the largest
+The weights lie on a grid over the simplex that includes equal weights. With d_i the gain of a case's score (the mean
+Dice of its labels, or the accuracy) over equal weights, the weights with the largest
 
     mean d  -  sqrt(v / n),    v = (K s^2 + sum_i (d_i - mean d)^2) / (K + n)
 
-are taken: the mean gain over n cases less its standard error. The variance v includes K = 4 prior cases with a deviation
-of s = 0.05, so that two cases choose weights only where a member is clearly better. Equal weights have 0, and of several
-best ones those nearest to them are taken. A hospital without validation cases has equal weights.
+are taken: the mean gain over n cases less its standard error. The variance v includes K = 4 prior cases with a
+deviation of s = 0.05, so that two cases choose weights only where a member is clearly better. Equal weights have 0, and
+of several best ones those nearest to them are taken. A hospital without validation cases has equal weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,7 +91,9 @@ def on_validation(
         models: The models that each member has for the hospitals.
         networks: The networks of the members.
     """
-    return {name: _at_site(site, [m[name] for m in models], networks) for name, site in sites.items() if name in models[0]}
+    return {
+        name: _at_site(site, [m[name] for m in models], networks) for name, site in sites.items() if name in models[0]
+    }
 
 
 def _at_site(site: TorchSite, models: Sequence[Tree], networks: Sequence[Network]) -> Choice:
@@ -107,4 +109,5 @@ def _at_site(site: TorchSite, models: Sequence[Tree], networks: Sequence[Network
 def mixed(weights: Values, logits: torch.Tensor) -> torch.Tensor:
     """Return the weighted mean of the members' logits of a case."""
     factors = torch.as_tensor(weights, dtype=logits.dtype, device=logits.device)
-    return torch.tensordot(factors, logits, 1)
+    mean: torch.Tensor = torch.tensordot(factors, logits, 1)
+    return mean

@@ -3,8 +3,8 @@
     z(x) = sum_m a_m z_m(x),    sum_m a_m = 1
 
 The weights a_m are part of the parameters, so that every hospital may have its own. An ensemble is not trained:
-``polysite ensemble`` makes it of finished runs. Logits are averaged rather than probabilities, as those of mirror images
-and of overlapping windows are: masks and exported models start from logits with or without an ensemble.
+``polysite ensemble`` makes it of finished runs. Logits are averaged rather than probabilities, as those of mirror
+images and of overlapping windows are: masks and exported models start from logits with or without an ensemble.
 """
 
 from collections.abc import Sequence

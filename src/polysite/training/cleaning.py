@@ -2,7 +2,7 @@
 
 A component is a set of voxels that touch by a face, an edge or a corner. A hole is background that does not reach the
 border of the image through faces. Steps apply in this order to every label by itself: remove small components, keep the
-largest one, fill holes. Where a voxel has at most one label, a hole takes only voxels without any label, label by label.
+largest one, fill holes. Where a voxel has at most one label, only voxels without any label are filled, label by label.
 """
 
 from collections.abc import Sequence
@@ -123,5 +123,5 @@ def _holes(mask: Mask) -> Mask:
 
 def _box(mask: Mask) -> tuple[slice, ...] | None:
     """Return the smallest box around a mask; None if it is empty."""
-    lines = [mask.any(tuple(a for a in range(mask.ndim) if a != axis)).nonzero()[0] for axis in range(mask.ndim)]
+    lines = [np.flatnonzero(mask.any(tuple(a for a in range(mask.ndim) if a != axis))) for axis in range(mask.ndim)]
     return tuple(slice(int(at[0]), int(at[-1]) + 1) for at in lines) if len(lines[0]) else None
