@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -36,8 +36,7 @@ from polysite.training.network import Network
 from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
-Weights = Literal["equal", "validation"]
-WEIGHTS: tuple[Weights, ...] = ("equal", "validation")
+WEIGHTS = ("equal", "validation")
 ABOUT = "ensemble.json"
 
 
@@ -55,7 +54,7 @@ class Mixture:
         return joined([models[site] for models in self.models], weights)
 
 
-def ensemble(runs: Sequence[Path | str], out: Path | str, weights: Weights = "equal", watch: Watch = Watch()) -> Run:
+def ensemble(runs: Sequence[Path | str], out: Path | str, weights: str = "equal", watch: Watch = Watch()) -> Run:
     """Make an ensemble of finished runs, evaluate it on the test cases, and write it as a finished run folder.
 
     Args:
@@ -155,7 +154,7 @@ def _written(
     mixture: Mixture,
     members: Sequence[MemberRun],
     out: Path,
-    weights: Weights,
+    weights: str,
     watch: Watch,
 ) -> Run:
     """Write the run folder, as that of a run whose only round has ended, and evaluate it."""
