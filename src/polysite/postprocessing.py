@@ -6,6 +6,7 @@ gains above zero with p < 0.05 after Holm's correction for the number of options
 gain is taken, and without one nothing is cleaned. So fewer than eight cases that change can choose nothing.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
@@ -22,6 +23,7 @@ from polysite.training.cleaning import OPTIONS, Clean
 from polysite.training.torch_site import TorchSite
 
 LEVEL = 0.05
+log = logging.getLogger("polysite")
 Record = dict[str, Any]  # of the choice, in result.json
 
 
@@ -46,6 +48,7 @@ def chooser(phases: Sequence[Phase]) -> Callable[[Models], Record]:
         chosen, record = decide(np.array(rows).reshape(-1, 1 + len(OPTIONS)))
         for phase in phases:
             cast(Simulator, phase.transport).change_sites(lambda site: _under(cast(TorchSite, site), chosen))
+        log.info("cleaning of masks, chosen on %d validation cases: %s", len(rows), chosen)
         return record
 
     return choose

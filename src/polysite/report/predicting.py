@@ -12,14 +12,10 @@ def members(name_of_run: str, about: Mapping[str, Any]) -> Grid:
     for site, found in about["sites"].items():
         sites.setdefault(tuple(found["weights"]), []).append(site)
     chosen = about["weights"] == "validation"
-    lines = [
-        Line((name(_listed(names, len(about["sites"]))), *(number(w, ".2f") for w in weights)))
-        if not chosen
-        else Line(
-            (name(_listed(names, len(about["sites"]))), *(number(w, ".2f") for w in weights), _gain(about, names))
-        )
-        for weights, names in sites.items()
-    ]
+    lines = []
+    for weights, names in sites.items():
+        cells = (name(_listed(names, len(about["sites"]))), *(number(w, ".2f") for w in weights))
+        lines.append(Line((*cells, _gain(about, names)) if chosen else cells))
     head = ("hospital", *(m["name"] for m in about["members"]), *(["gain on validation"] if chosen else []))
     note = (
         "Chosen for every hospital on its validation cases, and shrunk towards equal weights where there are few. The "
@@ -54,10 +50,10 @@ def cleaning(name_of_run: str, found: Mapping[str, Any]) -> Grid:
         )
         for row in found["options"]
     ]
+    taken = chosen or "no cleaning, since no gain is beyond chance (p < 0.05)"
     note = (
-        f"Gain of the mean Dice over no cleaning, on {found['cases']} validation cases of all hospitals; p of Wilcoxon's "
-        f"signed-rank test paired by case (gain above zero), corrected by Holm. Taken: {chosen or 'no cleaning'}"
-        f"{'' if chosen else ', since no gain is beyond chance (p < 0.05)'}."
+        f"Gain of the mean Dice over no cleaning, on {found['cases']} validation cases of all hospitals; p of "
+        f"Wilcoxon's signed-rank test paired by case (gain above zero), corrected by Holm. Taken: {taken}."
     )
     head = ("cleaning", "gain", "p", "cases that change")
     return Grid("cleaning", f"Cleaning of masks by {name_of_run}", head, tuple(lines), note)
