@@ -43,7 +43,9 @@ def root(tmp_path_factory):
 
 
 def rows(run):
-    return {(r["Site"], r["Subject_ID"]): r["Split"] for r in csv.DictReader((run / "split.csv").read_text().splitlines())}
+    return {
+        (r["Site"], r["Subject_ID"]): r["Split"] for r in csv.DictReader((run / "split.csv").read_text().splitlines())
+    }
 
 
 def test_identical_members_score_as_the_member(root, tmp_path):
@@ -94,7 +96,9 @@ def test_folds_share_their_unseen_test_cases(root, tmp_path):
 
 def test_mirrored_members_predict_mirrored(root, tmp_path):
     made = ensembles.ensemble([root / "mirrored"] * 2, tmp_path / "mirrored")
-    assert parse(made.folder.config).train.mirror and made.mean == pytest.approx(mean_score(read(root / "mirrored").scores, "case"))
+    assert parse(made.folder.config).train.mirror and made.mean == pytest.approx(
+        mean_score(read(root / "mirrored").scores, "case")
+    )
 
 
 def test_runs_that_do_not_go_together_are_refused(root, tmp_path):

@@ -49,7 +49,13 @@ def test_members_keep_their_parameters_under_names_of_their_own():
 
 
 def test_an_ensemble_survives_its_file_and_refuses_nonsense():
-    study = parse("", {"model.name": "ensemble", "model.members": '[{ name = "unet_small" }, { name = "unet", filters = [2, 4, 4] }]'})
+    study = parse(
+        "",
+        {
+            "model.name": "ensemble",
+            "model.members": '[{ name = "unet_small" }, { name = "unet", filters = [2, 4, 4] }]',
+        },
+    )
     assert study.model == Ensemble((UNet(filters=(16, 32, 64, 128)), TINY)) and study.model.divisor == 8
     assert parse(dump(study, notes=True)) == study
     for members, words in (

@@ -47,7 +47,9 @@ class CleanMasks:
         found = self._slices(masks, spacing) if axes > self.dims else self._one(masks, spacing)
         if self.exclusive:
             found = np.max([(k + 1) * mask for k, mask in enumerate(found)], axis=0)[None]
-        return {**case, "pred": torch.from_numpy(found.astype(given.dtype))}
+        new = pred.clone()  # with the metadata that MONAI needs to return to the grid of the scan
+        new[...] = torch.from_numpy(found.astype(given.dtype))
+        return {**case, "pred": new}
 
     def _one(self, masks: np.ndarray, spacing: list[float]) -> np.ndarray:
         return cleaned(masks, self.clean, spacing, "mm", self.exclusive)
