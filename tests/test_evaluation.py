@@ -144,13 +144,13 @@ def test_other_parts_and_pooled_training_can_be_examined(tmp_path):
 @pytest.mark.parametrize("algorithm", [ps.Local(), ps.FedAvg()], ids=["personal", "shared"])
 def test_models_of_own_best_rounds_are_examined_and_found_again(algorithm, tmp_path, elsewhere, monkeypatch):
     """Every test case once by the model that its hospital uses, and once more where the common best is another."""
-    seen, predictions = Counter(), TorchSite._predictions
+    seen, predictions = Counter(), TorchSite.predictions
 
     def counted(self, params, cases):
         seen.update(c for c in cases if c in self.cases("test"))
         return predictions(self, params, cases)
 
-    monkeypatch.setattr(TorchSite, "_predictions", counted)
+    monkeypatch.setattr(TorchSite, "predictions", counted)
     study = replace(SMALL, algorithm=algorithm, train=replace(SMALL.train, lr=8.0), run=ps.Plan(rounds=4, best="own"))
     run = ps.train(study, tmp_path / "run")
     result = run.result
@@ -255,13 +255,13 @@ def test_an_old_evaluation_stays_if_a_new_one_cannot_take_its_place(root, monkey
 def test_a_finished_run_predicts_each_test_case_once_per_model(tmp_path, monkeypatch):
     """Count the predictions of test cases: shared models predict each case once, personal ones once per model."""
     predicted = Counter()
-    inner = TorchSite._predictions
+    inner = TorchSite.predictions
 
     def counted(self, params, cases):
         predicted.update(case for case in cases if case in self.cases("test"))
         return inner(self, params, cases)
 
-    monkeypatch.setattr(TorchSite, "_predictions", counted)
+    monkeypatch.setattr(TorchSite, "predictions", counted)
     for algorithm, models in ((ps.FedAvg(), 1), (ps.Local(), 3)):
         predicted.clear()
         run = ps.train(replace(SMALL, algorithm=algorithm), tmp_path / type(algorithm).__name__)

@@ -33,7 +33,7 @@ from polysite.data.split import Split
 from polysite.engines.plan import Plan
 from polysite.errors import ConfigError, nearest
 from polysite.heterogeneity.exchange import Assess
-from polysite.models import MODELS, Model
+from polysite.models import CHOICES, MODELS, Model
 from polysite.models.encoders import ENCODERS, Bundled, Encoder
 from polysite.training.settings import Train
 
@@ -93,6 +93,8 @@ class Study:
                 f"train.foreground = {self.train.foreground} chooses patches by labelled voxels, but this model "
                 "classifies images, which have none: set it to 0"
             )
+        if (self.train.clean.does or self.train.clean.auto) and self.model.task == "classification":
+            raise ConfigError("train.clean is for predicted masks, but this model classifies images: leave it out")
         step = self.model.divisor
         for name in ("patch", "window"):
             given = getattr(self.train, name)
@@ -482,8 +484,10 @@ def _choices(at: str) -> Mapping[str, Any] | None:
         return {n: find(n, ALGORITHMS, "algorithm") for n in ALGORITHMS}
     if re.fullmatch(r"algorithm(\.inner)*\.server", at):
         return {n: find(n, SERVER_OPTIMISERS, "server optimiser") for n in SERVER_OPTIMISERS}
+    if re.fullmatch(r"model(\.members\[\d*\])?", at):
+        return CHOICES
     sections: dict[str, Mapping[str, Any]]
-    sections = {"model": MODELS, "data": SOURCES, "federation": FEDERATIONS, "encoder": ENCODERS, "cost": SPEEDS}
+    sections = {"data": SOURCES, "federation": FEDERATIONS, "encoder": ENCODERS, "cost": SPEEDS}
     return sections.get(re.sub(r"^federation\[\d+\]", "federation", at))
 
 

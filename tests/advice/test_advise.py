@@ -63,6 +63,9 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     page = advice.write_page(found).read_text()
     assert all(site in page for site in SITES) and "no difference shown" in page
     numbers = json.loads((tmp_path / "whole" / "advice.json").read_text())
+    members = config.parse(found.models.folder.config).model.members
+    assert len(members) == 2 and {c for s in found.models.result.test.values() for c in s} == tested
+    assert numbers["test"]["mean"] == pytest.approx(found.models.mean)
     assert numbers["strategy"] == found.chosen.name and set(numbers["hospitals"]) == {*SITES}
 
     done.clear()

@@ -11,11 +11,13 @@ import pytest
 import torch
 from monai.bundle import ConfigWorkflow, verify_net_in_out
 from monai.bundle import run as run_bundle
+from monai.data.meta_tensor import MetaTensor
 from PIL import Image as Pillow
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import polysite as ps
+from polysite import ensembles
 from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.base import serving_payloads
 from polysite.cli import app
@@ -26,10 +28,12 @@ from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, RunError
 from polysite.export import serve
+from polysite.export.masks import CleanMasks
 from polysite.export.serve import serve_model
 from polysite.models.names import canonical
 from polysite.report.runs import read
 from polysite.study import build_sites
+from polysite.training.cleaning import Clean, cleaned
 from test_study import SMALL
 
 pytestmark = [
@@ -256,7 +260,7 @@ def test_pictures_are_classified(model, pictures, tmp_path):
         found = {row.pop("case"): row for row in csv.DictReader(file)}
     site = build_sites(study)["B"]
     best = load_file(tmp_path / "run" / "models" / "best.safetensors")
-    for who, logits, _ in site._predictions(best, site.cases("test")):
+    for who, logits, _ in site.predictions(best, site.cases("test")):
         assert list(found[who]) == ["bright", "dark"]
         assert [float(p) for p in found[who].values()] == pytest.approx(logits.softmax(0).tolist(), abs=1e-6)
     assert set(found) == {f"p{k}" for k in range(1, 12, 2)}
@@ -280,6 +284,46 @@ def test_a_network_of_our_own_needs_polysite(scans, tmp_path):
     for (site, who), _ in evaluation.own.items():
         if site == "north":
             assert np.array_equal(bits(answers[who] > 0), evaluation.prediction(site, who))
+
+
+def test_an_ensemble_with_cleaned_masks_goes_home(scans, tmp_path):
+    train = ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light", clean=Clean(largest=True, fill=True))
+    study = study_of(scans, train=train)
+    ps.train(study, tmp_path / "shared", evaluate=False)
+    other = replace(study, algorithm=ps.Local(), model=ps.UNet(filters=(4, 4, 4), bias=False))
+    ps.train(other, tmp_path / "own", evaluate=False)
+    made = ensembles.ensemble([tmp_path / "shared", tmp_path / "own"], tmp_path / "both")
+    bundle = serve_model(tmp_path / "both", "east", tmp_path / "home")
+    assert "polysite" in json.loads((bundle / "configs" / "metadata.json").read_text())["required_packages_version"]
+    readme = (bundle / "docs" / "README.md").read_text()
+    assert "ensemble of 2 networks" in readme and "largest component kept, holes filled" in readme
+    flow = opened(bundle, dataset_dir=scans / "east", output_dir=tmp_path / "answers")
+    flow.run()
+    evaluation = read(made.folder.path).evaluation
+    for who in made.result.test["east"]:
+        case = next(c for c in flow.dataset if flow.parser.get_parsed_content("case_of")(c["image"].meta) == who)
+        expected = evaluation.prediction("east", who)
+        raw = bits(flow.parser.get_parsed_content("predict")(case["image"]) > 0)
+        written = [nibabel.load(tmp_path / "answers" / who / f"{who}_{k}.nii.gz") for k in ("whole", "in_side")]
+        scan = nibabel.load(scans / "east" / who / "scan_t1.nii.gz")
+        there = nearest(expected, np.asarray(case["image"].affine), scan)
+        assert np.array_equal(bits(w.dataobj for w in written), there) and not np.array_equal(raw, expected)
+    assert made.result.test["east"]
+
+
+def test_slices_and_label_maps_are_cleaned_as_cases_are():
+    rng = np.random.default_rng(0)
+    image = MetaTensor(torch.zeros(1, 5, 9, 9), affine=np.diag([3.0, 1.0, 0.5, 1.0]))
+    clean = {"smallest": 2.0, "unit": "mm", "fill": True}
+    masks = rng.random((2, 5, 9, 9)) < 0.3
+    found = CleanMasks(2, 2, False, **clean)({"image": image, "pred": torch.tensor(masks).float()})["pred"]
+    for k in range(5):
+        assert np.array_equal(found[:, k].bool(), cleaned(masks[:, k], Clean(**clean), (1.0, 0.5)))
+    numbers = torch.tensor(rng.integers(0, 3, (1, 5, 9, 9))).float()
+    found = CleanMasks(2, 3, True, **clean)({"image": image, "pred": numbers})["pred"]
+    parts = np.stack([numbers[0].numpy() == k for k in (1, 2)])
+    expected = cleaned(parts, Clean(**clean), (3.0, 1.0, 0.5), exclusive=True)
+    assert found.dtype == numbers.dtype and np.array_equal(np.stack([found[0] == k for k in (1, 2)]), expected)
 
 
 @pytest.fixture(scope="module")

@@ -87,10 +87,10 @@ def test_a_site_scores_the_mean_over_mirror_images():
     net = Network(UNet(filters=(2, 4, 4)).build(dims=3, modalities=1, outputs=1, seed=1), train)
     site = TorchSite("s", net, {"test": [Case("s", "x", image, (image > 1).astype(np.uint8))]}, ["L"], train, 0)
     plain = site.under(replace(train, mirror=False))
-    ((_, found, _),) = site._predictions(site.start, ["x"])
+    ((_, found, _),) = site.predictions(site.start, ["x"])
     turned = torch.from_numpy(image).flip((1, 3))  # one of the mirror images: their mean is the same, mirrored
     site._volumes["x"] = turned, site._volumes["x"][1]
-    ((_, other, _),) = site._predictions(site.start, ["x"])
+    ((_, other, _),) = site.predictions(site.start, ["x"])
     torch.testing.assert_close(other.flip((1, 3)), found, atol=1e-5, rtol=1e-4)
-    ((_, once, _),) = plain._predictions(site.start, ["x"])
+    ((_, once, _),) = plain.predictions(site.start, ["x"])
     assert (once - other).abs().max() > 0.01

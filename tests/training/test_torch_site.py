@@ -561,5 +561,5 @@ def test_scores_that_cross_together_are_those_of_single_cases(task):
     held = [Case("s", str(k), x, y) for k, (x, y) in enumerate(zip(images, masks, strict=True))]
     here = TorchSite("s", net, {"validation": held}, labels, PLAIN, 0, task)
     names = here.cases("validation")
-    assert here._score_together(here._predictions(here.start, names)) == here.score(here.start, names)
+    assert here._score_together(here.predictions(here.start, names)) == here.score(here.start, names)
     assert here._score_together([]) == {}

@@ -25,14 +25,18 @@ from polysite.advice.contenders import REFERENCE, Contender, contenders
 from polysite.advice.decide import Comparison, Gain, compare, differences, gain_of, winner
 from polysite.advice.stages import LONGER, Shares, shares
 from polysite.advice.tournament import Played, play
+from polysite.algorithms.base import facts
 from polysite.benchmark.budget import lengthen
 from polysite.benchmark.jobs import Step, silent
 from polysite.config import Study
+from polysite.engines.run_folder import RunFolder
+from polysite.ensembles import ensemble
 from polysite.errors import ConfigError
 from polysite.heterogeneity.verdict import Verdict
 from polysite.metrics import shrinkage
 from polysite.metrics.statistics import signed_rank
 from polysite.storage import write_file
+from polysite.study import Run
 from polysite.tuning.search import same_settings
 
 GIVEN = "fedavg, as given"  # the study's own recipe
@@ -70,6 +74,7 @@ class Advice:
     p: float
     sites: Mapping[str, Gain]
     study: Study
+    models: Run | None  # the ensemble of the inner folds, evaluated on the test cases; None if there is none
 
     @property
     def given(self) -> Played:
@@ -137,9 +142,11 @@ def advise(
     gains = differences(final, given)
     sites = {s: gain_of({k: v for k, v in gains.items() if k[0] == s}) for s in sorted({s for s, _ in gains})}
     advised = replace(final.study, run=_last_round(final.study, base))
+    tested = any(splits["test"] for splits in dealt.values())
+    models = _models(final, out / "models", step) if tested else None
     found = Advice(
         out, verdict, budget, words, tuple(listed), played, tuple(compared), chosen, longer, own, final,
-        gain_of(gains), signed_rank(list(gains.values())), sites, advised,
+        gain_of(gains), signed_rank(list(gains.values())), sites, advised, models,
     )  # fmt: skip
     write_file(out / "study.toml", lambda path: path.write_text(config.dump(study.pinned(advised)), encoding="utf-8"))
     write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(found), indent=1), encoding="utf-8"))
@@ -160,6 +167,7 @@ def plain(found: Advice) -> dict[str, Any]:
             c.name: {"gain": c.gain.mean, "low": c.gain.low, "high": c.gain.high, "p": c.p, "better": c.better}
             for c in found.compared
         },
+        "test": {"mean": found.models.mean, "hospitals": found.models.dice()} if found.models else None,
         "hospitals": {
             site: {
                 "score": found.final.by_site()[site],
@@ -249,6 +257,16 @@ def _by_site(gains: Mapping[tuple[str, str], float]) -> dict[str, list[float]]:
     for (site, _), gain in gains.items():
         found.setdefault(site, []).append(gain)
     return found
+
+
+def _models(final: Played, out: Path, step: Step) -> Run | None:
+    """Return the models of the inner folds as one ensemble per hospital; None for models of patients' clusters."""
+    if RunFolder(out).finished:
+        return Run(RunFolder(out), RunFolder(out).result)
+    if any(facts(phase.algorithm).ends_study for phase in config.phases(final.study)):
+        return None
+    step("the models of the inner folds together", 0)
+    return ensemble(final.runs, out)
 
 
 def _last_round(chosen: Study, base: Study) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from polysite.advice.advise import Advice
@@ -60,7 +60,14 @@ def _how(found: Advice) -> Markup:
     reasons = [*found.chosen.reasons] if found.chosen.family != "one model" else []
     items += [Markup("Why this strategy was tried: {}").format(reason) for reason in reasons]
     listed = Markup("").join(Markup("<li>{}</li>").format(item) for item in items)
-    files = escape("study.toml is the advised study, ready to train; advice.json has all numbers.")
+    files = Markup(
+        "<code>study.toml</code> is the advised study, ready to train; <code>advice.json</code> has all numbers."
+    )
+    if found.models:
+        files += Markup(
+            ' <a href="models/">models</a> is a run folder: for every hospital, an ensemble of the models of the inner '
+            "folds. On the test cases, which nothing was chosen by, its mean score is {}."
+        ).format(f"{found.models.mean:.3f}")
     return Markup("<ul>{}</ul><p>{}</p>").format(listed, files)
 
 

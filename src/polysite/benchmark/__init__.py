@@ -14,6 +14,9 @@ A benchmark is a TOML file::
     [methods.NAME]                      settings of one method; two keys use the result of an assessment:
     outlier = { distance = "emd", weight = 0.3 }     a lower weight for the outlier by this distance, or
     clusters = "euclidean"                           one model for every cluster by this distance
+    [ensembles.NAME]                    an ensemble of finished runs, as a method: of several methods or, with
+    of = ["fedavg", "local"]            of = "fedavg" and folds = 3, of runs without one inner fold each;
+    weights = "validation"              chosen on validation cases; equal by default
     [[federations]]                     a federation that every method runs in, for every fold and seed: its title and
     title = "dirichlet 0.1"             its keys, or "federation" with a list of steps; "study" has other sections that
     name = "dirichlet"                  change with it, such as split

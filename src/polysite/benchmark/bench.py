@@ -10,6 +10,8 @@ from typing import Any, get_args
 from polysite import config
 from polysite.algorithms import ALGORITHMS
 from polysite.benchmark.axes import NamedFederation, check_sweep, federations
+from polysite.benchmark.mixed import EnsembleOf, inner_folds
+from polysite.benchmark.mixed import check as check_ensembles
 from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
 from polysite.errors import ConfigError, nearest
@@ -21,6 +23,7 @@ from polysite.report.published import Paper
 KEYS = (
     "title", "about", "reference", "preset", "seeds", "folds", "needs", "sizes", "study", "methods", "federations",
     "sweep", "sweep_methods", "published_folds", "published", "compare", "radiomics", "budget",
+    "ensembles",
 )  # fmt: skip
 SCALES = {  # besides "full", and tables of changes in a benchmark's file
     "small": "phantoms and few rounds: minutes",
@@ -103,6 +106,8 @@ class Bench:
     budget: Kind = "rounds"  # what is equal for all methods: rounds, or the steps or bytes of the reference
     federations: tuple[NamedFederation, ...] = ()  # none: all methods have the federation of the study
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # key of a study -> values
+    ensembles: Mapping[str, EnsembleOf] = field(default_factory=dict)  # of finished runs
+    members: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # methods that are trained for these alone
     sweep_methods: tuple[str, ...] = ()  # methods that are swept; none: all that have a swept key
     phantoms: bool = False  # whether its data are phantoms
     needs: str = ""  # the data that it is made for, and how to name them
@@ -116,12 +121,23 @@ class Bench:
 
     def only(self, methods: Sequence[str]) -> "Bench":
         """Return the benchmark with these methods only; with all, if none is named."""
+        known = [*self.methods, *self.ensembles]
         for name in methods:
-            if name not in self.methods:
-                raise ConfigError(f"{self.name} has no method {name!r}; {nearest(name, self.methods)}")
-        chosen = {n: m for n, m in self.methods.items() if n in methods} if methods else self.methods
+            if name not in known:
+                raise ConfigError(f"{self.name} has no method {name!r}; {nearest(name, known)}")
+        if not methods:
+            return self
+        mixed = {n: e for n, e in self.ensembles.items() if n in methods}
+        needed = {*methods, *(m for n, e in mixed.items() for m in e.members(n))}
+        chosen, members = ({n: m for n, m in each.items() if n in needed} for each in (self.methods, self.members))
         swept = tuple(n for n in self.sweep_methods if n in chosen)
-        return replace(self, methods=chosen, sweep_methods=swept, sweep=self._sweep_of(swept))
+        sweep = self._sweep_of(swept)
+        return replace(self, methods=chosen, members=members, ensembles=mixed, sweep_methods=swept, sweep=sweep)
+
+    @property
+    def whole(self) -> "Bench":
+        """The benchmark with the members of its ensembles as methods: all that is trained."""
+        return replace(self, methods={**self.methods, **self.members})
 
     def _sweep_of(self, swept: Sequence[str]) -> Mapping[str, Sequence[Any]]:
         """Return the sweep; empty if all methods that it names are left out."""
@@ -216,6 +232,8 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     study, folds = given.get("study", {}), given.get("published_folds")
     methods, swept = given.get("methods", {}), given.get("sweep_methods", ())
     sweep = config.flat(given.get("sweep", {}))
+    mixed = {n: config.convert(EnsembleOf, e, f"ensembles.{n}") for n, e in given.get("ensembles", {}).items()}
+    check_ensembles(mixed, methods, name)
     check_sweep(sweep, swept, methods)
     _check_reference(name, given.get("reference"), methods)
     _check_algorithms(name, methods, study)
@@ -224,6 +242,8 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
         name=name,
         title=given.get("title", name),
         methods=methods,
+        ensembles=mixed,
+        members=inner_folds(mixed, methods),
         federations=federations(given.get("federations", ())),
         sweep=sweep,
         sweep_methods=tuple(swept),

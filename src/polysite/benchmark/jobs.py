@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
@@ -266,17 +266,21 @@ def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
     }  # fmt: skip
     asked |= {"federations": [{"title": f.title, **f.study} for f in bench.federations]} if bench.federations else {}
     asked |= {"sweep": bench.sweep} if bench.sweep else {}
+    mixed = {n: {**asdict(e), "of": list(e.of)} for n, e in bench.ensembles.items()}
     file = out / "bench.toml"
     if not file.exists():
-        return tomli_w.dumps(asked)
+        return tomli_w.dumps({**asked, "ensembles": mixed} if mixed else asked)
     before = {"budget": "rounds", **tomllib.loads(file.read_text(encoding="utf-8"))}  # older folders name no budget
     keys = [*asked, *(k for k in ("federations", "sweep") if k in before and k not in asked)]
     odd = [k for k in keys if k != "methods" and before.get(k) != asked.get(k)]
     known = before["methods"]
     odd += [f"method {n}" for n, m in bench.methods.items() if n in known and known[n] != m]
+    made = before.get("ensembles", {})
+    odd += [f"ensemble {n}" for n, e in mixed.items() if n in made and made[n] != e]
     if odd:
         raise RunError(f"{out} was begun with other settings ({odd[0]}); choose another --out, or remove it")
-    return tomli_w.dumps({**asked, "methods": {**known, **bench.methods}})
+    mixed = {**made, **mixed}
+    return tomli_w.dumps({**asked, "methods": {**known, **bench.methods}, **({"ensembles": mixed} if mixed else {})})
 
 
 def check(work: Sequence[Job], distance: bool = False) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from polysite import config
-from polysite.benchmark import cluster
+from polysite.benchmark import cluster, mixed
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.jobs import Job, Step, assess_federations, check, jobs, settings, silent
 from polysite.benchmark.room import refuse_too_large
@@ -63,8 +63,11 @@ def run(
     if slurm and executor == "processes":
         raise ConfigError(f"--slurm {next(iter(slurm))}=...: it goes with --executor submitit")
     text = settings(out, bench, overrides or {})
-    listed = jobs(bench, out, overrides or {}, step)
-    remarks = check(listed, "distance" in bench.compare.figures)
+    listed = jobs(bench.whole, out, overrides or {}, step)
+    remarks = check([job for job in listed if job.method not in bench.members], "distance" in bench.compare.figures)
+    for job in listed:
+        if job.method in bench.members:
+            check([job])
     for remark in remarks:
         log.warning(remark)
     refuse_too_large(listed, out)
@@ -83,7 +86,40 @@ def run(
     else:
         failed = cluster.work(listed, executor, slurm, parallel, out, step)
     remarks += tuple(f"No distances of {title}: {why}." for title, why in unknown.items())
-    return Results({f.title: _methods(listed, f.title, failed) for f in bench.dealt}, failed, remarks)
+    shown = [job for job in listed if job.method not in bench.members]
+    made = {f.title: _ensembles(bench, listed, f.title, failed, step) for f in bench.dealt}
+    cells = {f.title: [*_methods(shown, f.title, failed), *made[f.title]] for f in bench.dealt}
+    return Results(cells, failed, remarks)
+
+
+def _ensembles(
+    bench: Bench, listed: Sequence[Job], federation: str, failed: dict[str, str], step: Step
+) -> list[Method]:
+    """Make the ensembles of a federation whose members have finished; return them as methods.
+
+    The reasons why others failed are added to ``failed``.
+    """
+    made = []
+    for name, each in bench.ensembles.items():
+        runs = []
+        for fold, seed in bench.places:
+            members = each.members(name)
+            here = [j for j in listed if (j.fold, j.seed) == (fold, seed) and federation in j.federations]
+            found = [next((j for j in here if j.method == m), None) for m in members]
+            ready = [j.run for j in found if j is not None and j.done and j.title not in failed]
+            job = Job(name, fold, seed, here[0].study, listed[0].root, (federation,))
+            if len(ready) < len(members):
+                failed[job.title] = "a member of it failed"
+                continue
+            step(f"{job.title}: made of {len(members)} runs", 0)
+            problem = mixed.make(each, ready, job.run)
+            if problem:
+                failed[job.title] = problem
+            else:
+                runs.append(read(job.run, name))
+        if len(runs) == len(bench.places):
+            made.append(Method(name, tuple(runs)))
+    return made
 
 
 def _methods(listed: Sequence[Job], federation: str, failed: Mapping[str, str]) -> list[Method]:

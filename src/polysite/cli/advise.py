@@ -55,4 +55,9 @@ def advise(
         print(f"{advice.decision(found)}\n\n{advice.against_given(found)}\n")
         tables.show_grid(advice.hospitals(found))
         tables.show_grid(advice.strategies(found))
+        if found.models:
+            folder = found.models.folder.path
+            print(
+                f"Models: {folder}, an ensemble for every hospital; mean score of the test cases {found.models.mean:.3f}"
+            )
         print(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}")

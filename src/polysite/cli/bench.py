@@ -116,7 +116,7 @@ def _methods(
     from polysite import benchmark
     from polysite.report import tables
 
-    count = len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen, given))
+    count = len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen.whole, given))
     with tables.counting("runs", count, quiet) as step:
         results = benchmark.run(chosen, target, given, jobs, step, *where)
     for job, why in results.failed.items():

@@ -35,7 +35,8 @@ class Split:
     Splits that the manifest fixes for cases are used unless ``folds`` or ``file`` is set.
 
     Args:
-        validation: Share of a site's cases (with folds or a file, of those not tested); at least one case.
+        validation: Share of a site's cases (with folds or a file, of those not tested); at least one case. 0, with a
+            ``split.csv`` as ``file``: no case but those that the file names.
         test: Share of a site's cases; at least one if the site has three or more.
         folds: Number of folds of a cross-validation, instead of the share ``test``; 0 for none.
         fold: The fold that is tested, from 0.
@@ -72,7 +73,9 @@ class Split:
 
     def __post_init__(self) -> None:
         shared = self.test if self.validation_of == "all" else 0.0
-        if not (0 < self.validation < 1 and 0 <= self.test < 1 and self.validation + shared < 1):
+        if self.validation == 0 and (not self.file or self.folds):
+            raise ConfigError("split.validation = 0 goes with split.file alone, which names all validation cases")
+        if not (0 <= self.validation < 1 and 0 <= self.test < 1 and self.validation + shared < 1):
             raise ConfigError(
                 f"split.validation = {self.validation} and split.test = {self.test} must leave cases to train on: "
                 "both below 1, validation above 0, their sum below 1"
@@ -197,7 +200,7 @@ class Split:
         free = [p for p, split in zip(dealt, fixed, strict=True) if not split]
         if test_share and not test and len(free) >= 3:
             test, free = self._take(free, min(max(1, self._count(test_share, len(dealt))), len(free) - 2))
-        if (free or train) and not validation:
+        if (free or train) and not validation and self.validation:
             rest = len(free) + len(train)
             if rest == 1:
                 raise DataError(

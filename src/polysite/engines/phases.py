@@ -91,6 +91,7 @@ def run_phases(
     about: Mapping[str, Any] = ABOUT,
     evaluate: Evaluate | None = None,
     until: int | None = None,
+    choose: Callable[[Models], Mapping[str, Any]] | None = None,
 ) -> Result:
     """Run all rounds, keep the best model, and write everything to the run folder.
 
@@ -104,6 +105,7 @@ def run_phases(
         about: Task, labels and modalities, for the result.
         evaluate: How to evaluate the final model; None computes only Dice (or accuracy).
         until: Number of rounds after which to stop with a checkpoint, by raising ``Paused``; None for all rounds.
+        choose: Chooses the cleaning of masks by the validation cases of the final models, and has the sites apply it.
     """
     at = resume
     if at and at.phase:
@@ -112,7 +114,7 @@ def run_phases(
     while True:
         at = _train(phases, params, seed, folder, at, handed, watch, until)
         if at.phase + 1 == len(phases):
-            return _finish(phases, folder, at, about, evaluate)
+            return _finish(phases, folder, at, about, evaluate, choose)
         at, handed = _next(phases, folder, at, params)
 
 
@@ -262,6 +264,14 @@ def _load(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
     return replace(loaded, at=replace(at, memories={**empty, **known}))
 
 
+def adopt(folder: RunFolder, phase: Phase, at: Progress) -> Progress:
+    """Keep a position that was not trained here as the last and the best round of a run folder; return it so."""
+    at = replace(at, best_round=at.round, best_score=0.0)
+    for path in (folder.round(at.round), folder.best(at.round)):
+        _keep(folder, path, phase, at)
+    return at
+
+
 def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None:
     """Return the newest readable checkpoint; a damaged one is reported and set aside."""
     paths = folder.checkpoints()
@@ -403,17 +413,19 @@ def _finish(
     at: Progress,
     about: Mapping[str, Any],
     evaluate: Evaluate | None,
+    choose: Callable[[Models], Mapping[str, Any]] | None,
 ) -> Result:
     """Export the last and the best models, evaluate the best ones, write the result."""
     at = _chosen(phases, folder, at)
     last = phases[at.phase]
     _export(last.transport, folder, "last", at.round, _served_now(last, at))
+    cleaning = choose(_final(phases, folder, at)) if choose else {}
     phase, best = find_best(folder, phases, at.best_round)
     own = {i: own.round for i, own in at.own.items() if i in last.transport.audience}
     others = [i for i, round in own.items() if (round, at.phase) != (best.round, best.phase)]
     common = _common(phase, best, folder, others)
     if own:
-        models = find_own(folder, phases, sorted({*last.transport.names, *last.transport.audience}))
+        models = _final(phases, folder, at)
     else:
         models = Models(phase, best.round, lambda sites: serving_payloads(phase.algorithm, best.state, sites))
     transport = models.phase.transport
@@ -439,9 +451,19 @@ def _finish(
             for split, scores in (("validation", validation), ("test", test))
             if own
         },
+        cleaning=cleaning,
     )
     folder.finish(result)
     return result
+
+
+def _final(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> Models:
+    """Return the models that sites end with; the sites' memories are restored to them."""
+    last = phases[at.phase].transport
+    if any(i in last.audience for i in at.own):
+        return find_own(folder, phases, sorted({*last.names, *last.audience}))
+    phase, best = find_best(folder, phases, at.best_round)
+    return Models(phase, best.round, lambda sites: serving_payloads(phase.algorithm, best.state, sites))
 
 
 def _common(

@@ -134,6 +134,7 @@ class Result:
     incidents: tuple[Incident, ...] = ()  # since the last round
     best_rounds: Mapping[SiteId, int] = field(default_factory=dict)  # by site; empty if best_round is that of all
     common: Mapping[str, Mapping[SiteId, Scores]] = field(default_factory=dict)  # by split: scores of best_round
+    cleaning: Mapping[str, Any] = field(default_factory=dict)  # of masks, as chosen on validation, and the evidence
 
     def round_of(self, site: SiteId | None) -> int:
         """Return the round whose model a site uses; None stands for the model that all sites share."""

@@ -8,7 +8,7 @@ whereas training also keeps labelled voxels outside of it.
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from statistics import fmean
@@ -26,6 +26,7 @@ from polysite.engines.record import Result, mean_score
 from polysite.export.routing import CLUSTERS, OUTSIDE, QUANTILE, cluster_file, limits
 from polysite.models import Model
 from polysite.models.densenet import DenseNet
+from polysite.models.ensemble import Ensemble
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.models.unet import UNet
 from polysite.payload import SiteId
@@ -129,8 +130,8 @@ class Bundle:
 
     @property
     def ours(self) -> bool:
-        """Whether the network is implemented by polysite."""
-        return isinstance(self.study.model, UNetSub | DenseNetSub)
+        """Whether the network, or a step after it, is implemented by polysite."""
+        return isinstance(self.study.model, UNetSub | DenseNetSub | Ensemble) or self.study.train.clean.does
 
     @property
     def owner(self) -> str:
@@ -172,6 +173,8 @@ class Bundle:
 
 def method_of(chosen: Study) -> str:
     """Describe the algorithms of a study."""
+    if isinstance(chosen.model, Ensemble):
+        return f"ensemble of {len(chosen.model.members)} networks"
     if chosen.run.pooled:
         return study.POOLED
     return ", then ".join(_named(phase.algorithm) for phase in config.phases(chosen))
@@ -229,6 +232,8 @@ def _data(scans: Scans) -> Config:
 
 def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
     """Return the network as ``models`` builds it; loading the weights refuses any other."""
+    if isinstance(model, Ensemble):
+        return _ensemble(model, dims, modalities, outputs)
     shape = {"dims": dims, "modalities": modalities, "outputs": outputs}
     if isinstance(model, UNetSub):
         parts = {"widths": list(model.widths(**shape)), "filters": list(model.filters), "bias": model.bias}
@@ -242,6 +247,20 @@ def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
         sizes = {"init_features": model.features, "growth_rate": model.growth, "block_config": list(model.blocks)}
         return {"network_def": {"_target_": "monai.networks.nets.densenet.DenseNet", **shape, **sizes}}
     return _unet(model, shape)
+
+
+def _ensemble(model: Ensemble, dims: int, modalities: int, outputs: int) -> Config:
+    """Return the networks of the members, each under names of its own, and the network of the ensemble."""
+    entries: Config = {}
+    for k, member in enumerate(model.members):
+        own = _network(member, dims, modalities, outputs)
+        for name, entry in own.items():
+            for other in own if isinstance(entry, str) else ():
+                entry = entry.replace(f"@{other}", f"@member_{k}_{other}")
+            entries[f"member_{k}_{name}"] = entry
+    members = [f"@member_{k}_network_def" for k in range(len(model.members))]
+    target = "polysite.models.ensemble_network.EnsembleNetwork"
+    return {**entries, "network_def": {"_target_": target, "members": members}}
 
 
 def _unet(model: UNet, shape: Config) -> Config:
@@ -379,7 +398,16 @@ def _decision(bundle: Bundle) -> list[Config]:
     exclusive = isinstance(bundle.task, tasks.Exclusive)
     decide = "$lambda x: x.argmax(0, keepdim=True).float()" if exclusive else "$lambda x: (x > 0).float()"
     back = _step("Invert", "pred", orig_keys="image", transform="@preprocessing", post_func="$lambda x: x.byte()")
-    return [_step("Lambda", "pred", func=decide), back]
+    return [_step("Lambda", "pred", func=decide), *_cleaning(bundle), back]
+
+
+def _cleaning(bundle: Bundle) -> list[Config]:
+    """Return the step that cleans masks, if the run did."""
+    if not bundle.study.train.clean.does:
+        return []
+    kind: Config = {"_target_": "polysite.export.masks.CleanMasks", **asdict(bundle.study.train.clean)}
+    exclusive = isinstance(bundle.task, tasks.Exclusive)
+    return [{**kind, "labels": len(bundle.labels), "dims": bundle.dims, "exclusive": exclusive}]
 
 
 def file_names(labels: Sequence[str]) -> list[str]:
@@ -503,6 +531,8 @@ def _about(bundle: Bundle) -> str:
         "own": f"The model of the hospital {bundle.site!r}",
         "others": f"The model that the hospital {bundle.site!r} uses, which did not train",
     }[bundle.whose]
+    if isinstance(bundle.study.model, Ensemble):
+        return f"{whose}, from the run {bundle.run!r}: an {method_of(bundle.study)}, whose logits are averaged."
     when = f"round {bundle.result.round_of(bundle.site) + 1} of {bundle.result.rounds}, the best by validation"
     return f"{whose}, from the run {bundle.run!r} ({method_of(bundle.study)}): {when}."
 
@@ -599,6 +629,11 @@ def _wanted(bundle: Bundle) -> str:
     return " ".join(sentences)
 
 
+def _cleaned(bundle: Bundle) -> str:
+    clean = bundle.study.train.clean
+    return f" Masks are cleaned: {clean}." if clean.does else ""
+
+
 def _given(bundle: Bundle) -> str:
     """Return the section of the README that describes the output files."""
     end = ".png" if bundle.scans.flat else ".nii.gz"
@@ -606,6 +641,7 @@ def _given(bundle: Bundle) -> str:
         return f"`PREDICTIONS/probabilities.csv`: a row per case, a column for each of {', '.join(bundle.labels)}."
     if isinstance(bundle.task, tasks.Exclusive):
         values = ", ".join(f"{k} {label}" for k, label in enumerate(bundle.labels, start=1))
-        return f"`PREDICTIONS/CASE/CASE_labels{end}` on the grid of the scan: 0 background, {values}."
+        return f"`PREDICTIONS/CASE/CASE_labels{end}` on the grid of the scan: 0 background, {values}.{_cleaned(bundle)}"
     names = ", ".join(f"`CASE_{n}{end}`" for n in file_names(bundle.labels))
-    return f"In `PREDICTIONS/CASE/`, on the grid of the scan, a mask of 0 and 1 per label (they may overlap): {names}."
+    where = "In `PREDICTIONS/CASE/`, on the grid of the scan"
+    return f"{where}, a mask of 0 and 1 per label (they may overlap): {names}.{_cleaned(bundle)}"

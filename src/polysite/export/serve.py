@@ -21,7 +21,7 @@ import safetensors
 import safetensors.numpy
 import safetensors.torch
 
-from polysite import config, study
+from polysite import config, postprocessing, study
 from polysite.algorithms.base import case_clusters, serving_payloads
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
@@ -85,8 +85,8 @@ def _json(value: Config) -> bytes:
 
 def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
     """Return the model of a hospital, or the shared one, with its description."""
-    chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
     result, hospitals = folder.result, sorted(folder.result.validation)
+    chosen = postprocessing.resolved(config.parse(folder.config, where=str(folder.path / "config.toml")), result)
     sites = {row["Site"] for row in csv.DictReader(io.StringIO(folder.split))}
     if site is not None and site not in sites:
         raise ConfigError(f"there is no site {site!r} in {folder.path}; {nearest(site, hospitals)}")

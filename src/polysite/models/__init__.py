@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 
 from polysite.models.densenet import DenseNet
+from polysite.models.ensemble import Ensemble
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.models.unet import UNet
 
-Model = UNet | DenseNet | UNetSub | DenseNetSub
+Model = UNet | DenseNet | UNetSub | DenseNetSub | Ensemble
 
-MODELS: Mapping[str, Model] = {
+MODELS: Mapping[str, UNet | DenseNet | UNetSub | DenseNetSub] = {  # networks that can be trained
     "unet": UNet(),
     "unet_small": UNet(filters=(16, 32, 64, 128)),
     "densenet": DenseNet(),
@@ -18,3 +19,4 @@ MODELS: Mapping[str, Model] = {
     "densenet_sub": DenseNetSub(),
     "densenet_small_sub": DenseNetSub(blocks=(4, 4), growth=12, features=16),
 }
+CHOICES: Mapping[str, Model | type[Ensemble]] = {**MODELS, "ensemble": Ensemble}

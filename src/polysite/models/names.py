@@ -2,12 +2,15 @@
 
 A network's own module names become ``stem``, ``encoder``, ``bottleneck``, ``decoder`` and ``head``; other modules keep
 their names. A pattern then means the same in every algorithm and for every model. In a network with an encoder for
-every class, the class comes next: ``encoder.class0.*`` is the encoder of the first class.
+every class, the class comes next: ``encoder.class0.*`` is the encoder of the first class. The networks of an ensemble
+have their names after ``members.0.``, ``members.1.``, ...
 
 >>> canonical("upsamples.3.conv_block.conv1.conv.weight")
 'decoder.3.conv_block.conv1.conv.weight'
 >>> canonical("encoders.1.input_block.conv1.conv.weight")
 'stem.class1.conv1.conv.weight'
+>>> canonical("members.1.output_block.conv.conv.bias")
+'members.1.head.conv.conv.bias'
 """
 
 import re
@@ -27,11 +30,14 @@ PREFIXES = {
     "class_layers.": "head.",
 }
 GROUPS = {g: f"{g}.*" for g in ("stem", "encoder", "bottleneck", "decoder", "head")}
+MEMBER = re.compile(r"(members\.\d+\.)(.+)")  # inside a network of an ensemble
 SUB_ENCODER = re.compile(r"encoders\.(\d+)(?:\.(.+))?")  # a class encoder, or a module inside it
 
 
 def canonical(name: str) -> str:
     """Return the canonical name of a parameter or buffer of a network."""
+    if member := MEMBER.fullmatch(name):
+        return member[1] + canonical(member[2])
     if (inside := SUB_ENCODER.fullmatch(name)) and inside[2]:
         group, _, rest = canonical(inside[2]).partition(".")
         return f"{group}.class{inside[1]}.{rest}"

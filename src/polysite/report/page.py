@@ -17,7 +17,7 @@ from polysite.costs.speeds import Speeds
 from polysite.errors import RunError
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
-from polysite.report import costs, example_cases, figures, published, viewer
+from polysite.report import costs, example_cases, figures, predicting, published, viewer
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.figure_files import Picture as Picture
@@ -149,7 +149,7 @@ def build(title: str, methods: Sequence[Method], options: Options = Options(), l
         remarks = [*options.remarks, *comparison.remarks]
     else:
         sentences, sections, remarks = list(_state(methods)), [], []
-    sections += [*_training(methods, options), *_provenance(methods)]
+    sections += [*_predicting(methods), *_training(methods, options), *_provenance(methods)]
     version = methods[0].first.versions["polysite"]
     first, rest = (lead, sentences) if lead else (" ".join(sentences), [])
     return layout(title, first, sections, version, summary=rest, remarks=remarks, live=live)
@@ -201,6 +201,16 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     if matrices:
         caption = "Mean Dice of each hospital's own model (rows) on the cases of every hospital (columns)."
         yield Section("whose", "Every hospital's model on all hospitals' cases", (caption, *matrices))
+
+
+def _predicting(methods: Sequence[Method]) -> Iterator[Section]:
+    """Yield the members of ensembles with their weights, and the cleaning of masks that runs chose."""
+    members = [predicting.members(m.name, m.first.ensemble) for m in methods if m.first.ensemble]
+    if members:
+        yield Section("members", "Members of the ensemble", tuple(members))
+    cleaned = [predicting.cleaning(m.name, m.first.cleaning) for m in methods if m.first.cleaning]
+    if cleaned:
+        yield Section("cleaning", "Cleaning of masks", tuple(cleaned))
 
 
 def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:

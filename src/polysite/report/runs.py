@@ -101,6 +101,17 @@ class Summary:
     evaluation: Evaluation | None = None
     best_rounds: Mapping[str, int] = field(default_factory=dict)  # of every site, where each has its own
     common: Mapping[str, Scores] = field(default_factory=dict)  # scores if all sites used the model of best_round
+    cleaning: Mapping[str, Any] = field(default_factory=dict)  # of masks, as chosen on validation cases
+
+    @cached_property
+    def ensemble(self) -> Mapping[str, Any]:
+        """Members and weights of an ensemble; empty for any other run."""
+        path = self.path / "ensemble.json"
+        try:
+            found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            return found
+        except (OSError, ValueError) as problem:
+            raise RunError(f"{path} cannot be read: {problem}; make the ensemble again") from problem
 
     @property
     def finished(self) -> bool:
@@ -405,7 +416,7 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
         result = folder.result
         split, best = result.split, result.best_round
         scores: Mapping[str, Scores] = {site: cases for site, cases in result.scores.items() if cases}
-        own, common = result.best_rounds, result.common.get(split, {})
+        own, common, clean = result.best_rounds, result.common.get(split, {}), result.cleaning
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise RunError(f"the run folder {path} is damaged and cannot be read: {problem!r}") from problem
     measured = read_evaluation(path, evaluation or split)
@@ -414,7 +425,7 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
     if evaluation and measured:
         common = common if evaluation == split else {}
         scores, split = _scores_of(measured), evaluation
-    return Summary(path, bare.name, folder.config, versions, records, split, scores, best, measured, own, common)
+    return Summary(path, bare.name, folder.config, versions, records, split, scores, best, measured, own, common, clean)
 
 
 def _scores_of(evaluation: Evaluation) -> dict[str, dict[str, CaseScore]]:
@@ -493,7 +504,8 @@ def methods(runs: Iterable[Summary]) -> list[Method]:
 def _identity(run: Summary) -> str:
     """Return the configuration without seed and fold."""
     chosen = dict(run.settings)
-    chosen["split"] = {k: v for k, v in chosen["split"].items() if k not in ("fold", "seed")}
+    fold = ("fold", "seed", "file") if run.settings["model"]["name"] == "ensemble" else ("fold", "seed")
+    chosen["split"] = {k: v for k, v in chosen["split"].items() if k not in fold}
     return json.dumps({k: v for k, v in chosen.items() if k != "seed"}, sort_keys=True)
 
 

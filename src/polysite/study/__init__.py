@@ -1,7 +1,7 @@
 """From a study to a finished run: ``train`` and ``resume``; what they are made of is in the modules of this package."""
 
 from polysite.study.cases import PreparedCases, cut, deal_cases, deal_volumes, load_cases, pinned, refuse_duplicates
-from polysite.study.engine import Engine
+from polysite.study.engine import Engine, OpenedStudy
 from polysite.study.forecast import cost, initial_params, loads
 from polysite.study.sites import (
     POOLED,
@@ -12,14 +12,16 @@ from polysite.study.sites import (
     check,
     expected_steps,
     refuse_bare,
+    refuse_ensemble,
     simulator,
 )
-from polysite.study.training import Run, conduct, logged, resume, title, tracked, train
+from polysite.study.training import Run, conduct, conducted, logged, resume, title, tracked, train
 
 __all__ = [
     "POOLED",
     "Engine",
     "Materials",
+    "OpenedStudy",
     "PreparedCases",
     "Run",
     "build_module",
@@ -27,6 +29,7 @@ __all__ = [
     "build_sites",
     "check",
     "conduct",
+    "conducted",
     "cost",
     "cut",
     "deal_cases",
@@ -39,6 +42,7 @@ __all__ = [
     "pinned",
     "refuse_bare",
     "refuse_duplicates",
+    "refuse_ensemble",
     "resume",
     "simulator",
     "title",

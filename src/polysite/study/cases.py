@@ -26,7 +26,7 @@ def deal_cases(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
     """
     cases = cut(study, deal_volumes(study), watch)
     for split, purpose in (("train", "train on"), ("validation", "validate on")):
-        if not any(splits[split] for splits in cases.values()):
+        if not any(splits[split] for splits in cases.values()) and (split == "train" or study.split.validation):
             raise DataError(f"no volume has a slice to {purpose}; set slices.labelled = false")
     return cases
 
@@ -40,7 +40,7 @@ def deal_volumes(study: Study) -> Mapping[str, SiteSplit]:
     dealt = study.federation.deal(cases, splitter(study.split, cases, seed), seed)
     if not any(splits["train"] for splits in dealt.values()):
         raise DataError("no site has a training case")
-    if not any(splits["validation"] for splits in dealt.values()):
+    if study.split.validation and not any(splits["validation"] for splits in dealt.values()):
         raise DataError("no site has a validation case, so no best round could be chosen; raise split.validation")
     return dealt
 

@@ -15,6 +15,7 @@ from polysite.engines.phases import Phase
 from polysite.engines.rounds import Watch
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
+from polysite.models.ensemble import Ensemble
 from polysite.study.cases import PreparedCases, deal_cases, load_cases
 from polysite.training import tasks
 from polysite.training.network import Network
@@ -30,6 +31,7 @@ def check(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
     before a long computation.
     """
     refuse_bare(study)
+    refuse_ensemble(study)
     dealt = deal_cases(study, watch)
     for phase in config.phases(study):
         phase.algorithm.init({}, [site for site, splits in dealt.items() if splits["train"]])  # may refuse these sites
@@ -45,6 +47,14 @@ def refuse_bare(study: Study) -> None:
     if facts(first).needs_model:
         name = name_of(first)
         raise ConfigError(f"{name} goes on from a model: let it come after another algorithm, under [[then]]")
+
+
+def refuse_ensemble(study: Study) -> None:
+    """Refuse to train an ensemble."""
+    if isinstance(study.model, Ensemble):
+        raise ConfigError(
+            "an ensemble is not trained: train its members, then 'polysite ensemble RUN RUN --out FOLDER'"
+        )
 
 
 class Materials:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polysite import config
+from polysite import config, postprocessing
 from polysite.algorithms import name_of
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
@@ -21,6 +21,7 @@ from polysite.engines.rounds import Progress, Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import Paused, RunError
 from polysite.evaluation_folder import EvaluationFolder, ExaminedSite
+from polysite.models.ensemble import Ensemble
 from polysite.study.cases import deal_cases, deal_volumes, pinned
 from polysite.study.engine import Engine, OpenedStudy, open_study
 from polysite.study.sites import POOLED, Materials, check
@@ -88,10 +89,10 @@ def train(
         with folder.alone():
             with logged(folder):
                 at = find_progress(folder, opened.phases) if before else None
-            return _conducted(study, dealt, opened, folder, at, watch, evaluate, until)
+            return conducted(study, dealt, opened, folder, at, watch, evaluate, until)
 
 
-def _conducted(
+def conducted(
     study: Study,
     dealt: Mapping[str, SiteSplit],
     opened: OpenedStudy,
@@ -159,6 +160,8 @@ def title(study: Study) -> str:
     >>> title(Study(then=({"algorithm": "fine_tune"},)))
     'fedavg-then-fine_tune'
     """
+    if isinstance(study.model, Ensemble):
+        return "ensemble"
     return "-then-".join(POOLED if s.run.pooled else _title(s.algorithm) for s in config.phases(study))
 
 
@@ -195,7 +198,7 @@ def resume(
             watch = tracked(watch, track, folder.path)
             with logged(folder):
                 at = find_progress(folder, opened.phases)
-            return _conducted(study, dealt, opened, folder, at, watch, evaluate, until)
+            return conducted(study, dealt, opened, folder, at, watch, evaluate, until)
 
 
 def _described(study: Study, dealt: Mapping[str, SiteSplit]) -> Iterator[str]:
@@ -227,6 +230,7 @@ def conduct(
     until: int | None = None,
 ) -> Run:
     """Train into a run folder, from its beginning or from a checkpoint, over any transport."""
+    choose = postprocessing.chooser(phases) if study.train.clean.auto else None
     with logged(folder) as log:
         log.info("%s over %s", title(study), ", ".join(phases[0].transport.names))
         for line in lines:
@@ -236,7 +240,16 @@ def conduct(
         source = study.data
         about = {"task": source.task, "labels": source.label_names, "modalities": source.modality_names}
         result = run_phases(
-            phases, start, study.seed, folder, resume=at, watch=watch, about=about, evaluate=evaluate, until=until
+            phases,
+            start,
+            study.seed,
+            folder,
+            resume=at,
+            watch=watch,
+            about=about,
+            evaluate=evaluate,
+            until=until,
+            choose=choose,
         )
         watch.end()
         log.info("finished; best round %d", result.best_round + 1)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from polysite.algorithms.base import facts
 from polysite.errors import ConfigError
+from polysite.training.cleaning import Clean
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Train:
         overlap: Overlap of the sliding window.
         mirror: Predict every window, or image to classify, in all mirror images of its axes, and take the mean of the
             logits, in validation, test and exported models: 8 times the time in 3D, 4 times in 2D.
+        clean: Cleaning of predicted masks, e.g. ``clean = { largest = true }``; a segmentation's scores and exported
+            models are those of cleaned masks.
         device: "auto", "cpu", "cuda" or "cuda:1".
         cases: Hold all cases in the memory of the device, or leave them on disk and map them.
         autocast: Use bfloat16 on a GPU; a CPU always computes in float32.
@@ -59,6 +62,7 @@ class Train:
     window: tuple[int, ...] = ()
     overlap: float = 0.5
     mirror: bool = False
+    clean: Clean = Clean()
     device: str = "auto"
     cases: Literal["device", "disk"] = "device"
     autocast: bool = True

@@ -82,7 +82,7 @@ class Outline:
 
     def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
         """Return the Dice of every label."""
-        return _dice_score(labels, self.masks(logits), truth, loss)
+        return dice_score(labels, self.masks(logits), truth, loss)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Exclusive:
 
     def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
         """Return the Dice of every label."""
-        return _dice_score(labels, self.masks(logits), truth, loss)
+        return dice_score(labels, self.masks(logits), truth, loss)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,8 @@ def tallied(labels: Sequence[str], counts: Sequence[tuple[int, int, int]], voxel
     return CaseScore({k: found[k].dice for k in labels}, loss, counts={k: o.count for k, o in found.items()})
 
 
-def _dice_score(labels: Sequence[str], masks: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+def dice_score(labels: Sequence[str], masks: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+    """Return the Dice of every label, with the counts of voxels, from masks."""
     found = overlaps(labels, masks, truth.bool())
     return CaseScore({k: found[k].dice for k in labels}, loss, counts={k: o.count for k, o in found.items()})
 

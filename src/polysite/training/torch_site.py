@@ -26,6 +26,7 @@ from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.site import Budget, Cases, CaseScore, Examined, Fit, Objective, Scores, Sketch, Tilt
 from polysite.training import surface as device_surface
 from polysite.training import tasks
+from polysite.training.cleaning import Clean, cleaned
 from polysite.training.losses import ExtraLosses, replacement
 from polysite.training.mixing import Mixing
 from polysite.training.network import Network
@@ -186,6 +187,12 @@ class TorchSite:
         site.train, site._loss = train, tasks.CaseLoss(self.task, tasks.check_loss(self.task, train.loss))
         return site
 
+    def using(self, network: Network) -> "TorchSite":
+        """Return this site with another network."""
+        site = copy.copy(self)
+        site.network, site._start = network, network.start
+        return site
+
     def lift(self, params: Tree) -> Tree:
         """Return the parameters on the device of this site."""
         device = self.network.device
@@ -296,16 +303,16 @@ class TorchSite:
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
         """Predict these cases and return their Dice (or accuracy) and loss."""
-        predictions = self._predictions(params, cases)
+        predictions = self.predictions(params, cases)
         if self.network.device.type == "cpu" or isinstance(self.task, tasks.Classify):
-            return {name: self._score(logits, truth) for name, logits, truth in predictions}
+            return {name: self.score_of(name, logits, truth) for name, logits, truth in predictions}
         return self._score_together(predictions)
 
     def _score_together(self, predictions: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> Scores:
         """Return the scores of segmented cases; the host waits for the GPU once, not for every number."""
         names, voxels, numbers = [], [], []
         for name, logits, truth in predictions:
-            counts = tasks.tally(self.task.masks(logits), truth.bool())
+            counts = tasks.tally(self._masks(name, logits), truth.bool())
             loss = self._loss(logits[None], truth[None].float())
             names.append(name)
             voxels.append(math.prod(truth.shape[1:]))
@@ -319,19 +326,41 @@ class TorchSite:
             scores[name] = tasks.tallied(self.labels, rows, size, loss)
         return scores
 
-    def _score(self, logits: torch.Tensor, truth: torch.Tensor) -> CaseScore:
+    def score_of(self, case: str, logits: torch.Tensor, truth: torch.Tensor) -> CaseScore:
+        """Return the Dice (or accuracy) and the loss of a case from its logits."""
         loss = float(self._loss(logits[None], truth[None].float()))
-        return self.task.score(self.labels, logits, truth, loss)
+        if not self.train.clean.does:
+            return self.task.score(self.labels, logits, truth, loss)
+        return tasks.dice_score(self.labels, self._masks(case, logits), truth, loss)
+
+    def _masks(self, case: str, logits: torch.Tensor) -> torch.Tensor:
+        """Return the predicted mask of every label, cleaned if the settings say so."""
+        masks = self.task.masks(logits)
+        return self._cleaned(case, masks, self.train.clean) if self.train.clean.does else masks
+
+    def _cleaned(self, case: str, masks: torch.Tensor, clean: Clean) -> torch.Tensor:
+        spacing, unit = self.grids[case]
+        exclusive = isinstance(self.task, tasks.Exclusive)
+        return torch.from_numpy(cleaned(masks.cpu().numpy(), clean, spacing, unit, exclusive)).to(masks.device)
+
+    def try_cleaning(self, params: Tree, cases: Collection[str], options: Sequence[Clean]) -> dict[str, list[float]]:
+        """Return the mean Dice of every case without cleaning and with each option; cases are predicted once."""
+        found = {}
+        for name, logits, truth in self.predictions(params, cases):
+            masks = self.task.masks(logits)
+            ways = (masks, *(self._cleaned(name, masks, option) for option in options))
+            found[name] = [tasks.dice_score(self.labels, way, truth, 0.0).mean for way in ways]
+        return found
 
     def examine(self, params: Tree, cases: Collection[str], tolerance: float) -> Iterator[Examined]:
         """Predict these cases and yield all measures of each."""
-        for name, logits, truth in self._predictions(params, cases):
-            score, (spacing, unit) = self._score(logits, truth), self.grids[name]
+        for name, logits, truth in self.predictions(params, cases):
+            score, (spacing, unit) = self.score_of(name, logits, truth), self.grids[name]
             if isinstance(self.task, tasks.Classify):
                 classes = {"predicted": float(logits.argmax()), "true": float(truth.argmax())}
                 yield Examined(name, score, {self.labels[int(truth.argmax())]: {**score.labels, **classes}}, unit=unit)
                 continue
-            masks: Any = self.task.masks(logits)
+            masks: Any = self._masks(name, logits)
             truths: Any = truth.bool()
             surfaces: Any = device_surface.surfaces
             if logits.device.type == "cpu":
@@ -342,7 +371,7 @@ class TorchSite:
             }
             yield Examined(name, score, measures, packed(masks), unit)
 
-    def _predictions(self, params: Tree, cases: Collection[str]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def predictions(self, params: Tree, cases: Collection[str]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Yield name, logits and ground truth of these cases, on the network's device."""
         self.network.write(params)
         self.network.module.eval()

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from polysite import assessment, config, study
+from polysite import assessment, config, postprocessing, study
 from polysite.algorithms.base import Algorithm, check_sites
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
@@ -170,6 +170,8 @@ def check(chosen: Study) -> None:
     if chosen.split.file:
         raise ConfigError("split.file names cases, which stay at the hospitals: leave it out")
     study.refuse_bare(chosen)
+    study.refuse_ensemble(chosen)
+    postprocessing.refuse_remote(chosen, "over real hospitals")
 
 
 def _roster(

@@ -1,0 +1,194 @@
+"""Make an ensemble of finished runs: a finished run folder itself, whose model is the ensemble. Nothing is trained.
+
+If all members have one model for all hospitals and equal weights, the ensemble is one model for all, too (and new
+hospitals can use it). Otherwise every hospital has its own.
+"""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from polysite import config, study
+from polysite.algorithms import ALGORITHMS, find
+from polysite.config import Study
+from polysite.data.case import SPLITS
+from polysite.data.parts import parts_of
+from polysite.data.split import PARTITION, SPLIT, SUBJECT, SiteSplit, Split, table
+from polysite.engines.phases import adopt
+from polysite.engines.plan import Plan
+from polysite.engines.record import RoundRecord, SiteRecord
+from polysite.engines.rounds import Progress, Watch
+from polysite.engines.run_folder import RunFolder
+from polysite.ensembles.members import MemberRun, Parts, combined, read, served
+from polysite.ensembles.weights import Choice, equal, on_validation
+from polysite.errors import ConfigError, RunError
+from polysite.models.ensemble import Ensemble, joined
+from polysite.payload import Payload, SiteId
+from polysite.study import OpenedStudy, Run
+from polysite.training.cleaning import Clean
+from polysite.training.network import Network
+from polysite.training.torch_site import TorchSite
+from polysite.tree import Tree
+
+WEIGHTS = ("equal", "validation")
+ABOUT = "ensemble.json"
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What the hospitals of an ensemble use: the models of every member, and their weights."""
+
+    models: Sequence[Mapping[SiteId, Tree]]
+    choices: Mapping[SiteId, Choice]
+    shared: bool  # whether all hospitals use the same ensemble
+
+    def tree(self, site: SiteId) -> Tree:
+        """Return the parameters of a hospital's ensemble."""
+        weights = torch.tensor(self.choices[site].weights, dtype=torch.float32)
+        return joined([models[site] for models in self.models], weights)
+
+
+def ensemble(runs: Sequence[Path | str], out: Path | str, weights: str = "equal", watch: Watch = Watch()) -> Run:
+    """Make an ensemble of finished runs, evaluate it on the test cases, and write it as a finished run folder.
+
+    Args:
+        runs: Folders of finished, simulated runs of the same data: other folds, other methods, or a global and a
+            personal model. Their test cases must not be training or validation cases of one another.
+        out: The new folder.
+        weights: ``equal``, or chosen for every hospital on its ``validation`` cases (those of all members), shrunk
+            towards equal weights where there are few.
+        watch: Observer of the progress.
+
+    Masks are cleaned (``train.clean``) if all members clean in the same way.
+    """
+    if weights not in WEIGHTS:
+        raise ConfigError(f"weights = {weights!r}: {' or '.join(map(repr, WEIGHTS))}")
+    target = Path(out)
+    if target.exists():
+        raise RunError(f"{target} exists already; an ensemble never overwrites a run: choose another folder")
+    members = read(runs)
+    chosen, dealt = _study(members, target)
+    if weights == "validation" and not any(splits["validation"] for splits in dealt.values()):
+        raise ConfigError(
+            "no case validates in all members, so none can choose weights; leave out the weights, or use runs with the "
+            "same validation cases"
+        )
+    wanted = sorted(s for s, splits in dealt.items() if any(splits[k] for k in SPLITS))
+    found = [served(member, wanted, watch) for member in members]
+    sites = study.build_sites(chosen, dealt, watch)
+    models = [trees for trees, _ in found]
+    choices = {s: equal(len(members)) for s in wanted}
+    if weights == "validation":
+        choices = on_validation(sites, models, _networks(chosen))
+    shared = all(one for _, one in found) and len({c.weights for c in choices.values()}) == 1
+    mixture = Mixture(models, choices, shared)
+    return _written(_held(chosen, dealt, shared), dealt, sites, mixture, members, target, weights, watch)
+
+
+def _study(members: Sequence[MemberRun], out: Path) -> tuple[Study, Mapping[SiteId, SiteSplit]]:
+    """Return the study of an ensemble, and its cases."""
+    first = members[0].study
+    parts = combined(members)
+    if not any(part != "train" for part, _ in parts.values()):
+        raise ConfigError("every case trained some member, so the ensemble has neither test nor validation cases")
+    cleanings = {m.study.train.clean for m in members}
+    clean = cleanings.pop() if len(cleanings) == 1 else Clean()
+    if clean.auto and not any(part == "validation" for part, _ in parts.values()):
+        clean = Clean()  # nothing to choose it by
+    chosen = replace(
+        first,
+        train=replace(first.train, clean=clean),
+        model=Ensemble(tuple(m.model for m in members)),
+        algorithm=find("fedavg", ALGORITHMS, "algorithm")(),
+        run=Plan(rounds=1),
+        then=(),
+    )
+    if all(m.study.split == first.split and m.parts == parts for m in members) and not first.split.inner:
+        return chosen, study.deal_cases(chosen)
+    fixed = Split(validation=0.0, seed=first.split.seed_of(first.seed), file=str(out.resolve() / "split.csv"))
+    with TemporaryDirectory() as place:  # the run folder is made when nothing can be refused any more
+        file = Path(place) / "split.csv"
+        _write(file, parts)
+        dealt = study.deal_cases(replace(chosen, split=replace(fixed, file=str(file))))
+    if parts_of(dealt) != {source: part for source, (part, _) in parts.items()}:
+        raise ConfigError("the federation deals out the cases by their parts, so that an ensemble cannot keep them")
+    return replace(chosen, split=fixed), dealt
+
+
+def _write(file: Path, parts: Parts) -> None:
+    with file.open("w", newline="", encoding="utf-8") as text:
+        rows = csv.writer(text)
+        rows.writerow([SUBJECT, PARTITION, SPLIT])
+        rows.writerows([name, origin, part] for (origin, name), (part, _) in parts.items())
+
+
+def _held(chosen: Study, dealt: Mapping[SiteId, SiteSplit], shared: bool) -> Study:
+    """Return the study with the algorithm that holds the models: one for all hospitals, or one for each."""
+    if shared:
+        return chosen
+    stranger = next((s for s, splits in sorted(dealt.items()) if not splits["train"]), None)
+    if stranger is not None:
+        raise ConfigError(
+            f"{stranger!r} does not train, so it can use an ensemble only if all hospitals share one: take members "
+            "with one model for all, and equal weights"
+        )
+    return replace(chosen, algorithm=find("local", ALGORITHMS, "algorithm")())
+
+
+def _networks(chosen: Study) -> list[Network]:
+    """Return the networks of the members."""
+    assert isinstance(chosen.model, Ensemble)
+    return [Network(study.build_module(replace(chosen, model=m)), chosen.train) for m in chosen.model.members]
+
+
+def _written(
+    chosen: Study,
+    dealt: Mapping[SiteId, SiteSplit],
+    sites: Mapping[SiteId, TorchSite],
+    mixture: Mixture,
+    members: Sequence[MemberRun],
+    out: Path,
+    weights: str,
+    watch: Watch,
+) -> Run:
+    """Write the run folder, as that of a run whose only round has ended, and evaluate it."""
+    phases = study.build_phases(chosen, sites)
+    lift, names = phases[0].transport.lift, phases[0].transport.names
+    first = lift(mixture.tree(next(iter(mixture.choices))))
+    state = phases[0].algorithm.init(first, names)
+    memories = {} if mixture.shared else {s: Payload(model=mixture.tree(s)) for s in names}
+    about = {
+        "weights": weights,
+        "members": [{"name": m.name, "run": str(m.folder.path.resolve())} for m in members],
+        "sites": {site: asdict(choice) for site, choice in sorted(mixture.choices.items())},
+    }
+    more = {ABOUT: json.dumps(about, indent=1) + "\n"}
+    folder = RunFolder.create(out, config.dump(study.pinned(chosen)), chosen.seed, table(dealt), more=more)
+    with folder.alone():
+        folder.append(RoundRecord(0, 0, _effort(members, names)))
+        at = adopt(folder, phases[0], Progress(0, state, memories, versions=dict.fromkeys(names, 0)))
+        opened = OpenedStudy(phases, first, sites, [_line(members)])
+        return study.conducted(chosen, dealt, opened, folder, at, watch, evaluate=True, until=None)
+
+
+def _line(members: Sequence[MemberRun]) -> str:
+    return f"ensemble of {', '.join(str(m.folder.path) for m in members)}"
+
+
+def _effort(members: Sequence[MemberRun], names: Sequence[SiteId]) -> dict[SiteId, SiteRecord]:
+    """Return the effort and traffic behind all members, by site."""
+    total: dict[str, dict[str, Any]] = {}
+    for record in (r for m in members for r in m.folder.records()):
+        for site, done in record.sites.items():
+            sums = total.setdefault(site, dict.fromkeys(("steps", "lr_sum", "seconds", "bytes_down", "bytes_up"), 0))
+            for key in sums:
+                sums[key] += getattr(done, key)
+            sums["bytes_down"] += record.handed.get(site, 0)
+    none = dict.fromkeys(("steps", "lr_sum", "seconds", "bytes_down", "bytes_up"), 0)
+    return {site: SiteRecord(loss=None, **total.get(site, none)) for site in sorted({*names, *total})}

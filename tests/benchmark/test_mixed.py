@@ -1,0 +1,80 @@
+"""Ensembles in a benchmark: compared like methods, made of its runs, refused with a reason."""
+
+import sys
+
+import pytest
+import tomli_w
+
+import polysite as ps
+from polysite import benchmark
+from polysite.benchmark.mixed import EnsembleOf
+from polysite.errors import ConfigError
+
+TINY = {
+    "title": "mixed",
+    "reference": "fedavg",
+    "study": {
+        "model": {"name": "unet", "filters": [2, 4, 4]},
+        "data": {"name": "phantom", "shape": [24, 24, 24], "sites": {"a": {"cases": 5}, "b": {"cases": 5}}},
+        "train": {"patch": [24, 24, 24], "device": "cpu", "augment": "none"},
+        "run": {"rounds": 1},
+    },
+    "methods": {"fedavg": {}},
+    "ensembles": {"folds": {"of": "fedavg", "folds": 2}},
+}
+
+
+def load(tmp_path, **changes):
+    (tmp_path / "mixed.toml").write_text(tomli_w.dumps({**TINY, **changes}))
+    return benchmark.load(str(tmp_path / "mixed.toml"))
+
+
+def train_here(listed, most, step):
+    """Train in this process what worker processes would."""
+    for job in listed:
+        if not job.done:
+            ps.train(job.study, job.run)
+    return {}
+
+
+def test_an_ensemble_of_inner_folds_is_compared_like_a_method(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["polysite.benchmark.run"], "work", train_here)
+    bench = load(tmp_path)
+    done = benchmark.run(bench, tmp_path / "out")
+    assert not done.failed and [m.name for m in done.cells[""]] == ["fedavg", "folds"]
+    fedavg, folds = done.cells[""]
+    assert folds.values("dice").keys() == fedavg.values("dice").keys()
+    assert sorted(p.name for p in (tmp_path / "out" / "runs").iterdir() if p.is_dir()) == [
+        "fedavg", "folds", "folds inner fold 0", "folds inner fold 1"
+    ]  # fmt: skip
+    again = benchmark.run(bench, tmp_path / "out")
+    assert again.cells[""][1].values("dice") == folds.values("dice")
+
+
+def test_ensembles_of_a_file(tmp_path):
+    bench = load(tmp_path)
+    assert bench.whole.methods.keys() == {"fedavg", "folds inner fold 0", "folds inner fold 1"}
+    assert bench.members["folds inner fold 1"] == {"split": {"inner": 2, "inner_fold": 1}}
+    alone = bench.only(["folds"])
+    assert not alone.methods and len(alone.whole.methods) == 2
+    assert not bench.only(["fedavg"]).ensembles and not bench.only(["fedavg"]).members
+    both = load(
+        tmp_path, methods={"fedavg": {}, "local": {"algorithm": "local"}}, ensembles={"x": {"of": ["fedavg", "local"]}}
+    )
+    assert both.only(["x"]).methods.keys() == {"fedavg", "local"} and not both.members
+    for ensembles, words in (
+        ({"x": {"of": "fedavx", "folds": 2}}, "of 'fedavx', which is no method"),
+        ({"fedavg": {"of": "fedavg", "folds": 2}}, "a method and an ensemble called 'fedavg'"),
+        ({"x": {"of": "fedavg"}}, "one method with two or more folds"),
+        ({"x": {"of": "fedavg", "fold": 2}}, "unknown key"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load(tmp_path, ensembles=ensembles)
+    assert EnsembleOf(("a", "b")).members("x") == ("a", "b")
+
+
+def test_the_ablation_has_both_ingredients():
+    bench = benchmark.load("ingredients")
+    assert bench.ensembles["ensemble of folds"].folds == 3 and "cleaned masks" in bench.methods
+    studies = benchmark.variants(bench.whole, {})
+    assert len(studies) == len(bench.methods) + 3
