@@ -57,7 +57,5 @@ def advise(
         tables.show_grid(advice.strategies(found))
         if found.models:
             folder = found.models.folder.path
-            print(
-                f"Models: {folder}, an ensemble for every hospital; mean score of the test cases {found.models.mean:.3f}"
-            )
+            print(f"Models: {folder}, an ensemble for every hospital; mean test score {found.models.mean:.3f}")
         print(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}")
