@@ -3,11 +3,11 @@
 import sys
 
 from polysite import own_process
-from polysite.cli import audit, bench, data, deploy, results, training, tune
+from polysite.cli import audit, bench, data, deploy, evidence, results, training, tune
 from polysite.cli.base import app
 from polysite.errors import PolysiteError
 
-__all__ = ["app", "audit", "bench", "data", "deploy", "main", "results", "training", "tune"]
+__all__ = ["app", "audit", "bench", "data", "deploy", "evidence", "main", "results", "training", "tune"]
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ typer.core.HAS_RICH = False  # plain help: typer escapes brackets wherever rich 
 
 ORDER = (
     "demo", "data", "assess", "cost", "tune", "train", "evaluate", "compare", "report", "watch", "serve-model", "bench",
-    "radiomics", "audit", "algorithms", "deploy", "site",
+    "evidence", "radiomics", "audit", "algorithms", "deploy", "site",
 )  # fmt: skip
 
 
