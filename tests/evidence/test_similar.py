@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from test_table import FAR, RUN
 
+from evidence_lines import FAR, RUN
 from polysite import evidence
 from polysite.evidence import show, table
 from polysite.evidence.federations import Federation

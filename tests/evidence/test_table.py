@@ -8,14 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from evidence_lines import FAR, RUN
 from polysite.evidence import table
-from polysite.evidence.lines import DistanceLine, RunLine, Spans, from_json, to_json
-
-RUN = RunLine(
-    "a1", "s1", "segmentation", 3, (9, 8, 4), 3, 1, "UNet", 1000, "fedavg", {}, {"lr": 0.4}, 10, 120, 4000, "test",
-    "Dice", 0.7, (0.6, 0.8, None), 0.2, 12,
-)  # fmt: skip
-FAR = DistanceLine("a1", (9, 8, 4), {"emd": Spans(0.8, 1.1, 0.4, 0.3)}, 1, 1.6)
+from polysite.evidence.lines import from_json, to_json
 
 WRITER = """
 import sys
@@ -24,7 +19,7 @@ from dataclasses import replace
 import polysite
 package = sys.modules["polysite.evidence"] = types.ModuleType("polysite.evidence")
 package.__path__ = [f"{polysite.__path__[0]}/evidence"]  # its table alone, without torch
-from test_table import RUN
+from evidence_lines import RUN
 from polysite.evidence import table
 key = table.secret()
 for k in range(40):
@@ -50,8 +45,7 @@ def test_damage_is_a_value_error(text):
 
 
 def test_several_processes_write_at_once():
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])  # noqa: PTH120
-    env = {**os.environ, "PYTHONPATH": path}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     started = [subprocess.Popen([sys.executable, "-c", WRITER, str(k)], env=env) for k in range(3)]
     assert [p.wait() for p in started] == [0, 0, 0]
     lines = table.read()
