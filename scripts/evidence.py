@@ -53,7 +53,7 @@ PUBLISHED = (
     "paper_a_fets", "paper_a_kits", "paper_a_prostate", "paper_b", "paper_b_limited", "paper_c", "paper_d_luna",
     "paper_d_dfuc", "paper_d_brats_two", "paper_d_brats",
 )  # fmt: skip
-BY_EMD = "groups or weights by Earth Mover's distance"
+WORDS = {"emd": "Earth Mover's distance", "euclidean": "Euclidean distance"}
 MEASURES = {"Dice": "Dice", "BMDice": "Dice", "BMACC": "accuracy"}
 
 
@@ -170,6 +170,13 @@ def named(bench: Bench, method: str, chosen: Study) -> tuple[str, Mapping[str, A
     return study.title(chosen), method_settings(chosen)
 
 
+def noted(bench: Bench, method: str) -> str:
+    """Return the distance by which a method weights or groups hospitals, as a note."""
+    given = bench.methods[method]
+    by = given["outlier"]["distance"] if "outlier" in given else given.get("clusters", "")
+    return f"{WORDS[by]} chose the weights or groups of {method}" if by else ""
+
+
 def bench_lines(place: Place, bench: Bench, studies: Mapping[str, Study], scores: Markdown) -> Iterator[RunLine]:
     """Yield the methods of the table "Mean over all cases" of a benchmark."""
     column = {name: k for k, name in enumerate(scores.head)}
@@ -182,7 +189,7 @@ def bench_lines(place: Place, bench: Bench, studies: Mapping[str, Study], scores
         chosen, score = studies[method], row[column[main]]
         title, settings = named(bench, method, chosen)
         effort = {"steps": whole(row[column["steps"]]), "bytes": whole(row[column["bytes"]])}
-        note = BY_EMD if bench.methods[method].keys() & {"outlier", "clusters"} else ""
+        note = noted(bench, method)
         yield line(place, chosen, title, value(score) or 0.0, settings, spread=spread(score), **effort, note=note)
 
 
@@ -247,7 +254,7 @@ def tcga_hospitals(folder: Path) -> Iterator[RunLine]:
         each = {site: value(cell) for site, cell in zip(names, row[1:-1], strict=True)}
         loads = list(study.loads(chosen))
         effort = {"steps": spent(loads, "steps"), "bytes": 0 if chosen.run.pooled else spent(loads, "bytes")}
-        note = BY_EMD if bench.methods[method].keys() & {"outlier", "clusters"} else ""
+        note = noted(bench, method)
         score, tested = means[method][1], sum(int(n.split("(")[1].rstrip(")")) for n in sites.head[1:-1])
         yield line(
             place, chosen, title, value(score) or 0.0, settings, sites=each, spread=spread(score), tested=tested,
@@ -376,6 +383,7 @@ def _paper(bench: Bench, federation: str, studies: Mapping[str, Study]) -> Itera
         yield line(
             place, chosen, title_, (total.value or 0.0) / scale, settings, steps=None if steps is None else int(steps),
             spread=total.spread if letter in "BC" else None, sites=_sites(chosen, mine),
+            note=noted(bench, method) or note,
         )  # fmt: skip
 
 

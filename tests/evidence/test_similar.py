@@ -12,7 +12,8 @@ from polysite.evidence.lines import Spans
 
 
 def federation(name, sizes, task="segmentation", distances=None):
-    return Federation(name, (replace(RUN, data=name, sizes=sizes, task=task),), distances)
+    run = replace(RUN, data=name, sizes=sizes, task=task)
+    return Federation(name, (run, replace(run, method="ditto")), distances)
 
 
 def nearest(like, *others):
@@ -68,6 +69,13 @@ def test_another_task_is_far():
     assert nearest(like, federation("seg", (10, 10, 10)), federation("cls", (10, 10, 12), "classification"))[0] == "cls"
 
 
+def test_phantoms_are_no_patients():
+    scans, drawn = federation("scans", (9, 8, 5)), federation("drawn", (9, 8, 4))
+    drawn = replace(drawn, runs=tuple(replace(run, drawn=True) for run in drawn.runs))
+    assert nearest(evidence.describe((9, 8, 4)), drawn, scans) == ["scans", "drawn"]
+    assert nearest(evidence.describe((9, 8, 4), drawn=True), scans, drawn) == ["drawn", "scans"]
+
+
 def test_distances_count_where_both_are_known():
     sizes = (9, 8, 4)
     like = replace(evidence.describe(sizes), distances=FAR)  # twice the chance, one of three differs
@@ -83,6 +91,21 @@ def test_the_federation_itself_comes_first():
     like = evidence.describe((9, 8, 4), data="mine")
     first, second = evidence.similar(like, 2, [federation("other", (9, 8, 4)), federation("mine", (20, 8, 4))])
     assert (first.federation.data, first.same, second.same) == ("mine", True, False)
+
+
+def test_a_federation_without_a_comparison_is_left_out():
+    alone = Federation("alone", (RUN, replace(RUN, method="pooled", score=0.8)))
+    assert nearest(evidence.describe((9, 8, 4)), alone) == []
+    assert nearest(evidence.describe((9, 8, 4), data="alone"), alone) == ["alone"]
+
+
+def test_test_cases_come_before_validation_cases():
+    seen = [replace(RUN, split="validation"), replace(RUN, split="validation", method="ditto", score=0.9)]
+    tested = Federation("a", (RUN, replace(RUN, method="ditto"), *seen))
+    (match,) = evidence.similar(evidence.describe((9, 8, 4)), 1, [tested])
+    assert [g.line.split for g in match.gains] == ["test", "test"]
+    (match,) = evidence.similar(evidence.describe((9, 8, 4)), 1, [Federation("a", tuple(seen))])
+    assert [g.line.split for g in match.gains] == ["validation", "validation"]
 
 
 def test_the_shipped_table_is_sound():

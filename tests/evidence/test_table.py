@@ -40,7 +40,7 @@ def test_lines_survive_their_json():
     + [to_json(RUN).replace(a, b) for a, b in (("0.7,", '"0.7",'), ("[9, 8, 4]", "[]"), ("[9, 8, 4]", '["CS", 1, 2]'))],
 )
 def test_damage_is_a_value_error(text):
-    with pytest.raises(ValueError, match="evidence bank|must be|line 1"):
+    with pytest.raises(ValueError, match=r"evidence bank|must be|line 1"):
         from_json(text)
 
 

@@ -52,7 +52,8 @@ def evidence(
             tables.show_grid(grid)
         print(show.GAIN if found else "The evidence bank is empty.")
         return
-    chosen = known if name is None else [f for f in known if f.data.startswith(name)]
+    chosen = known if name is None else [f for f in known if f.data == name]
+    chosen = chosen or [f for f in known if f.data.startswith(name or "")]
     if name is not None and not chosen:
         raise ConfigError(f"there is no federation {name!r} in the evidence bank; 'polysite evidence' lists them")
     if as_json:

@@ -14,12 +14,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from polysite import config
 from polysite.algorithms import name_of
 from polysite.config import Study
-from polysite.data.files import Files
+from polysite.data.sources import Phantom, PhantomClasses
 from polysite.data.split import SiteSplit, table
 from polysite.evidence.lines import Settings
 
 Dealt = Mapping[str, SiteSplit]
 ASIDE = {"device", "cases", "autocast", "compile"}  # where and how fast, not what is computed
+
+
+def is_drawn(study: Study) -> bool:
+    """Return whether the cases of a study are phantoms, drawn anew with every seed."""
+    return isinstance(study.data, Phantom | PhantomClasses)
 
 
 def data_digest(study: Study, key: bytes) -> str:
@@ -32,7 +37,7 @@ def data_digest(study: Study, key: bytes) -> str:
     source = study.data
     described = {
         "sites": {site: sorted(c.name for c in cases) for site, cases in source.case_refs(study.seed).items()},
-        "drawn": None if isinstance(source, Files) else plain["data"],
+        "drawn": plain["data"] if is_drawn(study) else None,
         "federation": plain["federation"],
         "slices": plain["slices"],
         "names": [source.task, list(source.modality_names), list(source.label_names)],
@@ -42,7 +47,7 @@ def data_digest(study: Study, key: bytes) -> str:
 
 def split_digest(study: Study, dealt: Dealt, key: bytes) -> str:
     """Return the digest of the training, validation and test cases; of phantoms also of the seed that draws them."""
-    return _digest([table(dealt), None if isinstance(study.data, Files) else study.seed], key)
+    return _digest([table(dealt), study.seed if is_drawn(study) else None], key)
 
 
 def _digest(described: Any, key: bytes) -> str:
@@ -53,7 +58,7 @@ def _digest(described: Any, key: bytes) -> str:
 def method_settings(study: Study) -> Settings:
     """Return the settings of the algorithms of a study that differ from their defaults; later phases as ``then.``."""
     first, *later = config.phases(study)
-    found = dict(_changed(first.algorithm))
+    found = dict(_changed(study.algorithm))  # shares of all rounds as they were given
     if study.run.share != 1:
         found["run.share"] = study.run.share
     for phase in later:
@@ -67,7 +72,7 @@ def method_settings(study: Study) -> Settings:
 def training_settings(study: Study) -> Settings:
     """Return the settings of local training that differ from the defaults.
 
-    >>> training_settings(Study(train=Train(lr=0.4)))
+    >>> training_settings(config.parse("train.lr = 0.4"))
     {'lr': 0.4}
     """
     return {k: v for k, v in _changed(study.train) if k not in ASIDE}

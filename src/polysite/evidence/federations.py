@@ -37,6 +37,11 @@ class Gain:
         """Title of the method."""
         return self.line.method
 
+    @property
+    def pooled(self) -> bool:
+        """Whether it takes the cases of all hospitals to one place: a bound, not a choice."""
+        return "pooled" in self.method.split("-")
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -74,6 +79,11 @@ class Federation:
         ordered = sorted(self.runs, key=_kind)
         found = [_gain(list(same), self.runs) for _, same in groupby(ordered, _kind)]
         return sorted(found, key=lambda g: (g.gain is None, -(g.gain or 0.0), -g.score))
+
+    @property
+    def compares(self) -> bool:
+        """Whether a method that leaves the cases at their hospitals was compared with FedAvg here."""
+        return any(g.gain is not None and not g.pooled for g in self.gains())
 
 
 def federations(lines: Iterable[AnyLine] | None = None) -> list[Federation]:

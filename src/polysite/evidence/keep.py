@@ -13,7 +13,7 @@ import numpy as np
 from polysite.config import Study
 from polysite.engines.record import Result, RoundRecord, finite, mean_score, measure_of
 from polysite.evidence import table
-from polysite.evidence.anonymous import Dealt, data_digest, method_settings, split_digest, training_settings
+from polysite.evidence.anonymous import Dealt, data_digest, is_drawn, method_settings, split_digest, training_settings
 from polysite.evidence.lines import DistanceLine, RunLine, Spans
 from polysite.heterogeneity.assessment import TESTED, Assessment, remoteness
 from polysite.heterogeneity.verdict import differ
@@ -94,13 +94,14 @@ def _run_line(
 
 
 def about(study: Study, start: Tree) -> dict[str, Any]:
-    """Return the task, and the network with its number of trained and running values."""
+    """Return the task, whether the cases are drawn, and the network with its number of trained and running values."""
     return {
         "task": study.data.task,
         "dims": study.dims,
         "modalities": len(study.data.modality_names),
         "labels": len(study.data.label_names),
         "network": type(study.model).__name__,
+        "drawn": is_drawn(study),
         "parameters": int(sum(np.prod(tuple(x.shape), dtype=np.int64) for x in start.values())),
     }
 
@@ -142,12 +143,9 @@ def _spans(assessment: Assessment, name: str) -> Spans:
     distance = assessment.distances[name]
     upper = np.triu_indices(len(assessment.sites), 1)
     pairs, chance = distance.matrix[upper], distance.chance[upper]
-    return Spans(
-        mean=float(pairs.mean()),
-        largest=float(pairs.max()),
-        chance=finite(float(chance.mean())),
-        silhouette=finite(float(distance.silhouette)),
-    )
+    values = (pairs.mean(), pairs.max(), chance.mean(), distance.silhouette)
+    mean, largest, expected, silhouette = (finite(float(f"{x:.6g}")) for x in values)
+    return Spans(mean or 0.0, largest, expected, silhouette)
 
 
 def _made() -> dict[str, Any]:

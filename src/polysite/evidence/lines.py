@@ -35,6 +35,7 @@ class RunLine:
     spread: float | None = None  # standard deviation over the cases
     tested: int | None = None  # number of cases that were scored
     runs: int = 1  # that the score is a mean of
+    drawn: bool = False  # phantoms instead of scans of patients
     version: str = ""
     date: str = ""
     title: str = ""  # of the federation; only in the table that comes with polysite

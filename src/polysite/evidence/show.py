@@ -1,11 +1,12 @@
 """Tables of the evidence bank for the terminal, and the same as values for JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict
+from textwrap import shorten
 from typing import Any
 
 from polysite.evidence.federations import Federation, Gain
-from polysite.evidence.lines import DistanceLine, Settings
+from polysite.evidence.lines import DistanceLine, RunLine
 from polysite.evidence.similar import Match
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number
 
@@ -22,6 +23,7 @@ HEAD = (
     "gain",
 )
 METHODS = ("method", "score", "− FedAvg", "runs", "rounds", "steps", "steps / FedAvg's", "bytes", "split", "settings")
+WIDEST = 60  # characters of the settings; --json has all
 GAIN = (
     "− FedAvg: mean difference of the score (Dice, or accuracy in a classification) to FedAvg on the same training and "
     "test cases. Settings and budgets are those of the run: methods were seldom tuned equally, and a small gain over "
@@ -29,8 +31,9 @@ GAIN = (
 )
 NOTE = (
     "EMD and energy: mean distance between hospitals, in brackets as a multiple of what chance alone would give. "
-    "Differ: hospitals that differ significantly from the others. Gain: of the best method, over FedAvg with the same "
-    "cases; the best of many is too good. 'polysite evidence NAME' lists all methods of a federation."
+    "Differ: hospitals that differ significantly from the others. Gain: of the best method without pooled cases, over "
+    "FedAvg with the same cases; the best of many is too good. 'polysite evidence NAME' lists all methods of a "
+    "federation."
 )
 
 
@@ -41,7 +44,7 @@ def overview(found: Sequence[Federation]) -> Grid:
 
 def _federation(federation: Federation) -> Line:
     gains = federation.gains()
-    best = next((g for g in gains if g.gain is not None), None)
+    best = next((g for g in gains if g.gain is not None and not g.pooled), None)
     base = [g.score for g in gains if g.method == "fedavg" and not g.line.settings]
     far = federation.distances
     cells = (
@@ -76,20 +79,30 @@ def _distance(line: DistanceLine | None, which: str) -> Cell:
     return Cell(f"{found.mean:.2f}{times}", found.mean)
 
 
-def methods(federation: Federation, title: str = "", most: int | None = None) -> Grid:
+def methods(
+    federation: Federation, title: str = "", gains: Sequence[Gain] | None = None, most: int | None = None
+) -> Grid:
     """Return a table with a line per method of a federation, the best gain first; at most some of them."""
-    gains = federation.gains()
+    gains = federation.gains() if gains is None else gains
     shown = gains if most is None else gains[:most]
-    lines = mark_best([_method(g) for g in shown], (0, 0, 1, *[0] * (len(METHODS) - 3)))
+    varied = _varied(gains)
+    lines = mark_best([_method(g, varied) for g in shown], (0, 0, 1, *[0] * (len(METHODS) - 3)))
     left = len(gains) - len(shown)
-    more = f"{left} more methods: polysite evidence {federation.data[:12]}. " if left else ""
+    more = f"{left} more: polysite evidence {federation.data[:12]}. " if left else ""
     notes = dict.fromkeys(g.line.note for g in gains if g.line.note)
-    source = f"Source: {federation.source}. " if federation.source else ""
+    sources = ", ".join(dict.fromkeys(g.line.source for g in gains if g.line.source))
+    source = f"Source: {sources}. " if sources else ""
     note = f"{more}{source}{''.join(f'{n}. ' for n in notes)}".strip()
     return Grid("methods", title or federation.title, METHODS, lines, note)
 
 
-def _method(gain: Gain) -> Line:
+def _varied(gains: Sequence[Gain]) -> set[str]:
+    """Return the settings of local training that are not the same for all methods."""
+    keys = {key for g in gains for key in g.line.training}
+    return {key for key in keys if len({str(g.line.training.get(key)) for g in gains}) > 1}
+
+
+def _method(gain: Gain, varied: Set[str]) -> Line:
     line = gain.line
     cells = (
         name(line.method),
@@ -101,7 +114,7 @@ def _method(gain: Gain) -> Line:
         number(gain.steps_ratio, ".2f"),
         Cell("–") if gain.bytes is None else Cell(_size(gain.bytes), gain.bytes),
         name(line.split),
-        name(", ".join(_settings(line.settings, line.training))),
+        name(shorten(", ".join(_settings(line, varied)), WIDEST, placeholder=" ...")),
     )
     return Line(cells)
 
@@ -118,21 +131,29 @@ def _size(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def _settings(settings: Settings, training: Settings) -> Iterator[str]:
-    for key, value in settings.items():
+def _settings(line: RunLine, varied: Set[str]) -> Iterator[str]:
+    for key, value in line.settings.items():
         yield f"{key} {value}"
-    if "lr" in training:
-        yield f"train.lr {training['lr']}"
+    for key in sorted(varied & line.training.keys()):
+        yield f"train.{key} {line.training[key]}"
 
 
 def matches(found: Sequence[Match], most: int | None = 8) -> Iterator[Grid]:
     """Yield a table for every similar federation: its best methods."""
     for match in found:
-        same = "this federation itself" if match.same else f"distance {match.distance:.2f}"
-        sizes = match.federation.sizes
-        span = f"{len(sizes)} hospitals, {_range(sizes).text} training cases"
-        title = match.federation.title
-        yield methods(match.federation, f"{title if title.startswith(span[:4]) else f'{title}; {span}'} ({same})", most)
+        known = match.federation
+        span = f"{len(known.sizes)} hospitals, {_range(known.sizes).text} training cases"
+        title = f"{known.title}; {span}" if known.first.title else span
+        which = "this federation itself" if match.same else f"distance {match.distance:.2f}"
+        yield methods(known, f"{title} ({which})", _one_each(match.gains), most)
+
+
+def _one_each(gains: Sequence[Gain]) -> list[Gain]:
+    """Return one line per method: that with the fewest changed settings and, of these, the most runs."""
+    found: dict[str, Gain] = {}
+    for each in sorted(gains, key=lambda g: (g.gain is None, len(g.line.settings), -g.runs)):
+        found.setdefault(each.method, each)
+    return [g for g in gains if found[g.method] is g]
 
 
 def plain(federation: Federation) -> dict[str, Any]:

@@ -10,6 +10,7 @@ The distance between two federations is the root of the sum of the squares of
     differing    difference of the shares of hospitals that differ significantly from the others
     groups       difference of the silhouettes of groups of hospitals, by the larger of both distances
     task         2 for another task
+    drawn        1 if one consists of phantoms and the other of patients
 
 What is not known of the given federation does not count. What is known of it, but not of the other one, counts 1, as
 much as twice the number of hospitals.
@@ -17,12 +18,12 @@ much as twice the number of hospitals.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median, pstdev
 
 from polysite.config import Study
 from polysite.evidence import table
-from polysite.evidence.anonymous import Dealt, data_digest
+from polysite.evidence.anonymous import Dealt, data_digest, is_drawn
 from polysite.evidence.federations import Federation, Gain, federations
 from polysite.evidence.keep import distance_line, train_size
 from polysite.evidence.lines import DistanceLine, Spans
@@ -30,6 +31,7 @@ from polysite.heterogeneity.assessment import Assessment
 
 UNKNOWN = 1.0  # for what is known of one federation only
 OTHER_TASK = 2.0
+DRAWN = 1.0
 MEASURED = ("emd", "energy")
 
 
@@ -40,6 +42,7 @@ class Description:
     sizes: tuple[int, ...]  # training cases of the hospitals that train
     task: str = "segmentation"
     distances: DistanceLine | None = None
+    drawn: bool = False  # phantoms instead of scans of patients
     data: str = ""  # digest of the cases, to recognise the federation itself; empty if not known
 
     @property
@@ -61,13 +64,14 @@ class Match:
     distance: float
     parts: Mapping[str, float]  # of the distance, by name
     same: bool  # whether it is the given federation itself
-    gains: tuple[Gain, ...]  # best first
+    gains: tuple[Gain, ...]  # best first; on test cases, or on validation cases where there are no others
 
 
 def describe(
     sizes: Mapping[str, int] | Sequence[int],
     assessment: Assessment | None = None,
     task: str = "segmentation",
+    drawn: bool = False,
     data: str = "",
 ) -> Description:
     """Describe a federation by its numbers of training cases and, if there is one, by its assessment.
@@ -76,25 +80,30 @@ def describe(
         sizes: Number of training cases of every hospital; hospitals without any are left out.
         assessment: The assessment of the same hospitals; without it, distances do not count.
         task: ``segmentation`` or ``classification``.
+        drawn: Whether the cases are phantoms.
         data: Digest of the cases, if known.
     """
     given = sizes.values() if isinstance(sizes, Mapping) else sizes
     trained = tuple(sorted((n for n in given if n > 0), reverse=True)) or (1,)
-    return Description(trained, task, distance_line(data, assessment) if assessment else None, data)
+    return Description(trained, task, distance_line(data, assessment) if assessment else None, drawn, data)
 
 
 def describe_study(study: Study, dealt: Dealt, assessment: Assessment | None = None) -> Description:
     """Describe the federation of a study; without an assessment, by the last one of these cases in the local table."""
     data = "" if table.is_off() else data_digest(study, table.secret())
-    found = describe({site: train_size(dealt, site) for site in dealt}, assessment, study.data.task, data)
+    sizes = {site: train_size(dealt, site) for site in dealt}
+    found = describe(sizes, assessment, study.data.task, is_drawn(study), data)
     known = [line for line in table.read() if isinstance(line, DistanceLine) and line.data == data]
     if assessment is not None or not known:
         return found
-    return Description(found.sizes, found.task, known[-1], data)
+    return replace(found, distances=known[-1])
 
 
 def similar(like: Description, count: int = 5, among: Sequence[Federation] | None = None) -> list[Match]:
     """Return the federations that are most like the given one, nearest first.
+
+    The given federation itself comes first, if it is in the bank. Others in which no method was compared with FedAvg,
+    or only pooled training, are left out.
 
     Args:
         like: The given federation, from ``describe`` or ``describe_study``.
@@ -103,18 +112,26 @@ def similar(like: Description, count: int = 5, among: Sequence[Federation] | Non
     """
     found = []
     for federation in federations() if among is None else among:
-        parts = dict(_parts(like, of(federation)))
-        far = math.sqrt(math.fsum(x * x for x in parts.values()))
         same = bool(like.data) and federation.data == like.data
-        found.append((not same, far, federation, parts))
-    found.sort(key=lambda each: each[:2])
-    return [Match(f, far, parts, not other, tuple(f.gains())) for other, far, f, parts in found[:count]]
+        if same or federation.compares:
+            parts = dict(_parts(like, of(federation)))
+            far = math.sqrt(math.fsum(x * x for x in parts.values()))
+            found.append(Match(federation, far, parts, same, _shown(federation)))
+    return sorted(found, key=lambda match: (not match.same, match.distance))[:count]
+
+
+def _shown(federation: Federation) -> tuple[Gain, ...]:
+    """Return the gains on test cases; on validation cases if no method has one on test cases."""
+    gains = federation.gains()
+    tested = tuple(g for g in gains if g.line.split == "test")
+    return tested if any(g.gain is not None for g in tested) else tuple(gains)
 
 
 def of(federation: Federation) -> Description:
     """Describe a federation of the bank."""
     sizes = tuple(n for n in federation.sizes if n > 0) or (1,)
-    return Description(sizes, federation.first.task, federation.distances, federation.data)
+    first = federation.first
+    return Description(sizes, first.task, federation.distances, first.drawn, federation.data)
 
 
 def _parts(like: Description, other: Description) -> Iterator[tuple[str, float]]:
@@ -124,6 +141,8 @@ def _parts(like: Description, other: Description) -> Iterator[tuple[str, float]]
     yield "unevenness", abs(like.unevenness - other.unevenness)
     if like.task != other.task:
         yield "task", OTHER_TASK
+    if like.drawn != other.drawn:
+        yield "drawn", DRAWN
     if like.distances is None:
         return
     if other.distances is None:

@@ -8,6 +8,7 @@ its owner can read it. Several processes may add lines at once. A line that cann
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,6 +22,7 @@ from polysite.evidence.lines import AnyLine, from_json, to_json
 VARIABLE, OFF = "POLYSITE_EVIDENCE", "off"
 FILE, KEY = "evidence.jsonl", "evidence.key"
 KEY_BYTES = 32
+PATIENCE = 20.0  # seconds to wait for other processes
 
 
 def is_off() -> bool:
@@ -107,7 +109,15 @@ def _locked(folder: Path) -> Iterator[Path]:
     """Make the folder and hold its lock, which a killed process releases."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _opened(folder / ".evidence.lock", os.O_RDWR) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as problem:  # a line takes a millisecond, but a process may be stopped meanwhile
+                if time.monotonic() > until:
+                    raise TimeoutError(f"another process has held {folder} for {PATIENCE:.0f} seconds") from problem
+                time.sleep(0.01)
         yield folder
 
 
