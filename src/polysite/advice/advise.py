@@ -20,7 +20,7 @@ from typing import Any
 
 import tomli_w
 
-from polysite import assessment, config, study, tuning
+from polysite import assessment, config, evidence, study, tuning
 from polysite.advice.contenders import REFERENCE, Contender, contenders
 from polysite.advice.decide import Comparison, Gain, compare, differences, gain_of, winner
 from polysite.advice.stages import LONGER, Shares, shares
@@ -44,6 +44,7 @@ ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
 PERSONAL_ROUNDS = 5  # a fifth of the rounds, at a quarter of the learning rate
 PERSONAL_RATE = 4
 LEVEL = 0.05
+SIMILAR = 2  # federations of the evidence bank that are shown
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Advice:
     p: float
     sites: Mapping[str, Gain]
     study: Study
+    alike: tuple[evidence.Match, ...]  # the most similar federations of the evidence bank
     models: Run | None  # the ensemble of the inner folds, evaluated on the test cases; None if there is none
 
     @property
@@ -142,11 +144,13 @@ def advise(
     gains = differences(final, given)
     sites = {s: gain_of({k: v for k, v in gains.items() if k[0] == s}) for s in sorted({s for s, _ in gains})}
     advised = replace(final.study, run=_last_round(final.study, base))
+    nearest = evidence.similar(evidence.describe_study(base, dealt), SIMILAR + 1)
+    alike = tuple(match for match in nearest if not match.same)[:SIMILAR]
     tested = any(splits["test"] for splits in dealt.values())
     models = _models(final, out / "models", step) if tested else None
     found = Advice(
         out, verdict, budget, words, tuple(listed), played, tuple(compared), chosen, longer, own, final,
-        gain_of(gains), signed_rank(list(gains.values())), sites, advised, models,
+        gain_of(gains), signed_rank(list(gains.values())), sites, advised, alike, models,
     )  # fmt: skip
     write_file(out / "study.toml", lambda path: path.write_text(config.dump(study.pinned(advised)), encoding="utf-8"))
     write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(found), indent=1), encoding="utf-8"))

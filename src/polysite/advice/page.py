@@ -11,12 +11,14 @@ from matplotlib.figure import Figure
 from polysite.advice.advise import Advice
 from polysite.advice.decide import Gain
 from polysite.advice.tables import against_given, costs, decision, hospitals, strategies
+from polysite.evidence import show
 from polysite.report.figure_files import Picture, draw
 from polysite.report.grid import Grid
 from polysite.report.page import Section, layout
 
 BETTER, OTHER = "#1f5fa8", "#7b8794"
 MAX_ROWS = 40  # of a figure
+METHODS = 5  # of a similar federation
 
 
 def write(found: Advice) -> Path:
@@ -26,6 +28,7 @@ def write(found: Advice) -> Path:
         Section("strategies", "Strategies", (_compared(found), _untitled(strategies(found)))),
         Section("how", "How the decision was made", (_how(found),)),
         Section("costs", "Costs", (_untitled(costs(found)),)),
+        Section("similar", "What happened in similar federations", (*show.matches(found.alike, METHODS), show.GAIN)),
     ]
     page = layout(
         "Advice for these hospitals",
