@@ -3,7 +3,8 @@
 Every option of ``polysite.training.cleaning.OPTIONS`` is compared with no cleaning, case by case over all hospitals:
 the gain of a case is the difference of its mean Dice. An option is eligible if Wilcoxon's signed-rank test finds its
 gains above zero with p < 0.05 after Holm's correction for the number of options; of these the one with the largest mean
-gain is taken, and without one nothing is cleaned. So fewer than eight cases that change can choose nothing.
+gain is taken, and without one nothing is cleaned. Options that lead to the same masks are one test (filling holes where
+there is none), and those that change nothing are none. So fewer than five cases that change can choose nothing.
 """
 
 import logging
@@ -61,7 +62,7 @@ def _under(site: TorchSite, clean: Clean) -> TorchSite:
 def decide(scores: np.ndarray) -> tuple[Clean, Record]:
     """Choose a cleaning from the scores of all cases (rows) without cleaning and with each option (columns)."""
     gains = (scores[:, 1:] - scores[:, :1]).T
-    sure = holm(np.array([signed_rank(g, "greater") for g in gains]))
+    sure = _sure(gains)
     mean = gains.mean(1) if gains.size else np.zeros(len(OPTIONS))
     eligible = [k for k in range(len(OPTIONS)) if sure[k] < LEVEL and mean[k] > 0]
     chosen = OPTIONS[max(eligible, key=lambda k: mean[k])] if eligible else Clean()
@@ -70,6 +71,18 @@ def decide(scores: np.ndarray) -> tuple[Clean, Record]:
         for k, o in enumerate(OPTIONS)
     ]
     return chosen, {"chosen": asdict(chosen), "cases": len(scores), "options": tried}
+
+
+def _sure(gains: np.ndarray) -> np.ndarray:
+    """Return the corrected p-value of every option's gains; 1 if it changes nothing."""
+    found = np.ones(len(gains))
+    distinct, which = np.unique(gains, axis=0, return_inverse=True)
+    tested = np.flatnonzero(distinct.any(1))
+    if len(tested):
+        adjusted = holm(np.array([signed_rank(distinct[k], "greater") for k in tested]))
+        for k, p in zip(tested, adjusted, strict=True):
+            found[which.reshape(-1) == k] = p
+    return found
 
 
 def resolved(study: Study, result: Result) -> Study:
