@@ -14,12 +14,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from polysite import config
 from polysite.config import Study
 from polysite.engines.phases import Models, Phase
 from polysite.engines.record import Result
+from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.metrics.statistics import holm, signed_rank
+from polysite.models.ensemble import Ensemble
 from polysite.training.cleaning import OPTIONS, Clean
 from polysite.training.torch_site import TorchSite
 
@@ -83,6 +86,17 @@ def _sure(gains: np.ndarray) -> np.ndarray:
         for k, p in zip(tested, adjusted, strict=True):
             found[which.reshape(-1) == k] = p
     return found
+
+
+def study_of(folder: RunFolder) -> Study:
+    """Return the study of a finished run with the cleaning that it chose.
+
+    An ensemble whose members have different splits reads its own from its folder, also where that was moved.
+    """
+    study = config.parse(folder.config, where=str(folder.path / "config.toml"))
+    if isinstance(study.model, Ensemble) and study.split.file and not study.split.validation:
+        study = replace(study, split=replace(study.split, file=str(folder.path / "split.csv")))
+    return resolved(study, folder.result)
 
 
 def resolved(study: Study, result: Result) -> Study:
