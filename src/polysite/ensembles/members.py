@@ -141,4 +141,6 @@ def served(member: MemberRun, wanted: Sequence[SiteId], watch: Watch) -> tuple[d
             f"{member.folder.path} has {found.groups[several]} models for {several!r}, for different patients; an "
             "ensemble takes runs with one model per site"
         )
-    return {s: drop(to_host(trees[0]), HEADS) for s, trees in found.models.items()}, found.shared is not None
+    if found.shared is not None:
+        return dict.fromkeys(wanted, drop(to_host(found.shared[0]), HEADS)), True
+    return {s: drop(to_host(trees[0]), HEADS) for s, trees in found.models.items()}, False
