@@ -1,6 +1,7 @@
 """Gains over FedAvg and the most similar federations, on hand-made lines."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +120,9 @@ def test_the_shipped_table_is_sound():
     assert by_name["scanners"].distances.differing is not None
     assert show.overview(known).lines
     assert all(show.methods(f).lines for f in known)
+
+
+def test_the_page_shows_code_that_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text()
+    exec(page.split("```python\n")[1].split("```")[0], {})
+    assert len(capsys.readouterr().out.splitlines()) == 3
