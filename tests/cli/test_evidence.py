@@ -52,7 +52,7 @@ def test_federations_like_a_study(tmp_path):
     assert len(found) == 2
     assert found[0]["title"].startswith("Phantoms")
     assert found[0]["distance"] <= found[1]["distance"]
-    assert "the demonstration's four hospitals" in run("--like", str(study))
+    assert "four hospitals with unlike scanners" in run("--like", str(study))
     assert "a1" not in run("--like", str(study), "--set", "data.sites.island.cases=40")
 
 
