@@ -1,6 +1,7 @@
 """Gains over FedAvg and the most similar federations, on hand-made lines."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -115,7 +116,13 @@ def test_the_shipped_table_is_sound():
     tcga = {g.method: g for g in by_name["tcga-lgg"].gains() if g.line.source == "docs/results/hospitals.md"}
     assert tcga["fedadam"].gain == pytest.approx(0.712 - 0.693)
     assert {"fedamp", "fpfc", "feddiv", "pfednet", "superfed", "l2gd"}.isdisjoint(tcga)  # marked as not valid
-    assert tcga["local"].line.by_site == (0.648, 0.681, 0.583, 0.611)  # CS, DU, HT with 9 cases, FG with 8
+    assert tcga["local"].line.by_site == (0.648, 0.681, 0.583, 0.611)  # CS, DU, HT, FG: most training cases first
     assert by_name["scanners"].distances.differing is not None
     assert show.overview(known).lines
     assert all(show.methods(f).lines for f in known)
+
+
+def test_the_page_shows_code_that_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text()
+    exec(page.split("```python\n")[1].split("```")[0], {})
+    assert len(capsys.readouterr().out.splitlines()) == 3
