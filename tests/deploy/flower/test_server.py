@@ -619,7 +619,7 @@ def without_end(consortium, link):
         for _ in range(200):
             connection.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
         hung_up(connection)
-    return "a request of more than 0 bytes"
+    return "a request that does not announce its size"
 
 
 def endless_headers(consortium, link):

@@ -316,7 +316,10 @@ class Fleet:
         carried = {"parts": parts, "slot": slot, "timeout": self._client._client.timeout.as_dict()}
         url = f"https://{self._address}{FLEET}{call}"
         request = httpx.Request("POST", url, headers={**kind, **headers}, extensions=carried)
-        response = self._client._send(ProtobufRequestContext(call, Node(), request))
+        try:
+            response = self._client._send(ProtobufRequestContext(call, Node(), request))
+        finally:
+            request.extensions.clear()  # request and response refer to each other and would keep the memory
         response.raise_for_status()
         return response.content
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from polysite.buffers import Buffer
-from polysite.deploy.flower.gateway import FOREVER, Guard, Pace, Server
+from polysite.deploy.flower.gateway import FOREVER, Guard, Pace
 from polysite.deploy.flower.messages import Header, content_of, deflate, inflate, pack, unpack, wrap
+from polysite.deploy.flower.port import Server
 from polysite.errors import PayloadError, RunError
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
