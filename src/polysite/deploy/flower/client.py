@@ -68,7 +68,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 FLEET = "/v1/fleet/"
-MAX_RESPONSE = 64 << 20  # bytes; an object is a chunk of at most 5 MiB
+MAX_RESPONSE = 64 << 20  # bytes; an object is a chunk of at most 16 MiB
 CUT = (OSError, HTTPException, ValueError)  # a connection that breaks, or brings something else than a response
 TROUBLE = (*CUT, httpx.HTTPError)
 T = TypeVar("T")

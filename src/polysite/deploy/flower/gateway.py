@@ -121,6 +121,7 @@ class Guard:
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
         self._heard: dict[str, float] = {}  # when a site was last heard
         self._news: dict[str, asyncio.Event] = {}  # there may be a message for a site
+        self.arrived = threading.Event()  # a response is complete, or a site has connected
         self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
 
@@ -169,6 +170,7 @@ class Guard:
         match call:
             case "activate-node":
                 self._instances[site], self.tokens[site] = instance, secrets.token_hex(8)
+                self.arrived.set()
             case "push-messages" if self._state.message_ins_id_to_message_res_id.get(asked) != reply:
                 begun = PushMessagesResponse.FromString(b"".join(parts)).session_id
                 self._state._cleanup_push_session(begun, cleanup_messages=False)
@@ -372,9 +374,11 @@ class Guard:
         stored = session is not None and self._state.store_object(
             self._run, request.session_id, request.object_id, cast(bytes, content)
         )
-        if stored:
+        if session is not None and stored:
             with self._lock:
                 self._pushed[site] += len(body)
+            if not session.pending_object_ids:
+                self.arrived.set()
         return bytes(PushObjectResponse(stored=stored).SerializeToString())
 
     def _pull(self, site: str, body: Buffer) -> list[Buffer]:

@@ -166,6 +166,11 @@ class Link:
                 self.forget([each])
                 yield envelope
 
+    def wait(self, seconds: float) -> None:
+        """Return when a response is complete or a site has connected, or else after so many seconds."""
+        self._guard.arrived.wait(seconds)
+        self._guard.arrived.clear()
+
     def forget(self, ids: Collection[str]) -> None:
         """Drop these messages and their responses; a response that still comes is not accepted."""
         for each in ids:
