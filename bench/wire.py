@@ -90,7 +90,8 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
     print(f"bare sockets' CPU seconds a round: {plain:.2f}; ratio of all CPU seconds {sum(used.values()) / plain:.2f}")
     each = [o["seconds"] / b["seconds"] for o, b in zip(ours, bare, strict=True)]  # neighbours in time
     print(
-        f"ratio polysite / bare sockets {mine / theirs:.2f} (round by round {statistics.median(each):.2f})", flush=True
+        f"ratio polysite / bare sockets {mine / theirs:.2f} (median of the rounds: {statistics.median(each):.2f})",
+        flush=True,
     )
     if given.stock:
         found = stock(folder, made, params, names, given.stock_rounds, given.stock_echo)

@@ -129,6 +129,8 @@ def test_distances_and_mixtures_of_many_trees_in_float32(monkeypatch, library):
     found = tree.squared_distances(trees)
     assert found == pytest.approx(exact, rel=1e-5, abs=0) and found[4, 5] == found[0, 9] == 0
     assert not np.array_equal(found, tree.squared_distances(trees, exact=True))
+    huge = [tree.map(lambda x: x * 2.0**60, t) for t in trees]
+    assert tree.squared_distances(huge) == pytest.approx(exact * 2.0**120, rel=1e-5, abs=0)
     shares = draw.dirichlet(np.ones(70), size=3)
     mixed = tree.mixtures(trees, shares)
     assert type(mixed[0]["a"]) is type(trees[0]["a"]) and mixed[0]["a"].shape == (10, 10)

@@ -218,6 +218,8 @@ def squared_distances(trees: Sequence[Tree], exact: bool = False) -> NDArray[np.
     products = np.zeros((len(trees), len(trees)))
     for leaves in blocks:  # equal trees stay equal
         products += _product(leaves)
+    if coarse and not np.isfinite(products).all():  # too large for float32
+        return squared_distances(trees, exact=True)
     lengths = products.diagonal()
     squares = np.maximum(lengths[:, None] + lengths - 2 * products, 0.0)
     np.fill_diagonal(squares, 0.0)

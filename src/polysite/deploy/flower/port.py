@@ -183,7 +183,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         receive: Callable[[memoryview], Body] = lambda whole: self._receive(cycle, whole)  # noqa: E731
-        cycle.scope["extensions"] = {BODY: receive}  # type: ignore[typeddict-unknown-key]
+        cycle.scope["extensions"] = {BODY: receive}  # type: ignore[dict-item]
         self.flow.pause_reading()
 
     def _receive(self, cycle: RequestResponseCycle, whole: memoryview) -> Body:
