@@ -25,8 +25,9 @@ methods for assessing differential expression in microarray experiments).
 The cases stand for further patients of the same hospitals and the same models. Whether the method would gain again if
 it were trained with another seed is a further question: no number of cases of one training answers it. ``p.training``,
 the standard deviation of a method's mean score over seeds times sqrt(2), makes the posterior one of the method. With
-24^3 phantoms and short trainings it is about 0.015 Dice (``bench/structures.py``), and paired tests of cases alone then
-call differences significant that another seed reverses.
+equal 24^3 phantoms and short trainings it is about 0.01 Dice (``bench/structures.py equal``: four trainings in groups
+without meaning gain -0.012 to +0.010, two of them with p < 0.01 over cases), so that paired tests of cases alone call
+differences significant that another seed reverses.
 
 >>> found = shrink({"a": [0.10, 0.12, 0.11, 0.09], "b": [0.01, -0.02, 0.02, 0.00], "c": []})
 >>> {site: (round(gain.mean, 3), round(gain.positive, 2)) for site, gain in found.sites.items()}
