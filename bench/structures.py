@@ -13,8 +13,8 @@ with its gain over FedAvg, hospital by hospital, and the p-value of Wilcoxon's s
 seeds, "most sure" is the hospital with the highest probability of a gain (``polysite.metrics.shrinkage``).
 
 Every hospital has 4 training, 3 validation and 8 test cases (labels: 6, 3 and 6), and local training is long (4
-epochs), so that averaging unlike hospitals costs and a hospital alone has too few cases. With 6 training cases and shorter
-rounds, fine-tuning is as good as groups, because FedAvg has not converged.
+epochs), so that averaging unlike hospitals costs and a hospital alone has too few cases. With 6 training cases and
+shorter rounds, fine-tuning is as good as groups, because FedAvg has not converged.
 """
 
 import argparse
