@@ -82,8 +82,10 @@ def one(name: str, seed: int, out: Path) -> None:
     found = advice.advise(study, out, None, INNER, parallel=1)
     advice.write_page(found)
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    numbers = advice.plain(found) | {"processor seconds": sum(s.ru_utime + s.ru_stime for s in spent)}
-    (out / "advice.json").write_text(json.dumps(numbers, indent=1))
+    before = out / "seconds.txt"  # of a tournament that was interrupted
+    seconds = sum(s.ru_utime + s.ru_stime for s in spent) + (float(before.read_text()) if before.exists() else 0.0)
+    before.write_text(f"{seconds}")
+    (out / "advice.json").write_text(json.dumps(advice.plain(found) | {"processor seconds": seconds}, indent=1))
 
 
 if __name__ == "__main__":

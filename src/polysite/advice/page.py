@@ -13,6 +13,7 @@ from polysite.advice.decide import Gain
 from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, strategies
 from polysite.evidence import show
 from polysite.report.figure_files import Picture, draw
+from polysite.report.figures import cut, unformatted
 from polysite.report.grid import Grid
 from polysite.report.page import Section, layout
 
@@ -104,14 +105,10 @@ def _forest(rows: Sequence[tuple[str, Gain, bool]]) -> Figure:
         axes.plot([gain.low, gain.high], [k, k], color=colour, lw=1.6, solid_capstyle="butt")
         axes.plot([gain.mean], [k], "o", color=colour, ms=5)
     axes.axvline(0, color="#c5cbd3", lw=1, zorder=0)
-    axes.set_yticks(range(len(shown)), [_short(title) for title, _, _ in shown], fontsize=8)
+    axes.set_yticks(range(len(shown)), [unformatted(cut(title, 44)) for title, _, _ in shown], fontsize=8)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlabel("gain of the score", fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     return figure
-
-
-def _short(title: str, most: int = 44) -> str:
-    return title if len(title) <= most else f"{title[: most - 1].rstrip()}…"

@@ -4,7 +4,10 @@ from polysite import study
 from polysite.advice.advise import Advice
 from polysite.advice.contenders import REFERENCE
 from polysite.advice.decide import Comparison, Gain
+from polysite.report.figures import cut
 from polysite.report.grid import Cell, Grid, Line, name, number
+
+WIDE = 64  # letters of a strategy's title in a table
 
 
 def decision(found: Advice) -> str:
@@ -77,13 +80,13 @@ def strategies(found: Advice) -> Grid:
     for each in found.compared:
         score = number(found.played[each.name].mean)
         cells = (score, _gain(each.gain), _p(each.p), name(verdict(each)))
-        lines.append(Line((name(by_name[each.name].title), *cells)))
+        lines.append(Line((name(cut(by_name[each.name].title, WIDE)), *cells)))
     score = number(found.played[REFERENCE].mean)
     lines.append(Line((name("One model for all hospitals"), score, name("–"), name("–"), name("reference"))))
     note = (
-        "All strategies have the same recipe and equal local steps. p: signed-rank test over all cases that the "
-        "strategy is better, corrected by Holm. It is called better only if p is at most 0.05, its mean gain is "
-        "positive in every inner fold, and more than the luck of a training."
+        "All strategies have the same recipe and equal local steps. p that the strategy is "
+        "better by chance: signed-rank test over all cases, with the luck of a training counted in, corrected by Holm. "
+        "It is called better only if p is at most 0.05 and its mean gain is positive in every inner fold."
     )
     head = ("strategy", "score", "gain", "p", "")
     return Grid("strategies", "Strategies against one model for all", head, tuple(lines), note)
@@ -96,7 +99,7 @@ def by_hospital(found: Advice) -> Grid:
     for site, score in found.played[REFERENCE].by_site().items():
         gains = [c.sites[site].mean for c in found.compared]
         lines.append(Line((name(site), number(score), *(Cell(f"{gain:+.3f}", gain) for gain in gains))))
-    known = "; ".join(f"{c.name}: {titles[c.name]}" for c in found.compared)
+    known = "; ".join(f"{c.name}: {cut(titles[c.name], WIDE)}" for c in found.compared)
     head = ("hospital", "one model", *(c.name for c in found.compared))
     return Grid("by-hospital", "Gain of every strategy, by hospital", head, tuple(lines), f"{known}.")
 

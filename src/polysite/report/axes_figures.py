@@ -16,7 +16,7 @@ from polysite.metrics.measures import about
 from polysite.report.averages import best_mean
 from polysite.report.axes import FederationResult, Regrouped, related
 from polysite.report.figure_files import Picture, draw
-from polysite.report.figures import COLOURS, MARKERS, WIDE, _entries, _legend, _plain
+from polysite.report.figures import COLOURS, MARKERS, WIDE, _entries, _legend, unformatted
 from polysite.report.published import BEST_MEANS, Paper, numbers
 from polysite.report.runs import Method
 
@@ -41,8 +41,8 @@ def distance(results: Sequence[FederationResult]) -> list[Picture]:
             errors = [_deviation(values) for values in pair.y]
             look: dict[str, Any] = {"ms": 5, "mec": "white", "mew": 0.5, "elinewidth": 0.8, "capsize": 1.5, "ls": ""}
             axes.errorbar(
-                pair.x, pair.means, yerr=errors, fmt=MARKERS[k % 7], color=COLOURS[k % 7], label=_plain(pair.method),
-                **look,
+                pair.x, pair.means, yerr=errors, fmt=MARKERS[k % 7], color=COLOURS[k % 7],
+                label=unformatted(pair.method), **look,
             )  # fmt: skip
             for x, y, title in zip(pair.x, pair.means, pair.titles, strict=True) if len(shown) == 1 else ():
                 place = 1 + next(i for i, r in enumerate(results) if r.title == title)
@@ -91,7 +91,7 @@ def _swept(results: Sequence[FederationResult], key: str, title: str, words: str
     figure, panels = _panels(len(results))
     for axes, result in zip(panels, results, strict=False):
         _curves(axes, result, key, score)
-        axes.set_title(_plain(result.title), fontsize=9, loc="left")
+        axes.set_title(unformatted(result.title), fontsize=9, loc="left")
         axes.set_xlabel(key, fontsize=9)
     panels[0].set_ylabel(title, fontsize=9)
     _legend(figure, {label: handle for axes in panels for label, handle in _entries(axes)})
@@ -166,7 +166,7 @@ def _curves(axes: Axes, result: FederationResult, key: str, score: Score) -> Non
     for k, line in enumerate(line for line in lines.values() if len(line) == 1):
         (_, scores, method) = line[0]
         if scores:
-            axes.axhline(fmean(scores), color=COLOURS[-1 - k % 6], ls="--", lw=1, label=_plain(method.name))
+            axes.axhline(fmean(scores), color=COLOURS[-1 - k % 6], ls="--", lw=1, label=unformatted(method.name))
 
 
 def _label(names: Sequence[str]) -> str:
@@ -176,7 +176,7 @@ def _label(names: Sequence[str]) -> str:
     'feddiv, alpha = 1'
     """
     parts = [name.split(", ") for name in names]
-    return _plain(", ".join(p for p in parts[0] if all(p in other for other in parts)) or names[0])
+    return unformatted(", ".join(p for p in parts[0] if all(p in other for other in parts)) or names[0])
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from polysite.report.example_cases import Scan
 from polysite.report.figure_files import Drawing, draw
-from polysite.report.figures import WIDE, _plain
+from polysite.report.figures import WIDE, unformatted
 
 SHOWN = (0.35, 0.5, 0.65)  # slices, as shares of those with something in them
 
@@ -49,5 +49,5 @@ def draw_scan(scan: Scan, modalities: Sequence[str]) -> Drawing:
             axes.imshow(modality[row], cmap="gray", vmin=0, vmax=255, aspect=height / width)
             axes.set_axis_off()
     for axes, title in zip(grid[0], modalities, strict=True):
-        axes.set_title(_plain(title), fontsize=9)
+        axes.set_title(unformatted(title), fontsize=9)
     return draw(figure)

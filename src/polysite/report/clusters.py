@@ -19,7 +19,7 @@ from matplotlib.patheffects import Normal, Stroke
 from numpy.typing import NDArray
 
 from polysite.data.manifest import natural
-from polysite.report.figures import COLOURS, MARKERS, WIDE, _plain, _svg
+from polysite.report.figures import COLOURS, MARKERS, WIDE, _svg, unformatted
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.page import Folded, Page, Picture, Section, layout
 
@@ -115,7 +115,7 @@ def shares(shown: Shown) -> str | None:
         axes.set_yticks(range(len(names)), [f"cluster {c}" if k % columns == 0 else "" for c in names], fontsize=8)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlim(left=0)
-        axes.set_title(_plain(label), fontsize=10, loc="left")
+        axes.set_title(unformatted(label), fontsize=10, loc="left")
         axes.set_xlabel("% of the head", fontsize=8.5)
         axes.tick_params(labelsize=8, axis="x")
         axes.tick_params(length=0, axis="y")
@@ -279,7 +279,7 @@ def _dots(
     for k, group in enumerate(order):
         x, y = at[of == group].T
         look = {**_look(k), "ls": "", "ms": 6 if len(of) <= 300 else 4, "mec": "white", "mew": 0.4, "alpha": 0.9}
-        axes.plot(x, y, label=_plain(names[group]), rasterized=len(of) > DOTS, **look)
+        axes.plot(x, y, label=unformatted(names[group]), rasterized=len(of) > DOTS, **look)
     axes.set_title(title, fontsize=10, loc="left")
     axes.tick_params(labelsize=8, length=2)
     axes.spines[:].set_color("#c9d0d8")

@@ -38,8 +38,8 @@ def _bars(comparison: Comparison, measure: str) -> str:
         x = np.arange(len(groups)) + (k - (len(comparison.methods) - 1) / 2) * width
         look = {"lw": 1, "capsize": 2, "ecolor": "#444"}
         means, error = [fmean(g) if g else np.nan for g in groups], [_error(g) for g in groups]
-        axes.bar(x, means, width * 0.92, yerr=error, label=_plain(method.name), color=_colour(k), error_kw=look)
-    axes.set_xticks(range(len(sites)), [_plain(s or "all") for s in sites], rotation=45 if len(sites) > 10 else 0)
+        axes.bar(x, means, width * 0.92, yerr=error, label=unformatted(method.name), color=_colour(k), error_kw=look)
+    axes.set_xticks(range(len(sites)), [unformatted(s or "all") for s in sites], rotation=45 if len(sites) > 10 else 0)
     _scale(axes, comparison, measure, "y")
     _legend(figure, dict(_entries(axes)))
     return draw(figure)
@@ -61,12 +61,12 @@ def _dots(comparison: Comparison, measure: str) -> str:
             ms=5,
             mec="white",
             mew=0.5,
-            label=_plain(site),
+            label=unformatted(site),
         )
     for y, m in enumerate(ranked):
         error = _error(m.of(None, measure, comparison.policy))
         axes.errorbar(means[m.name], y, xerr=error, fmt="|", color="black", ms=11, mew=2, lw=1.2, capsize=0)
-    axes.set_yticks(range(len(ranked)), [_plain(m.name) for m in ranked])
+    axes.set_yticks(range(len(ranked)), [unformatted(m.name) for m in ranked])
     axes.set_ylim(-0.6, len(ranked) - 0.4)
     axes.grid(axis="y", color="#eeeeee")
     axes.set_axisbelow(True)
@@ -80,7 +80,7 @@ def curves(methods: Sequence[Method]) -> str:
     figure, axes = _new(WIDE, 3.0 + 0.2 * (len(methods) > FEW))
     for k, method in enumerate(methods):
         rounds, scores = method.curve(lambda run: run.curve)
-        axes.plot(rounds, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.8, label=_plain(method.name))
+        axes.plot(rounds, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.8, label=unformatted(method.name))
         for begin in method.first.begins:
             axes.axvline(begin - 0.5, color=_colour(k), lw=0.9, ls=":")
         for run in method.runs:
@@ -102,7 +102,7 @@ def site_curves(methods: Sequence[Method]) -> str:
     for site, axes in panels:
         for k, method in enumerate(methods):
             rounds, scores = method.curve(partial(Summary.site_curve, site=site))
-            axes.plot(rounds, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.3, label=_plain(method.name))
+            axes.plot(rounds, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.3, label=unformatted(method.name))
         axes.set_ylim(0, 1)
     _name_axes(panels, "round", f"{_measure(methods)}, validation")
     _legend(figure, dict(_entries(panels[0][1])), below=True)
@@ -116,7 +116,7 @@ def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]
         rounds, scores = method.curve(lambda run: run.curve)
         _, clock = method.curve(lambda run: (list(range(1, len(run.records) + 1)), list(hours(run))))
         at = [clock[r - 1] for r in rounds]
-        axes.plot(at, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.8, label=_plain(method.name))
+        axes.plot(at, scores, DASHES[k // 7 % 4], color=_colour(k), lw=1.8, label=unformatted(method.name))
     axes.set_xlabel("simulated hours")
     axes.set_ylabel(f"{_measure(methods)}, validation cases")
     axes.set_ylim(bottom=0)
@@ -140,9 +140,9 @@ def matrix(values: Mapping[str, Mapping[str, float]]) -> str:
                 axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center", color=colour, fontsize=9)
     long = sum(map(len, columns)) > 60
     axes.set_xticks(
-        range(len(columns)), map(_plain, columns), rotation=45 if long else 0, ha="right" if long else "center"
+        range(len(columns)), map(unformatted, columns), rotation=45 if long else 0, ha="right" if long else "center"
     )
-    axes.set_yticks(range(len(rows)), map(_plain, rows))
+    axes.set_yticks(range(len(rows)), map(unformatted, rows))
     axes.set_xlabel("cases of")
     axes.set_ylabel("model of")
     axes.spines[:].set_visible(False)
@@ -203,7 +203,7 @@ def _by_name(run: Summary, what: str) -> dict[str, tuple[list[int], list[float]]
 def _lines(axes: Axes, lines: Mapping[str, tuple[list[int], list[float]]]) -> None:
     for k, (name, (x, y)) in enumerate(sorted(lines.items())):
         mark = "o" if len(x) == 1 else ""
-        axes.plot(x, y, DASHES[k // 7 % 4], marker=mark, color=_colour(k), lw=1.4, label=_plain(name))
+        axes.plot(x, y, DASHES[k // 7 % 4], marker=mark, color=_colour(k), lw=1.4, label=unformatted(name))
 
 
 def _panels(titles: Sequence[str], height: float) -> tuple[Figure, list[tuple[str, Axes]]]:
@@ -214,7 +214,7 @@ def _panels(titles: Sequence[str], height: float) -> tuple[Figure, list[tuple[st
     made = []
     for k, title in enumerate(titles):
         axes = figure.add_subplot(rows, columns, k + 1)
-        axes.set_title(_plain(_cut(title, 78 // columns)), fontsize=10)
+        axes.set_title(unformatted(cut(title, 78 // columns)), fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
         made.append((title, axes))
@@ -251,12 +251,12 @@ def _legend(figure: Figure, entries: Mapping[str, Any], below: bool = False) -> 
     if len(entries) < 2:
         return
     few = len(entries) <= FEW and not below
-    size, longest = 10 if few else 8, max(len(_cut(name)) for name in entries)
+    size, longest = 10 if few else 8, max(len(cut(name)) for name in entries)
     columns = max(1, min(5, len(entries), int(figure.get_figwidth() / (0.0085 * size * longest + 0.45))))
     rows = ceil(len(entries) / columns)
     figure.set_figheight(figure.get_figheight() + 0.02 * size * max(0, rows - 2))  # the axes keep their height
     figure.legend(
-        entries.values(), [_cut(name) for name in entries], ncols=columns, frameon=False, fontsize=size,
+        entries.values(), [cut(name) for name in entries], ncols=columns, frameon=False, fontsize=size,
         loc="outside upper center" if few else "outside lower center",
     )  # fmt: skip
 
@@ -277,10 +277,10 @@ def _name_axes(panels: Sequence[tuple[str, Axes]], below: str, beside: str) -> N
             axes.set_ylabel(beside, fontsize=9)
 
 
-def _cut(name: str, most: int = MAX_LETTERS) -> str:
+def cut(name: str, most: int = MAX_LETTERS) -> str:
     """Shorten a long name in the middle, because names often differ at their ends.
 
-    >>> _cut("hospital-of-the-north-17", 11)
+    >>> cut("hospital-of-the-north-17", 11)
     'hospit…h-17'
     """
     return name if len(name) <= most else f"{name[: most - most // 3 - 2]}…{name[-(most // 3 + 1) :]}"
@@ -290,7 +290,7 @@ def _colour(k: int) -> str:
     return COLOURS[k % len(COLOURS)]
 
 
-def _plain(text: str) -> str:
+def unformatted(text: str) -> str:
     """Escape a name for matplotlib: a dollar sign starts a formula, a leading underscore hides a line."""
     escaped = text.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped

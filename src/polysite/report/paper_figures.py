@@ -23,7 +23,7 @@ from polysite.report.assess_figures import short
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison
 from polysite.report.figure_files import Picture, draw
-from polysite.report.figures import COLOURS, WIDE, _plain
+from polysite.report.figures import COLOURS, WIDE, unformatted
 from polysite.report.page import Options, cluster_pictures
 from polysite.report.runs import Method
 from polysite.report.viewer import COLOURS as LABEL_COLOURS
@@ -97,7 +97,7 @@ def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
         x = np.arange(len(sites)) + (k - (len(methods) - 1) / 2) * width
         look: dict[str, Any] = {"lw": 0.8, "capsize": 1.5, "capthick": 0.8, "ecolor": "#444"}
         axes.bar(
-            x, means, width * 0.94, yerr=errors, label=_plain(method.name), color=COLOURS[k % len(COLOURS)],
+            x, means, width * 0.94, yerr=errors, label=unformatted(method.name), color=COLOURS[k % len(COLOURS)],
             error_kw=look,
         )  # fmt: skip
     _name_sites(axes, named)
@@ -129,12 +129,12 @@ def boxes(comparison: Comparison, options: Options) -> list[Picture]:
         axes = figure.add_subplot(rows, across, k + 1)
         values = [m.of(None, comparison.main, comparison.policy, label) for m in shown]
         _boxes(axes, values, vertical=False)
-        titles = [_plain(short(m.name)) for m in shown] if k % across == 0 else [""] * len(shown)
+        titles = [unformatted(short(m.name)) for m in shown] if k % across == 0 else [""] * len(shown)
         axes.set_yticks(range(1, len(shown) + 1), titles, fontsize=9)
         axes.set_ylim(0.4, len(shown) + 0.6)
         axes.set_xlim(-0.02, 1.02)
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
-        axes.set_title(_plain(label or ("mean over labels" if len(labels) > 1 else "")), fontsize=10, loc="left")
+        axes.set_title(unformatted(label or ("mean over labels" if len(labels) > 1 else "")), fontsize=10, loc="left")
         axes.set_xlabel(what, fontsize=9)
     cases = len(comparison.methods[0].of(None, comparison.main, comparison.policy))
     caption = (
@@ -156,7 +156,7 @@ def groups(comparison: Comparison, options: Options) -> list[Picture]:
     for k, group in enumerate(names):
         height = np.array([counts[s].get(group, 0) for s in sites], float)
         colour = COLOURS[k % len(COLOURS)] if group else UNKNOWN
-        axes.bar(range(len(sites)), height, 0.7, bottom=below, color=colour, label=_plain(group or "not known"))
+        axes.bar(range(len(sites)), height, 0.7, bottom=below, color=colour, label=unformatted(group or "not known"))
         below += height
     for x, total in enumerate(below):
         axes.annotate(f"{total:.0f}", (x, total), (0, 2), textcoords="offset points", ha="center", fontsize=8)
@@ -208,7 +208,7 @@ def volumes(comparison: Comparison, options: Options) -> list[Picture]:
         axes.set_xticks(range(1, len(sites) + 1), [""] * len(sites))
         if last:
             _name_sites(axes, [short(s) for s in sites], 1)
-        axes.set_title(_plain(label), fontsize=10, loc="left")
+        axes.set_title(unformatted(label), fontsize=10, loc="left")
         axes.set_ylabel("mL" if litres else "voxels", fontsize=9)
         axes.set_xlim(0.4, len(sites) + 0.6)
         axes.set_ylim(bottom=0)
@@ -347,7 +347,7 @@ def _boxes(axes: Axes, values: Sequence[Iterable[float]], vertical: bool) -> Non
 def _name_sites(axes: Axes, names: Sequence[str], first: int = 0) -> None:
     """Write the names of sites below the axes, slanted where they are long or many."""
     look: dict[str, Any] = {"rotation": 50, "ha": "right", "rotation_mode": "anchor"} if _slanted(names) else {}
-    axes.set_xticks(range(first, first + len(names)), [_plain(n) for n in names], fontsize=9, **look)
+    axes.set_xticks(range(first, first + len(names)), [unformatted(n) for n in names], fontsize=9, **look)
 
 
 def _slanted(names: Sequence[str]) -> bool:
