@@ -22,13 +22,14 @@ import tomli_w
 
 from polysite import assessment, config, evidence, study, tuning
 from polysite.advice.contenders import REFERENCE, Contender, contenders, unselected
-from polysite.advice.decide import Comparison, Gain, compare, differences, gain_of, shrunken, winner
+from polysite.advice.decide import Comparison, Gain, Luck, compare, differences, gain_of, mean_of, shrunken, winner
 from polysite.advice.stages import LONGER, Shares, shares
 from polysite.advice.tournament import Played, play
 from polysite.algorithms.base import facts
 from polysite.benchmark.budget import lengthen
 from polysite.benchmark.jobs import Step, silent
 from polysite.config import Study
+from polysite.data.files import Files
 from polysite.engines.run_folder import RunFolder
 from polysite.ensembles import ensemble
 from polysite.errors import ConfigError
@@ -40,6 +41,7 @@ from polysite.study import Run
 from polysite.tuning.search import same_settings
 
 GIVEN = "fedavg, as given"  # the study's own recipe
+AGAIN = "fedavg, another seed"
 ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
 PERSONAL_ROUNDS = 5  # a fifth of the rounds, at a quarter of the learning rate
 PERSONAL_RATE = 4
@@ -120,7 +122,7 @@ def advise(
     """
     if base.then:
         raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
-    base = config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}})
+    base = _seeded(config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}}))
     settings = {"study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only)}
     same_settings(out, "advise.toml", settings)
     dealt = study.check(base)
@@ -134,10 +136,14 @@ def advise(
 
     recipe, words = _recipe(base, space, out / "recipe", budget.recipe, inner, parallel, step)
     listed = contenders(verdict, recipe, cases, only)
-    studies = {c.name: c.study for c in listed} | ({GIVEN: base} if words else {})
+    studies = {c.name: c.study for c in listed} | {AGAIN: replace(recipe, seed=base.seed + 1)}
+    studies |= {GIVEN: base} if words else {}
     step(f"{len(studies)} strategies on {inner} inner folds", 0)
     played = play(studies, REFERENCE, out / "strategies", inner, parallel, step)
-    compared = compare({n: p for n, p in played.items() if n != GIVEN}, REFERENCE)
+    again = played.pop(AGAIN, played[REFERENCE])
+    luck = Luck.of(played[REFERENCE], again)
+    played[REFERENCE] = mean_of(played[REFERENCE], again)
+    compared = compare({n: p for n, p in played.items() if n != GIVEN}, REFERENCE, luck)
     chosen = next(c for c in listed if c.name == winner(compared, REFERENCE))
     final, longer = _longer(played[chosen.name], out / "longer", budget.longer, inner, parallel, step)
     final, own = _own(final, out / "own", inner, parallel, step)
@@ -157,6 +163,14 @@ def advise(
     write_file(out / "study.toml", lambda path: path.write_text(config.dump(study.pinned(advised)), encoding="utf-8"))
     write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(found), indent=1), encoding="utf-8"))
     return found
+
+
+def _seeded(base: Study) -> Study:
+    """Return a study whose patients and splits stay the same with another seed."""
+    data = (
+        base.data if isinstance(base.data, Files) or base.data.seed is not None else replace(base.data, seed=base.seed)
+    )
+    return replace(base, data=data, split=replace(base.split, seed=base.split.seed_of(base.seed)))
 
 
 def plain(found: Advice) -> dict[str, Any]:

@@ -6,16 +6,20 @@ A strategy is said to be better than the reference only if
     its mean gain is positive in every inner fold.
 
 p is the larger of two: that of the signed-rank test over all cases, and that of the mean gain with the luck of a
-training counted in. The first treats the two models of a fold as given, but their difference partly comes from luck,
-which all cases of the fold share: two trainings that differ by chance alone differ by about ``LUCK`` in their mean
-score. The mean gain over n folds, whose models are trained apart, has the variance s^2 + LUCK^2 / n, with s its
-standard error over cases, and is taken as normal. ``bench/advise.py null`` measures how often equal hospitals are said
-to differ.
+training counted in. The first treats the models of a fold as given, but their difference partly comes from luck, which
+all cases of the fold share, and an unlucky reference makes every strategy look better. So the reference is trained
+twice in every fold, with two seeds. Its score is the mean of both, and their difference shows the luck: with d_f the
+difference of the means of fold f of n, the variance of one training is
+
+    l^2 = (PRIOR LUCK^2 + sum_f d_f^2 / 2) / (PRIOR + n)
+
+and the mean gain has the variance s^2 + (1 + 1/2) l^2 / n, with s its standard error over cases. It is compared with
+Student's t of PRIOR + n degrees of freedom. ``bench/advise.py null`` measures how often equal hospitals are said to
+differ.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,7 +28,7 @@ from polysite.metrics import shrinkage
 from polysite.metrics.statistics import holm, interval, signed_rank
 
 LEVEL = 0.05
-LUCK = 0.01  # standard deviation of the difference of two trainings, in units of the score (bench/README.md)
+LUCK, PRIOR = 0.007, 2.0  # standard deviation of a training's mean score, and how many folds that is worth
 WITHIN = 3.92  # standard errors between the ends of a 95 % interval
 
 
@@ -57,12 +61,33 @@ class Comparison:
         return self.p <= LEVEL and min(self.folds) > 0
 
 
-def compare(played: Mapping[str, Played], reference: str) -> list[Comparison]:
+@dataclass(frozen=True)
+class Luck:
+    """Variance of the mean score of one training, from the differences of two in every inner fold."""
+
+    variance: float
+    freedom: float
+    folds: int
+
+    @classmethod
+    def of(cls, one: Played, two: Played) -> "Luck":
+        """Estimate the luck of a training from two that differ by their seeds alone."""
+        apart = _by_fold(differences(one, two), one.folds)
+        total = PRIOR * LUCK**2 + sum(d * d / 2 for d in apart)
+        return cls(total / (PRIOR + len(apart)), PRIOR + len(apart), len(apart))
+
+
+def mean_of(one: Played, two: Played) -> Played:
+    """Return the reference with the mean of two scores for every case."""
+    return replace(one, scores={key: (score + two.scores[key]) / 2 for key, score in one.scores.items()})
+
+
+def compare(played: Mapping[str, Played], reference: str, luck: Luck) -> list[Comparison]:
     """Return every strategy against the reference, the largest mean gain first."""
     names = [name for name in played if name != reference]
     gains = {name: differences(played[name], played[reference]) for name in names}
     folds = played[reference].folds
-    p = holm(np.array([chance(d, len({*folds.values()})) for d in gains.values()]))
+    p = holm(np.array([chance(d, luck) for d in gains.values()]))
     found = [
         Comparison(
             name,
@@ -88,11 +113,13 @@ def gain_of(differences: Mapping[Key, float]) -> Gain:
     return Gain(sum(values) / len(values), low, high, len(values))
 
 
-def chance(differences: Mapping[Key, float], folds: int) -> float:
-    """Return the p-value that a mean gain is due to chance: to the cases, or to the luck of trainings in some folds."""
+def chance(differences: Mapping[Key, float], luck: Luck) -> float:
+    """Return the p-value that a mean gain is due to chance: to the cases, or to the luck of trainings."""
+    from scipy.stats import t
+
     gain = gain_of(differences)
-    error = ((gain.high - gain.low) / WITHIN) ** 2 + LUCK**2 / folds
-    return max(signed_rank(list(differences.values()), "greater"), NormalDist(0, error**0.5).cdf(-gain.mean))
+    error = ((gain.high - gain.low) / WITHIN) ** 2 + 1.5 * luck.variance / luck.folds
+    return max(signed_rank(list(differences.values()), "greater"), float(t.sf(gain.mean / error**0.5, luck.freedom)))
 
 
 def shrunken(differences: Mapping[Key, float], folds: int) -> shrinkage.Gains:

@@ -72,10 +72,12 @@ class Phantom(Volumes):
     Args:
         shape: Size of a volume in voxels.
         sites: Hospitals by name.
+        seed: Seed of the patients; None for the study's. Set it to train on the same patients with other seeds.
     """
 
     shape: tuple[int, ...] = (64, 64, 64)
     sites: Mapping[str, Hospital] = field(default_factory=four_hospitals)
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _check(self.shape, self.sites)
@@ -92,6 +94,7 @@ class Phantom(Volumes):
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         """Return the cases of every hospital, not drawn yet."""
+        seed = seed if self.seed is None else self.seed
         return {name: [self._ref(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
 
     def _ref(self, site: str, index: int, seed: int) -> CaseRef:
@@ -119,11 +122,13 @@ class PhantomClasses:
         shape: Size of a volume in voxels.
         flat: Use one slice of every volume, where the tumour is largest, instead of the whole volume.
         sites: Hospitals by name.
+        seed: Seed of the patients; None for the study's. Set it to train on the same patients with other seeds.
     """
 
     shape: tuple[int, ...] = (32, 32, 32)
     flat: bool = True
     sites: Mapping[str, Hospital] = field(default_factory=three_clinics)
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _check(self.shape, self.sites)
@@ -155,6 +160,7 @@ class PhantomClasses:
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         """Return the cases of every hospital, not drawn yet."""
+        seed = seed if self.seed is None else self.seed
         return {name: [self._ref(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
 
     def _ref(self, site: str, index: int, seed: int) -> CaseRef:
