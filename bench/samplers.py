@@ -152,7 +152,10 @@ def replayed(curves: Curves, budget: float, sampler: object) -> Point:
         seen[point] = max(seen.get(point, 0), k + 1)
         if k + 1 == ROUNDS:
             whole[point] = value
-        search.tell(trial, value, state=optuna.trial.TrialState.PRUNED if pruned else None)
+        if pruned:
+            search.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        else:
+            search.tell(trial, value)
         if len(search.trials) > 400:
             break
     return max(whole or seen, key=lambda p: whole.get(p, curves[p][seen[p] - 1]))

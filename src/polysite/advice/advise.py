@@ -29,7 +29,7 @@ from polysite.algorithms.base import facts
 from polysite.benchmark.budget import lengthen
 from polysite.benchmark.jobs import Step, silent
 from polysite.config import Study
-from polysite.data.files import Files
+from polysite.data.sources import Phantom, PhantomClasses
 from polysite.engines.run_folder import RunFolder
 from polysite.ensembles import ensemble
 from polysite.errors import ConfigError
@@ -167,9 +167,9 @@ def advise(
 
 def _seeded(base: Study) -> Study:
     """Return a study whose patients and splits stay the same with another seed."""
-    data = (
-        base.data if isinstance(base.data, Files) or base.data.seed is not None else replace(base.data, seed=base.seed)
-    )
+    data = base.data
+    if isinstance(data, Phantom | PhantomClasses) and data.seed is None:
+        data = replace(data, seed=base.seed)
     return replace(base, data=data, split=replace(base.split, seed=base.split.seed_of(base.seed)))
 
 
