@@ -200,7 +200,7 @@ def _recipe(
     """Return the study with the best recipe for one model, and the recipe in words; the study's own without budget."""
     if not trainings:
         return base, ""
-    found = tuning.tune(base, out, space, trainings, inner, "steps", parallel, step)
+    found = tuning.tune(base, out, space, trainings, inner, "steps", tuning.Simulated(parallel), step)
     tuning.write_page(found)
     return found.study, "" if found.best is found.reference else found.best.candidate.name
 

@@ -60,7 +60,7 @@ def tune(
         raise ConfigError(f"--out {target} is the study itself; name another folder")
     total = inner * sum(rung.candidates for rung in planned.rungs)
     with tables.counting("runs", total, quiet or as_json) as step:
-        found = tuning.tune(study, target, known, budget, inner, equal, jobs, step)
+        found = tuning.tune(study, target, known, budget, inner, equal, tuning.Simulated(jobs), step)
     page = tuning.write_page(found)
     if as_json:
         print(json.dumps(_plain(found)))
