@@ -39,14 +39,14 @@ def advise(
     """
     study = study_of(config, override or [])
     from polysite import advice, tuning
-    from polysite.report import tables
+    from polysite.report import live, tables
 
     given = {"trainings": trainings, "rounds": rounds, "hours": hours, "gigabytes": gigabytes}
     budget, _ = tuning.budget(study, tuning.load(methods=["fedavg"]), default=advice.TRAININGS, **given)  # type: ignore[arg-type]
     target = out or Path("advice") / (config.stem if config else "phantom")
     if config is not None and target == config:
         raise ConfigError(f"--out {target} is the study itself; name another folder")
-    with tables.counting("runs", None, quiet or as_json) as step:
+    with live.board("runs", None, quiet or as_json) as step:
         found = advice.advise(study, target, budget, inner, jobs, step, only or ())
     page = advice.write_page(found)
     if as_json:

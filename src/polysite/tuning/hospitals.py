@@ -120,7 +120,7 @@ class Hospitals:
         for job in jobs:
             if job.done:
                 continue
-            step(f"{job.title}", 0)
+            step(job.title, 0, [job.method])
             try:
                 self._train(job, step)
             except Paused:

@@ -26,6 +26,7 @@ from polysite.costs.budget import Kind
 from polysite.engines.record import RoundRecord
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, RunError
+from polysite.report.live import Standing
 from polysite.storage import write_file
 from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
 from polysite.tuning.runners import Runner, Simulated
@@ -73,6 +74,11 @@ class Tuned:
         return self.rows[0]
 
     @property
+    def standings(self) -> list[Standing]:
+        """The candidates as rows of a live table."""
+        return [Standing(row.run, row.candidate.name, row.share, row.score) for row in self.rows]
+
+    @property
     def finished(self) -> bool:
         """Whether all rungs have ended."""
         return self.rung == self.rungs
@@ -90,6 +96,12 @@ class Plan:
     def trainings(self) -> float:
         """Cost in whole trainings of the reference, at most."""
         return self.inner * cost(self.rungs)
+
+    @property
+    def studies(self) -> int:
+        """Number of studies that real hospitals take part in: one per candidate and inner fold, and the study itself,
+        with which they are greeted first."""
+        return 1 + self.inner * len(self.candidates)
 
 
 def plan(base: Study, space: Space, trainings: float, inner: int = 3) -> Plan:
@@ -134,7 +146,7 @@ def tune(
     equal: Kind = "steps",
     runner: Runner = Simulated(),
     step: Step = silent,
-    seen: Callable[[Tuned], None] = lambda found: None,
+    seen: Callable[[Tuned], object] = lambda found: None,
 ) -> Tuned:
     """Search for the best method and its settings; an interrupted search in the same folder is continued.
 
@@ -147,7 +159,7 @@ def tune(
         equal: What is equal for all candidates: rounds, or local steps or bytes of a whole training.
         runner: Where the runs take place: simulated in processes of this machine, or at real hospitals.
         step: Reports progress.
-        seen: Sees the state of the search before the first rung and after each.
+        seen: Sees the state of the search after every rung.
 
     Raises:
         RunError: The search in the folder began with other settings, or the reference failed.
@@ -169,23 +181,22 @@ def tune(
         job.file.parent.mkdir(parents=True, exist_ok=True)
         job.file.write_text(config.dump(job.study), encoding="utf-8")
     rows = {n: Row(n, c, 0.0, None, {}, (), _why(jobs[n], refused)) for n, c in names.items()}
+    _refuse_lost(rows[reference])
     going, found = list(names), Tuned.of(out, rows, studies, base, 0, len(planned.rungs))
     for number, rung in enumerate(planned.rungs, start=1):
-        _refuse_lost(rows[reference])
         going = [n for n in going if not rows[n].failed]
         if number > 1:
             going = survivors({n: rows[n].score or 0.0 for n in going}, rung.candidates, reference)
-        seen(found)
-        step(f"rung {number} of {len(planned.rungs)}: {len(going)} candidates", 0)
+        step(f"rung {number} of {len(planned.rungs)}: {len(going)} candidates", 0, (), found.standings)
         listed = {n: [_paused(job, rung.share) for job in jobs[n]] for n in going}
         failed = runner.work([job for mine in listed.values() for job in mine], step)
         rows |= {n: _row(rows[n], rung.share, mine, _why(mine, failed)) for n, mine in listed.items()}
         _write(out, rows)
+        _refuse_lost(rows[reference])
         found = Tuned.of(out, rows, studies, base, number, len(planned.rungs))
-    _refuse_lost(rows[reference])
+        seen(found)
     best = config.dump(study.pinned(found.study))
     write_file(out / "best.toml", lambda path: path.write_text(best, encoding="utf-8"))
-    seen(found)
     return found
 
 

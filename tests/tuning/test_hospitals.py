@@ -1,0 +1,101 @@
+"""A search over sites that keep their cases ends as the simulated one, bit for bit, and asks policies first."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+import polysite as ps
+from consortium import FAST, Fragile, Inside, Stop, worker
+from polysite import study
+from polysite.config import load as load_study
+from polysite.deploy.site.ledger import check
+from polysite.errors import ConfigError, Paused, RunError
+from polysite.tuning import Simulated, load, tune
+from polysite.tuning.hospitals import Hospitals
+
+NAMES = ("a", "b")
+SITES = {"a": ps.Hospital(cases=5), "b": ps.Hospital(cases=6, noise=0.2)}
+BASE = ps.Study(
+    data=ps.Phantom(shape=(24, 24, 24), sites=SITES),
+    model=ps.UNet(filters=(2, 2, 2)),
+    train=ps.Train(lr=0.5, patch=(8, 8, 8), window=(24, 24, 24), batch=2, device="cpu", augment="none"),
+    run=ps.Plan(rounds=6),
+)
+GIVEN = {"trainings": 5.5, "inner": 2}  # four candidates, of which one goes on beside the reference
+SPACE = load(methods=["ditto"])
+DEADLINES = replace(FAST, quorum=2)
+
+
+class Here(Simulated):
+    """Runs jobs in this process."""
+
+    def work(self, jobs, step):
+        for job in (job for job in jobs if not job.done):
+            go = {"evaluate": False, "until": job.until}
+            with suppress(Paused):
+                study.resume(job.run, **go) if job.run.exists() else study.train(load_study(job.file), job.run, **go)
+        return {}
+
+
+class Greeted(Hospitals):
+    """Trains nothing."""
+
+    def work(self, jobs, step):
+        raise Stop({job.method for job in jobs})
+
+
+def hosts(tmp_path, **policies):
+    return {name: worker(tmp_path, name, **policies.get(name, {})) for name in NAMES}
+
+
+def outcome(found):
+    return [(row.run, row.share, row.score, row.sites, row.path) for row in found.rows]
+
+
+def test_a_search_over_hospitals_is_that_of_the_simulator_and_resumes_to_the_same_choice(tmp_path):
+    simulated = tune(BASE, tmp_path / "simulated", SPACE, **GIVEN, runner=Here())
+    assert len(simulated.rows) == 4 and len({row.share for row in simulated.rows}) == 2
+    sites, left = hosts(tmp_path), iter(range(64))
+    wire = Fragile(sites, lambda header: next(left, None) is None)
+    with pytest.raises(Stop):  # while a candidate trains
+        tune(BASE, tmp_path / "out", SPACE, **GIVEN, runner=Hospitals(wire, NAMES, DEADLINES, wait=0))
+    assert wire.sent[-1][1]["kind"] in ("train", "score")
+    found = tune(BASE, tmp_path / "out", SPACE, **GIVEN, runner=Hospitals(Inside(sites), NAMES, DEADLINES, wait=0))
+    assert outcome(found) == outcome(simulated) and found.study == simulated.study
+    for name in NAMES:
+        entries = check(tmp_path / "sites" / name / "ledger.jsonl")
+        scored = {field for entry in entries for field in entry["left"] if "scores" in field}
+        assert scored and all("validation" in field or " 0 test" in field for field in scored)
+        assert len({entry["study"] for entry in entries}) == 1 + GIVEN["inner"] * len(found.rows)
+        assert not {"assess", "examine"} & {entry["kind"] for entry in entries}
+
+
+def test_what_a_policy_forbids_is_known_before_anything_is_trained(tmp_path):
+    sites = hosts(tmp_path, b={"algorithms": ("fedavg",)})
+    with pytest.raises(Stop) as stop:
+        tune(BASE, tmp_path / "out", SPACE, **GIVEN, runner=Greeted(Inside(sites), NAMES, DEADLINES, wait=0))
+    assert stop.value.args == ({"000 fedavg", "001 fedavg"},)  # ditto is left out
+    few = Greeted(Inside(hosts(tmp_path / "few", a={"studies": 8})), NAMES, DEADLINES, wait=0)
+    with pytest.raises(RunError, match="8 more studies for every hospital, and a allows 7 more within 24 hours"):
+        tune(BASE, tmp_path / "few", SPACE, **GIVEN, runner=few)
+    assert not (tmp_path / "few" / "runs").exists() and {header["kind"] for _, header, _ in few.wire.sent} == {"hello"}
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    changed = replace(BASE, data=ps.Phantom(shape=(24, 24, 24), sites={**SITES, "a": ps.Hospital(cases=9)}))
+    wire = Inside(hosts(tmp_path))
+    Hospitals(wire, NAMES, DEADLINES, wait=0).meet(BASE, tmp_path / "out", lambda *_: None)
+    known = json.loads((tmp_path / "out" / "hospitals.json").read_text())
+    assert known["cases"]["b"] == {"train": 4, "validation": 1, "test": 1}
+    with pytest.raises(RunError, match=r"a has other cases \(5 train, 2 validation, 2 test\) than when the search"):
+        Hospitals(wire, NAMES, DEADLINES, wait=0).meet(changed, tmp_path / "out", lambda *_: None)
+    small = replace(BASE, data=ps.Phantom(shape=(24, 24, 24), sites={**SITES, "a": ps.Hospital(cases=3)}))
+    with pytest.raises(RunError, match="a reports one training case, or hides the number"):
+        Hospitals(wire, NAMES, DEADLINES, wait=0).meet(small, tmp_path / "small", lambda *_: None)
+    space = tmp_path / "space.toml"
+    space.write_text("[methods.fedavg]\nalgorithm = 'fedavg'\n[methods.all]\nrun = { pooled = true }\n")
+    with pytest.raises(ConfigError, match=r"001 all cannot run over real hospitals: run\.pooled is centralised"):
+        runner = Greeted(wire, NAMES, DEADLINES, wait=0)
+        tune(BASE, tmp_path / "pooled", load(space), 4, 2, "rounds", runner)
