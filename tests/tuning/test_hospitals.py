@@ -1,14 +1,17 @@
 """A search over sites that keep their cases ends as the simulated one, bit for bit, and asks policies first."""
 
 import json
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 import polysite as ps
-from consortium import FAST, Fragile, Inside, Stop, worker
+from consortium import FAST, Fragile, Inside, Stop, consortium, environment, open_hospitals, until, worker
 from polysite import study
+from polysite.config import dump
 from polysite.config import load as load_study
 from polysite.deploy.site.ledger import check
 from polysite.errors import ConfigError, Paused, RunError
@@ -23,9 +26,19 @@ BASE = ps.Study(
     train=ps.Train(lr=0.5, patch=(8, 8, 8), window=(24, 24, 24), batch=2, device="cpu", augment="none"),
     run=ps.Plan(rounds=6),
 )
-GIVEN = {"trainings": 5.5, "inner": 2}  # four candidates, of which one goes on beside the reference
-SPACE = load(methods=["ditto"])
+GIVEN = {"trainings": 5.5, "inner": 2}
 DEADLINES = replace(FAST, quorum=2)
+
+
+@pytest.fixture
+def space(tmp_path):
+    """Three candidates, of which one goes on beside the reference."""
+    file = tmp_path / "space.toml"
+    file.write_text(
+        "[search]\n'train.lr' = ['x1']\n[methods.fedavg]\nalgorithm = 'fedavg'\n"
+        "[methods.ditto]\nalgorithm = 'ditto'\nsearch = { 'algorithm.lam' = [0.5] }\n"
+    )
+    return load(file)
 
 
 class Here(Simulated):
@@ -54,15 +67,15 @@ def outcome(found):
     return [(row.run, row.share, row.score, row.sites, row.path) for row in found.rows]
 
 
-def test_a_search_over_hospitals_is_that_of_the_simulator_and_resumes_to_the_same_choice(tmp_path):
-    simulated = tune(BASE, tmp_path / "simulated", SPACE, **GIVEN, runner=Here())
-    assert len(simulated.rows) == 4 and len({row.share for row in simulated.rows}) == 2
-    sites, left = hosts(tmp_path), iter(range(64))
-    wire = Fragile(sites, lambda header: next(left, None) is None)
-    with pytest.raises(Stop):  # while a candidate trains
-        tune(BASE, tmp_path / "out", SPACE, **GIVEN, runner=Hospitals(wire, NAMES, DEADLINES, wait=0))
+def test_a_search_over_hospitals_is_that_of_the_simulator_and_resumes_to_the_same_choice(tmp_path, space):
+    simulated = tune(BASE, tmp_path / "simulated", space, **GIVEN, runner=Here())
+    assert len(simulated.rows) == 3 and len({row.share for row in simulated.rows}) == 2
+    sites, left = hosts(tmp_path), iter(range(22))
+    wire = Fragile(sites, lambda header: header["kind"] == "train" and next(left, None) is None)
+    with pytest.raises(Stop):  # in the second rung
+        tune(BASE, tmp_path / "out", space, **GIVEN, runner=Hospitals(wire, NAMES, DEADLINES, wait=0))
     assert wire.sent[-1][1]["kind"] in ("train", "score")
-    found = tune(BASE, tmp_path / "out", SPACE, **GIVEN, runner=Hospitals(Inside(sites), NAMES, DEADLINES, wait=0))
+    found = tune(BASE, tmp_path / "out", space, **GIVEN, runner=Hospitals(Inside(sites), NAMES, DEADLINES, wait=0))
     assert outcome(found) == outcome(simulated) and found.study == simulated.study
     for name in NAMES:
         entries = check(tmp_path / "sites" / name / "ledger.jsonl")
@@ -72,14 +85,14 @@ def test_a_search_over_hospitals_is_that_of_the_simulator_and_resumes_to_the_sam
         assert not {"assess", "examine"} & {entry["kind"] for entry in entries}
 
 
-def test_what_a_policy_forbids_is_known_before_anything_is_trained(tmp_path):
+def test_what_a_policy_forbids_is_known_before_anything_is_trained(tmp_path, space):
     sites = hosts(tmp_path, b={"algorithms": ("fedavg",)})
     with pytest.raises(Stop) as stop:
-        tune(BASE, tmp_path / "out", SPACE, **GIVEN, runner=Greeted(Inside(sites), NAMES, DEADLINES, wait=0))
-    assert stop.value.args == ({"000 fedavg", "001 fedavg"},)  # ditto is left out
-    few = Greeted(Inside(hosts(tmp_path / "few", a={"studies": 8})), NAMES, DEADLINES, wait=0)
-    with pytest.raises(RunError, match="8 more studies for every hospital, and a allows 7 more within 24 hours"):
-        tune(BASE, tmp_path / "few", SPACE, **GIVEN, runner=few)
+        tune(BASE, tmp_path / "out", space, **GIVEN, runner=Greeted(Inside(sites), NAMES, DEADLINES, wait=0))
+    assert stop.value.args == ({"000 fedavg"},)  # ditto is left out
+    few = Greeted(Inside(hosts(tmp_path / "few", a={"studies": 6})), NAMES, DEADLINES, wait=0)
+    with pytest.raises(RunError, match="6 more studies for every hospital, and a allows 5 more within 24 hours"):
+        tune(BASE, tmp_path / "few", space, **GIVEN, runner=few)
     assert not (tmp_path / "few" / "runs").exists() and {header["kind"] for _, header, _ in few.wire.sent} == {"hello"}
 
 
@@ -94,8 +107,32 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     small = replace(BASE, data=ps.Phantom(shape=(24, 24, 24), sites={**SITES, "a": ps.Hospital(cases=3)}))
     with pytest.raises(RunError, match="a reports one training case, or hides the number"):
         Hospitals(wire, NAMES, DEADLINES, wait=0).meet(small, tmp_path / "small", lambda *_: None)
-    space = tmp_path / "space.toml"
-    space.write_text("[methods.fedavg]\nalgorithm = 'fedavg'\n[methods.all]\nrun = { pooled = true }\n")
+    pooled = tmp_path / "pooled.toml"
+    pooled.write_text("[methods.fedavg]\nalgorithm = 'fedavg'\n[methods.all]\nrun = { pooled = true }\n")
     with pytest.raises(ConfigError, match=r"001 all cannot run over real hospitals: run\.pooled is centralised"):
         runner = Greeted(wire, NAMES, DEADLINES, wait=0)
-        tune(BASE, tmp_path / "pooled", load(space), 4, 2, "rounds", runner)
+        tune(BASE, tmp_path / "pooled", load(pooled), 4, 2, "rounds", runner)
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_a_killed_command_over_real_processes_ends_with_the_choice_of_the_simulator(tmp_path, space):
+    made = consortium(tmp_path, NAMES)
+    (tmp_path / "study.toml").write_text(dump(BASE))
+    given = ["--space", str(tmp_path / "space.toml"), "--trainings", "5.5", "--inner", "2"]
+    whose = ["--project", str(made.folder), "--out", str(tmp_path / "out"), "--json"]
+    command = [sys.executable, "-m", "polysite.cli", "deploy", "tune", str(tmp_path / "study.toml"), *given, *whose]
+    with open_hospitals(tmp_path, NAMES), (tmp_path / "screen.txt").open("w") as screen:
+        first = subprocess.Popen(command, stdout=screen, stderr=screen, env=environment())
+        until(lambda: len(list((tmp_path / "out" / "runs").glob("*/*/rounds.jsonl"))) == 3, 240)  # the third run
+        first.kill()
+        first.wait()
+        again = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=400)
+    assert again.returncode == 0, again.stderr
+    simulated = tune(BASE, tmp_path / "simulated", space, **GIVEN, runner=Here())
+    found = json.loads(again.stdout)
+    assert (found["best"], found["score"]) == (simulated.best.candidate.name, simulated.best.score)
+    tables = [(tmp_path / name / "candidates.csv").read_text() for name in ("out", "simulated")]
+    assert tables[0] == tables[1] and "The search goes on" not in (tmp_path / "out" / "index.html").read_text()
+    for name in NAMES:
+        check(tmp_path / name / "state" / "ledger.jsonl")

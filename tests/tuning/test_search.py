@@ -3,13 +3,16 @@
 import csv
 import json
 from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 
 import pytest
+from rich.console import Console
 
 import polysite as ps
 from polysite import config, study
 from polysite.errors import ConfigError, Paused, RunError
+from polysite.report.live import Board, Standing
 from polysite.tuning import Simulated, budget, load, plan, tune, write_page
 from polysite.tuning.halving import affordable, cost, rungs, survivors
 
@@ -146,3 +149,21 @@ def test_budgets_are_whole_trainings_of_the_reference():
 def test_a_budget_that_is_too_small_says_what_it_takes():
     with pytest.raises(ConfigError, match="takes 4: name fewer methods, or raise the budget"):
         plan(BASE, load(methods=["fedprox"]), 1, inner=2)
+
+
+def test_the_live_table_has_the_running_candidates_and_the_best_of_the_others():
+    standings = [Standing(f"{k:03d}", f"candidate {k}", 1 / 3, 0.5 + k / 100) for k in range(20)]
+    standings += [Standing("020", "candidate [20]", 0.0, None), Standing("021", "candidate 21", 1.0, 0.4)]
+    with Board("runs", 22, Console(file=StringIO(), width=90, force_terminal=True)) as board:
+        board("rung 1", 0, ["020", "000"], standings)
+        board("candidate 20: done", 1)
+        text = StringIO()
+        Console(file=text, width=90).print(*board.get_renderables())
+    lines = [line.split() for line in text.getvalue().splitlines()]
+    shown = [line for line in lines if "candidate" in line and "of" not in line]
+    assert shown[0] == ["candidate", "21", "100%", "0.400", "1"]  # it trained longest
+    assert shown[-3:-1] == [["▸", "candidate", "0", "33%", "0.500", "21"], ["▸", "candidate", "[20]", "0%", "–"]]
+    assert len(shown) == 16 and "and 7 more" in text.getvalue() and "1/22" in text.getvalue()
+    plain = Board("runs", 22, Console(file=StringIO()))
+    plain("rung 1", 0, (), standings)
+    assert len(list(plain.get_renderables())) == 1  # no terminal: the bar alone

@@ -42,9 +42,10 @@ def equalise(
 
 def _equal(chosen: Study, budget: int, kind: Kind, sizes: study.Sizes | None) -> Study:
     whole = sum(_length(phase) for phase in config.phases(chosen))
+    params = study.initial_params(chosen)
 
     def cost(rounds: int) -> int:
-        return spent(study.loads(lengthen(chosen, rounds / whole), sizes=sizes), kind)
+        return spent(study.loads(lengthen(chosen, rounds / whole), sizes=sizes, params=params), kind)
 
     return lengthen(chosen, rounds_for(budget, cost, whole) / whole)
 

@@ -43,6 +43,7 @@ def loads(
     study: Study,
     look: Callable[[Any, Mapping[str, Payload]], None] | None = None,
     sizes: Sizes | None = None,
+    params: Tree | None = None,
 ) -> list[Mapping[str, Load]]:
     """Return the work and traffic of every site in each round of a study, by rehearsing the rounds.
 
@@ -50,8 +51,9 @@ def loads(
         study: The study.
         look: Sees the server's state and the memories of the sites after every round.
         sizes: Numbers of cases that hospitals reported, where the data are not here; None counts the study's cases.
+        params: Initial parameters; None builds the network of the study.
     """
-    params = initial_params(study)
+    params = initial_params(study) if params is None else params
     if sizes is None:
         sizes = {site: {k: len(splits[k]) for k in SPLITS} for site, splits in deal_cases(study).items()}
     train = {site: splits["train"] for site, splits in sizes.items() if splits["train"]}
