@@ -124,6 +124,9 @@ def tune_hospitals(
     with run.listening(loaded) as link, live.board("runs", _runs(planned), quiet or as_json) as step:
         if not quiet and not as_json:
             print(f"listening on {loaded.host}:{link.port} for {', '.join(loaded.sites)}", file=sys.stderr)
+            print(
+                f"every hospital is asked about {planned.studies} studies before anything is trained", file=sys.stderr
+            )
         runner = Hospitals(link, list(loaded.sites), deadlines, wait, all_sites=min_sites is None)
         found = tuning.tune(study, target, known, budget, inner, equal, runner, step, tuning.write_page)
     _show(found, "polysite deploy run", quiet, as_json)

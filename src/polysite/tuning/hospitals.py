@@ -9,6 +9,7 @@ that a coordinator that was stopped finds both again.
 
 import hashlib
 import json
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from polysite.storage import write_file
 from polysite.study import Sizes
 
 FILE = "hospitals.json"
+log = logging.getLogger("polysite")
 
 
 class Hospitals:
@@ -112,6 +114,9 @@ class Hospitals:
                 continue
             self._agreed.add(id)
             self._note(found)
+        if refused:
+            lost = dict.fromkeys(job.method for job in new if job.title in refused)
+            log.warning("left out, because a hospital refuses: %s", ", ".join(lost))
         return refused
 
     def work(self, jobs: Sequence[Job], step: Step) -> Mapping[str, str]:
@@ -134,7 +139,9 @@ class Hospitals:
         watch, given = _Told(job.title, step), {"deadlines": self._together(len(self.names)), "wait": self.wait}
         shared: dict[str, Any] = {**given, "evaluate": False, "until": job.until}
         if job.run.exists():
-            coordinator.resume(job.run, self.wire, watch, paused=True, **shared)
+            folder = RunFolder(job.run)
+            paused = folder.reached(len(folder.records()))  # otherwise it was stopped between two checkpoints
+            coordinator.resume(job.run, self.wire, watch, paused=paused, **shared)
             return
         job.run.parent.mkdir(parents=True, exist_ok=True)
         id = self._id(job.study)
