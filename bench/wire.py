@@ -86,7 +86,13 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
     used = {k: statistics.median(each["cpu"][k] for each in ours) for k in ours[0]["cpu"]}
     print(f"polysite's CPU seconds a round: {', '.join(f'{k} {v:.2f}' for k, v in used.items())}")
     print(f"polysite's peak memory: {', '.join(f'{k} {v / 1e9:.2f} GB' for k, v in ours[-1]['memory'].items())}")
-    print(f"ratio polysite / bare sockets {mine / theirs:.2f}", flush=True)
+    plain = statistics.median(each["cpu"] for each in bare)
+    print(f"bare sockets' CPU seconds a round: {plain:.2f}; ratio of all CPU seconds {sum(used.values()) / plain:.2f}")
+    each = [o["seconds"] / b["seconds"] for o, b in zip(ours, bare, strict=True)]  # neighbours in time
+    print(
+        f"ratio polysite / bare sockets {mine / theirs:.2f} (median of the rounds: {statistics.median(each):.2f})",
+        flush=True,
+    )
     if given.stock:
         found = stock(folder, made, params, names, given.stock_rounds, given.stock_echo)
         theirs = show("stock Flower", found, own)  # whose processes speak over loopback within a site, too
@@ -153,8 +159,8 @@ def exchange(chosen, params, made, folder: Path) -> tuple[list[dict], list[dict]
             check(r, start, names)
             if not bare:
                 sizes = r.sent[names[0]].nbytes, r.replies[names[0]].nbytes
-                sockets = stack.enter_context(bare_sockets(made, folder, *sizes))
-            bare.append(one_round(sockets, *sizes))
+                sockets, clients = stack.enter_context(bare_sockets(made, folder, *sizes))
+            bare.append(one_round(sockets, clients, *sizes))
             del r  # or its replies would be there while the next ones come
             meter = Meter(workers, couriers)
     return ours[1:], bare[1:]
@@ -245,25 +251,28 @@ def bare_sockets(made, folder: Path, down: int, up: int):
     context.load_cert_chain(made.certificate, made.key)
     with socket.create_server(("127.0.0.1", 0)) as door:
         to = ["--to", door.getsockname()[1], down, up]
-        with started([["--client", folder / name, *to] for name in made.sites]):
+        with started([["--client", folder / name, *to] for name in made.sites]) as clients:
             found = [context.wrap_socket(door.accept()[0], server_side=True) for _ in made.sites]
-            yield found
+            yield found, clients
             for each in found:
                 each.close()
 
 
-def one_round(sockets: list, down: int, up: int) -> dict:
+def one_round(sockets: list, clients: list, down: int, up: int) -> dict:
+    def used() -> float:
+        return time.process_time() + sum(cpu(p.pid) for p in clients)
+
     def serve(each: ssl.SSLSocket) -> None:
         send(each, down)
         receive(each, up)
 
     threads = [threading.Thread(target=serve, args=(each,)) for each in sockets]
-    began, carried = time.perf_counter(), loopback()
+    before, began, carried = used(), time.perf_counter(), loopback()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return {"seconds": time.perf_counter() - began, "carried": loopback() - carried}
+    return {"seconds": time.perf_counter() - began, "carried": loopback() - carried, "cpu": used() - before}
 
 
 def fetch(folder: Path, port: int, down: int, up: int) -> None:

@@ -235,6 +235,9 @@ class Inside:
     def collect(self, ids):
         return [self.waiting.pop(i) for i in list(ids) if i in self.waiting]
 
+    def wait(self, seconds):
+        time.sleep(seconds)
+
     def forget(self, ids):
         for i in ids:
             self.waiting.pop(i, None)

@@ -88,6 +88,7 @@ KINDS = [
 @pytest.mark.parametrize("block", [8, 1 << 22])
 def test_products_distances_and_mixtures_of_all_pairs(monkeypatch, kind, block):
     monkeypatch.setattr(tree, "BLOCK", block)
+    monkeypatch.setattr(tree, "NARROW", block)
     monkeypatch.setattr(tree, "MANY", 5 if block == 8 else 64)  # fewer than the trees here
     for spread in (1.0, 1e-3):
         trees = close(6, spread, kind)
@@ -97,7 +98,7 @@ def test_products_distances_and_mixtures_of_all_pairs(monkeypatch, kind, block):
         moved = flat - flat[3]
         assert tree.gram(trees, origin) == pytest.approx(moved @ moved.T, rel=1e-9, abs=1e-20)
         squares = ((flat[:, None] - flat) ** 2).sum(-1)
-        assert tree.squared_distances(trees) == pytest.approx(squares, rel=1e-7, abs=0)
+        assert tree.squared_distances(trees, exact=True) == pytest.approx(squares, rel=1e-7, abs=0)
         shares = np.random.default_rng(1).normal(size=(3, 7))
         for start, expected in ((None, shares @ flat), (origin, flat[3] + shares @ moved)):
             mixed = tree.mixtures(trees, shares, start)
@@ -112,3 +113,26 @@ def test_distances_inside_groups_that_are_far_apart_keep_their_digits():
     trees = [*close(4, 1e-6, np.asarray), *(tree.add(t, away) for t in close(4, 1e-6, np.asarray, 1))]
     exact = np.array([[tree.norm(tree.sub(x, y)) ** 2 for x in trees] for y in trees])
     assert tree.squared_distances(trees) == pytest.approx(exact, rel=1e-7, abs=0)
+
+
+@pytest.mark.parametrize("library", [np, torch])
+def test_distances_and_mixtures_of_many_trees_in_float32(monkeypatch, library):
+    monkeypatch.setattr(tree, "NARROW", 1000)
+    draw = np.random.default_rng(0)
+    start = draw.normal(size=(1, 300)) * 10
+    rows = (start + draw.normal(size=(70, 300))).astype(np.float32)
+    rows[5], rows[6], rows[0] = rows[4], rows[4] + 1e-4, rows[9]  # equal, nearly equal, equal to the first
+    trees = [{"a": r[:100].reshape(10, 10), "b": r[100:]} for r in rows]
+    if library is torch:
+        trees = [{k: torch.from_numpy(x.copy()) for k, x in t.items()} for t in trees]
+    exact = ((rows[:, None].astype(float) - rows) ** 2).sum(-1)
+    found = tree.squared_distances(trees)
+    assert found == pytest.approx(exact, rel=1e-5, abs=0) and found[4, 5] == found[0, 9] == 0
+    assert not np.array_equal(found, tree.squared_distances(trees, exact=True))
+    huge = [tree.map(lambda x: x * 2.0**60, t) for t in trees]
+    assert tree.squared_distances(huge) == pytest.approx(exact * 2.0**120, rel=1e-5, abs=0)
+    shares = draw.dirichlet(np.ones(70), size=3)
+    mixed = tree.mixtures(trees, shares)
+    assert type(mixed[0]["a"]) is type(trees[0]["a"]) and mixed[0]["a"].shape == (10, 10)
+    got = np.array([np.concatenate([np.asarray(t[k]).reshape(-1) for k in "ab"]) for t in mixed])
+    assert got == pytest.approx(shares @ rows, rel=1e-5, abs=1e-5)

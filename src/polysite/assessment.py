@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from polysite import config
+from polysite import config, evidence
 from polysite.algorithms.base import Algorithm
 from polysite.config import Study
 from polysite.data.cache import Cache, place
@@ -65,7 +65,9 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
         return replace(found, case_angles=angles, alternatives={**found.alternatives, "euclidean": named})
 
     sizes = {i: site.size for i, site in engine.sites.items()}
-    return run_assessment(study, engine, sizes, unseen, path, watch, extend)
+    run = run_assessment(study, engine, sizes, unseen, path, watch, extend)
+    evidence.keep_assessment(study, run.assessment)
+    return run
 
 
 def _other_encoders(study: Study) -> dict[str, Encoder]:

@@ -135,7 +135,7 @@ def dealt_as_trained(folder: RunFolder, chosen: Study) -> Mapping[SiteId, SiteSp
 
 def _subject(folder: RunFolder, split: str, on: Path | str | None) -> Subject:
     """Return the cases of a split of the run's own data, or all cases of other data."""
-    chosen = postprocessing.resolved(config.parse(folder.config, where=str(folder.path / "config.toml")), folder.result)
+    chosen = postprocessing.study_of(folder)
     if on is None and split not in SPLITS:
         raise ConfigError(f"there is no split {split!r}; choose {', '.join(SPLITS)}")
     dealt = dealt_as_trained(folder, chosen)

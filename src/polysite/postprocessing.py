@@ -3,7 +3,8 @@
 Every option of ``polysite.training.cleaning.OPTIONS`` is compared with no cleaning, case by case over all hospitals:
 the gain of a case is the difference of its mean Dice. An option is eligible if Wilcoxon's signed-rank test finds its
 gains above zero with p < 0.05 after Holm's correction for the number of options; of these the one with the largest mean
-gain is taken, and without one nothing is cleaned. So fewer than eight cases that change can choose nothing.
+gain is taken, and without one nothing is cleaned. Options that lead to the same masks are one test (filling holes where
+there is none), and those that change nothing are none. So fewer than five cases that change can choose nothing.
 """
 
 import logging
@@ -13,12 +14,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from polysite import config
 from polysite.config import Study
 from polysite.engines.phases import Models, Phase
 from polysite.engines.record import Result
+from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.metrics.statistics import holm, signed_rank
+from polysite.models.ensemble import Ensemble
 from polysite.training.cleaning import OPTIONS, Clean
 from polysite.training.torch_site import TorchSite
 
@@ -61,7 +65,7 @@ def _under(site: TorchSite, clean: Clean) -> TorchSite:
 def decide(scores: np.ndarray) -> tuple[Clean, Record]:
     """Choose a cleaning from the scores of all cases (rows) without cleaning and with each option (columns)."""
     gains = (scores[:, 1:] - scores[:, :1]).T
-    sure = holm(np.array([signed_rank(g, "greater") for g in gains]))
+    sure = _sure(gains)
     mean = gains.mean(1) if gains.size else np.zeros(len(OPTIONS))
     eligible = [k for k in range(len(OPTIONS)) if sure[k] < LEVEL and mean[k] > 0]
     chosen = OPTIONS[max(eligible, key=lambda k: mean[k])] if eligible else Clean()
@@ -70,6 +74,29 @@ def decide(scores: np.ndarray) -> tuple[Clean, Record]:
         for k, o in enumerate(OPTIONS)
     ]
     return chosen, {"chosen": asdict(chosen), "cases": len(scores), "options": tried}
+
+
+def _sure(gains: np.ndarray) -> np.ndarray:
+    """Return the corrected p-value of every option's gains; 1 if it changes nothing."""
+    found = np.ones(len(gains))
+    distinct, which = np.unique(gains, axis=0, return_inverse=True)
+    tested = np.flatnonzero(distinct.any(1))
+    if len(tested):
+        adjusted = holm(np.array([signed_rank(distinct[k], "greater") for k in tested]))
+        for k, p in zip(tested, adjusted, strict=True):
+            found[which.reshape(-1) == k] = p
+    return found
+
+
+def study_of(folder: RunFolder) -> Study:
+    """Return the study of a finished run with the cleaning that it chose.
+
+    An ensemble whose members have different splits reads its own from its folder, also where that was moved.
+    """
+    study = config.parse(folder.config, where=str(folder.path / "config.toml"))
+    if isinstance(study.model, Ensemble) and study.split.file and not study.split.validation:
+        study = replace(study, split=replace(study.split, file=str(folder.path / "split.csv")))
+    return resolved(study, folder.result)
 
 
 def resolved(study: Study, result: Result) -> Study:

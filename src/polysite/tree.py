@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polysite import machine
+from polysite.buffers import room
 
 Tree = Mapping[str, Any]
 
@@ -28,7 +29,9 @@ TENSOR_SLICE, ARRAY_SLICE = 1 << 22, 1 << 18  # elements per slice of a mean; me
 BLOCK = 1 << 22  # elements of all trees that a block of ``gram`` or ``mixtures`` holds at once
 COLUMNS = 1 << 21  # elements of all rows that ``row_mixtures`` reads at once: they stay in the CPU's cache
 MANY = 64  # trees from which ``mixtures`` multiplies tensors on the CPU by NumPy, which is up to 1.7 times as fast
+NARROW = 1 << 21  # elements of a block of more than MANY trees on the CPU: it stays in the CPU's cache
 CANCELLED = 1e-9  # squared distance over squared lengths below which a difference of inner products is inexact
+COARSE = 1e-2  # the same for inner products in float32
 
 
 def map(f: Callable[..., Any], *trees: Tree) -> Tree:
@@ -199,25 +202,31 @@ def gram(trees: Sequence[Tree], origin: Tree | None = None) -> NDArray[np.float6
     return found
 
 
-def squared_distances(trees: Sequence[Tree]) -> NDArray[np.float64]:
+def squared_distances(trees: Sequence[Tree], exact: bool = False) -> NDArray[np.float64]:
     """Return the squared Euclidean distances of all pairs of trees, in float64; 0 for equal trees.
 
     They follow from inner products about the mean of the trees. Trees that are too close for that, compared with their
-    distance from the mean, are measured again about the mean of their group.
+    distance from the mean, are measured again about the mean of their group. For more than MANY trees of float32 on the
+    CPU the products are about the first tree and in float32, with an error of about 1e-5; unless ``exact``, or for
+    trees that are close.
 
     >>> squared_distances([{"w": np.array([1.0, 2.0])}, {"w": np.array([0.0, 1.0])}]).tolist()
     [[0.0, 2.0], [2.0, 0.0]]
     """
+    coarse = not exact and _are_many(trees) and all(np.asarray(x).dtype == np.float32 for x in trees[0].values())
+    blocks = _differences(trees) if coarse else _blocks(trees, trees[0] if trees else None, centred=True)
     products = np.zeros((len(trees), len(trees)))
-    for leaves in _blocks(trees, trees[0] if trees else None, centred=True):  # equal trees stay equal
+    for leaves in blocks:  # equal trees stay equal
         products += _product(leaves)
+    if coarse and not np.isfinite(products).all():  # too large for float32
+        return squared_distances(trees, exact=True)
     lengths = products.diagonal()
     squares = np.maximum(lengths[:, None] + lengths - 2 * products, 0.0)
     np.fill_diagonal(squares, 0.0)
-    near = np.triu(squares < CANCELLED * (lengths[:, None] + lengths), 1)
+    near = np.triu(squares < (COARSE if coarse else CANCELLED) * (lengths[:, None] + lengths), 1)
     for group in _groups(near):
-        if len(group) < len(trees):
-            again = squared_distances([trees[i] for i in group])
+        if coarse or len(group) < len(trees):
+            again = squared_distances([trees[i] for i in group], exact=True)
         else:
             again = np.array([[norm(sub(trees[i], trees[j])) ** 2 for j in group] for i in group])
         here = np.ix_(group, group)
@@ -250,19 +259,22 @@ def mixtures(trees: Sequence[Tree], coefficients: ArrayLike, origin: Tree | None
     for name, whole in trees[0].items() if found else ():
         leaves = [t[name].reshape(-1) for t in trees]
         start = None if origin is None else origin[name].reshape(-1)
-        if len(trees) > MANY and not getattr(whole, "is_cuda", False):
+        if _are_many(trees):
             leaves, start = [np.asarray(x) for x in leaves], None if start is None else np.asarray(start)
         first = leaves[0]
         library = sys.modules[type(first).__module__]
         factors = first.new_tensor(shares) if hasattr(first, "new_tensor") else shares.astype(first.dtype)
         out: Any = _empty_rows(first, len(shares))
         held = product = out[:0]
-        for here in _slices(len(leaves[0]), len(trees)):
+        for here in _slices(len(leaves[0]), len(trees), NARROW if _are_many(trees) else BLOCK):
             if tuple(held.shape) != (len(trees), here.stop - here.start):  # reused: fresh memory is slow
                 held, product = (_empty_rows(leaves[0][here], count) for count in (len(trees), len(shares)))
             rows = library.stack([x[here] for x in leaves], out=held)
             if start is not None:
                 rows -= start[here]
+            if start is None and library is np:
+                np.matmul(factors, rows, out=out[:, here])
+                continue
             piece = library.matmul(factors, rows, out=product)
             out[:, here] = piece if start is None else piece + start[here]
         for k, tree in enumerate(found):
@@ -280,7 +292,7 @@ def _empty_rows(x: Any, count: int) -> Any:
     """Allocate ``count`` flat leaves like ``x``."""
     if hasattr(x, "new_empty"):
         return empty_like(x.reshape(1, -1).expand(count, -1))
-    return np.empty((count, x.size), x.dtype)
+    return np.frombuffer(room(count * x.nbytes), x.dtype).reshape(count, -1)  # of earlier rounds, if there is some
 
 
 def _blocks(trees: Sequence[Tree], origin: Tree | None, centred: bool = False) -> Iterator[Any]:
@@ -312,8 +324,28 @@ def _blocks(trees: Sequence[Tree], origin: Tree | None, centred: bool = False) -
             yield block
 
 
-def _slices(length: int, trees: int) -> Iterator[slice]:
-    step = max(BLOCK // max(trees, 1), 1)
+def _are_many(trees: Sequence[Tree]) -> bool:
+    """Whether these are so many trees on the CPU that their products are worth small blocks and NumPy."""
+    return len(trees) > MANY and not any(getattr(x, "is_cuda", False) for x in trees[0].values())
+
+
+def _differences(trees: Sequence[Tree]) -> Iterator[NDArray[np.float32]]:
+    """Yield the differences of all trees from the first, as rows of float32, each valid until the next one is asked
+    for."""
+    memory = np.empty(0, np.float32)
+    for name in trees[0]:
+        leaves = [np.asarray(t[name]).reshape(-1) for t in trees]
+        for here in _slices(len(leaves[0]), len(trees), NARROW):
+            size = len(trees) * (here.stop - here.start)
+            memory = memory if memory.size >= size else np.empty(size, np.float32)
+            block, start = memory[:size].reshape(len(trees), -1), leaves[0][here]
+            for row, x in zip(block, leaves, strict=True):
+                np.subtract(x[here], start, out=row)
+            yield block
+
+
+def _slices(length: int, trees: int, elements: int = BLOCK) -> Iterator[slice]:
+    step = max(elements // max(trees, 1), 1)
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 

@@ -115,6 +115,18 @@ def test_some_patients_are_healthy_and_the_others_as_they_were():
         assert not (changed & ~near).any() and changed.any() == well
 
 
+def test_hospitals_may_outline_wider_or_narrower():
+    """The scans are the same; the outlines move by whole voxels, stay nested and leave the head at no place."""
+    true, wide, narrow = (patients(replace(PLAIN, margin=m), 4) for m in (0, 2, -1))
+    for case, wider, narrower in zip(true, wide, narrow, strict=True):
+        assert case.image.tobytes() == wider.image.tobytes() == narrower.image.tobytes()
+        for label, more, less in zip(case.label, wider.label, narrower.label, strict=True):
+            assert (ndimage.binary_dilation(label, iterations=2) >= more.astype(bool)).all()
+            assert (less == ndimage.binary_erosion(label)).all() and less.sum() < label.sum() < more.sum()
+        assert (wider.label[0] >= wider.label[1]).all() and (wider.label[1] >= wider.label[2]).all()
+        assert (wider.image[:, wider.label[0] == 1] > 0).all()
+
+
 @pytest.mark.parametrize("flat", [True, False])
 def test_phantoms_can_be_classified(flat):
     """The same heads as those that are segmented: whole, or the slice where the tumour is largest."""

@@ -131,6 +131,18 @@ def test_a_split_is_written_and_read_back(tmp_path):
         Split(file=str(file)).check(sites)
 
 
+def test_a_file_alone_may_name_the_validation_cases(tmp_path):
+    sites = {"a": hospital(6, "a")}
+    given = {"a": {"train": sites["a"][:4], "validation": [], "test": sites["a"][4:]}}
+    (tmp_path / "split.csv").write_text(table(given))
+    assert table(Split(file=str(tmp_path / "split.csv"), validation=0.0).apply(sites, 0)) == table(given)
+    assert (
+        len(Split(file=str(tmp_path / "split.csv")).apply(sites, 0)["a"]["validation"]) == 1
+    )  # one is taken otherwise
+    with pytest.raises(ConfigError, match=r"split.validation = 0 goes with split.file alone"):
+        Split(validation=0.0)
+
+
 def test_the_published_fold_files_are_read(tmp_path):
     """NAME_test_fold_K.csv and NAME_train_fold_K.csv with an index column, other site names and a subset of cases."""
     sites = {"01": hospital(10, "x"), "02": hospital(4, "y")}

@@ -98,7 +98,8 @@ def test_folds_share_their_unseen_test_cases(root, tmp_path):
     assert {case for case, part in parts.items() if part == "test"} == tested
     assert "validation" not in parts.values() and parts.keys() == whole.keys()
     assert {(s, c) for s, cases in made.result.test.items() for c in cases} == tested and made.split == "test"
-    ps.evaluate(tmp_path / "folds", again=True, pictures=False)
+    (tmp_path / "folds").rename(tmp_path / "moved")
+    ps.evaluate(tmp_path / "moved", again=True, pictures=False)
     with pytest.raises(ConfigError, match="no case validates in all members"):
         ensembles.ensemble([root / "fold0", root / "fold1"], tmp_path / "chosen", weights="validation")
     assert not (tmp_path / "chosen").exists()

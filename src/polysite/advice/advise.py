@@ -20,8 +20,8 @@ from typing import Any
 
 import tomli_w
 
-from polysite import assessment, config, study, tuning
-from polysite.advice.contenders import REFERENCE, Contender, contenders
+from polysite import assessment, config, evidence, study, tuning
+from polysite.advice.contenders import REFERENCE, Contender, contenders, unselected
 from polysite.advice.decide import Comparison, Gain, compare, differences, gain_of, winner
 from polysite.advice.stages import LONGER, Shares, shares
 from polysite.advice.tournament import Played, play
@@ -44,6 +44,8 @@ ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
 PERSONAL_ROUNDS = 5  # a fifth of the rounds, at a quarter of the learning rate
 PERSONAL_RATE = 4
 LEVEL = 0.05
+WATCHING = 0.05  # share of the cases that only watch the training of the advised study
+SIMILAR = 2  # federations of the evidence bank that are shown
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Advice:
     p: float
     sites: Mapping[str, Gain]
     study: Study
+    alike: tuple[evidence.Match, ...]  # the most similar federations of the evidence bank
     models: Run | None  # the ensemble of the inner folds, evaluated on the test cases; None if there is none
 
     @property
@@ -141,12 +144,14 @@ def advise(
     given = played.get(GIVEN, played[REFERENCE])
     gains = differences(final, given)
     sites = {s: gain_of({k: v for k, v in gains.items() if k[0] == s}) for s in sorted({s for s, _ in gains})}
-    advised = replace(final.study, run=_last_round(final.study, base))
+    advised = _advised(final.study, base)
+    nearest = evidence.similar(evidence.describe_study(base, dealt), SIMILAR + 1)
+    alike = tuple(match for match in nearest if not match.same)[:SIMILAR]
     tested = any(splits["test"] for splits in dealt.values())
     models = _models(final, out / "models", step) if tested else None
     found = Advice(
         out, verdict, budget, words, tuple(listed), played, tuple(compared), chosen, longer, own, final,
-        gain_of(gains), signed_rank(list(gains.values())), sites, advised, models,
+        gain_of(gains), signed_rank(list(gains.values())), sites, advised, alike, models,
     )  # fmt: skip
     write_file(out / "study.toml", lambda path: path.write_text(config.dump(study.pinned(advised)), encoding="utf-8"))
     write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(found), indent=1), encoding="utf-8"))
@@ -270,6 +275,11 @@ def _models(final: Played, out: Path, step: Step) -> Run | None:
     return ensemble(final.runs, out)
 
 
-def _last_round(chosen: Study, base: Study) -> Any:
-    """Return the plan of the advised study: validation as in the given one, and the last model, as was measured."""
-    return replace(chosen.run, validate_every=base.run.validate_every, best_from=chosen.run.rounds)
+def _advised(chosen: Study, base: Study) -> Study:
+    """Return the study to train: it serves its last models, as was measured, and is validated as the given one.
+
+    Nothing is chosen by validation cases, so few of them watch the training, and the others train.
+    """
+    last = unselected(chosen)
+    run = replace(last.run, validate_every=base.run.validate_every, best_from=last.run.rounds)
+    return replace(last, run=run, split=replace(base.split, validation=min(base.split.validation, WATCHING)))

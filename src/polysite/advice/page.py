@@ -10,22 +10,25 @@ from matplotlib.figure import Figure
 
 from polysite.advice.advise import Advice
 from polysite.advice.decide import Gain
-from polysite.advice.tables import against_given, costs, decision, hospitals, strategies
+from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, strategies
+from polysite.evidence import show
 from polysite.report.figure_files import Picture, draw
 from polysite.report.grid import Grid
 from polysite.report.page import Section, layout
 
 BETTER, OTHER = "#1f5fa8", "#7b8794"
 MAX_ROWS = 40  # of a figure
+METHODS = 5  # of a similar federation
 
 
 def write(found: Advice) -> Path:
     """Write ``index.html`` and ``figures/`` into the folder of an advice; return the page."""
     sections = [
         Section("hospitals", "What every hospital gets", (_sites(found), _untitled(hospitals(found)))),
-        Section("strategies", "Strategies", (_compared(found), _untitled(strategies(found)))),
+        Section("strategies", "Strategies", _strategies(found)),
         Section("how", "How the decision was made", (_how(found),)),
         Section("costs", "Costs", (_untitled(costs(found)),)),
+        Section("similar", "What happened in similar federations", (*show.matches(found.alike, METHODS), show.GAIN)),
     ]
     page = layout(
         "Advice for these hospitals",
@@ -33,7 +36,6 @@ def write(found: Advice) -> Path:
         sections,
         version("polysite"),
         summary=[against_given(found), found.verdict.summary],
-        remarks=list(found.verdict.cautions),
     )
     page.write(found.folder)
     return found.folder / "index.html"
@@ -41,6 +43,12 @@ def write(found: Advice) -> Path:
 
 def _untitled(grid: Grid) -> Grid:
     return replace(grid, title="")
+
+
+def _strategies(found: Advice) -> tuple[object, ...]:
+    if not found.compared:
+        return ("The assessment proposed no strategy beside one model for all.",)
+    return _compared(found), _untitled(strategies(found)), by_hospital(found)
 
 
 def _how(found: Advice) -> Markup:

@@ -6,15 +6,6 @@ from polysite.advice.contenders import REFERENCE
 from polysite.advice.decide import Comparison, Gain
 from polysite.report.grid import Cell, Grid, Line, name, number
 
-FAMILIES = {
-    "one model": "one model for all",
-    "outlier": "one hospital apart",
-    "groups": "a model for each group",
-    "patients": "a model for each cluster of patients",
-    "alone": "every hospital alone",
-    "own": "one model, adapted to hospitals",
-}
-
 
 def decision(found: Advice) -> str:
     """Return the advice in a sentence."""
@@ -81,24 +72,33 @@ def _own(found: Advice, site: str) -> str:
 
 def strategies(found: Advice) -> Grid:
     """Return all strategies against one model for all, the best first."""
-    reference = found.played[REFERENCE]
     by_name = {c.name: c for c in found.contenders}
-    sites = sorted(reference.by_site())
     lines = []
     for each in found.compared:
-        title, family = by_name[each.name].title, FAMILIES[by_name[each.name].family]
         score = number(found.played[each.name].mean)
-        mine = [Cell(f"{each.sites[s].mean:+.3f}", each.sites[s].mean) for s in sites]
-        lines.append(Line((name(title), name(family), score, _gain(each.gain), _p(each.p), name(verdict(each)), *mine)))
-    base = (name("One model for all hospitals"), name(FAMILIES["one model"]), number(reference.mean))
-    lines.append(Line((*base, name("–"), name("–"), name("reference"), *(name("–") for _ in sites))))
+        cells = (score, _gain(each.gain), _p(each.p), name(verdict(each)))
+        lines.append(Line((name(by_name[each.name].title), *cells)))
+    score = number(found.played[REFERENCE].mean)
+    lines.append(Line((name("One model for all hospitals"), score, name("–"), name("–"), name("reference"))))
     note = (
         "All strategies have the same recipe and equal local steps. p: signed-rank test over all cases that the "
         "strategy is better, corrected by Holm. It is called better only if p is at most 0.05 and its mean gain is "
-        "positive in every inner fold. The last columns are mean gains of the hospitals."
+        "positive in every inner fold."
     )
-    head = ("strategy", "kind", "score", "gain", "p", "", *sites)
+    head = ("strategy", "score", "gain", "p", "")
     return Grid("strategies", "Strategies against one model for all", head, tuple(lines), note)
+
+
+def by_hospital(found: Advice) -> Grid:
+    """Return the gain of every strategy over one model for all, hospital by hospital."""
+    titles = {c.name: c.title for c in found.contenders}
+    lines = []
+    for site, score in found.played[REFERENCE].by_site().items():
+        gains = [c.sites[site].mean for c in found.compared]
+        lines.append(Line((name(site), number(score), *(Cell(f"{gain:+.3f}", gain) for gain in gains))))
+    known = "; ".join(f"{c.name}: {titles[c.name]}" for c in found.compared)
+    head = ("hospital", "one model", *(c.name for c in found.compared))
+    return Grid("by-hospital", "Gain of every strategy, by hospital", head, tuple(lines), f"{known}.")
 
 
 def verdict(each: Comparison) -> str:

@@ -66,6 +66,7 @@ class Hospital:
         low_grade: Share of patients with a low-grade tumour.
         healthy: Share of patients without a tumour.
         missing: Modalities that are never acquired: channels of zeros.
+        margin: Voxels by which annotated regions reach beyond the true ones; negative if they stay inside.
     """
 
     cases: int = 12
@@ -80,6 +81,7 @@ class Hospital:
     low_grade: float = 0.2
     healthy: float = 0.0
     missing: tuple[str, ...] = ()
+    margin: int = 0
 
     def __post_init__(self) -> None:
         _require(self.cases >= 1, f"cases = {self.cases}: a hospital needs at least one patient")
@@ -136,7 +138,7 @@ def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) 
         site=site,
         name=f"{site}-{index:03d}",
         image=_acquire(scan, tissue, hospital, _scanner(hospital, index)),
-        label=(np.stack(regions[:3]) & (group != "healthy")).astype(np.uint8),
+        label=(np.stack(_annotated(regions[:3], tissue, hospital.margin)) & (group != "healthy")).astype(np.uint8),
         group=group,
     )
 
@@ -272,6 +274,14 @@ def _tumour(
         return whole, core, core & (patchy > 1.0), np.zeros_like(core)
     necrosis = core & (inner < hollow)
     return whole, core, core & ~necrosis & (patchy > -1.6), necrosis
+
+
+def _annotated(regions: Sequence[Mask], tissue: Tissue, margin: int) -> Sequence[Mask]:
+    """Return the regions as a hospital outlines them: wider or narrower than they are, within the head."""
+    if not margin:
+        return regions
+    head, change = tissue != CODE["air"], ndimage.binary_dilation if margin > 0 else ndimage.binary_erosion
+    return [change(region, iterations=abs(margin)) & head for region in regions]
 
 
 def _scanner(hospital: Hospital, index: int) -> int:

@@ -116,7 +116,9 @@ def _study(members: Sequence[MemberRun], out: Path) -> tuple[Study, Mapping[Site
         file = Path(place) / "split.csv"
         _write(file, parts)
         dealt = study.deal_cases(replace(chosen, split=replace(fixed, file=str(file))))
-    if parts_of(dealt) != {source: part for source, (part, _) in parts.items()}:
+    where = {case.source: site for site, splits in dealt.items() for k in SPLITS[1:] for case in splits[k]}
+    wanted = {source: site for source, (part, site) in parts.items() if part != "train"}
+    if parts_of(dealt) != {source: part for source, (part, _) in parts.items()} or where != wanted:
         raise ConfigError("the federation deals out the cases by their parts, so that an ensemble cannot keep them")
     return replace(chosen, split=fixed), dealt
 

@@ -109,19 +109,20 @@ def combined(members: Sequence[MemberRun]) -> Parts:
 def _combined(source: Source, members: Sequence[MemberRun]) -> tuple[str, SiteId]:
     parts = {m.parts[source][0]: m for m in members}
     sites = {m.parts[source][1]: m for m in members}
-    if len(sites) > 1:
-        (one, a), (two, b), *_ = sites.items()
-        raise ConfigError(
-            f"the case {source[1]!r} belongs to site {one!r} in {a.folder.path} and to {two!r} in {b.folder.path}; an "
-            "ensemble needs runs with the same sites"
-        )
     seen = next((k for k in ("train", "validation") if k in parts), None)
     if "test" in parts and seen:
         raise ConfigError(
             f"the case {source[1]!r} of site {source[0]!r} is a test case of {parts['test'].folder.path}, and "
             f"{parts[seen].folder.path} has it as a {seen} case: an ensemble takes runs with the same test cases"
         )
-    return (next(iter(parts)) if len(parts) == 1 else "train"), next(iter(sites))
+    part = next(iter(parts)) if len(parts) == 1 else "train"
+    if len(sites) > 1 and part != "train":  # a federation may deal out the training cases of every fold anew
+        (one, a), (two, b), *_ = sites.items()
+        raise ConfigError(
+            f"the case {source[1]!r} belongs to site {one!r} in {a.folder.path} and to {two!r} in {b.folder.path}; an "
+            "ensemble needs runs with the same sites"
+        )
+    return part, next(iter(sites))
 
 
 def served(member: MemberRun, wanted: Sequence[SiteId], watch: Watch) -> tuple[dict[SiteId, Tree], bool]:
@@ -140,4 +141,6 @@ def served(member: MemberRun, wanted: Sequence[SiteId], watch: Watch) -> tuple[d
             f"{member.folder.path} has {found.groups[several]} models for {several!r}, for different patients; an "
             "ensemble takes runs with one model per site"
         )
-    return {s: drop(to_host(trees[0]), HEADS) for s, trees in found.models.items()}, found.shared is not None
+    if found.shared is not None:
+        return dict.fromkeys(wanted, drop(to_host(found.shared[0]), HEADS)), True
+    return {s: drop(to_host(trees[0]), HEADS) for s, trees in found.models.items()}, False

@@ -86,7 +86,7 @@ def _json(value: Config) -> bytes:
 def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
     """Return the model of a hospital, or the shared one, with its description."""
     result, hospitals = folder.result, sorted(folder.result.validation)
-    chosen = postprocessing.resolved(config.parse(folder.config, where=str(folder.path / "config.toml")), result)
+    chosen = postprocessing.study_of(folder)
     sites = {row["Site"] for row in csv.DictReader(io.StringIO(folder.split))}
     if site is not None and site not in sites:
         raise ConfigError(f"there is no site {site!r} in {folder.path}; {nearest(site, hospitals)}")

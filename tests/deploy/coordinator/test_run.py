@@ -163,6 +163,8 @@ def test_versions_are_compared_when_sites_are_greeted(tmp_path, monkeypatch):
     "change, said",
     [
         ({"run.pooled": "true"}, "scans would have to leave"),
+        ({"train.clean.auto": "true"}, "does not work over real hospitals: choose in a simulation"),
+        ({"model": '{ name = "ensemble", members = ["unet", "unet"] }'}, "an ensemble is not trained"),
         ({"federation.name": '"iid"'}, r"leave out \[federation\]"),
         ({"split.file": '"x.csv"'}, "stay at the hospitals"),
         ({"algorithm.name": '"fine_tune"'}, "goes on from a model"),
@@ -315,14 +317,20 @@ run.rounds = 2
 @pytest.mark.parametrize("algorithm, then", [("ditto", ""), ("fedavg", OWN)], ids=["personal", "groups"])
 def test_own_best_rounds_are_those_of_the_simulator_also_after_a_restart(algorithm, then, tmp_path, monkeypatch):
     """One hospital likes what the others do not, so that its best round is another."""
-    score = TorchSite._score
+    score = TorchSite.score_of
 
-    def contrary(self, logits, truth):
-        found = score(self, logits, truth)
+    def contrary(self, case, logits, truth):
+        found = score(self, case, logits, truth)
         return found if self.name != "c" else replace(found, labels={k: 1 - v for k, v in found.labels.items()})
 
-    monkeypatch.setattr(TorchSite, "_score", contrary)
-    keys = {"run.rounds": "3", "run.validate_every": "1", "run.best": '"own"', "model.filters": "[2, 2, 2]"}
+    monkeypatch.setattr(TorchSite, "score_of", contrary)
+    keys = {
+        "train.clean.largest": "true",
+        "run.rounds": "3",
+        "run.validate_every": "1",
+        "run.best": '"own"',
+        "model.filters": "[2, 2, 2]",
+    }
     chosen = parse(BASE + then, {"algorithm.name": f'"{algorithm}"', "train.lr": "0.5", **keys})
     alone = study.train(chosen, tmp_path / "simulated")
     hosts = workers(tmp_path)

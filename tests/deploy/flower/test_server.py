@@ -1,6 +1,7 @@
 """Both ends of the wire on real sockets: what goes through, what is refused, and that neither harms the other."""
 
 import datetime
+import gc
 import hashlib
 import http.client
 import ipaddress
@@ -23,6 +24,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polysite import buffers
 from polysite.deploy.flower.client import Fleet, Lost, Refused, _content
 from polysite.deploy.flower.gateway import CALLS, Pace
 from polysite.deploy.flower.messages import CHUNK, INSTANCE, deflate, inflate, pack, read_content, unpack, wrap
@@ -196,6 +198,23 @@ def test_a_message_goes_there_and_back_and_leaves_nothing(link, north):
     exchange(link, north, size=3 * CHUNK + 7)
     exchange(link, north, size=0)
     assert empty(link) and not link._sent and link.incidents() == []
+
+
+def test_memory_of_messages_is_used_again_though_no_garbage_is_collected(link, north, monkeypatch):
+    fresh = []
+    monkeypatch.setattr(buffers, "_kept", [])
+    monkeypatch.setattr(buffers, "_new", lambda size, new=buffers._new: fresh.append(size) or new(size))
+    gc.disable()
+    try:
+        for _ in range(8):
+            sent = link.send("north", HEADER, buffers.room(3 << 20), 60, "1")
+            asked = received(north)
+            assert north.answer(asked, {}, buffers.room(3 << 20))
+            del asked
+            assert len(collected(link, sent)) == 1
+    finally:
+        gc.enable()
+    assert 0 < len(fresh) < 8  # an exchange needs four
 
 
 def test_a_body_for_two_sites_is_kept_once(consortium, link, north):
@@ -619,7 +638,7 @@ def without_end(consortium, link):
         for _ in range(200):
             connection.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
         hung_up(connection)
-    return "a request of more than 0 bytes"
+    return "a request that does not announce its size"
 
 
 def endless_headers(consortium, link):
@@ -829,7 +848,8 @@ def test_an_object_under_a_wrong_name_is_refused():
         read_content(hashlib.sha256(long).hexdigest(), long)
 
 
-def test_chunks_have_the_names_that_flower_gives_them():
+def test_chunks_have_the_names_that_flower_gives_to_chunks_of_their_size(monkeypatch):
+    monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", CHUNK)
     body = secrets.token_bytes(2 * CHUNK + 5)
     ours, theirs = wrap(body)["payload"], Array("uint8", (len(body),), "safetensors", body)
     assert [name for name, _ in ours.slice_array()] == [name for name, _ in theirs.slice_array()]

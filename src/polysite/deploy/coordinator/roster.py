@@ -81,6 +81,10 @@ class Wire(Protocol):
         """Yield the responses that have arrived, without waiting."""
         ...
 
+    def wait(self, seconds: float) -> None:
+        """Return when something may have arrived, at the latest after so many seconds."""
+        ...
+
     def forget(self, ids: Collection[str]) -> None:
         """Drop these messages and their responses."""
         ...
@@ -99,7 +103,7 @@ class Deadlines:
         deadline: Seconds after which a round continues without the missing sites.
         grace: Seconds in which a site that has just disconnected may come back.
         again: Seconds after which a site that refused or failed is asked again, if it is needed.
-        poll: Seconds between two checks for responses.
+        poll: Most seconds between two checks for responses.
     """
 
     quorum: int = 2
@@ -319,7 +323,7 @@ class Roster:
                 self._check_wire(now)
             if over():
                 break
-            time.sleep(self.deadlines.poll)
+            self.wire.wait(self.deadlines.poll)
         for id, (site, request) in waiting.items():
             self.sites[site].owes[id] = request
 

@@ -68,7 +68,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 FLEET = "/v1/fleet/"
-MAX_RESPONSE = 64 << 20  # bytes; an object is a chunk of at most 5 MiB
+MAX_RESPONSE = 64 << 20  # bytes; an object is a chunk of at most 16 MiB
 CUT = (OSError, HTTPException, ValueError)  # a connection that breaks, or brings something else than a response
 TROUBLE = (*CUT, httpx.HTTPError)
 T = TypeVar("T")
@@ -316,7 +316,10 @@ class Fleet:
         carried = {"parts": parts, "slot": slot, "timeout": self._client._client.timeout.as_dict()}
         url = f"https://{self._address}{FLEET}{call}"
         request = httpx.Request("POST", url, headers={**kind, **headers}, extensions=carried)
-        response = self._client._send(ProtobufRequestContext(call, Node(), request))
+        try:
+            response = self._client._send(ProtobufRequestContext(call, Node(), request))
+        finally:
+            request.extensions.clear()  # request and response refer to each other and would keep the memory
         response.raise_for_status()
         return response.content
 

@@ -8,22 +8,21 @@ number of connections are bounded before anything is read. Every refusal is reco
 import asyncio
 import logging
 import secrets
-import socket
-import ssl
 import threading
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, cast
 
 from polysite.buffers import Buffer, room
 from polysite.deploy.flower.messages import INSTANCE, WAIT, Content, read_content
 from polysite.deploy.flower.objects import PIECE, pulled, read_pushed
+from polysite.deploy.flower.port import BODY, Body, Connection
 
-import uvicorn  # isort: skip  # from here on: dependencies of Flower
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
 from flwr.common.constant import (
     SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
@@ -43,7 +42,6 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.supercore.primitives.asymmetric import verify_signature
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.concurrency import run_in_threadpool
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 FLEET = "/v1/fleet/"
 CALLS = {
@@ -59,10 +57,9 @@ CALLS = {
         "confirm-message-received",
     )
 }
-MAX_HEADERS = 64 << 10  # bytes of the headers of a request
-MAX_CONNECTIONS = 8  # of a site, which needs four
 SILENT = 15.0  # seconds without a request of a site, which sends a heartbeat every five
 MAX_WAIT = 5.0  # seconds for which a request for messages is held
+SMALL = 64 << 10  # bytes of an object that is hashed in the server's thread
 SLACK = 1 << 20  # bytes of a response beyond its limit: header and names
 
 FOREVER = datetime.max.replace(tzinfo=UTC)
@@ -116,7 +113,7 @@ class Guard:
         self._sites = {key: site for site, key in sites.items()}
         self._keys, self._nodes = keys, nodes
         # connections by the site of their certificate, oldest first; those of no known site under ""
-        self.callers: dict[str, dict[_Connection, None]] = {site: {} for site in ("", *sites)}
+        self.callers: dict[str, dict[Connection, None]] = {site: {} for site in ("", *sites)}
         self._instances: dict[str, bytes] = {}  # process in which each site's key is in use
         self.tokens: dict[str, str] = {}
         self.excessive: set[str] = set()
@@ -124,6 +121,7 @@ class Guard:
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
         self._heard: dict[str, float] = {}  # when a site was last heard
         self._news: dict[str, asyncio.Event] = {}  # there may be a message for a site
+        self.arrived = threading.Event()  # a response is complete, or a site has connected
         self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
 
@@ -133,7 +131,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
-            status, *parts = await self._admit(scope, receive)
+            status, *parts = await self._admit(scope)
         except Refusal as refusal:
             self.note(refusal.what, scope["client"], refusal.site)
             status, parts = refusal.status, [b'{"detail":"%s"}' % refusal.word.encode()]
@@ -141,7 +139,7 @@ class Guard:
 
     # requests
 
-    async def _admit(self, scope: Scope, receive: Receive) -> Reply:
+    async def _admit(self, scope: Scope) -> Reply:
         path = scope["path"]
         if scope["method"] != "POST" or path not in CALLS:
             raise Refusal(404, "unknown", f"asked for {scope['method'][:10]} {path[:60]!r}")
@@ -153,9 +151,10 @@ class Guard:
             if site not in self._instances:
                 raise Refusal(409, "anew")  # this server was restarted: the site must connect again
             raise Refusal(409, "elsewhere", "the key of this site is used from a second place", site)
-        body = await self._read(headers, receive, CALLS[path], site)
+        body = await self._read(scope, headers, CALLS[path], site)
         if call == "push-object":
-            return 200, await run_in_threadpool(self._push, site, body)
+            push = partial(self._push, site, body)
+            return 200, push() if len(body) < SMALL else await run_in_threadpool(push)
         if call == "pull-object":
             return 200, *self._pull(site, body)
         match call:
@@ -171,6 +170,7 @@ class Guard:
         match call:
             case "activate-node":
                 self._instances[site], self.tokens[site] = instance, secrets.token_hex(8)
+                self.arrived.set()
             case "push-messages" if self._state.message_ins_id_to_message_res_id.get(asked) != reply:
                 begun = PushMessagesResponse.FromString(b"".join(parts)).session_id
                 self._state._cleanup_push_session(begun, cleanup_messages=False)
@@ -220,27 +220,27 @@ class Guard:
             raise Refusal(401, "replayed", "a request that was seen before", site)
         self._seen[site, signed] = clock
 
-    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive, most: int, site: str) -> memoryview:
+    async def _read(self, scope: Scope, headers: Mapping[bytes, bytes], most: int, site: str) -> memoryview:
+        """Return the body of a request, received in place."""
         announced = headers.get(b"content-length", b"0")
         if not announced.isdigit() or len(announced) > 15 or int(announced) > most:
             raise Refusal(413, "large", f"a request of {announced[:20].decode('latin-1')} bytes announced", site)
-        whole, size, began = room(int(announced)), 0, time.monotonic()
+        if b"transfer-encoding" in headers:
+            raise Refusal(413, "large", "a request that does not announce its size", site)
+        whole, began, loop = room(int(announced)), time.monotonic(), asyncio.get_running_loop()
+        body: Body = scope["extensions"][BODY](whole)
         try:
-            async with asyncio.timeout(self.pace.silence) as watch:
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Refusal(400, "cut")
-                    start, size = size, size + len(message["body"])
-                    if size > len(whole):
-                        raise Refusal(413, "large", f"a request of more than {len(whole)} bytes", site)
-                    whole[start:size] = message["body"]
-                    if not message["more_body"]:
-                        return whole[:size]
-                    self._keep_pace(began, size)
-                    watch.reschedule(asyncio.get_running_loop().time() + self.pace.silence)
+            while not body.over.done():
+                left = body.heard + self.pace.silence - loop.time()
+                if left <= 0:
+                    raise TimeoutError
+                await asyncio.wait((body.over,), timeout=left)
+                self._keep_pace(began, body.size)
         except TimeoutError as problem:
             raise Refusal(408, "slow", "a request that trickled in", site) from problem
+        if body.size < len(whole):
+            raise Refusal(400, "cut")
+        return whole
 
     def _keep_pace(self, began: float, size: int) -> None:
         seconds = time.monotonic() - began
@@ -374,9 +374,11 @@ class Guard:
         stored = session is not None and self._state.store_object(
             self._run, request.session_id, request.object_id, cast(bytes, content)
         )
-        if stored:
+        if session is not None and stored:
             with self._lock:
                 self._pushed[site] += len(body)
+            if not session.pending_object_ids:
+                self.arrived.set()
         return bytes(PushObjectResponse(stored=stored).SerializeToString())
 
     def _pull(self, site: str, body: Buffer) -> list[Buffer]:
@@ -442,164 +444,6 @@ class Guard:
         with self._lock:
             found, self._incidents = list(self._incidents.values()), {}
         return found
-
-
-class Server(uvicorn.Server):
-    """Uvicorn with its own accept loop, which sees failed handshakes."""
-
-    def __init__(self, guard: Guard, context: ssl.SSLContext):
-        config = uvicorn.Config(
-            guard,
-            interface="asgi3",
-            http=_Connection,
-            ws="none",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=75,
-        )
-        super().__init__(config)
-        self.guard, self.context = guard, context
-        self.greetings: dict[asyncio.Task[None], None] = {}  # handshakes in progress; the oldest gives way
-
-    def announce(self, sites: Iterable[str]) -> None:
-        """Have requests for messages answered that wait on behalf of these sites."""
-        self.loop.call_soon_threadsafe(self.guard.announce, list(sites))
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to accept connections."""
-        self.loop = asyncio.get_running_loop()
-        await self.lifespan.startup()
-        self.servers = []
-        self.listener = (sockets or [])[0]
-        self.listener.setblocking(False)
-        self.door = asyncio.create_task(self._answer_the_door())
-        self.started = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting and close all connections."""
-        for task in (self.door, *self.greetings):
-            task.cancel()
-        self.listener.close()
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-        await asyncio.wait((self.door, *self.greetings), timeout=1)
-        await self.lifespan.shutdown()
-
-    async def _answer_the_door(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                caller, address = await loop.sock_accept(self.listener)
-            except OSError as problem:  # no file descriptor left, or hung up already
-                self.guard.note(f"no connection can be accepted: {problem.strerror}", None)
-                await asyncio.sleep(0.1)
-                continue
-            if len(self.greetings) >= 64:
-                oldest = next(iter(self.greetings))
-                del self.greetings[oldest]
-                oldest.cancel()
-                self.guard.note("too many callers at once", address)
-            task = loop.create_task(self._greet(caller, address))
-            self.greetings[task] = None
-            task.add_done_callback(lambda done: self.greetings.pop(done, None))
-            await asyncio.sleep(0)  # other tasks get their turn, however many clients wait
-
-    async def _greet(self, caller: socket.socket, address: Any) -> None:
-        """Perform the TLS handshake, which requires a certificate of the federation's CA."""
-        connection = _Connection(self.config, self.server_state, self.lifespan.state)
-        silence = self.guard.pace.silence
-        try:
-            await connection.loop.connect_accepted_socket(
-                lambda: connection,
-                caller,
-                ssl=self.context,
-                ssl_handshake_timeout=silence,
-                ssl_shutdown_timeout=1.0,
-            )
-        except OSError as problem:
-            self.guard.note(f"no handshake: {getattr(problem, 'reason', None) or problem or 'cut'}", address)
-        finally:
-            if connection not in self.server_state.connections:
-                caller.close()
-
-
-class _Connection(HttpToolsProtocol):
-    """A connection after its handshake: uvicorn's, with limits for the time and size of headers."""
-
-    app: Guard
-
-    def __init__(self, *args: Any, **others: Any):
-        super().__init__(*args, **others)
-        self._size = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._mine: dict[_Connection, None] = {}  # all connections of this site
-        self._site = ""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection and start the timer for its headers."""
-        super().connection_made(transport)
-        self._wait()
-        name = _name(transport)
-        self._site = name if name in self.app.callers else ""
-        self._mine = self.app.callers[self._site]
-        self._mine[self] = None
-        if len(self._mine) > MAX_CONNECTIONS:  # the oldest gives way: it may be a broken connection
-            next(iter(self._mine))._drop("too many connections")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._done()
-        self._mine.pop(self, None)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Parse data; drop a connection whose headers are too large."""
-        if self.transport.is_closing():
-            return
-        self._size += len(data)
-        super().data_received(data)
-        if self._timer is not None and self._size > MAX_HEADERS:
-            self._drop("headers that do not end")
-
-    def on_message_begin(self) -> None:
-        """Start the timer for the headers of a request."""
-        super().on_message_begin()
-        self._size = 0
-        self._wait()
-
-    def on_headers_complete(self) -> None:
-        """Stop the timer."""
-        self._done()
-        super().on_headers_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Record and answer what is not HTTP."""
-        self.app.note("not HTTP", self.client, self._site)
-        super().send_400_response(msg)
-
-    def _wait(self) -> None:
-        self._done()
-        self._timer = self.loop.call_later(self.app.pace.silence, self._drop, "headers that do not come")
-
-    def _done(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _drop(self, why: str) -> None:
-        self._done()
-        self._mine.pop(self, None)
-        self.app.note(why, self.client, self._site)
-        self.transport.abort()
-
-
-def _name(transport: asyncio.Transport) -> str:
-    """Return the common name of the client certificate: the name of the hospital."""
-    shown = transport.get_extra_info("peercert") or {}
-    names = (value for part in shown.get("subject", ()) for kind, value in part if kind == "commonName")
-    return next(names, "")
 
 
 def _pieces(parts: Iterable[Buffer]) -> Iterator[memoryview]:

@@ -12,7 +12,6 @@ INNER_PARTS: tuple[str, ...] = (
     "flwr.app.message.make_message",
     "flwr.app.message.remove_content_from_message",
     "flwr.app.Metadata",
-    "flwr.common.constant.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE",
     "flwr.common.serde.message_from_proto",
     "flwr.common.serde.message_to_proto",
     "flwr.supercore.constant.HEAD_BODY_DIVIDER",

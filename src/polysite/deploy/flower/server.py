@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from polysite.buffers import Buffer
-from polysite.deploy.flower.gateway import FOREVER, Guard, Pace, Server
+from polysite.deploy.flower.gateway import FOREVER, Guard, Pace
 from polysite.deploy.flower.messages import Header, content_of, deflate, inflate, pack, unpack, wrap
+from polysite.deploy.flower.port import Server
 from polysite.errors import PayloadError, RunError
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
@@ -164,6 +165,11 @@ class Link:
             if envelope is not None:
                 self.forget([each])
                 yield envelope
+
+    def wait(self, seconds: float) -> None:
+        """Return when a response is complete or a site has connected, or else after so many seconds."""
+        self._guard.arrived.wait(seconds)
+        self._guard.arrived.clear()
 
     def forget(self, ids: Collection[str]) -> None:
         """Drop these messages and their responses; a response that still comes is not accepted."""
