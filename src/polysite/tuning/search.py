@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -72,11 +72,6 @@ class Tuned:
     def best(self) -> Row:
         """The best candidate."""
         return self.rows[0]
-
-    @property
-    def standings(self) -> list[Standing]:
-        """The candidates as rows of a live table."""
-        return [Standing(row.run, row.candidate.name, row.share, row.score) for row in self.rows]
 
     @property
     def finished(self) -> bool:
@@ -168,36 +163,64 @@ def tune(
     settings = {"study": config.dump(base), "trainings": trainings, "inner": inner, "equal": equal}
     settings |= {"methods": {n: {"changes": m.changes, "grid": m.grid} for n, m in space.methods.items()}}
     same_settings(out, "tune.toml", settings)
-    sizes = runner.meet(base, out, step)
     names = {f"{k:03d} {c.method}": c for k, c in enumerate(planned.candidates)}
     reference = next(iter(names))  # the reference with its own values
+    sizes = runner.meet(base, out, step)
     studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal, sizes)
     jobs = {n: [_job(out, n, s, inner, k) for k in range(inner)] for n, s in studies.items()}
-    every = [job for mine in jobs.values() for job in mine]
-    refused = runner.check(every, out, step)
-    out.mkdir(parents=True, exist_ok=True)
-    write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
-    for job in every:
-        job.file.parent.mkdir(parents=True, exist_ok=True)
-        job.file.write_text(config.dump(job.study), encoding="utf-8")
+    refused = runner.check([job for mine in jobs.values() for job in mine], out, step)
+    _begin(out, settings, jobs)
     rows = {n: Row(n, c, 0.0, None, {}, (), _why(jobs[n], refused)) for n, c in names.items()}
-    _refuse_lost(rows[reference])
-    going, found = list(names), Tuned.of(out, rows, studies, base, 0, len(planned.rungs))
+    going, last = list(names), len(planned.rungs)
     for number, rung in enumerate(planned.rungs, start=1):
+        _refuse_lost(rows[reference])
         going = [n for n in going if not rows[n].failed]
         if number > 1:
             going = survivors({n: rows[n].score or 0.0 for n in going}, rung.candidates, reference)
-        step(f"rung {number} of {len(planned.rungs)}: {len(going)} candidates", 0, (), found.standings)
+        step(f"rung {number} of {last}: {len(going)} candidates", 0, (), _standings(rows))
         listed = {n: [_paused(job, rung.share) for job in jobs[n]] for n in going}
-        failed = runner.work([job for mine in listed.values() for job in mine], step)
+        failed = runner.work([j for mine in listed.values() for j in mine], _scored(step, rows, listed, rung.share))
         rows |= {n: _row(rows[n], rung.share, mine, _why(mine, failed)) for n, mine in listed.items()}
         _write(out, rows)
-        _refuse_lost(rows[reference])
-        found = Tuned.of(out, rows, studies, base, number, len(planned.rungs))
-        seen(found)
+        found = Tuned.of(out, rows, studies, base, number, last)
+        if not found.reference.failed:
+            seen(found)
+    _refuse_lost(rows[reference])
     best = config.dump(study.pinned(found.study))
     write_file(out / "best.toml", lambda path: path.write_text(best, encoding="utf-8"))
     return found
+
+
+def _begin(out: Path, settings: Mapping[str, Any], jobs: Mapping[str, Sequence[Job]]) -> None:
+    """Write the settings and the study of every run into the folder of a search."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(dict(settings)), encoding="utf-8"))
+    for job in (job for mine in jobs.values() for job in mine):
+        job.file.parent.mkdir(parents=True, exist_ok=True)
+        job.file.write_text(config.dump(job.study), encoding="utf-8")
+
+
+def _scored(step: Step, rows: Mapping[str, Row], listed: Mapping[str, Sequence[Job]], share: float) -> Step:
+    """Return a callback that also reports the scores of candidates as soon as all their runs reach the rung."""
+
+    def told(
+        note: str,
+        done: int = 1,
+        running: Collection[str] | None = None,
+        standings: Sequence[Standing] | None = None,
+    ) -> None:
+        if done:
+            ended = {n: mine for n, mine in listed.items() if all(job.done for job in mine)}
+            now = {n: _row(rows[n], share, mine, "") for n, mine in ended.items()}
+            standings = _standings({**rows, **now})
+        step(note, done, running, standings)
+
+    return told
+
+
+def _standings(rows: Mapping[str, Row]) -> list[Standing]:
+    """Return the candidates as rows of a live table."""
+    return [Standing(row.run, row.candidate.name, row.share, row.score) for row in rows.values()]
 
 
 def _why(jobs: Sequence[Job], failed: Mapping[str, str]) -> str:
