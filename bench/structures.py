@@ -3,7 +3,7 @@
     equal      four hospitals alike: nothing beats FedAvg
     outlier    three alike, one with the contrasts of another scanner: treat it apart
     groups     two and two hospitals with unlike scanners: a model per group
-    scanners   both scanners inside every hospital: a model per cluster of patients
+    scanners   both scanners inside every hospital: clusters of patients, if anything; with these settings nothing wins
     labels     hospitals alike that outline tumours wider or narrower: a model per hospital
 
 ``structure(NAME, SEED)`` is the study, with FedAvg; ``FAMILIES`` are the strategies. All have the local steps of
@@ -12,9 +12,9 @@ model. Groups and the outlier are those of the assessment (EMD). For every famil
 with its gain over FedAvg, hospital by hospital, and the p-value of Wilcoxon's signed-rank test paired by case. Over all
 seeds, "most sure" is the hospital with the highest probability of a gain (``polysite.metrics.shrinkage``).
 
-Every hospital has 4 training, 3 validation and 8 test cases, and local training is long (4 epochs), so that averaging
-unlike hospitals costs and a hospital alone has too few cases. With 6 training cases and shorter rounds, fine-tuning is
-as good as groups, because FedAvg has not converged.
+Every hospital has 4 training, 3 validation and 8 test cases (labels: 6, 3 and 6), and local training is long (4
+epochs), so that averaging unlike hospitals costs and a hospital alone has too few cases. With 6 training cases and
+shorter rounds, fine-tuning is as good as groups, because FedAvg has not converged.
 """
 
 import argparse
@@ -41,8 +41,9 @@ from polysite.study import train
 
 torch.set_num_threads(1)
 
-ROUNDS, TUNING, EPOCHS = 8, 1, 4  # of a study; of them in a second phase; in a round
-FEWER = {"groups": 6}  # six hospitals
+ROUNDS, EPOCHS = 8, 4  # of a study; in a round
+FEWER = {"groups": 6, "labels": 6}  # they have more hospitals or training cases
+TUNING = {"labels": 2}  # rounds of a second phase, where it is not 1
 OTHER = {"scanner": 16, "contrast": 2.0}
 STUDY: dict[str, Any] = {
     "model": {"name": "unet_small", "filters": [8, 16, 32]},
@@ -54,38 +55,20 @@ STUDY: dict[str, Any] = {
     "run": {"rounds": ROUNDS, "validate_every": 2, "checkpoint_every": 1000},
     "assess": {"projections": 0},
 }  # fmt: skip
-CASES = 15
+CASES, TEST = 15, {"labels": 0.4}  # share of test cases, where it is not 0.53
 SITES: dict[str, dict[str, dict[str, Any]]] = {
     "equal": {name: {} for name in "abcd"},
     "outlier": {"a": {}, "b": {}, "c": {}, "d": {"scanner": 11, "contrast": 2.0, "tumour": 0.7}},
     "groups": {"a": {}, "b": {}, "c": {}, "d": OTHER, "e": OTHER, "f": OTHER},
     "scanners": {name: {"scanner": 0, "second": 16, "contrast": 2.0} for name in "abcd"},
-    "labels": {"a": {"margin": -1}, "b": {}, "c": {"margin": 1}, "d": {"margin": 2}},
+    "labels": {"a": {"margin": -1}, "b": {}, "c": {"margin": 2}, "d": {"margin": 3}},
 }
 RIGHT = {
     "equal": ("fedavg",),
     "outlier": ("apart", "fine_tune", "interpolated"),
     "groups": ("clusters",),
-    "scanners": ("cfft",),
+    "scanners": ("cfft", "fedavg"),
     "labels": ("fine_tune", "interpolated", "fedper"),
-}
-PHASES: dict[str, dict[str, Any]] = {
-    "fine_tune": {"algorithm": {"name": "fine_tune", "lr": [0.01]}, "run": {"rounds": TUNING}},
-    "interpolated": {
-        "algorithm": {"name": "interpolated", "lr": 0.01, "epochs": EPOCHS * TUNING},
-        "run": {"rounds": 1, "validate_every": 1},
-    },
-    "cfft": {
-        "algorithm": {
-            "name": "cfft",
-            "components": 2,
-            "dimensions": 10,
-            "rounds": TUNING,
-            "lr": 0.01,
-            "bin_width": 0.15,
-        },
-        "run": {"rounds": 200},
-    },
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -100,7 +83,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "fedper": {"algorithm": {"name": "fedper"}},
     "local": {"algorithm": {"name": "local"}},
 }
-ADVISED = ("omega 0.3", "apart", "clusters")
+ADVISED = ("omega 0.3", "apart", "clusters")  # by the assessment
+PHASES = ("cfft", "fine_tune", "interpolated")  # after FedAvg
 
 Dice = dict[str, dict[str, float]]  # by hospital and case
 
@@ -110,19 +94,30 @@ def structure(name: str, seed: int) -> Study:
     sites = {site: {"cases": CASES, **given} for site, given in SITES[name].items()}
     data = {"name": "phantom", "shape": [24, 24, 24], "sites": sites}
     study = config.build({**STUDY, "data": data, "seed": seed}, {})
-    return config.vary(study, {"run": {"rounds": FEWER.get(name, ROUNDS)}})
+    return config.vary(study, {"run": {"rounds": FEWER.get(name, ROUNDS)}, "split": {"test": TEST.get(name, 0.53)}})
 
 
-def shorter(study: Study) -> dict[str, Any]:
+def shorter(study: Study, tuning: int) -> dict[str, Any]:
     """Return the changes that leave rounds for a second phase."""
-    return {"run": {"rounds": study.run.rounds - TUNING}}
+    return {"run": {"rounds": study.run.rounds - tuning}}
 
 
-def family(name: str, study: Study, distances: Mapping[str, Any]) -> Study:
+def phase(name: str, tuning: int) -> dict[str, Any]:
+    """Return the second phase of a family."""
+    own = {
+        "fine_tune": {"lr": [0.01]},
+        "interpolated": {"lr": 0.01, "epochs": EPOCHS * tuning},
+        "cfft": {"components": 2, "dimensions": 10, "rounds": tuning, "lr": 0.01, "bin_width": 0.15},
+    }[name]
+    rounds = {"fine_tune": tuning, "interpolated": 1, "cfft": 200}[name]  # cfft ends by itself
+    return {"algorithm": {"name": name, **own}, "run": {"rounds": rounds, "validate_every": 1}}
+
+
+def family(name: str, study: Study, distances: Mapping[str, Any], tuning: int = 1) -> Study:
     """Return the study with the strategy of a family, which for groups and the outlier uses the assessment."""
     changes = dict(FAMILIES[name])
     if name in PHASES:
-        changes = {**shorter(study), "then": [PHASES[name]]}
+        changes = {**shorter(study, tuning), "then": [phase(name, tuning)]}
     if changes.pop("clusters", False):
         groups = {f"group {k}": members for k, members in enumerate(distances["emd"]["clusters"], start=1)}
         changes["algorithm"] = {"name": "clustered", "groups": groups}
@@ -138,7 +133,7 @@ def family(name: str, study: Study, distances: Mapping[str, Any]) -> Study:
 
 def measured(name: str, seed: int, families: list[str]) -> dict[str, Dice]:
     """Train every family; return the Dice of all test cases."""
-    study, found = structure(name, seed), {}
+    study, tuning, found = structure(name, seed), TUNING.get(name, 1), {}
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary)
 
@@ -151,13 +146,14 @@ def measured(name: str, seed: int, families: list[str]) -> dict[str, Dice]:
 
         @cache
         def before() -> Path:
-            return train(config.vary(study, shorter(study)), out / "before", evaluate=False).folder.path
+            return train(config.vary(study, shorter(study, tuning)), out / "before", evaluate=False).folder.path
 
         for chosen in families:
             advised = chosen in ADVISED
-            one, after = family(chosen, study, distances() if advised else {}), chosen in PHASES and before()
+            one = family(chosen, study, distances() if advised else {}, tuning)
+            after = before() if chosen in PHASES else None
             began = time.process_time()
-            run = train(one, out / chosen, after=after or None, evaluate=False)
+            run = train(one, out / chosen, after=after, evaluate=False)
             found[chosen] = {s: {c: x.mean for c, x in cases.items()} for s, cases in run.result.test.items()}
             show(chosen, found, run.folder.records()[-1].diagnostics, time.process_time() - began)
     return found

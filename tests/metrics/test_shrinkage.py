@@ -138,6 +138,23 @@ def test_sums_are_enough():
     assert posterior({site: Tally.of(values) for site, values in gains.items()}) == shrink(gains)
 
 
+def test_luck_of_a_training_remains_however_many_cases_there_are():
+    """With many cases y = mu + e is known: mu ~ N((1 - k) y, k p^2), k = t^2 / (t^2 + p^2), if hospitals are alike."""
+    prior = Prior(mean=0.04, spread=1e-9, training=0.03)
+    found = shrink({str(k): np.full(5000, 0.05) + 0.01 * (-1) ** np.arange(5000) for k in range(3)}, prior)
+    k = 0.03**2 / (0.03**2 + 0.04**2)
+    for gain in (*found.sites.values(), found.overall):
+        assert gain.mean == pytest.approx((1 - k) * 0.05, rel=1e-3)
+        assert gain.sd == pytest.approx(math.sqrt(k) * 0.04, rel=1e-3)
+
+
+def test_luck_is_common_so_differences_between_hospitals_stay_sure():
+    rng = np.random.default_rng(4)
+    gains = {"a": rng.normal(0.3, 0.02, 50), **{str(k): rng.normal(0, 0.02, 50) for k in range(5)}}
+    found = shrink(gains, Prior(training=0.02)).sites
+    assert found["a"].positive > 0.99 and all(0.1 < found[str(k)].positive < 0.9 for k in range(5))
+
+
 def test_order_and_sign():
     gains = {"a": [0.1, 0.2, -0.05], "b": [0.01, 0.02]}
     found, turned = shrink(gains), shrink({site: -np.array(values) for site, values in reversed(gains.items())})

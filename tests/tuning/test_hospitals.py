@@ -13,6 +13,7 @@ from consortium import FAST, Fragile, Inside, Stop, consortium, environment, ope
 from polysite import study
 from polysite.config import dump
 from polysite.config import load as load_study
+from polysite.data.sources import AtHospitals
 from polysite.deploy.site.ledger import check
 from polysite.errors import ConfigError, Paused, RunError
 from polysite.tuning import Simulated, load, tune
@@ -27,6 +28,7 @@ BASE = ps.Study(
     run=ps.Plan(rounds=6),
 )
 GIVEN = {"trainings": 5.5, "inner": 2}
+REMOTE = replace(BASE, data=AtHospitals(BASE.data.modality_names, BASE.data.label_names))  # no case can be listed
 DEADLINES = replace(FAST, quorum=2)
 
 
@@ -60,7 +62,12 @@ class Greeted(Hospitals):
 
 
 def hosts(tmp_path, **policies):
-    return {name: worker(tmp_path, name, **policies.get(name, {})) for name in NAMES}
+    """Workers of hospitals that have the patients of ``BASE``."""
+    found = {name: worker(tmp_path, name, **policies.get(name, {})) for name in NAMES}
+    for name, each in found.items():
+        cases = {"cases": SITES[name].cases, "noise": SITES[name].noise}
+        each.site = replace(each.site, data={"name": "phantom", "shape": [24, 24, 24], "sites": {name: cases}})
+    return found
 
 
 def outcome(found):
@@ -73,10 +80,10 @@ def test_a_search_over_hospitals_is_that_of_the_simulator_and_resumes_to_the_sam
     sites, left = hosts(tmp_path), iter(range(22))
     wire = Fragile(sites, lambda header: header["kind"] == "train" and next(left, None) is None)
     with pytest.raises(Stop):  # in the second rung
-        tune(BASE, tmp_path / "out", space, **GIVEN, runner=Hospitals(wire, NAMES, DEADLINES, wait=0))
+        tune(REMOTE, tmp_path / "out", space, **GIVEN, runner=Hospitals(wire, NAMES, DEADLINES, wait=0))
     assert wire.sent[-1][1]["kind"] in ("train", "score")
-    found = tune(BASE, tmp_path / "out", space, **GIVEN, runner=Hospitals(Inside(sites), NAMES, DEADLINES, wait=0))
-    assert outcome(found) == outcome(simulated) and found.study == simulated.study
+    found = tune(REMOTE, tmp_path / "out", space, **GIVEN, runner=Hospitals(Inside(sites), NAMES, DEADLINES, wait=0))
+    assert outcome(found) == outcome(simulated) and found.study == replace(simulated.study, data=REMOTE.data)
     for name in NAMES:
         entries = check(tmp_path / "sites" / name / "ledger.jsonl")
         scored = {field for entry in entries for field in entry["left"] if "scores" in field}
@@ -88,11 +95,11 @@ def test_a_search_over_hospitals_is_that_of_the_simulator_and_resumes_to_the_sam
 def test_what_a_policy_forbids_is_known_before_anything_is_trained(tmp_path, space):
     sites = hosts(tmp_path, b={"algorithms": ("fedavg",)})
     with pytest.raises(Stop) as stop:
-        tune(BASE, tmp_path / "out", space, **GIVEN, runner=Greeted(Inside(sites), NAMES, DEADLINES, wait=0))
+        tune(REMOTE, tmp_path / "out", space, **GIVEN, runner=Greeted(Inside(sites), NAMES, DEADLINES, wait=0))
     assert stop.value.args == ({"000 fedavg"},)  # ditto is left out
     few = Greeted(Inside(hosts(tmp_path / "few", a={"studies": 6})), NAMES, DEADLINES, wait=0)
     with pytest.raises(RunError, match="6 more studies for every hospital, and a allows 5 more within 24 hours"):
-        tune(BASE, tmp_path / "few", space, **GIVEN, runner=few)
+        tune(REMOTE, tmp_path / "few", space, **GIVEN, runner=few)
     assert not (tmp_path / "few" / "runs").exists() and {header["kind"] for _, header, _ in few.wire.sent} == {"hello"}
 
 

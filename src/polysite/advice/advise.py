@@ -22,7 +22,7 @@ import tomli_w
 
 from polysite import assessment, config, evidence, study, tuning
 from polysite.advice.contenders import REFERENCE, Contender, contenders, unselected
-from polysite.advice.decide import Comparison, Gain, compare, differences, gain_of, winner
+from polysite.advice.decide import Comparison, Gain, compare, differences, gain_of, shrunken, winner
 from polysite.advice.stages import LONGER, Shares, shares
 from polysite.advice.tournament import Played, play
 from polysite.algorithms.base import facts
@@ -100,7 +100,7 @@ class Advice:
 def advise(
     base: Study,
     out: Path,
-    trainings: float,
+    trainings: float | None,
     inner: int = 3,
     parallel: int | None = None,
     step: Step = silent,
@@ -111,7 +111,8 @@ def advise(
     Args:
         base: The study; its test cases are never used.
         out: Folder of the advice.
-        trainings: The budget, in whole trainings of FedAvg with the study's settings.
+        trainings: The budget, in whole trainings of FedAvg with the study's settings; None for what the strategies and
+            the models of single hospitals take, with the study's own recipe and rounds.
         inner: Number of inner folds, each of which is left out once.
         parallel: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
@@ -120,7 +121,7 @@ def advise(
     if base.then:
         raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
     base = config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}})
-    settings = {"study": config.dump(base), "trainings": trainings, "inner": inner, "only": list(only)}
+    settings = {"study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only)}
     same_settings(out, "advise.toml", settings)
     dealt = study.check(base)
     out.mkdir(parents=True, exist_ok=True)
@@ -231,7 +232,7 @@ def _own(shared: Played, out: Path, inner: int, parallel: int | None, step: Step
     sites = sorted({site for site, _ in shared.scores})
     tried = {f"own {a:g}": _with_own(shared.study, dict.fromkeys(sites, a)) for a in ALPHAS}
     played = play(tried, None, out, inner, parallel, step, before=shared.jobs)
-    found = {a: shrinkage.shrink(_by_site(differences(played[f"own {a:g}"], shared))) for a in ALPHAS}
+    found = {a: shrunken(differences(played[f"own {a:g}"], shared), inner) for a in ALPHAS}
     own = {site: _choose(site, found, len(sites)) for site in sites}
     alphas = {site: each.alpha for site, each in own.items() if each.alpha}
     if not alphas:
@@ -256,13 +257,6 @@ def _with_own(shared: Study, alphas: Mapping[str, float]) -> Study:
         "run": {"rounds": rounds, "validate_every": rounds},
     }
     return config.vary(shared, {"then": [phase]})
-
-
-def _by_site(gains: Mapping[tuple[str, str], float]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for (site, _), gain in gains.items():
-        found.setdefault(site, []).append(gain)
-    return found
 
 
 def _models(final: Played, out: Path, step: Step) -> Run | None:

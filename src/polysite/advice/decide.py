@@ -2,12 +2,14 @@
 
 A strategy is said to be better than the reference only if
 
-    the signed-rank test over all cases has p <= 0.05, after Holm over the strategies, and
+    the signed-rank test over all cases has p <= 0.05, after Holm over the strategies,
+    the probability of a gain is at least 1 - 0.05 / strategies, with the luck of a training counted in, and
     its mean gain is positive in every inner fold.
 
-The test alone treats the two models of a fold as given. Their difference partly comes from the chance of training,
-which all cases of the fold share; the models of the folds are trained apart, so a gain that is not real seldom is
-positive in all of them. ``bench/advise.py null`` measures how often equal hospitals are said to differ.
+The test alone treats the two models of a fold as given. Their difference partly comes from the luck of a training,
+which all cases of the fold share: two trainings that differ by chance alone differ by about ``LUCK`` in their mean
+score. The mean over n folds, whose models are trained apart, has that luck divided by the root of n
+(``polysite.metrics.shrinkage``). ``bench/advise.py null`` measures how often equal hospitals are said to differ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from polysite.advice.tournament import Key, Played
+from polysite.metrics import shrinkage
 from polysite.metrics.statistics import holm, interval, signed_rank
 
 LEVEL = 0.05
+LUCK = 0.015  # standard deviation of the difference of two trainings, in units of the score; 0.01 to 0.015 measured
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,15 @@ class Comparison:
     name: str
     gain: Gain
     p: float  # of the signed-rank test that it is better, adjusted by Holm
+    sure: float  # probability of a mean gain over hospitals, with the luck of a training counted in
+    among: int  # strategies that were compared
     folds: tuple[float, ...]  # mean gain of every inner fold
     sites: Mapping[str, Gain]
 
     @property
     def better(self) -> bool:
         """Whether it was shown to be better than the reference."""
-        return self.p <= LEVEL and self.gain.mean > 0 and min(self.folds) > 0
+        return self.p <= LEVEL and self.sure >= 1 - LEVEL / self.among and min(self.folds) > 0
 
 
 def compare(played: Mapping[str, Played], reference: str) -> list[Comparison]:
@@ -57,7 +63,15 @@ def compare(played: Mapping[str, Played], reference: str) -> list[Comparison]:
     p = holm(np.array([signed_rank(list(d.values()), "greater") for d in gains.values()]))
     folds = played[reference].folds
     found = [
-        Comparison(name, gain_of(gains[name]), float(p[k]), _by_fold(gains[name], folds), _by_site(gains[name]))
+        Comparison(
+            name,
+            gain_of(gains[name]),
+            float(p[k]),
+            shrunken(gains[name], len({*folds.values()})).overall.positive,
+            len(names),
+            _by_fold(gains[name], folds),
+            _by_site(gains[name]),
+        )
         for k, name in enumerate(names)
     ]
     return sorted(found, key=lambda c: -c.gain.mean)
@@ -73,6 +87,14 @@ def gain_of(differences: Mapping[Key, float]) -> Gain:
     values = list(differences.values())
     low, high = interval(values, [site for site, _ in differences])
     return Gain(sum(values) / len(values), low, high, len(values))
+
+
+def shrunken(differences: Mapping[Key, float], folds: int) -> shrinkage.Gains:
+    """Return the posterior of the mean gain of every hospital, with the luck of trainings in some inner folds."""
+    gains: dict[str, list[float]] = {}
+    for (site, _), gain in differences.items():
+        gains.setdefault(site, []).append(gain)
+    return shrinkage.shrink(gains, shrinkage.Prior(training=LUCK / folds**0.5))
 
 
 def winner(compared: Sequence[Comparison], reference: str) -> str:

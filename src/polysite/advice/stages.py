@@ -28,11 +28,11 @@ class Shares:
         return self.strategies + self.own + self.recipe + self.longer
 
 
-def shares(trainings: float, strategies: int, inner: int, least: float) -> Shares:
+def shares(trainings: float | None, strategies: int, inner: int, least: float) -> Shares:
     """Return the trainings of every stage within a budget; refuse one that does not cover the strategies.
 
     Args:
-        trainings: The budget, in whole trainings of FedAvg.
+        trainings: The budget, in whole trainings of FedAvg; None for what strategies and personal models take.
         strategies: Number of strategies, FedAvg among them.
         inner: Number of inner folds.
         least: Smallest budget of a search for a recipe, over all inner folds.
@@ -43,6 +43,8 @@ def shares(trainings: float, strategies: int, inner: int, least: float) -> Share
     Shares(strategies=18, own=1.2000000000000002, recipe=11.8, longer=9)
     """
     needed, own = strategies * inner, OWN * inner
+    if trainings is None:
+        return Shares(needed, own, 0.0, 0.0)
     if trainings < needed + own:
         raise ConfigError(
             f"the budget is {trainings:.3g} trainings, but {strategies} strategies on {inner} inner folds and their "

@@ -82,8 +82,8 @@ def strategies(found: Advice) -> Grid:
     lines.append(Line((name("One model for all hospitals"), score, name("–"), name("–"), name("reference"))))
     note = (
         "All strategies have the same recipe and equal local steps. p: signed-rank test over all cases that the "
-        "strategy is better, corrected by Holm. It is called better only if p is at most 0.05 and its mean gain is "
-        "positive in every inner fold."
+        "strategy is better, corrected by Holm. It is called better only if p is at most 0.05, its mean gain is "
+        "positive in every inner fold, and more than the luck of a training."
     )
     head = ("strategy", "score", "gain", "p", "")
     return Grid("strategies", "Strategies against one model for all", head, tuple(lines), note)

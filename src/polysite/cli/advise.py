@@ -24,6 +24,9 @@ def advise(
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="NAME", help="Compare only this strategy. May be repeated.")
     ] = None,
+    recipe: Annotated[
+        bool, typer.Option(help="Search for a recipe; without it, compare strategies with that of the study.")
+    ] = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, advice/STUDY by default; an existing one is continued.")
     ] = None,
@@ -31,7 +34,7 @@ def advise(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Advise which strategy every hospital should use, within a budget.
+    """Advise a strategy for every hospital within a budget.
 
     Assesses how the hospitals differ, finds a good recipe for one model, compares the strategies that the assessment
     proposes with it at equal local steps, and adapts the model to a hospital where that pays. Only cases that are not
@@ -42,12 +45,14 @@ def advise(
     from polysite.report import live, tables
 
     given = {"trainings": trainings, "rounds": rounds, "hours": hours, "gigabytes": gigabytes}
+    if not recipe and any(value is not None for value in given.values()):
+        raise ConfigError("--no-recipe takes what the strategies take, so it has no budget; leave one of them out")
     budget, _ = tuning.budget(study, tuning.load(methods=["fedavg"]), default=advice.TRAININGS, **given)  # type: ignore[arg-type]
     target = out or Path("advice") / (config.stem if config else "phantom")
     if config is not None and target == config:
         raise ConfigError(f"--out {target} is the study itself; name another folder")
     with live.board("runs", None, quiet or as_json) as step:
-        found = advice.advise(study, target, budget, inner, jobs, step, only or ())
+        found = advice.advise(study, target, budget if recipe else None, inner, jobs, step, only or ())
     page = advice.write_page(found)
     if as_json:
         print(json.dumps(advice.plain(found)))
