@@ -77,17 +77,8 @@ def play(
     for job in every:
         job.file.parent.mkdir(parents=True, exist_ok=True)
         job.file.write_text(config.dump(job.study), encoding="utf-8")
-
-    def shown(
-        note: str,
-        done: int = 1,
-        running: Collection[str] | None = None,
-        standings: Sequence[Standing] | None = None,
-    ) -> None:
-        step(note, done, running, _standings(jobs) if done else None)
-
     step(f"{len(every)} runs", 0, (), _standings(jobs))
-    failed = work([*before, *every], parallel, shown)
+    failed = work([*before, *every], parallel, _scored(step, jobs))
     lost = {name: next((failed[j.title] for j in mine if j.title in failed), "") for name, mine in jobs.items()}
     if reference and lost[reference]:
         raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
@@ -103,6 +94,20 @@ def play(
 def _job(root: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
     split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
     return Job(name, fold, chosen.seed, replace(chosen, split=split), root, evaluate=False)
+
+
+def _scored(step: Step, jobs: Mapping[str, Sequence[Job]]) -> Step:
+    """Return a callback that also reports the scores so far whenever a run ends."""
+
+    def told(
+        note: str,
+        done: int = 1,
+        running: Collection[str] | None = None,
+        standings: Sequence[Standing] | None = None,
+    ) -> None:
+        step(note, done, running, _standings(jobs) if done else standings)
+
+    return told
 
 
 def _standings(jobs: Mapping[str, Sequence[Job]]) -> list[Standing]:

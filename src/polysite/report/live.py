@@ -69,9 +69,10 @@ def standings_table(standings: Sequence[Standing], running: Collection[str]) -> 
     ranked = sorted(standings, key=lambda s: (s.score is None, -s.share, -(s.score or 0.0)))
     first = sorted(range(len(ranked)), key=lambda k: (ranked[k].run not in running, k))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold")
-    for head, justify in (("", "left"), ("candidate", "left"), ("of a training", "right"), ("score", "right")):
-        table.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("rank", justify="right")
+    table.add_column("")
+    table.add_column("candidate", no_wrap=True)
+    for head in ("done", "score", "rank"):
+        table.add_column(head, justify="right", no_wrap=True)
     for k in sorted(first[:MOST]):
         each = ranked[k]
         cells = ("–", "") if each.score is None else (f"{each.score:.3f}", str(k + 1))
