@@ -77,14 +77,15 @@ class Hospitals:
         deadlines = self._together(len(names)) if known["cases"] else self.deadlines
         watch = _Told("the study itself", step)
         found = coordinator.greet(base, self.wire, names, self._id(base), watch, deadlines=deadlines, wait=self.wait)
-        self._sizes = {name: dict(greeting.cases) for name, greeting in found.items()}
+        reported = {name: dict(greeting.cases) for name, greeting in found.items()}
         for name, cases in known["cases"].items():
-            if self._sizes.get(name) != cases:
+            if reported.get(name, cases) != cases:
                 raise RunError(
-                    f"{name} has other cases ({_listed(self._sizes.get(name, {}))}) than when the search in {out} "
-                    f"began ({_listed(cases)}): choose another --out"
+                    f"{name} has other cases ({_listed(reported[name])}) than when the search in {out} began "
+                    f"({_listed(cases)}): choose another --out"
                 )
-        self.names = tuple(found)
+        self._sizes = known["cases"] or reported  # with all_sites = False, one of them may be away now
+        self.names = tuple(self._sizes)
         self._note(found)
         _refuse_hidden(self._sizes)
         return self._sizes
@@ -93,6 +94,7 @@ class Hospitals:
         """Ask the hospitals about every study of the search; return those that one of them refuses, with its reason.
 
         The number of studies is compared with what the policies still allow within 24 hours before the first is asked.
+        All hospitals of the search are waited for, since one that is away could refuse later.
         """
         for job in jobs:
             try:
@@ -104,7 +106,7 @@ class Hospitals:
         new = [job for job in jobs if not job.run.exists() and self._id(job.study) not in self._agreed]
         self._refuse_many(len(new))
         refused: dict[str, str] = {}
-        deadlines = self._together(len(self.names))
+        deadlines = replace(self.deadlines, quorum=len(self.names))
         for number, job in enumerate(new, start=1):
             id, watch = self._id(job.study), _Told(f"study {number} of {len(new)}", step)
             try:
@@ -214,4 +216,4 @@ def _refuse_other(job: Job) -> None:
 
 
 def _listed(cases: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {split}" for split, count in cases.items()) or "it is not there"
+    return ", ".join(f"{count} {split}" for split, count in cases.items())
