@@ -9,7 +9,7 @@ import polysite as ps
 from polysite import advice, config, study
 from polysite.advice import tournament
 from polysite.errors import ConfigError, RunError
-from polysite.tuning import search
+from polysite.tuning import runners
 
 SITES = {
     "north": ps.Hospital(cases=6),
@@ -41,7 +41,7 @@ def in_this_process(monkeypatch):
             finished.append(job)
         return {}
 
-    for module in (tournament, search):
+    for module in (tournament, runners):
         monkeypatch.setattr(module, "work", work)
     return done, limit
 

@@ -3,14 +3,17 @@
 import csv
 import json
 from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 
 import pytest
+from rich.console import Console
 
 import polysite as ps
 from polysite import config, study
 from polysite.errors import ConfigError, Paused, RunError
-from polysite.tuning import budget, load, plan, search, tune, write_page
+from polysite.report.live import Board, Standing
+from polysite.tuning import Simulated, budget, load, plan, tune, write_page
 from polysite.tuning.halving import affordable, cost, rungs, survivors
 
 SITES = {"east": ps.Hospital(cases=5), "west": ps.Hospital(cases=6)}
@@ -70,18 +73,21 @@ def test_inner_folds_validate_every_case_that_is_not_tested_once():
     assert sorted(seen) == sorted(everyone - tested)
 
 
-@pytest.fixture
-def in_this_process(monkeypatch):
-    """Run jobs here instead of in worker processes; record them."""
-    done = []
+class Here(Simulated):
+    """Runs jobs here instead of in worker processes; records them; ``limit`` interrupts after some of them."""
 
-    def work(jobs, parallel, step):
+    def __init__(self, limit=None):
+        super().__init__()
+        object.__setattr__(self, "began", [])
+        object.__setattr__(self, "limit", limit)
+
+    def work(self, jobs, step):
         failed = {}
         for job in jobs:
             if job.done:
                 continue
-            done.append((job.method, job.fold, job.until))
-            if limit and len(done) > limit[0]:
+            self.began.append((job.method, job.fold, job.until))
+            if self.limit and len(self.began) > self.limit:
                 raise KeyboardInterrupt
             try:
                 if job.run.exists():
@@ -94,20 +100,17 @@ def in_this_process(monkeypatch):
                 failed[job.title] = str(problem)
         return failed
 
-    limit = []
-    monkeypatch.setattr(search, "work", work)
-    return done, limit
 
-
-def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path, in_this_process):
-    done, limit = in_this_process
+def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path):
+    here, states = Here(), []
     space = load(methods=["fedprox"])
     planned = plan(BASE, space, 8, inner=2)
     assert len(planned.candidates) == 6 and [r.candidates for r in planned.rungs] == [6, 2]
-    found = tune(BASE, tmp_path / "whole", space, 8, inner=2)
+    found = tune(BASE, tmp_path / "whole", space, 8, inner=2, runner=here, seen=states.append)
+    assert [(each.rung, each.finished) for each in states] == [(1, False), (2, True)] and states[-1] is found
     assert found.best.share == 1 and found.reference.share == 1
     assert found.best.score == max(row.score for row in found.rows if row.share == 1)
-    spent = sum(1.0 if until is None else until / 9 for _, _, until in done)
+    spent = sum(1.0 if until is None else until / 9 for _, _, until in here.began)
     assert spent <= planned.trainings + 2 / 3  # a run that goes on is counted twice up to its pause
     page = write_page(found).read_text()
     assert found.best.candidate.name in page and (tmp_path / "whole" / "figures" / "rungs.svg").exists()
@@ -116,21 +119,18 @@ def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path, in_this_proce
     rows = list(csv.DictReader((tmp_path / "whole" / "candidates.csv").read_text().splitlines()))
     assert len(rows) == 6 and {"east", "west"} <= rows[0].keys()
 
-    done.clear()
-    limit.append(5)
     with pytest.raises(KeyboardInterrupt):
-        tune(BASE, tmp_path / "cut", space, 8, inner=2)
-    limit.clear()
-    again = tune(BASE, tmp_path / "cut", space, 8, inner=2)
+        tune(BASE, tmp_path / "cut", space, 8, inner=2, runner=Here(limit=5))
+    again = tune(BASE, tmp_path / "cut", space, 8, inner=2, runner=Here())
     assert [(r.candidate, r.score) for r in again.rows] == [(r.candidate, r.score) for r in found.rows]
     with pytest.raises(RunError, match="began with another trainings"):
-        tune(BASE, tmp_path / "cut", space, 9, inner=2)
+        tune(BASE, tmp_path / "cut", space, 9, inner=2, runner=Here())
 
 
-def test_a_candidate_that_diverges_is_left_behind(tmp_path, in_this_process):
+def test_a_candidate_that_diverges_is_left_behind(tmp_path):
     file = tmp_path / "space.toml"
     file.write_text("[search]\n'train.lr' = [1e30]\n[methods.fedavg]\nalgorithm = 'fedavg'\n")
-    found = tune(BASE, tmp_path / "out", load(file), 5, inner=2)
+    found = tune(BASE, tmp_path / "out", load(file), 5, inner=2, runner=Here())
     lost = [row for row in found.rows if row.failed]
     assert len(lost) == 1 and "diverged" in lost[0].failed and found.best is found.reference
 
@@ -149,3 +149,21 @@ def test_budgets_are_whole_trainings_of_the_reference():
 def test_a_budget_that_is_too_small_says_what_it_takes():
     with pytest.raises(ConfigError, match="takes 4: name fewer methods, or raise the budget"):
         plan(BASE, load(methods=["fedprox"]), 1, inner=2)
+
+
+def test_the_live_table_has_the_running_candidates_and_the_best_of_the_others():
+    standings = [Standing(f"{k:03d}", f"candidate {k}", 1 / 3, 0.5 + k / 100) for k in range(20)]
+    standings += [Standing("020", "candidate [20]", 0.0, None), Standing("021", "candidate 21", 1.0, 0.4)]
+    with Board("runs", 22, Console(file=StringIO(), width=90, force_terminal=True)) as board:
+        board("rung 1", 0, ["020", "000"], standings)
+        board("candidate 20: done", 1)
+        text = StringIO()
+        Console(file=text, width=90).print(*board.get_renderables())
+    lines = [line.split() for line in text.getvalue().splitlines()]
+    shown = [line for line in lines if "candidate" in line and "done" not in line]
+    assert shown[0] == ["candidate", "21", "100%", "0.400", "1"]  # it trained longest
+    assert shown[-2:] == [["▸", "candidate", "0", "33%", "0.500", "21"], ["▸", "candidate", "[20]", "0%", "–"]]
+    assert len(shown) == 15 and "and 7 more" in text.getvalue() and "1/22" in text.getvalue()
+    plain = Board("runs", 22, Console(file=StringIO()))
+    plain("rung 1", 0, (), standings)
+    assert len(list(plain.get_renderables())) == 1  # no terminal: the bar alone

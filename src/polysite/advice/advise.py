@@ -220,8 +220,9 @@ def _recipe(
     """Return the study with the best recipe for one model, and the recipe in words; the study's own without budget."""
     if not trainings:
         return base, ""
-    found = tuning.tune(base, out, space, trainings, inner, "steps", parallel, step)
-    tuning.write_page(found)
+    found = tuning.tune(
+        base, out, space, trainings, inner, "steps", tuning.Simulated(parallel), step, tuning.write_page
+    )
     return found.study, "" if found.best is found.reference else found.best.candidate.name
 
 

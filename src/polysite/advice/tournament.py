@@ -4,7 +4,7 @@ Each inner fold is left out once: the models of that run have not seen its cases
 (``contenders.unselected``). So every case has a score by a model that does not know it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from polysite.benchmark.workers import work
 from polysite.config import Study
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
+from polysite.report.live import Standing
 
 Key = tuple[str, str]  # hospital and case
 
@@ -76,7 +77,8 @@ def play(
     for job in every:
         job.file.parent.mkdir(parents=True, exist_ok=True)
         job.file.write_text(config.dump(job.study), encoding="utf-8")
-    failed = work([*before, *every], parallel, step)
+    step(f"{len(every)} runs", 0, (), _standings(jobs))
+    failed = work([*before, *every], parallel, _scored(step, jobs))
     lost = {name: next((failed[j.title] for j in mine if j.title in failed), "") for name, mine in jobs.items()}
     if reference and lost[reference]:
         raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
@@ -92,6 +94,31 @@ def play(
 def _job(root: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
     split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
     return Job(name, fold, chosen.seed, replace(chosen, split=split), root, evaluate=False)
+
+
+def _scored(step: Step, jobs: Mapping[str, Sequence[Job]]) -> Step:
+    """Return a callback that also reports the scores so far whenever a run ends."""
+
+    def told(
+        note: str,
+        done: int = 1,
+        running: Collection[str] | None = None,
+        standings: Sequence[Standing] | None = None,
+    ) -> None:
+        step(note, done, running, _standings(jobs) if done else standings)
+
+    return told
+
+
+def _standings(jobs: Mapping[str, Sequence[Job]]) -> list[Standing]:
+    """Return the share of the runs of every study that have ended, and the mean score of their cases."""
+    found = []
+    for name, mine in jobs.items():
+        ended = [job for job in mine if job.done]
+        scores = [s.mean for job in ended for site in RunFolder(job.run).result.scores.values() for s in site.values()]
+        mean = sum(scores) / len(scores) if scores else None
+        found.append(Standing(name, name, len(ended) / len(mine), mean))
+    return found
 
 
 def _played(chosen: Study, jobs: Sequence[Job]) -> Played:

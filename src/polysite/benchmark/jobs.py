@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -25,6 +25,7 @@ from polysite.data.sources import Source
 from polysite.data.split import SiteSplit, table
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
+from polysite.report.live import Standing
 
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
 Key = tuple[str, str]  # site and name of a case
@@ -32,14 +33,32 @@ REFUSED = 2  # exit code of a job that was refused with a message; its worker pr
 
 
 class Step(Protocol):
-    """A callback for progress, with a note and the number of runs that have ended."""
+    """A callback for progress."""
 
-    def __call__(self, note: str, done: int = 1) -> None:
-        """Report progress."""
+    def __call__(
+        self,
+        note: str,
+        done: int = 1,
+        running: Collection[str] | None = None,
+        standings: Sequence[Standing] | None = None,
+    ) -> None:
+        """Report progress.
+
+        Args:
+            note: What happens.
+            done: Number of runs that have ended.
+            running: Methods whose runs take place now; None if that has not changed.
+            standings: Scores so far of what is compared; None if they have not changed.
+        """
         ...
 
 
-def silent(note: str, done: int = 1) -> None:
+def silent(
+    note: str,
+    done: int = 1,
+    running: Collection[str] | None = None,
+    standings: Sequence[Standing] | None = None,
+) -> None:
     """Ignore the progress."""
 
 

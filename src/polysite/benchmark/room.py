@@ -5,7 +5,7 @@ Memory is that of one training step; every run estimates the rest when it starts
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,15 @@ from polysite.peak import Step, device_memory, existing, gigabytes, step_bytes
 
 def refuse_too_large(jobs: Sequence[Job], out: Path) -> None:
     """Refuse a job whose training step exceeds the memory, and jobs whose models exceed the free disk space."""
+    _refuse(jobs, out, lambda job, step: _refuse_memory(job, step.total))
+
+
+def refuse_full_disk(jobs: Sequence[Job], out: Path) -> None:
+    """Refuse jobs whose models exceed the free disk space; they train on other machines."""
+    _refuse(jobs, out, lambda job, step: None)
+
+
+def _refuse(jobs: Sequence[Job], out: Path, refuse: Callable[[Job, Step], None]) -> None:
     steps: dict[Any, Step] = {}
     stored = 0
     for job in jobs:
@@ -25,7 +34,7 @@ def refuse_too_large(jobs: Sequence[Job], out: Path) -> None:
         key = (chosen.model, chosen.train, chosen.data.task)
         if key not in steps:
             steps[key] = step_bytes(chosen, study.build_module(chosen))
-            _refuse_memory(job, steps[key].total)
+            refuse(job, steps[key])
         stored += 0 if job.run.exists() else (KEPT + 1) * steps[key].model
     free = shutil.disk_usage(existing(out)).free
     if stored > free:

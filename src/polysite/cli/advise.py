@@ -34,7 +34,7 @@ def advise(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Advise which strategy every hospital should use, within a budget.
+    """Advise a strategy for every hospital within a budget.
 
     Assesses how the hospitals differ, finds a good recipe for one model, compares the strategies that the assessment
     proposes with it at equal local steps, and adapts the model to a hospital where that pays. Only cases that are not
@@ -42,7 +42,7 @@ def advise(
     """
     study = study_of(config, override or [])
     from polysite import advice, tuning
-    from polysite.report import tables
+    from polysite.report import live, tables
 
     given = {"trainings": trainings, "rounds": rounds, "hours": hours, "gigabytes": gigabytes}
     if not recipe and any(value is not None for value in given.values()):
@@ -51,7 +51,7 @@ def advise(
     target = out or Path("advice") / (config.stem if config else "phantom")
     if config is not None and target == config:
         raise ConfigError(f"--out {target} is the study itself; name another folder")
-    with tables.counting("runs", None, quiet or as_json) as step:
+    with live.board("runs", None, quiet or as_json) as step:
         found = advice.advise(study, target, budget if recipe else None, inner, jobs, step, only or ())
     page = advice.write_page(found)
     if as_json:

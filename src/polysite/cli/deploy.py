@@ -104,7 +104,7 @@ def run(
     study = None if resume else study_of(config, override or [])
     if study is not None:
         coordinator.check(study)
-    _stoppable()
+    stoppable()
     with coordinator.listening(found) as link, watching(quiet, as_json) as watch:
         if not quiet and not as_json:
             print(f"listening on {found.host}:{link.port} for {', '.join(found.sites)}", file=sys.stderr)
@@ -148,14 +148,14 @@ def serve(
     found = SiteConfig.load(site)
     for remark in found.remarks:
         say(remark)
-    _stoppable()
+    stoppable()
     try:
         courier.run(found, say)
     except KeyboardInterrupt:
         say("stopped; the memory of this site is in its state folder")
 
 
-def _stoppable() -> None:
+def stoppable() -> None:
     """Let Ctrl-C and kill stop the command, even if the shell ignores them."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.default_int_handler)

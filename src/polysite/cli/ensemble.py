@@ -21,7 +21,7 @@ def ensemble(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Average the models of finished runs into one, and evaluate it.
+    """Average the models of finished runs into an ensemble.
 
     The members may be runs of other folds (split.inner), other methods, or a global and a personal model. Nothing is
     trained; the new folder is a finished run.

@@ -187,6 +187,7 @@ class Greeting:
         may_assess: The policy allows the assessment.
         torch: Version of torch.
         device: Name of the device that computes.
+        studies: Number of further new studies that the policy allows now; -1 if it is not reported.
     """
 
     cases: Mapping[str, int]
@@ -194,6 +195,7 @@ class Greeting:
     may_assess: bool = True
     torch: str = ""
     device: str = ""
+    studies: int = -1
 
     def header(self) -> dict[str, Any]:
         """Return the header to send."""
@@ -212,7 +214,10 @@ class Greeting:
             if type(value) is not bool:
                 raise PayloadError(f"{name}: {value!r:.40} is neither true nor false")
         machine = {name: shown(header.get(name, ""))[:80] for name in ("torch", "device")}
-        return cls(cases, **allowed, **machine)  # type: ignore[arg-type]
+        studies = header.get("studies", -1)
+        if type(studies) is not int or not -1 <= studies < MAX_COUNT:
+            raise PayloadError(f"studies: {studies!r:.40} is not a number of studies")
+        return cls(cases, **allowed, **machine, studies=studies)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,9 +244,9 @@ def _spans(axes: Sequence[Sequence[float]], style: str) -> str:
 def counting(what: str, total: int | None, quiet: bool) -> Iterator[Callable[..., None]]:
     """Yield a function that advances a progress bar on standard error; with ``done`` = 0 it changes only the note."""
     if quiet:
-        yield lambda note, done=1: None
+        yield lambda note, done=1, running=None, standings=None: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total, note="")
-        yield lambda note, done=1: bar.update(task, advance=done, note=note)
+        yield lambda note, done=1, running=None, standings=None: bar.update(task, advance=done, note=note)

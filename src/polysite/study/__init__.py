@@ -2,7 +2,7 @@
 
 from polysite.study.cases import PreparedCases, cut, deal_cases, deal_volumes, load_cases, pinned, refuse_duplicates
 from polysite.study.engine import Engine, OpenedStudy
-from polysite.study.forecast import cost, initial_params, loads
+from polysite.study.forecast import Sizes, cost, initial_params, loads
 from polysite.study.sites import (
     POOLED,
     Materials,
@@ -24,6 +24,7 @@ __all__ = [
     "OpenedStudy",
     "PreparedCases",
     "Run",
+    "Sizes",
     "build_module",
     "build_phases",
     "build_sites",

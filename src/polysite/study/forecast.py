@@ -19,6 +19,8 @@ from polysite.study.sites import POOLED, build_module
 from polysite.training.network import Network
 from polysite.tree import Tree
 
+Sizes = Mapping[str, Mapping[str, int]]  # number of cases by site and split
+
 
 def initial_params(study: Study) -> Tree:
     """Return the parameters that every site starts from, without building a site."""
@@ -37,14 +39,25 @@ def cost(study: Study, grid: bool = True) -> Cost:
     return planned(done if grid else without_grid(done), study.cost, study.train.batch)
 
 
-def loads(study: Study, look: Callable[[Any, Mapping[str, Payload]], None] | None = None) -> list[Mapping[str, Load]]:
+def loads(
+    study: Study,
+    look: Callable[[Any, Mapping[str, Payload]], None] | None = None,
+    sizes: Sizes | None = None,
+    params: Tree | None = None,
+) -> list[Mapping[str, Load]]:
     """Return the work and traffic of every site in each round of a study, by rehearsing the rounds.
 
-    ``look`` sees the server's state and the memories of the sites after every round.
+    Args:
+        study: The study.
+        look: Sees the server's state and the memories of the sites after every round.
+        sizes: Numbers of cases that hospitals reported, where the data are not here; None counts the study's cases.
+        params: Initial parameters; None builds the network of the study.
     """
-    dealt, params = deal_cases(study), initial_params(study)
-    train = {site: len(splits["train"]) for site, splits in dealt.items() if splits["train"]}
-    validation = {site: len(splits["validation"]) for site, splits in dealt.items() if splits["validation"]}
+    params = initial_params(study) if params is None else params
+    if sizes is None:
+        sizes = {site: {k: len(splits[k]) for k in SPLITS} for site, splits in deal_cases(study).items()}
+    train = {site: splits["train"] for site, splits in sizes.items() if splits["train"]}
+    validation = {site: splits["validation"] for site, splits in sizes.items() if splits["validation"]}
     done: list[Mapping[str, Load]] = []
     for phase in config.phases(study):
         central = {POOLED: sum(train.values())}, {POOLED: sum(validation.values())}

@@ -15,14 +15,16 @@ REFERENCE, OTHERS, BEST = "#1f5fa8", "#9aa3ad", "#c2410c"
 
 
 def write(found: Tuned) -> Path:
-    """Write ``index.html`` and ``figures/`` into the folder of a search; return the page."""
+    """Write ``index.html`` and ``figures/`` into the folder of a search, finished or not; return the page."""
     best, reference = found.best, found.reference
     count, sites = len(found.rows), len(best.sites)
+    state = "" if found.finished else f"The search goes on: {found.rung} of {found.rungs} rungs have ended. "
     lead = (
-        f"Of {count} candidates, {best.candidate.name} has the highest validation score, {best.score:.3f} over "
-        f"{sites} hospitals"
+        f"{state}Of {count} candidates, {best.candidate.name} has the highest validation score, "
+        f"{best.score or 0.0:.3f} over {sites} hospitals"
     )
-    lead += "." if best is reference else f"; {reference.candidate.name} with its own values has {reference.score:.3f}."
+    own = f"{reference.score or 0.0:.3f}"
+    lead += "." if best is reference else f"; {reference.candidate.name} with its own values has {own}."
     words = "" if best is reference else note(found)
     lost = [f"{row.candidate.name} failed: {row.failed}." for row in found.rows if row.failed]
     sections = [

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -20,16 +20,16 @@ import tomli_w
 
 from polysite import config, study
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Step, check, silent
-from polysite.benchmark.room import refuse_too_large
-from polysite.benchmark.workers import work
+from polysite.benchmark.jobs import Job, Step, silent
 from polysite.config import Study
 from polysite.costs.budget import Kind
 from polysite.engines.record import RoundRecord
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, RunError
+from polysite.report.live import Standing
 from polysite.storage import write_file
 from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
+from polysite.tuning.runners import Runner, Simulated
 from polysite.tuning.space import Candidate, Space
 
 LAST = 2  # validations whose mean is the score of a run: one alone depends on chance
@@ -39,6 +39,7 @@ LAST = 2  # validations whose mean is the score of a run: one alone depends on c
 class Row:
     """What became of a candidate."""
 
+    run: str  # name of its runs
     candidate: Candidate
     share: float  # of a whole training that it took
     score: float | None  # mean Dice, or accuracy, over the cases of all inner folds; None if it failed
@@ -49,17 +50,33 @@ class Row:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A finished search and its folder."""
+    """A search and its folder, finished or after some of its rungs."""
 
     folder: Path
     rows: tuple[Row, ...]  # best first; candidates that trained longer come before others
     reference: Row
-    study: Study
+    study: Study  # the best
+    rung: int  # rungs that have ended
+    rungs: int
+
+    @classmethod
+    def of(
+        cls, folder: Path, rows: Mapping[str, Row], studies: Mapping[str, Study], base: Study, rung: int, rungs: int
+    ) -> "Tuned":
+        """Rank the candidates of a search; the first one is the reference."""
+        ranked = sorted(rows.values(), key=lambda row: (-row.share, -(row.score or 0.0)))
+        best = replace(studies[ranked[0].run], split=base.split)
+        return cls(folder, tuple(ranked), next(iter(rows.values())), best, rung, rungs)
 
     @property
     def best(self) -> Row:
         """The best candidate."""
         return self.rows[0]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rungs have ended."""
+        return self.rung == self.rungs
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,12 @@ class Plan:
     def trainings(self) -> float:
         """Cost in whole trainings of the reference, at most."""
         return self.inner * cost(self.rungs)
+
+    @property
+    def studies(self) -> int:
+        """Number of studies that real hospitals take part in: one per candidate and inner fold, and the study itself,
+        with which they are greeted first."""
+        return 1 + self.inner * len(self.candidates)
 
 
 def plan(base: Study, space: Space, trainings: float, inner: int = 3) -> Plan:
@@ -116,8 +139,9 @@ def tune(
     trainings: float,
     inner: int = 3,
     equal: Kind = "steps",
-    parallel: int | None = None,
+    runner: Runner = Simulated(),
     step: Step = silent,
+    seen: Callable[[Tuned], object] = lambda found: None,
 ) -> Tuned:
     """Search for the best method and its settings; an interrupted search in the same folder is continued.
 
@@ -128,8 +152,12 @@ def tune(
         trainings: The budget, in whole trainings of the reference.
         inner: Number of inner folds, each of which validates once.
         equal: What is equal for all candidates: rounds, or local steps or bytes of a whole training.
-        parallel: Largest number of runs in parallel; None for as many as fit.
+        runner: Where the runs take place: simulated in processes of this machine, or at real hospitals.
         step: Reports progress.
+        seen: Sees the state of the search after every rung.
+
+    Raises:
+        RunError: The search in the folder began with other settings, or the reference failed.
     """
     planned = plan(base, space, trainings, inner)
     settings = {"study": config.dump(base), "trainings": trainings, "inner": inner, "equal": equal}
@@ -137,39 +165,72 @@ def tune(
     same_settings(out, "tune.toml", settings)
     names = {f"{k:03d} {c.method}": c for k, c in enumerate(planned.candidates)}
     reference = next(iter(names))  # the reference with its own values
-    studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal)
+    sizes = runner.meet(base, out, step)
+    studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal, sizes)
     jobs = {n: [_job(out, n, s, inner, k) for k in range(inner)] for n, s in studies.items()}
-    check([job for mine in jobs.values() for job in mine])
-    refuse_too_large([job for mine in jobs.values() for job in mine], out)
+    refused = runner.check([job for mine in jobs.values() for job in mine], out, step)
+    _begin(out, settings, jobs)
+    rows = {n: Row(n, c, 0.0, None, {}, (), _why(jobs[n], refused)) for n, c in names.items()}
+    going, last = list(names), len(planned.rungs)
+    for number, rung in enumerate(planned.rungs, start=1):
+        _refuse_lost(rows[reference])
+        going = [n for n in going if not rows[n].failed]
+        if number > 1:
+            going = survivors({n: rows[n].score or 0.0 for n in going}, rung.candidates, reference)
+        step(f"rung {number} of {last}: {len(going)} candidates", 0, (), _standings(rows))
+        listed = {n: [_paused(job, rung.share) for job in jobs[n]] for n in going}
+        failed = runner.work([j for mine in listed.values() for j in mine], _scored(step, rows, listed, rung.share))
+        rows |= {n: _row(rows[n], rung.share, mine, _why(mine, failed)) for n, mine in listed.items()}
+        _write(out, rows)
+        found = Tuned.of(out, rows, studies, base, number, last)
+        if not found.reference.failed:
+            seen(found)
+    _refuse_lost(rows[reference])
+    best = config.dump(study.pinned(found.study))
+    write_file(out / "best.toml", lambda path: path.write_text(best, encoding="utf-8"))
+    return found
+
+
+def _begin(out: Path, settings: Mapping[str, Any], jobs: Mapping[str, Sequence[Job]]) -> None:
+    """Write the settings and the study of every run into the folder of a search."""
     out.mkdir(parents=True, exist_ok=True)
-    write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
+    write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(dict(settings)), encoding="utf-8"))
     for job in (job for mine in jobs.values() for job in mine):
         job.file.parent.mkdir(parents=True, exist_ok=True)
         job.file.write_text(config.dump(job.study), encoding="utf-8")
-    rows: dict[str, Row] = {}
-    going = list(names)
-    for number, rung in enumerate(planned.rungs):
-        kept = rung.candidates if number else len(going)
-        going = survivors({n: rows[n].score or 0.0 for n in going}, kept, reference) if number else going
-        listed = [_paused(job, rung.share) for n in going for job in jobs[n]]
-        step(f"rung {number + 1} of {len(planned.rungs)}: {len(going)} candidates", 0)
-        failed = work(listed, parallel, step)
-        for n in going:
-            mine = [job for job in listed if job.method == n]
-            why = next((failed[job.title] for job in mine if job.title in failed), "")
-            before = rows[n].path if n in rows else ()
-            rows[n] = (
-                Row(names[n], rung.share, None, {}, before, why) if why else _row(names[n], rung.share, mine, before)
-            )
-        going = [n for n in going if not rows[n].failed]
-        if reference not in going:
-            raise RunError(f"the reference {names[reference].name} failed: {rows[reference].failed}")
-        _write(out, rows)
-    ranked = sorted(rows.values(), key=lambda row: (-row.share, -(row.score or 0.0)))
-    chosen = next(n for n in names if rows[n] is ranked[0])
-    best = replace(studies[chosen], split=base.split)
-    write_file(out / "best.toml", lambda path: path.write_text(config.dump(study.pinned(best)), encoding="utf-8"))
-    return Tuned(out, tuple(ranked), rows[reference], best)
+
+
+def _scored(step: Step, rows: Mapping[str, Row], listed: Mapping[str, Sequence[Job]], share: float) -> Step:
+    """Return a callback that also reports the scores of candidates as soon as all their runs reach the rung."""
+
+    def told(
+        note: str,
+        done: int = 1,
+        running: Collection[str] | None = None,
+        standings: Sequence[Standing] | None = None,
+    ) -> None:
+        if done:
+            ended = {n: mine for n, mine in listed.items() if all(job.done for job in mine)}
+            now = {n: _row(rows[n], share, mine, "") for n, mine in ended.items()}
+            standings = _standings({**rows, **now})
+        step(note, done, running, standings)
+
+    return told
+
+
+def _standings(rows: Mapping[str, Row]) -> list[Standing]:
+    """Return the candidates as rows of a live table."""
+    return [Standing(row.run, row.candidate.name, row.share, row.score) for row in rows.values()]
+
+
+def _why(jobs: Sequence[Job], failed: Mapping[str, str]) -> str:
+    """Return the first reason for which a run of a candidate failed or is refused; empty if there is none."""
+    return next((failed[job.title] for job in jobs if job.title in failed), "")
+
+
+def _refuse_lost(reference: Row) -> None:
+    if reference.failed:
+        raise RunError(f"the reference {reference.candidate.name} failed: {reference.failed}")
 
 
 def _job(out: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
@@ -186,8 +247,10 @@ def _paused(job: Job, share: float) -> Job:
     return replace(job, until=min(total, every * ceil(share * total / every)))
 
 
-def _row(candidate: Candidate, share: float, jobs: Sequence[Job], before: tuple[tuple[float, float], ...]) -> Row:
-    """Return the scores of a candidate over the validation cases of all inner folds."""
+def _row(before: Row, share: float, jobs: Sequence[Job], failed: str) -> Row:
+    """Return the scores of a candidate over the validation cases of all inner folds after one more rung."""
+    if failed:
+        return replace(before, share=share, score=None, sites={}, failed=failed)
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for job in jobs:
@@ -195,9 +258,9 @@ def _row(candidate: Candidate, share: float, jobs: Sequence[Job], before: tuple[
         for site, (score, cases) in _last(records).items():
             sums[site] = sums.get(site, 0.0) + score * cases
             counts[site] = counts.get(site, 0) + cases
-    mean = sum(sums.values()) / max(1, sum(counts.values()))
+    mean = sum(sums[site] for site in sorted(sums)) / max(1, sum(counts.values()))
     each = {site: sums[site] / counts[site] for site in sorted(sums)}
-    return Row(candidate, share, mean, each, (*before, (share, mean)))
+    return replace(before, share=share, score=mean, sites=each, path=(*before.path, (share, mean)))
 
 
 def _last(records: Sequence[RoundRecord]) -> dict[str, tuple[float, int]]:

@@ -26,7 +26,7 @@ from polysite.deploy.coordinator.roster import Deadlines, Roster, Wire
 from polysite.deploy.flower.server import Link
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
-from polysite.deploy.protocol import Subject
+from polysite.deploy.protocol import Greeting, Subject
 from polysite.engines.phases import Evaluate, Phase, find_progress
 from polysite.engines.record import Incident
 from polysite.engines.rounds import Watch
@@ -68,6 +68,9 @@ def run(
     assess: bool = True,
     wait: float = WAIT,
     track: Sequence[str] = (),
+    evaluate: bool = True,
+    until: int | None = None,
+    id: str = "",
 ) -> Run:
     """Train a study with the sites that connect, into a new folder.
 
@@ -81,6 +84,9 @@ def run(
         assess: Assess the sites before training.
         wait: Seconds to wait for all sites, once there is a quorum.
         track: Also write for ``tensorboard`` or ``mlflow``.
+        evaluate: Have every measure of the final model computed, not only Dice.
+        until: Number of rounds after which to raise ``polysite.errors.Paused``; ``resume`` goes on. None for all.
+        id: Name by which the sites know the study; by default a new one.
     """
     check(chosen)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), study.title(chosen))
@@ -88,7 +94,7 @@ def run(
         raise RunError(
             f"{path} exists already; a run never overwrites another: choose another folder or resume this one"
         )
-    roster = _roster(wire, secrets.token_hex(8), chosen, config.dump(chosen), names, deadlines, watch)
+    roster = _roster(wire, id or secrets.token_hex(8), chosen, config.dump(chosen), names, deadlines, watch)
     roster.gather(wait)
     phases, start = _phases(chosen, roster), study.initial_params(chosen)
     _check_roster(roster, phases, start)
@@ -99,9 +105,8 @@ def run(
         if assess:
             with study.logged(folder):
                 assess_sites(chosen, roster, folder.path / "assessment")
-        return study.conduct(
-            chosen, _words(roster), phases, start, folder, None, watch, _evaluation(chosen, roster, folder)
-        )
+        final = _evaluation(chosen, roster, folder) if evaluate else None
+        return study.conduct(chosen, _words(roster), phases, start, folder, None, watch, final, until)
 
 
 def resume(
@@ -112,8 +117,23 @@ def resume(
     deadlines: Deadlines = Deadlines(),
     wait: float = WAIT,
     track: Sequence[str] = (),
+    evaluate: bool = True,
+    until: int | None = None,
+    paused: bool = False,
 ) -> Run:
-    """Continue a deployed run after its server was stopped; the sites return to their memories of that time."""
+    """Continue a deployed run after its server was stopped; the sites return to their memories of that time.
+
+    Args:
+        path: The run folder.
+        wire: Carries the messages.
+        watch: Observer of the progress.
+        deadlines: How long to wait for sites.
+        wait: Seconds to wait for all sites, once there is a quorum.
+        track: Also write for ``tensorboard`` or ``mlflow``.
+        evaluate: Have every measure of the final model computed, not only Dice.
+        until: Number of rounds after which to raise ``polysite.errors.Paused``; None for all.
+        paused: The run was paused on purpose, so that its continuation is no incident.
+    """
     folder = RunFolder.open(Path(path))
     if folder.finished:
         return Run(folder, folder.result)
@@ -131,15 +151,38 @@ def resume(
         phases, start = _phases(chosen, roster), study.initial_params(chosen)
         watch = study.tracked(watch, track, folder.path)
         with study.logged(folder):
-            roster.note("the server was started again")
+            if not paused:
+                roster.note("the server was started again")
             target = folder.path / "assessment"
             if known.get("assess") and not target.exists():
                 assess_sites(chosen, roster, target)
             at = find_progress(folder, phases)
             roster.recall(_unrecorded(folder))
-        return study.conduct(
-            chosen, _words(roster), phases, start, folder, at, watch, _evaluation(chosen, roster, folder)
-        )
+        final = _evaluation(chosen, roster, folder) if evaluate else None
+        return study.conduct(chosen, _words(roster), phases, start, folder, at, watch, final, until)
+
+
+def greet(
+    chosen: Study,
+    wire: Wire,
+    names: Sequence[str],
+    id: str,
+    watch: Watch = Watch(),
+    *,
+    deadlines: Deadlines = Deadlines(),
+    wait: float = WAIT,
+) -> dict[str, Greeting]:
+    """Ask the sites whether they take part in a study, and return what they report; nothing is trained or written.
+
+    Raises:
+        RunError: Fewer sites than a quorum take part, with their reasons, or none of them scores models.
+        PolysiteError: The algorithm cannot work with these sites.
+    """
+    check(chosen)
+    roster = _roster(wire, id, chosen, config.dump(chosen), names, deadlines, watch)
+    roster.gather(wait)
+    _check_roster(roster, _phases(chosen, roster), study.initial_params(chosen))
+    return {name: site.greeting for name, site in roster.sites.items() if site.greeting and site.ready}
 
 
 def assess_sites(chosen: Study, roster: Roster, path: Path) -> assessment.AssessmentRun | None:

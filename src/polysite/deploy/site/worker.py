@@ -258,7 +258,8 @@ class Worker:
             self.agreed = self._agree(request.study, request.config)
         revealed = "count" in self.policy.kinds  # otherwise only whether there are any
         counts = {k: len(self.agreed.splits[k]) if revealed else min(len(self.agreed.splits[k]), 1) for k in SPLITS}
-        greeting = Greeting(counts, self.policy.case_scores, self.policy.assess, *_machine())
+        left = max(0, self.policy.studies - self._new_studies())
+        greeting = Greeting(counts, self.policy.case_scores, self.policy.assess, *_machine(), studies=left)
         fields = {**{k: f"count, {n}" for k, n in counts.items()}, "torch and device": "text", "policy": "text"}
         return Leaving(greeting.header(), fields=fields)
 
