@@ -140,13 +140,15 @@ def advise(
     studies |= {GIVEN: base} if words else {}
     step(f"{len(studies)} strategies on {inner} inner folds", 0)
     played = play(studies, REFERENCE, out / "strategies", inner, parallel, step)
-    again = played.pop(AGAIN, played[REFERENCE])
-    luck = Luck.of(played[REFERENCE], again)
-    played[REFERENCE] = mean_of(played[REFERENCE], again)
+    first, again = played[REFERENCE], played.pop(AGAIN, played[REFERENCE])
+    luck = Luck.of(first, again)
+    played[REFERENCE] = mean_of(first, again)
     compared = compare({n: p for n, p in played.items() if n != GIVEN}, REFERENCE, luck)
     chosen = next(c for c in listed if c.name == winner(compared, REFERENCE))
     final, longer = _longer(played[chosen.name], out / "longer", budget.longer, inner, parallel, step)
-    final, own = _own(final, out / "own", inner, parallel, step)
+    shared = first if final is played[REFERENCE] else final  # an own model is compared with the one it starts from
+    adapted, own = _own(shared, out / "own", inner, parallel, step)
+    final = final if adapted is shared else adapted
 
     given = played.get(GIVEN, played[REFERENCE])
     gains = differences(final, given)
