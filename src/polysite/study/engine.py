@@ -86,7 +86,7 @@ def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch:
     cases = {site: {k: tuple(c.name for c in splits[k]) for k in SPLITS} for site, splits in dealt.items()}
     recipe = json.dumps({"study": _as_text(study), "cases": cases})
     phases = config.phases(study)
-    roles = [roles(phase, cases) for phase in phases]
+    divided = [roles(phase, cases) for phase in phases]
     if any(phase.run.pooled for phase in phases):
         cases[POOLED] = {k: tuple(f"{i}/{n}" for i in dealt for n in cases[i][k] if k != "test") for k in SPLITS}
     sizes = {site: sum(map(len, splits.values())) for site, splits in cases.items()}
@@ -96,7 +96,7 @@ def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch:
             WORKER_SITES, recipe, sizes, device=device, threads=threads, count=engine.workers, watch=watch
         )
         try:
-            transports = [RaySites(workers, k, *each, cases) for k, each in enumerate(roles)]
+            transports = [RaySites(workers, k, *each, cases) for k, each in enumerate(divided)]
             built = [Phase(s.algorithm, t, s.run) for s, t in zip(phases, transports, strict=True)]
             sites = {i: RemoteSite(i, workers, cases[i], study.data.label_names) for i in dealt}
             yield OpenedStudy(built, initial_params(study), sites, [str(workers)])

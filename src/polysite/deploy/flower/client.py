@@ -328,6 +328,11 @@ class Fleet:
         jobs = [self._workers.submit(do, name) for name in names]
         try:
             return [job.result() for job in jobs]
+        except _Unwanted:  # perhaps because another part was refused, which says more
+            for job in jobs:
+                if not job.cancel() and isinstance(refused := job.exception(), PayloadError):
+                    raise refused from None
+            raise
         finally:
             for job in jobs:
                 job.cancel()
