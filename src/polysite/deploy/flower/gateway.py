@@ -29,7 +29,7 @@ from flwr.common.constant import (
     TIMESTAMP_TOLERANCE,
 )
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
-from flwr.proto.message_pb2 import PullObjectRequest, PushObjectResponse
+from flwr.proto.message_pb2 import PullObjectRequest, PushObjectRequest, PushObjectResponse
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
@@ -360,9 +360,23 @@ class Guard:
         except DecodeError as problem:
             raise Refusal(400, "odd", "a request that cannot be read", site) from problem
         self._own(request, site)
-        if self._pushed[site] + len(body) > self._limit + SLACK:
+        with self._lock:  # counted before it is stored: parts of an answer arrive at the same time
+            excessive = self._pushed[site] + len(body) > self._limit + SLACK
+            self._pushed[site] += 0 if excessive else len(body)
+        if excessive:
             self.excessive.add(site)
             raise Refusal(413, "large", f"an answer of more than {self._limit} bytes", site)
+        stored = False
+        try:
+            stored = self._stored(request, given, site)
+        finally:
+            if not stored:
+                with self._lock:
+                    self._pushed[site] = max(0, self._pushed[site] - len(body))
+        return bytes(PushObjectResponse(stored=stored).SerializeToString())
+
+    def _stored(self, request: PushObjectRequest, given: memoryview, site: str) -> bool:
+        """Store a part of an answer, if it is wanted; return whether it was."""
         with self._state._lock_object_push_sessions:
             session = self._state._object_push_sessions.get(request.session_id)
             if session is not None:
@@ -371,15 +385,12 @@ class Guard:
             content = read_content(request.object_id, given)
         except ValueError as problem:
             raise Refusal(400, "odd", f"a part of an answer that is damaged: {problem}", site) from problem
-        stored = session is not None and self._state.store_object(
-            self._run, request.session_id, request.object_id, cast(bytes, content)
-        )
-        if session is not None and stored:
-            with self._lock:
-                self._pushed[site] += len(body)
-            if not session.pending_object_ids:
-                self.arrived.set()
-        return bytes(PushObjectResponse(stored=stored).SerializeToString())
+        if session is None:
+            return False
+        stored = self._state.store_object(self._run, request.session_id, request.object_id, cast(bytes, content))
+        if stored and not session.pending_object_ids:
+            self.arrived.set()
+        return bool(stored)
 
     def _pull(self, site: str, body: Buffer) -> list[Buffer]:
         """Return the parts of a response with an object from the store, which is not copied."""
