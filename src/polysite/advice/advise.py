@@ -22,7 +22,19 @@ import tomli_w
 
 from polysite import assessment, config, evidence, study, tuning
 from polysite.advice.contenders import REFERENCE, Contender, contenders, unselected
-from polysite.advice.decide import Comparison, Gain, Luck, compare, differences, gain_of, mean_of, shrunken, winner
+from polysite.advice.decide import (
+    LEVEL,
+    Comparison,
+    Gain,
+    Luck,
+    by_site,
+    compare,
+    differences,
+    gain_of,
+    mean_of,
+    shrunken,
+    winner,
+)
 from polysite.advice.stages import LONGER, Shares, shares
 from polysite.advice.tournament import Played, play
 from polysite.algorithms.base import facts
@@ -32,7 +44,7 @@ from polysite.config import Study
 from polysite.data.sources import Phantom, PhantomClasses
 from polysite.engines.run_folder import RunFolder
 from polysite.ensembles import ensemble
-from polysite.errors import ConfigError
+from polysite.errors import ConfigError, RunError
 from polysite.heterogeneity.verdict import Verdict
 from polysite.metrics import shrinkage
 from polysite.metrics.statistics import signed_rank
@@ -45,7 +57,6 @@ AGAIN = "fedavg, another seed"
 ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
 PERSONAL_ROUNDS = 5  # a fifth of the rounds, at a quarter of the learning rate
 PERSONAL_RATE = 4
-LEVEL = 0.05
 WATCHING = 0.05  # share of the cases that only watch the training of the advised study
 SIMILAR = 2  # federations of the evidence bank that are shown
 
@@ -140,7 +151,9 @@ def advise(
     studies |= {GIVEN: base} if words else {}
     step(f"{len(studies)} strategies on {inner} inner folds", 0)
     played = play(studies, REFERENCE, out / "strategies", inner, parallel, step)
-    first, again = played[REFERENCE], played.pop(AGAIN, played[REFERENCE])
+    if AGAIN not in played:
+        raise RunError(f"{AGAIN} failed, which shows the luck of a training; see {out / 'strategies' / 'runs'}")
+    first, again = played[REFERENCE], played.pop(AGAIN)
     luck = Luck.of(first, again)
     played[REFERENCE] = mean_of(first, again)
     compared = compare({n: p for n, p in played.items() if n != GIVEN}, REFERENCE, luck)
@@ -152,7 +165,7 @@ def advise(
 
     given = played.get(GIVEN, played[REFERENCE])
     gains = differences(final, given)
-    sites = {s: gain_of({k: v for k, v in gains.items() if k[0] == s}) for s in sorted({s for s, _ in gains})}
+    sites = by_site(gains)
     advised = _advised(final.study, base)
     nearest = evidence.similar(evidence.describe_study(base, dealt), SIMILAR + 1)
     alike = tuple(match for match in nearest if not match.same)[:SIMILAR]

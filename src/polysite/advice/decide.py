@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polysite.advice.tournament import Key, Played
+from polysite.advice.tournament import Key, Played, grouped
 from polysite.metrics import shrinkage
 from polysite.metrics.statistics import holm, interval, signed_rank
 
@@ -94,7 +94,7 @@ def compare(played: Mapping[str, Played], reference: str, luck: Luck) -> list[Co
             gain_of(gains[name]),
             float(p[k]),
             _by_fold(gains[name], folds),
-            _by_site(gains[name]),
+            by_site(gains[name]),
         )
         for k, name in enumerate(names)
     ]
@@ -124,10 +124,7 @@ def chance(differences: Mapping[Key, float], luck: Luck) -> float:
 
 def shrunken(differences: Mapping[Key, float], folds: int) -> shrinkage.Gains:
     """Return the posterior of the mean gain of every hospital, with the luck of trainings in some inner folds."""
-    gains: dict[str, list[float]] = {}
-    for (site, _), gain in differences.items():
-        gains.setdefault(site, []).append(gain)
-    return shrinkage.shrink(gains, shrinkage.Prior(training=LUCK / folds**0.5))
+    return shrinkage.shrink(grouped(differences), shrinkage.Prior(training=LUCK / folds**0.5))
 
 
 def winner(compared: Sequence[Comparison], reference: str) -> str:
@@ -135,7 +132,8 @@ def winner(compared: Sequence[Comparison], reference: str) -> str:
     return next((c.name for c in compared if c.better), reference)
 
 
-def _by_site(differences: Mapping[Key, float]) -> dict[str, Gain]:
+def by_site(differences: Mapping[Key, float]) -> dict[str, Gain]:
+    """Return the mean gain of every hospital."""
     sites = sorted({site for site, _ in differences})
     return {s: gain_of({k: v for k, v in differences.items() if k[0] == s}) for s in sites}
 

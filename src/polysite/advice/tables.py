@@ -122,7 +122,7 @@ def costs(found: Advice) -> Grid:
         per_site = max(cost.down[s] + cost.up[s] for s in cost.down)
         cells = (number(cost.rounds, "d"), number(cost.steps, ",d"), number(per_site / 1e6, ",.1f"))
         lines.append(Line((name(title), *cells)))
-    note = f"The advice itself took {found.trainings.total:.1f} trainings of FedAvg as given, all stages together."
+    note = f"All stages of the advice together take about {found.trainings.total:.1f} trainings of FedAvg as given."
     head = ("training", "rounds", "local steps of all hospitals", "MB of a hospital, at most")
     return Grid("costs", "Cost of a training", head, tuple(lines), note)
 

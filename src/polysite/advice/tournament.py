@@ -5,13 +5,13 @@ Each inner fold is left out once: the models of that run have not seen its cases
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from polysite import config
 from polysite.advice.contenders import unselected
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Step, check
+from polysite.benchmark.jobs import Job, Step, check, inner_job
 from polysite.benchmark.room import refuse_too_large
 from polysite.benchmark.workers import work
 from polysite.config import Study
@@ -43,7 +43,7 @@ class Played:
 
     def by_site(self) -> dict[str, float]:
         """Return the mean score of every hospital."""
-        return {site: sum(v) / len(v) for site, v in sorted(_grouped(self.scores).items())}
+        return {site: sum(v) / len(v) for site, v in sorted(grouped(self.scores).items())}
 
 
 def play(
@@ -70,7 +70,7 @@ def play(
         RunError: The reference failed, or all others.
     """
     equal = equalise(studies, reference, "steps") if reference else dict(studies)
-    jobs = {name: [_job(root, name, unselected(s), inner, k) for k in range(inner)] for name, s in equal.items()}
+    jobs = {name: [inner_job(root, name, unselected(s), inner, k) for k in range(inner)] for name, s in equal.items()}
     every = [job for mine in jobs.values() for job in mine]
     check(every)
     refuse_too_large(every, root)
@@ -89,11 +89,6 @@ def play(
         if why:
             step(f"{name} failed and is left out: {why}", 0)
     return {name: _played(equal[name], jobs[name]) for name in studies if not lost[name]}
-
-
-def _job(root: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
-    split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
-    return Job(name, fold, chosen.seed, replace(chosen, split=split), root, evaluate=False)
 
 
 def _scored(step: Step, jobs: Mapping[str, Sequence[Job]]) -> Step:
@@ -131,7 +126,8 @@ def _played(chosen: Study, jobs: Sequence[Job]) -> Played:
     return Played(chosen, tuple(jobs), scores, folds)
 
 
-def _grouped(scores: Mapping[Key, float]) -> dict[str, list[float]]:
+def grouped(scores: Mapping[Key, float]) -> dict[str, list[float]]:
+    """Return the values of the cases of every hospital."""
     found: dict[str, list[float]] = {}
     for (site, _), score in scores.items():
         found.setdefault(site, []).append(score)

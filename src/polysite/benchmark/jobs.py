@@ -118,6 +118,12 @@ class Job:
         return max(candidates, key=lambda other: len(other.study.then), default=None)
 
 
+def inner_job(root: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
+    """Return the run of a study that leaves out one inner fold; it computes the score alone."""
+    split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
+    return Job(name, fold, chosen.seed, replace(chosen, split=split), root, evaluate=False)
+
+
 def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation | None = None) -> list[Variant]:
     """Return every method of a benchmark with every combination of its swept values."""
     chosen = federation or bench.dealt[0]

@@ -75,7 +75,7 @@ def shipped() -> tuple[AnyLine, ...]:
 def secret() -> bytes:
     """Return the key of the digests in the local table, made on first use.
 
-    With it, nobody who is given the table alone can test whether a list of cases is in it.
+    The key is not in the table, so the table alone does not show whether it contains a given list of cases.
     """
     with _locked(place()) as folder:
         file = folder / KEY

@@ -20,7 +20,7 @@ import tomli_w
 
 from polysite import config, study
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Step, silent
+from polysite.benchmark.jobs import Job, Step, inner_job, silent
 from polysite.config import Study
 from polysite.costs.budget import Kind
 from polysite.engines.record import RoundRecord
@@ -167,7 +167,7 @@ def tune(
     reference = next(iter(names))  # the reference with its own values
     sizes = runner.meet(base, out, step)
     studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal, sizes)
-    jobs = {n: [_job(out, n, s, inner, k) for k in range(inner)] for n, s in studies.items()}
+    jobs = {n: [inner_job(out, n, s, inner, k) for k in range(inner)] for n, s in studies.items()}
     refused = runner.check([job for mine in jobs.values() for job in mine], out, step)
     _begin(out, settings, jobs)
     rows = {n: Row(n, c, 0.0, None, {}, (), _why(jobs[n], refused)) for n, c in names.items()}
@@ -231,11 +231,6 @@ def _why(jobs: Sequence[Job], failed: Mapping[str, str]) -> str:
 def _refuse_lost(reference: Row) -> None:
     if reference.failed:
         raise RunError(f"the reference {reference.candidate.name} failed: {reference.failed}")
-
-
-def _job(out: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
-    split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
-    return Job(name, fold, chosen.seed, replace(chosen, split=split), out, evaluate=False)
 
 
 def _paused(job: Job, share: float) -> Job:
