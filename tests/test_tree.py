@@ -97,6 +97,9 @@ def test_products_distances_and_mixtures_of_all_pairs(monkeypatch, kind, block):
         assert tree.gram(trees) == pytest.approx(flat @ flat.T, rel=1e-12)
         moved = flat - flat[3]
         assert tree.gram(trees, origin) == pytest.approx(moved @ moved.T, rel=1e-9, abs=1e-20)
+        lengths = np.linalg.norm(moved, axis=1)
+        apart = np.abs(tree.gram(trees, origin, coarse=True) - moved @ moved.T)
+        assert (apart <= 2e-6 * lengths[:, None] * lengths).all()
         squares = ((flat[:, None] - flat) ** 2).sum(-1)
         assert tree.squared_distances(trees, exact=True) == pytest.approx(squares, rel=1e-7, abs=0)
         shares = np.random.default_rng(1).normal(size=(3, 7))

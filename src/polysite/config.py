@@ -200,6 +200,22 @@ def flat(given: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     return found
 
 
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as nested tables.
+
+    >>> nested({"algorithm.server.lr": 0.1, "train.lr": 2, "algorithm.b": 1})
+    {'algorithm': {'server': {'lr': 0.1}, 'b': 1}, 'train': {'lr': 2}}
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, last = key.split(".")
+        at = found
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[last] = value
+    return found
+
+
 def phases(study: Study) -> tuple[Study, ...]:
     """Return the phases of a study, each as a study of its own, with shares of its rounds turned into rounds.
 

@@ -143,7 +143,8 @@ class Cfl:
         if not (enough and self._due(state, cluster, model, replies)):
             return whole
         order = sorted(replies)  # the halves are row numbers
-        products = tree.gram([tree.trained(replies[i]["model"]) for i in order], tree.trained(cluster.model))
+        models = [tree.trained(replies[i]["model"]) for i in order]
+        products = tree.gram(models, tree.trained(cluster.model), coarse=True)
         halves, across = bipartition(tree.cosines(products), self.linkage)
         if not self.split_at and self.gamma_max >= max((1 - across) / 2, 0.0) ** 0.5:
             return whole

@@ -17,6 +17,9 @@ A benchmark is a TOML file::
     [ensembles.NAME]                    an ensemble of finished runs, as a method: of several methods or, with
     of = ["fedavg", "local"]            of = "fedavg" and folds = 3, of runs without one inner fold each;
     weights = "validation"              chosen on validation cases; equal by default
+    [tuning]                            every method tries these settings in every fold, each for a share of its rounds,
+    share = 0.2                         and goes on with the best on validation cases; methods.NAME.tuning names other
+    settings = { "train.lr" = [0.1, 0.3] }   settings, equally many
     [[federations]]                     a federation that every method runs in, for every fold and seed: its title and
     title = "dirichlet 0.1"             its keys, or "federation" with a list of steps; "study" has other sections that
     name = "dirichlet"                  change with it, such as split
@@ -37,6 +40,7 @@ The folder that a benchmark writes::
     bench.toml                          methods, seeds, folds and settings
     assess/fold0-seed0/                 the assessment, where a method needs one
     studies/METHOD/fold0-seed0.toml     every single study, ready for ``polysite train``
+    tuning/                             the trials of [tuning], and their scores
     runs/METHOD/fold0-seed0/            its run folder; its output is beside it, fold0-seed0.txt
     radiomics/                          features and clusters, in a benchmark without methods
     comparison/                         tables, figures and page, with published numbers beside the measured ones

@@ -12,6 +12,7 @@ from polysite.algorithms import ALGORITHMS
 from polysite.benchmark.axes import NamedFederation, check_sweep, federations
 from polysite.benchmark.mixed import EnsembleOf, inner_folds
 from polysite.benchmark.mixed import check as check_ensembles
+from polysite.benchmark.trials import Tuning
 from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
 from polysite.errors import ConfigError, nearest
@@ -23,7 +24,7 @@ from polysite.report.published import Paper
 KEYS = (
     "title", "about", "reference", "preset", "seeds", "folds", "needs", "sizes", "study", "methods", "federations",
     "sweep", "sweep_methods", "published_folds", "published", "compare", "radiomics", "budget",
-    "ensembles",
+    "ensembles", "tuning",
 )  # fmt: skip
 SCALES = {  # besides "full", and tables of changes in a benchmark's file
     "small": "phantoms and few rounds: minutes",
@@ -108,6 +109,7 @@ class Bench:
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # key of a study -> values
     ensembles: Mapping[str, EnsembleOf] = field(default_factory=dict)  # of finished runs
     members: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # methods that are trained for these alone
+    tuning: Tuning | None = None  # settings that every method tries in every fold
     sweep_methods: tuple[str, ...] = ()  # methods that are swept; none: all that have a swept key
     phantoms: bool = False  # whether its data are phantoms
     needs: str = ""  # the data that it is made for, and how to name them
@@ -149,6 +151,11 @@ class Bench:
         if budget is not None and budget not in known:
             raise ConfigError(f"budget = {budget!r}: compare at equal {', '.join(known[:-1])} or {known[-1]}")
         return self if budget is None else replace(self, budget=known[known.index(budget)])
+
+    def untuned(self) -> "Bench":
+        """Return the benchmark with the settings that it has for every method, without trials."""
+        methods = {n: {k: v for k, v in m.items() if k != "tuning"} for n, m in self.methods.items()}
+        return replace(self, tuning=None, methods=methods)
 
     def on_folds(self, folder: Path | None) -> "Bench":
         """Return the benchmark on the published folds in a folder; on its own folds, with a remark, without one."""
@@ -235,6 +242,8 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     mixed = {n: config.convert(EnsembleOf, e, f"ensembles.{n}") for n, e in given.get("ensembles", {}).items()}
     check_ensembles(mixed, methods, name)
     check_sweep(sweep, swept, methods)
+    tuning = config.convert(Tuning, given["tuning"], "tuning") if "tuning" in given else None
+    _check_tuning(name, tuning, methods, sweep, mixed)
     _check_reference(name, given.get("reference"), methods)
     _check_algorithms(name, methods, study)
     real = scale != "small"  # phantoms have neither published folds nor published numbers
@@ -246,6 +255,7 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
         members=inner_folds(mixed, methods),
         federations=federations(given.get("federations", ())),
         sweep=sweep,
+        tuning=tuning,
         sweep_methods=tuple(swept),
         study={**({"preset": given["preset"]} if given.get("preset") else {}), **study},
         about=given.get("about", ""),
@@ -262,6 +272,20 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
         scales=("full", *scales),
         remarks=(TINY,) if scale == "tiny" else (),
     ).at_equal(given.get("budget"))
+
+
+def _check_tuning(
+    name: str, tuning: Tuning | None, methods: Mapping[str, Any], sweep: Mapping[str, Any], mixed: Mapping[str, Any]
+) -> None:
+    """Refuse unequal tuning, and tuning together with what trains the same method in several ways."""
+    if tuning is None:
+        odd = next((n for n, method in methods.items() if "tuning" in method), None)
+        if odd is not None:
+            raise ConfigError(f"the method {odd!r} of {name} has settings to try, but the benchmark has no [tuning]")
+        return
+    if sweep or mixed:
+        raise ConfigError(f"{name} has [tuning] and {'[sweep]' if sweep else '[ensembles]'}; leave out one of them")
+    tuning.check(methods)
 
 
 def _check_reference(name: str, reference: str | None, methods: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nea
 from polysite.report.live import Standing
 
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
+OWN = (*ADVISED, "tuning")  # keys of a method that are no sections of a study
 Key = tuple[str, str]  # site and name of a case
 REFUSED = 2  # exit code of a job that was refused with a message; its worker process takes the next one
 
@@ -112,6 +114,14 @@ class Job:
         evaluated = not self.evaluate or any((self.run / "evaluation").glob("*/about.json"))
         return RunFolder(self.run).finished and evaluated
 
+    def paused(self, share: float) -> "Job":
+        """Return a job that trains up to a share of its rounds, rounded up to a validation."""
+        if share == 1:
+            return self
+        total = sum(phase.run.rounds for phase in config.phases(self.study))
+        every = self.study.run.validate_every
+        return replace(self, until=min(total, every * ceil(share * total / every)))
+
     def first(self, among: "Iterable[Job]") -> "Job | None":
         """Return the job that trains most of the first phases of this one; None if there is none."""
         candidates = [other for other in among if config.is_beginning(other.study, of=self.study)]
@@ -170,7 +180,7 @@ def _as_long_as(like: Study, chosen: Study) -> Study:
 
 
 def _build(bench: Bench, variant: Variant, overrides: Mapping[str, str], federation: NamedFederation) -> Study:
-    changes = {k: v for k, v in bench.methods[variant.method].items() if k not in ADVISED}
+    changes = {k: v for k, v in bench.methods[variant.method].items() if k not in OWN}
     shared = config.merge(bench.study, federation.study)
     return config.build(config.merge(shared, changes), {**overrides, **variant.overrides})
 
@@ -291,12 +301,13 @@ def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
     }  # fmt: skip
     asked |= {"federations": [{"title": f.title, **f.study} for f in bench.federations]} if bench.federations else {}
     asked |= {"sweep": bench.sweep} if bench.sweep else {}
+    asked |= {"tuning": bench.tuning.plain()} if bench.tuning else {}
     mixed = {n: {**asdict(e), "of": list(e.of)} for n, e in bench.ensembles.items()}
     file = out / "bench.toml"
     if not file.exists():
         return tomli_w.dumps({**asked, "ensembles": mixed} if mixed else asked)
     before = {"budget": "rounds", **tomllib.loads(file.read_text(encoding="utf-8"))}  # older folders name no budget
-    keys = [*asked, *(k for k in ("federations", "sweep") if k in before and k not in asked)]
+    keys = [*asked, *(k for k in ("federations", "sweep", "tuning") if k in before and k not in asked)]
     odd = [k for k in keys if k != "methods" and before.get(k) != asked.get(k)]
     known = before["methods"]
     odd += [f"method {n}" for n, m in bench.methods.items() if n in known and known[n] != m]

@@ -56,6 +56,9 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False, out: 
         spent = places * sum(m.steps * speed.step + (m.cases + m.tested) * speed.case for m in mine) / 3600
         spent /= pace.parallel
         stored, steps = places * sum(m.stored for m in mine), places * sum(m.steps for m in mine)
+        if bench.tuning and not before:
+            times, trials = bench.tuning.effort, len(bench.tuning.trials(None))
+            spent, steps, stored = spent * times, round(steps * times), stored * trials
         hours, disk, runs = hours + spent, disk + stored, runs + count
         after = f"after {before}" if before else ""
         counts = (number(count, "d"), number(mine[0].rounds, "d"), _whole(steps), Cell(f"{spent:.1f}", spent))

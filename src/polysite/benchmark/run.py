@@ -13,6 +13,7 @@ from polysite.benchmark import cluster, mixed
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.jobs import Job, Step, assess_federations, check, jobs, settings, silent
 from polysite.benchmark.room import refuse_too_large
+from polysite.benchmark.tuned import Chosen, Trials
 from polysite.benchmark.workers import work
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, nearest
@@ -62,8 +63,16 @@ def run(
         raise ConfigError(f"--executor {executor}: {nearest(executor, EXECUTORS)}")
     if slurm and executor == "processes":
         raise ConfigError(f"--slurm {next(iter(slurm))}=...: it goes with --executor submitit")
+
+    def train(listed: Sequence[Job]) -> dict[str, str]:
+        if executor == "processes":
+            return work(listed, parallel, step)
+        return cluster.work(listed, executor, slurm, parallel, out, step)
+
     text = settings(out, bench, overrides or {})
     listed = jobs(bench.whole, out, overrides or {}, step)
+    trials = Trials(bench.tuning, bench.methods, listed) if bench.tuning else None
+    listed = trials.decided() if trials else listed
     remarks = check([job for job in listed if job.method not in bench.members], "distance" in bench.compare.figures)
     for job in listed:
         if job.method in bench.members:
@@ -74,6 +83,8 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "bench.toml", lambda path: path.write_text(text, encoding="utf-8"))
     unknown = assess_federations(bench, out, overrides or {}, step)
+    tuned = trials.run(train, step) if trials else Chosen(listed, {}, ())
+    listed, remarks = list(tuned.jobs), remarks + tuned.remarks
     for job in listed:
         job.file.parent.mkdir(parents=True, exist_ok=True)
         job.file.write_text(config.dump(job.study), encoding="utf-8")
@@ -81,10 +92,7 @@ def run(
             step(f"{job.title}: also serves {len(others)} other federations of the same cases", len(others))
         if job.done:
             step(f"{job.title}: finished before")
-    if executor == "processes":
-        failed = work(listed, parallel, step)
-    else:
-        failed = cluster.work(listed, executor, slurm, parallel, out, step)
+    failed = {**tuned.failed, **train([job for job in listed if job.title not in tuned.failed])}
     remarks += tuple(f"No distances of {title}: {why}." for title, why in unknown.items())
     shown = [job for job in listed if job.method not in bench.members]
     made = {f.title: _ensembles(bench, listed, f.title, failed, step) for f in bench.dealt}

@@ -44,6 +44,9 @@ def bench(
             "reference; rounds: leave them as they are.",
         ),
     ] = None,
+    tuning: Annotated[
+        bool, typer.Option("--tuning/--no-tuning", help="Try the settings that a benchmark lists in [tuning].")
+    ] = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, benchmarks/NAME by default; an existing one is continued.")
     ] = None,
@@ -80,7 +83,8 @@ def bench(
         for known in benchmark.names():
             print(f"{known:{width}}  {benchmark.load(known).title}")
         return
-    chosen = benchmark.load(name, scale).only(only or []).at_equal(budget)
+    loaded = benchmark.load(name, scale).only(only or []).at_equal(budget)
+    chosen = loaded if tuning else loaded.untuned()
     given = {
         **({"data.name": "files", "data.path": json.dumps(str(data))} if data else {}),
         **overrides_of(override or []),
@@ -116,7 +120,8 @@ def _methods(
     from polysite import benchmark
     from polysite.report import tables
 
-    count = len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen.whole, given))
+    trials = len(chosen.tuning.trials(None)) if chosen.tuning else 0
+    count = (1 + trials) * len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen.whole, given))
     with tables.counting("runs", count, quiet) as step:
         results = benchmark.run(chosen, target, given, jobs, step, *where)
     for job, why in results.failed.items():

@@ -11,9 +11,7 @@ import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import tomli_w
@@ -21,18 +19,15 @@ import tomli_w
 from polysite import config, study
 from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import Job, Step, inner_job, silent
+from polysite.benchmark.scores import LAST, last_scores
 from polysite.config import Study
 from polysite.costs.budget import Kind
-from polysite.engines.record import RoundRecord
-from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, RunError
 from polysite.report.live import Standing
 from polysite.storage import write_file
 from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
 from polysite.tuning.runners import Runner, Simulated
 from polysite.tuning.space import Candidate, Space
-
-LAST = 2  # validations whose mean is the score of a run: one alone depends on chance
 
 
 @dataclass(frozen=True)
@@ -178,7 +173,7 @@ def tune(
         if number > 1:
             going = survivors({n: rows[n].score or 0.0 for n in going}, rung.candidates, reference)
         step(f"rung {number} of {last}: {len(going)} candidates", 0, (), _standings(rows))
-        listed = {n: [_paused(job, rung.share) for job in jobs[n]] for n in going}
+        listed = {n: [job.paused(rung.share) for job in jobs[n]] for n in going}
         failed = runner.work([j for mine in listed.values() for j in mine], _scored(step, rows, listed, rung.share))
         rows |= {n: _row(rows[n], rung.share, mine, _why(mine, failed)) for n, mine in listed.items()}
         _write(out, rows)
@@ -233,15 +228,6 @@ def _refuse_lost(reference: Row) -> None:
         raise RunError(f"the reference {reference.candidate.name} failed: {reference.failed}")
 
 
-def _paused(job: Job, share: float) -> Job:
-    """Return a job that trains up to a share of its rounds, rounded up to a validation."""
-    if share == 1:
-        return job
-    total = sum(phase.run.rounds for phase in config.phases(job.study))
-    every = job.study.run.validate_every
-    return replace(job, until=min(total, every * ceil(share * total / every)))
-
-
 def _row(before: Row, share: float, jobs: Sequence[Job], failed: str) -> Row:
     """Return the scores of a candidate over the validation cases of all inner folds after one more rung."""
     if failed:
@@ -249,22 +235,12 @@ def _row(before: Row, share: float, jobs: Sequence[Job], failed: str) -> Row:
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for job in jobs:
-        records = [r for r in RunFolder(job.run).records() if r.validation and r.round < (job.until or r.round + 1)]
-        for site, (score, cases) in _last(records).items():
+        for site, (score, cases) in last_scores(job).items():
             sums[site] = sums.get(site, 0.0) + score * cases
             counts[site] = counts.get(site, 0) + cases
     mean = sum(sums[site] for site in sorted(sums)) / max(1, sum(counts.values()))
     each = {site: sums[site] / counts[site] for site in sorted(sums)}
     return replace(before, share=share, score=mean, sites=each, path=(*before.path, (share, mean)))
-
-
-def _last(records: Sequence[RoundRecord]) -> dict[str, tuple[float, int]]:
-    """Return the mean score of every site over the last validations, and its number of cases."""
-    found: dict[str, list[tuple[float, int]]] = {}
-    for record in records[-LAST:]:
-        for site, seen in record.validation.items():
-            found.setdefault(site, []).append((fmean(seen.score.values()), seen.cases))
-    return {site: (fmean(score for score, _ in seen), seen[-1][1]) for site, seen in found.items()}
 
 
 def same_settings(out: Path, name: str, settings: Mapping[str, Any]) -> None:

@@ -81,7 +81,7 @@ class Space:
             candidate: The candidate.
         """
         changed = self._own(base, candidate.method)
-        return config.vary(changed, _nested(candidate.values)) if candidate.values else changed
+        return config.vary(changed, config.nested(candidate.values)) if candidate.values else changed
 
     def _own(self, base: Study, method: str) -> Study:
         changes = self.methods[method].changes
@@ -162,19 +162,3 @@ def _values(method: str, key: str, values: Sequence[Any], own: Mapping[str, Any]
             value = float(f"{own[key] * float(value[1:]):.6g}")
         found.append(value)
     return list(dict.fromkeys(found))
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted keys as nested tables.
-
-    >>> _nested({"algorithm.server.lr": 0.1, "train.lr": 2, "algorithm.b": 1})
-    {'algorithm': {'server': {'lr': 0.1}, 'b': 1}, 'train': {'lr': 2}}
-    """
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        *sections, last = key.split(".")
-        at = found
-        for section in sections:
-            at = at.setdefault(section, {})
-        at[last] = value
-    return found
