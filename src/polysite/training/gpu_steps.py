@@ -20,6 +20,7 @@ from torch.nn.functional import instance_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from polysite.training import convolution
 from polysite.training.supervision import supervised
 
 T = TypeVar("T")
@@ -295,6 +296,8 @@ def _normalised(module: torch.nn.Module) -> list[torch.nn.Conv2d | torch.nn.Conv
 
 def _convolve(self: torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor:
     """Convolution; a compiled one leaves out the bias, which would be two more passes over all values."""
+    if torch.compiler.is_compiling() and convolution.applies(self, x):
+        return convolution.convolve(x, self.weight)
     out: torch.Tensor = self._conv_forward(x, self.weight, None if torch.compiler.is_compiling() else self.bias)
     return out
 
