@@ -30,7 +30,13 @@ Layer = tuple[int, int, tuple[int, int, int]]  # channels in and out, size of a 
 FULL, HALF = (96, 96, 16), (48, 48, 8)
 LAYERS: dict[str, list[Layer]] = {
     "small": [(3, 16, FULL), (16, 16, FULL), (32, 16, FULL), (32, 32, HALF), (64, 32, HALF)],
-    "fets": [(4, 32, (128,) * 3), (32, 32, (128,) * 3), (64, 32, (128,) * 3), (64, 64, (64,) * 3), (128, 64, (64,) * 3)],
+    "fets": [
+        (4, 32, (128,) * 3),
+        (32, 32, (128,) * 3),
+        (64, 32, (128,) * 3),
+        (64, 64, (64,) * 3),
+        (128, 64, (64,) * 3),
+    ],
 }
 BATCH = 4
 BEGAN = time.perf_counter()
@@ -176,8 +182,8 @@ def measure(layer: Layer) -> dict[tuple[str, int, int, bool], tuple[Blocking, fl
     work, best = 2 * 27 * voxels * ins * outs, {}
     for part, reads, _ in parts(layer):
         name = f"{ins:3d} -> {outs:3d} {'x'.join(map(str, size)):11s} {part:7s}"
-        torch.backends.cudnn.benchmark = False
-        truth = cudnn(part, *(t.float() for t in check))
+        with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):
+            truth = cudnn(part, *(t.float() for t in check))
         torch.backends.cudnn.benchmark = True
         wrong = error(cudnn(part, *check), truth)
         calls = 21 if small else 4
@@ -225,7 +231,9 @@ def profile(network: str) -> None:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             total[event.name] += event.device_time_total
             calls[event.name] += 1
-    say(f"{network}: kernels of a step, {sum(total.values()) / steps:.0f} us in {sum(calls.values()) / steps:.0f} calls")
+    say(
+        f"{network}: kernels of a step, {sum(total.values()) / steps:.0f} us in {sum(calls.values()) / steps:.0f} calls"
+    )
     for name in sorted(total, key=lambda n: -total[n])[:25]:
         print(f"  {total[name] / steps:8.1f} us {calls[name] / steps:6.1f} calls  {name[:150]}", flush=True)
 

@@ -107,14 +107,14 @@ def box(blocking: Blocking, height: int, width: int, deep: int = 1) -> tuple[int
 
 if triton is not None:
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _plane_bits(py, px, H: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
         """Bit 3 * ky + kx: the tap (ky, kx) of a voxel is within the plane."""
         line = (px > 0).to(tl.int32) | 2 | ((px < W - 1).to(tl.int32) << 2)
         bits = tl.where(py > 0, line, 0) | (line << 3) | tl.where(py < H - 1, line << 6, 0)
         return tl.where((py < H) & (px < W), bits, 0)
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _tile(x, row, bits, k, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, TAPS: tl.constexpr):  # type: ignore[no-untyped-def] # fmt: skip
         """Pointers to the inputs of voxels (rows) at taps and channels (columns), and which of them exist."""
         tap = k // C
@@ -127,7 +127,7 @@ if triton is not None:
             there = there & (tap < TAPS)[None, :]
         return x + row[:, None] * C + (flat * C + c)[None, :], there
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _gather(  # type: ignore[no-untyped-def]
         x, w, y,
         D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CO: tl.constexpr,
@@ -170,7 +170,7 @@ if triton is not None:
         inside = (pz < D) & (py < H) & (px < W)
         tl.store(y + row[:, None] * CO + out[None, :], total.to(y.dtype.element_ty), mask=inside[:, None])
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _march(  # type: ignore[no-untyped-def]
         x, w, y,
         D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CO: tl.constexpr,
@@ -199,7 +199,7 @@ if triton is not None:
             k = step * BK + column
             for kz in tl.static_range(3):
                 of = w + (kz * 9 * C + k[:, None]) * CO + out[None, :]
-                weights = weights + (tl.load(of, mask=(k < 9 * C)[:, None], other=0.0),)
+                weights = weights + (tl.load(of, mask=(k < 9 * C)[:, None], other=0.0),)  # type: ignore[assignment] # noqa: RUF005
         for i in range(BD + 2):
             z = first + i - 1
             after = tl.zeros((BH * BW, CO), tl.float32)
@@ -217,7 +217,7 @@ if triton is not None:
             before = here
             here = after
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _correlate(  # type: ignore[no-untyped-def]
         x, dy, sums,
         D: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CO: tl.constexpr,
@@ -292,35 +292,36 @@ def weight_plan(blocking: Blocking, x: torch.Size, outs: int) -> tuple[Any, tupl
     bh, bw = box(blocking, h, w)
     sizes = {"D": d, "H": h, "W": w, "C": c, "CO": outs, "BD": blocking.depth, "BH": bh, "BW": bw}
     sizes |= {"BK": blocking.columns, "PLANES": blocking.planes}
-    grid = (-(-(27 // blocking.planes * c) // blocking.columns), n * -(-d // blocking.depth) * -(-h // bh) * -(-w // bw))
+    grid = (
+        -(-(27 // blocking.planes * c) // blocking.columns),
+        n * -(-d // blocking.depth) * -(-h // bh) * -(-w // bw),
+    )
     return _correlate, grid, sizes | {"num_warps": blocking.warps, "num_stages": blocking.stages}
 
 
-def launch(x: torch.Tensor, weight: torch.Tensor, blocking: Blocking, wrap: Any = lambda kernel: kernel) -> torch.Tensor:
+def launch(x: torch.Tensor, weight: torch.Tensor, blocking: Blocking, *wrapped: Any) -> torch.Tensor:
     """Return a convolution in the precision of ``x``.
 
     Args:
         x: Input.
         weight: Weights (out, in, 3, 3, 3).
         blocking: How to divide the work.
-        wrap: ``torch.library.wrap_triton`` in an operator.
+        wrapped: ``_gather`` and ``_march`` for a compiler.
     """
     x, matrix = widened(x), taps_first(weight, x.dtype)
     y = torch.empty((len(x), matrix.shape[1], *x.shape[2:]), dtype=x.dtype, device=x.device, memory_format=LAYOUT)
     kernel, grid, constants = forward_plan(blocking, x.shape, matrix.shape[1])
-    wrap(kernel)[grid](x, matrix, y, **constants)
+    (wrapped[blocking.planes // 3] if wrapped else kernel)[grid](x, matrix, y, **constants)
     return y
 
 
-def launch_weight(
-    x: torch.Tensor, dy: torch.Tensor, blocking: Blocking, wrap: Any = lambda kernel: kernel
-) -> torch.Tensor:
+def launch_weight(x: torch.Tensor, dy: torch.Tensor, blocking: Blocking, *wrapped: Any) -> torch.Tensor:
     """Return the gradient of the weights (out, in, 3, 3, 3) in float32, given input and gradient of the output."""
     ins, outs = x.shape[1], dy.shape[1]
     x, dy = widened(x), dy.contiguous(memory_format=LAYOUT)
     kernel, grid, constants = weight_plan(blocking, x.shape, outs)
     sums = torch.empty((grid[1], 27, x.shape[1], outs), dtype=torch.float32, device=x.device)
-    wrap(kernel)[grid](x, dy, sums, **constants)
+    (wrapped[0] if wrapped else kernel)[grid](x, dy, sums, **constants)
     return sums.sum(0)[:, :ins].reshape(3, 3, 3, ins, outs).permute(4, 3, 0, 1, 2)
 
 
@@ -331,25 +332,26 @@ def convolve(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 if triton is not None:
-    from torch.library import triton_op, wrap_triton
+    from torch.library import triton_op, wrap_triton  # a compiler looks for wrap_triton(name) in the operators
 
     @triton_op("polysite::convolve", mutates_args={})
     def _convolve(
         x: torch.Tensor, weight: torch.Tensor, forward: list[int], of_input: list[int], of_weight: list[int]
     ) -> torch.Tensor:
         if forward:
-            return launch(x, weight, Blocking(*forward), wrap_triton)
+            return launch(x, weight, Blocking(*forward), wrap_triton(_gather), wrap_triton(_march))
         return torch.ops.aten.convolution(  # type: ignore[no-any-return]
             x, weight.to(x.dtype), None, [1, 1, 1], [1, 1, 1], [1, 1, 1], False, [0, 0, 0], 1
         )
 
     @triton_op("polysite::convolve_input", mutates_args={})
     def _convolve_input(dy: torch.Tensor, weight: torch.Tensor, blocking: list[int]) -> torch.Tensor:
-        return launch(dy, transposed(weight), Blocking(*blocking), wrap_triton)
+        return launch(dy, transposed(weight), Blocking(*blocking), wrap_triton(_gather), wrap_triton(_march))
 
     @triton_op("polysite::convolve_weight", mutates_args={})
     def _convolve_weight(x: torch.Tensor, dy: torch.Tensor, blocking: list[int]) -> torch.Tensor:
-        return launch_weight(x, dy, Blocking(*blocking), wrap_triton).contiguous()
+        dw = launch_weight(x, dy, Blocking(*blocking), wrap_triton(_correlate))
+        return dw.contiguous(memory_format=LAYOUT)  # as the weights, so that an optimiser can fuse its updates
 
     def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         x, weight, _, ctx.of_input, ctx.of_weight = inputs

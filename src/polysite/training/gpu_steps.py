@@ -71,10 +71,10 @@ class GpuSteps:
             if isinstance(norm, torch.nn.InstanceNorm2d | torch.nn.InstanceNorm3d) and not norm.affine:
                 norm.forward = MethodType(_normalise, norm)  # type: ignore[method-assign]
         self.idle = dict[torch.nn.Parameter, torch.Tensor]()  # biases without effect, and their gradients, which are 0
-        for convolution in _normalised(module):
-            convolution.forward = MethodType(_convolve, convolution)  # type: ignore[method-assign]
-            if isinstance(convolution.bias, torch.nn.Parameter):
-                self.idle[convolution.bias] = torch.zeros_like(convolution.bias)
+        for layer in _normalised(module):
+            layer.forward = MethodType(_convolve, layer)  # type: ignore[method-assign]
+            if isinstance(layer.bias, torch.nn.Parameter):
+                self.idle[layer.bias] = torch.zeros_like(layer.bias)
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase, batch: int) -> torch.Tensor:
         """Compute the mean loss of a batch and the gradients of all parameters; return the loss.
