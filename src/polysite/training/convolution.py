@@ -1,7 +1,7 @@
 """Fast 3x3x3 convolutions of few channels on a GPU, as Triton kernels: stride 1, padding 1, no bias, channels last.
 
-cuDNN's tiles are 64 or 128 output channels wide; the finest resolutions of a U-Net have 16 or 32, and most of its voxels.
-The kernels here are as wide as the output. A row of a tile is a voxel; a column is an input channel at one of 27 taps.
+The finest resolutions of a U-Net have most of its voxels but only 16 or 32 channels. The kernels here are exactly as
+wide as the output. A row of a tile is a voxel; a column is an input channel at one of 27 taps.
 
 - ``_gather``: a box of output voxels times all taps.
 - ``_march``: a box in a plane moves along the first axis; an input plane is loaded for 9 taps and used for three output
@@ -156,7 +156,7 @@ if triton is not None:
             for step in range(STEPS):
                 k = step * BK + column
                 b = tl.load(w + k[:, None] * CO + out[None, :], mask=(k < 27 * C)[:, None], other=0.0)
-                at, there = _tile(x, row, bits, k + BK, H, W, C, BK, 27)
+                at, there = _tile(x, row, bits, tl.minimum(step + 1, STEPS - 1) * BK + column, H, W, C, BK, 27)
                 following = tl.load(at, mask=there & (step + 1 < STEPS), other=0.0)
                 total = tl.dot(a, b, total)
                 a = following
