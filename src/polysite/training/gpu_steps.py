@@ -20,6 +20,7 @@ from torch.nn.functional import instance_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from polysite.training import convolution
 from polysite.training.supervision import supervised
 
 T = TypeVar("T")
@@ -70,10 +71,10 @@ class GpuSteps:
             if isinstance(norm, torch.nn.InstanceNorm2d | torch.nn.InstanceNorm3d) and not norm.affine:
                 norm.forward = MethodType(_normalise, norm)  # type: ignore[method-assign]
         self.idle = dict[torch.nn.Parameter, torch.Tensor]()  # biases without effect, and their gradients, which are 0
-        for convolution in _normalised(module):
-            convolution.forward = MethodType(_convolve, convolution)  # type: ignore[method-assign]
-            if isinstance(convolution.bias, torch.nn.Parameter):
-                self.idle[convolution.bias] = torch.zeros_like(convolution.bias)
+        for layer in _normalised(module):
+            layer.forward = MethodType(_convolve, layer)  # type: ignore[method-assign]
+            if isinstance(layer.bias, torch.nn.Parameter):
+                self.idle[layer.bias] = torch.zeros_like(layer.bias)
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase, batch: int) -> torch.Tensor:
         """Compute the mean loss of a batch and the gradients of all parameters; return the loss.
@@ -295,6 +296,8 @@ def _normalised(module: torch.nn.Module) -> list[torch.nn.Conv2d | torch.nn.Conv
 
 def _convolve(self: torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor:
     """Convolution; a compiled one leaves out the bias, which would be two more passes over all values."""
+    if torch.compiler.is_compiling() and convolution.applies(self, x):
+        return convolution.convolve(x, self.weight)
     out: torch.Tensor = self._conv_forward(x, self.weight, None if torch.compiler.is_compiling() else self.bias)
     return out
 
