@@ -71,8 +71,9 @@ class GpuSteps:
             if isinstance(norm, torch.nn.InstanceNorm2d | torch.nn.InstanceNorm3d) and not norm.affine:
                 norm.forward = MethodType(_normalise, norm)  # type: ignore[method-assign]
         self.idle = dict[torch.nn.Parameter, torch.Tensor]()  # biases without effect, and their gradients, which are 0
+        convolve = _convolve_fast if convolution.suits(self.device) else _convolve
         for layer in _normalised(module):
-            layer.forward = MethodType(_convolve, layer)  # type: ignore[method-assign]
+            layer.forward = MethodType(convolve, layer)  # type: ignore[method-assign]
             if isinstance(layer.bias, torch.nn.Parameter):
                 self.idle[layer.bias] = torch.zeros_like(layer.bias)
 
@@ -296,10 +297,15 @@ def _normalised(module: torch.nn.Module) -> list[torch.nn.Conv2d | torch.nn.Conv
 
 def _convolve(self: torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor:
     """Convolution; a compiled one leaves out the bias, which would be two more passes over all values."""
-    if torch.compiler.is_compiling() and convolution.applies(self, x):
-        return convolution.convolve(x, self.weight)
     out: torch.Tensor = self._conv_forward(x, self.weight, None if torch.compiler.is_compiling() else self.bias)
     return out
+
+
+def _convolve_fast(self: torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor:
+    """Convolution, when compiled with kernels that are faster than cuDNN's for this shape."""
+    if torch.compiler.is_compiling() and convolution.applies(self, x):
+        return convolution.convolve(x, self.weight)
+    return _convolve(self, x)
 
 
 def _normalise(self: torch.nn.InstanceNorm3d, x: torch.Tensor) -> torch.Tensor:
