@@ -78,7 +78,7 @@ def test_nothing_is_chosen_by_validation_cases():
     first, second = config.phases(unselected(patients))
     for phase in (first, second):
         assert (phase.run.validate_every, phase.run.best_from) == (phase.run.rounds, 1)
-    assert not second.algorithm.choose and second.algorithm.rounds == 10
+    assert not second.algorithm.choose and second.algorithm.rounds == 6
     assert unselected(unselected(patients)) == unselected(patients)
 
 

@@ -31,9 +31,11 @@ def hash_of(key):
 
 
 def test_a_clear_gain_in_every_fold_is_shown():
-    found = compare({"fedavg": played(0.0, 0), "better": played(0.05), "same": played(0.0, seed=1)}, "fedavg", SMALL)
+    scores = {"fedavg": played(0.0, 0), "better": played(0.05), "same": played(0.0, seed=1)}
+    found = compare(scores, "fedavg", SMALL)
     better, same = found
-    assert (better.name, winner(found, "fedavg")) == ("better", "better") and better.better and not same.better
+    assert better.name == winner(found, "fedavg", scores, SMALL, ["same", "better"])
+    assert better.better and not same.better
     assert better.gain.mean == pytest.approx(0.05, abs=0.01) and better.gain.low < better.gain.mean < better.gain.high
     assert better.gain.cases == 24 and set(better.sites) == {*SITES}
     assert np.mean(better.folds) == pytest.approx(better.gain.mean)
@@ -43,7 +45,20 @@ def test_a_gain_of_one_fold_alone_is_not_shown():
     lucky = played(lambda site, fold: 0.06 if fold else -0.001, 0.0)
     (found,) = compare({"fedavg": played(0.0, 0), "lucky": lucky}, "fedavg", SMALL)
     assert found.gain.mean > 0.02 and found.folds[0] < 0 < found.folds[1]
-    assert not found.better and winner([found], "fedavg") == "fedavg"
+    assert not found.better and winner([found], "fedavg", {}, SMALL, ["lucky"]) == "fedavg"
+
+
+def test_the_simplest_of_strategies_that_cannot_be_told_apart_wins():
+    scores = {
+        "fedavg": played(0.0, 0),
+        "best": played(0.06),
+        "near": played(0.055, seed=1),
+        "far": played(0.03, seed=2),
+    }
+    found = compare(scores, "fedavg", SMALL)
+    assert [c.name for c in found] == ["best", "near", "far"] and all(c.better for c in found)
+    assert winner(found, "fedavg", scores, SMALL, ["far", "near", "best"]) == "near"
+    assert winner(found, "fedavg", scores, SMALL, ["far", "best", "near"]) == "best"
 
 
 def test_a_loss_is_no_gain_whatever_its_p():

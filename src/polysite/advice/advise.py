@@ -21,7 +21,7 @@ from typing import Any
 import tomli_w
 
 from polysite import assessment, config, evidence, study, tuning
-from polysite.advice.contenders import REFERENCE, Contender, contenders, unselected
+from polysite.advice.contenders import FAMILIES, REFERENCE, Contender, contenders, unselected
 from polysite.advice.decide import (
     LEVEL,
     Comparison,
@@ -157,7 +157,9 @@ def advise(
     luck = Luck.of(first, again)
     played[REFERENCE] = mean_of(first, again)
     compared = compare({n: p for n, p in played.items() if n != GIVEN}, REFERENCE, luck)
-    chosen = next(c for c in listed if c.name == winner(compared, REFERENCE))
+    simple = [c.name for c in sorted(listed, key=lambda c: FAMILIES.index(c.family))]
+    best = winner(compared, REFERENCE, played, luck, simple)
+    chosen = next(c for c in listed if c.name == best)
     final, longer = _longer(played[chosen.name], out / "longer", budget.longer, inner, parallel, step)
     shared = first if final is played[REFERENCE] else final  # an own model is compared with the one it starts from
     adapted, own = _own(shared, out / "own", inner, parallel, step)

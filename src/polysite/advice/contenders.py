@@ -19,8 +19,9 @@ REFERENCE = "fedavg"
 LEFT_OUT = ("fedprox", "common-modalities")  # a variant of one model; other data
 PATIENTS = 24  # training cases; with fewer, clusters of patients would have too few each
 CLUSTERS, DIMENSIONS = (2, 3, 4), 10  # of patients: numbers to choose from by BIC, principal components
-SHARE = 3  # a third of the rounds fine-tunes the models of clusters, at a quarter of the learning rate
-SLOWER = 4
+SHARE = 5  # a fifth of the rounds fine-tunes the models of clusters, at half of the learning rate
+SLOWER = 2
+FAMILIES: tuple[Family, ...] = ("one model", "outlier", "groups", "alone", "patients")  # the simplest first
 
 
 @dataclass(frozen=True)

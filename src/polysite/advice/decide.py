@@ -5,6 +5,9 @@ A strategy is said to be better than the reference only if
     p <= 0.05, after Holm over the strategies, and
     its mean gain is positive in every inner fold.
 
+Of several, the simplest one wins (one model with less weight for a hospital, a model per group of hospitals, per
+hospital, per cluster of patients) that is not shown to be worse than the best, by the same p.
+
 p is the larger of two: that of the signed-rank test over all cases, and that of the mean gain with the luck of a
 training counted in. The first treats the models of a fold as given, but their difference partly comes from luck, which
 all cases of the fold share, and an unlucky reference makes every strategy look better. So the reference is trained
@@ -29,6 +32,7 @@ from polysite.metrics.statistics import holm, interval, signed_rank
 
 LEVEL = 0.05
 LUCK, PRIOR = 0.007, 2.0  # standard deviation of a training's mean score, and how many folds that is worth
+TWO = 2.0  # variance of the difference of two strategies that are trained once each, in that of one training
 WITHIN = 3.92  # standard errors between the ends of a 95 % interval
 
 
@@ -113,12 +117,18 @@ def gain_of(differences: Mapping[Key, float]) -> Gain:
     return Gain(sum(values) / len(values), low, high, len(values))
 
 
-def chance(differences: Mapping[Key, float], luck: Luck) -> float:
-    """Return the p-value that a mean gain is due to chance: to the cases, or to the luck of trainings."""
+def chance(differences: Mapping[Key, float], luck: Luck, trainings: float = 1.5) -> float:
+    """Return the p-value that a mean gain is due to chance: to the cases, or to the luck of trainings.
+
+    Args:
+        differences: Of the scores of all cases.
+        luck: Variance of the mean score of one training.
+        trainings: Variance of the difference of two strategies in a fold, in that of one training.
+    """
     from scipy.stats import t
 
     gain = gain_of(differences)
-    error = ((gain.high - gain.low) / WITHIN) ** 2 + 1.5 * luck.variance / luck.folds
+    error = ((gain.high - gain.low) / WITHIN) ** 2 + trainings * luck.variance / luck.folds
     return max(signed_rank(list(differences.values()), "greater"), float(t.sf(gain.mean / error**0.5, luck.freedom)))
 
 
@@ -127,9 +137,24 @@ def shrunken(differences: Mapping[Key, float], folds: int) -> shrinkage.Gains:
     return shrinkage.shrink(grouped(differences), shrinkage.Prior(training=LUCK / folds**0.5))
 
 
-def winner(compared: Sequence[Comparison], reference: str) -> str:
-    """Return the strategy with the largest gain of those that were shown to be better; else the reference."""
-    return next((c.name for c in compared if c.better), reference)
+def winner(
+    compared: Sequence[Comparison], reference: str, played: Mapping[str, Played], luck: Luck, simple: Sequence[str]
+) -> str:
+    """Return the simplest strategy of those that were shown to be better and not shown to be worse than the best.
+
+    Args:
+        compared: The strategies against the reference, the largest mean gain first.
+        reference: Name of the reference, which wins if nothing was shown to be better.
+        played: Scores of all strategies.
+        luck: Variance of the mean score of a training.
+        simple: Names of all strategies, the simplest first.
+    """
+    better = [c.name for c in compared if c.better]
+    if not better:
+        return reference
+    behind = {name: differences(played[better[0]], played[name]) for name in better[1:]}
+    level = [better[0], *(name for name, lead in behind.items() if chance(lead, luck, TWO) > LEVEL)]
+    return min(level, key=list(simple).index)
 
 
 def by_site(differences: Mapping[Key, float]) -> dict[str, Gain]:
