@@ -14,10 +14,10 @@ process takes beyond the network and the libraries.
 What would leave less than ``--leave`` GB of memory free, by the growth from the two numbers of sites before, is not
 run; the line says how much it needs.
 
-Prints the table, the exponents of processor seconds and of memory fitted over the number of sites, and the ratio of
-processor seconds to those of FedAvg with the same sites in the same run (another program on the machine prolongs a
-round, but adds less to its processor time). Targets: memory of FedAvg constant; pairwise methods at most 20 times
-FedAvg, or refused with the number of bytes.
+Prints the table, the exponents of processor seconds and of memory fitted over the number of sites, and the ratios of
+seconds and of processor seconds to those of FedAvg with the same sites in the same run (another program on the machine
+prolongs a round, but adds less to its processor time). There is a thread for each core, as in a coordinator. Targets,
+in seconds: memory of FedAvg constant; pairwise methods at most 20 times FedAvg, or refused with the number of bytes.
 """
 
 import argparse
@@ -36,6 +36,7 @@ import numpy as np
 LARGE = {1.4e6: (4, 7, 16, 64, 128, 256, 400), 22.6e6: (4, 7, 16, 32, 64, 100)}
 METHODS = ("fedavg", "scaffold", "fedamp", "cfl", "pfednet", "fpfc", "fpfc, all")
 REPEATS = {**dict.fromkeys(METHODS, 1), "fedavg": 3}  # of a process; the fastest counts
+RATIOS = {"seconds": "ratio", "cpu": "cpu ratio"}  # column -> that of its ratio to FedAvg
 ROUNDS, HEAD = 4, 0.01  # share of the parameters in the head
 MEMORY, MACHINE = Path("/proc/self/status"), Path("/proc/meminfo")
 
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, nargs="+", help="numbers of sites")
     parser.add_argument("--parameters", type=float, nargs="*", default=list(LARGE), help="parameters of the network")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--threads", type=int, default=1, help="threads; several wait for each other on a busy machine")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="on a busy machine several wait: use 1")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a measurement is given up")
     parser.add_argument("--leave", type=float, default=4.0, help="GB of memory that stay free for others")
     parser.add_argument("--table", type=Path, help="write the rows to this CSV file")
@@ -66,7 +67,7 @@ def main() -> None:
     rows += [row for path in given.earlier for row in read(path)]
     if given.table:
         with given.table.open("w", newline="") as file:
-            names = ("parameters", "sites", "method", "seconds", "cpu", "ratio", "models", "bytes", "why")
+            names = ("parameters", "sites", "method", *RATIOS, *RATIOS.values(), "models", "bytes", "why")
             table = csv.DictWriter(file, names)
             table.writeheader()
             table.writerows(rows)
@@ -92,11 +93,12 @@ def compared(given: Any, sites: int, parameters: float, before: list[dict[str, A
             row["why"] = f"not run here: needs about {needs / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"
         else:
             runs = [in_process(method, sites, parameters, given.limit, given.threads) for _ in range(REPEATS[method])]
-            row |= min(runs, key=lambda run: run.get("cpu", 0.0))
+            row |= min(runs, key=lambda run: run.get("seconds", 0.0))
         reference = reference or row
         if "seconds" in row:
-            row["ratio"] = row["cpu"] / reference["cpu"] if "cpu" in reference else float("nan")
-            spent = f"{row['seconds']:8.3f} s {row['cpu']:8.3f} s cpu {row['ratio']:6.1f} x fedavg"
+            row |= {to: row[of] / reference.get(of, float("nan")) for of, to in RATIOS.items()}
+            both = f"{row['ratio']:6.1f} x fedavg, {row['cpu ratio']:6.1f} x its cpu;"
+            spent = f"{row['seconds']:8.3f} s {row['cpu']:8.3f} s cpu {both}"
             found = f"{spent} {row['models']:7.1f} models, {row['bytes'] / 1e9:6.2f} GB"
         else:
             found = row["why"]
