@@ -123,12 +123,13 @@ def loaded(rounds, sites, index, held={}):  # noqa: B006  # one network and the 
     import torch
 
     from polysite import study
+    from polysite.training.network import Network
 
     torch.set_num_threads(1)
     if not held:
         held["study"] = chosen(rounds, sites)
         held["dealt"] = study.deal_cases(held["study"])
-        held["network"] = study.Network(study.build_module(held["study"]), held["study"].train)
+        held["network"] = Network(study.build_module(held["study"]), held["study"].train)
     name = sorted(held["dealt"])[index]
     if name not in held:
         held |= study.build_sites(held["study"], {name: held["dealt"][name]}, network=held["network"])
@@ -176,6 +177,9 @@ def measured(engine, given, environment):
         if process.returncode:
             raise RuntimeError("\n".join(errors.read().splitlines()[-3:]))
         ends = json.loads(out.read().splitlines()[-1])
+        if len(ends) < 2:
+            errors.seek(0)
+            raise RuntimeError("no round has ended\n" + "\n".join(errors.read().splitlines()[-3:]))
     return statistics.median(b - a for a, b in pairwise(ends)), peak[0]
 
 
