@@ -127,6 +127,7 @@ def damaged(answer, k):
 
 ATTACKS = {
     "the name of another chunk": lambda a: a.push(a.chunks[1], header=a.chunks[0]) == 400,
+    "a chunk in its place, as another": lambda a: a.push(a.chunks[1], a.objects[a.chunks[0]], a.chunks[0]) == 400,
     "other bytes": lambda a: a.push(a.chunks[0], damaged(a, 0)) == 400,
     "other bytes again": lambda a: [a.push(a.chunks[0], damaged(a, 0)) for _ in range(2)] == [400, 400],
     "a longer object": lambda a: a.push(a.chunks[0], bytes(2 * SIZE)) == 400,
