@@ -90,11 +90,14 @@ def test_memory_of_messages_is_used_again_though_no_garbage_is_collected(link, n
     assert 0 < len(fresh) < 8  # an exchange needs four
 
 
-def test_a_body_for_two_sites_is_kept_once(consortium, link, north):
+def test_a_body_for_two_sites_is_hashed_and_kept_once(consortium, link, north, monkeypatch):
+    wrapped = []
+    monkeypatch.setattr("polysite.deploy.flower.server.wrap", lambda body: wrapped.append(body) or wrap(body))
     with consortium.fleet(link, "south") as south:
         south.connect()
         body = secrets.token_bytes(2 * CHUNK)
         sent = link.send_all({"north": ({"to": 1}, body), "south": ({"to": 2}, body)}, 60, "1")
+        assert wrapped == [body]
         assert len(body) < sum(len(each.content) for each in link._store.store.values()) < len(body) + 10_000
         for site, fleet in (("north", north), ("south", south)):
             asked = received(fleet)
