@@ -238,10 +238,10 @@ class Fleet:
                 answer = self._call(lambda each: self._post("push-object", each, headers=named), parts, patience)
                 return bool(_parsed(PushObjectResponse, answer).stored)
 
-            missing = [name for name in objects if name in set(wanted.objects_to_push)]
-            chunks = [name for name in missing if isinstance(objects[name], Chunk)]
-            stored = self._all(push, [name for name in missing if name not in chunks])
-            stored += self._all(push, chunks)  # last: the coordinator then knows where they belong
+            missing = set(wanted.objects_to_push)
+            small = [name for name in objects if name in missing and not isinstance(objects[name], Chunk)]
+            chunks = [name for name in objects if name in missing and isinstance(objects[name], Chunk)]
+            stored = self._all(push, small) + self._all(push, chunks)  # only then is known where chunks belong
             if all(stored):
                 return True
             end = time.monotonic() + patience if any(stored) else end

@@ -12,14 +12,13 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, cast
 
 from polysite.buffers import Buffer, room
-from polysite.deploy.flower.landing import Landing, Place
+from polysite.deploy.flower.landing import Landings, Place
 from polysite.deploy.flower.messages import INSTANCE, OBJECT, WAIT, Chunk, Content, array_chunks, read_content
 from polysite.deploy.flower.objects import PIECE, pulled, read_before_chunk, read_pushed
 from polysite.deploy.flower.port import BODY, Body, Connection
@@ -122,7 +121,7 @@ class Guard:
         self.tokens: dict[str, str] = {}
         self.excessive: set[str] = set()
         self._pushed = dict.fromkeys(nodes, 0)  # bytes of responses that are not collected yet
-        self._landings: dict[str, Landing] = {}  # memory of the answer that a site sends
+        self.landings = Landings(self._store)
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
         self._heard: dict[str, float] = {}  # when a site was last heard
         self._news: dict[str, asyncio.Event] = {}  # there may be a message for a site
@@ -228,8 +227,7 @@ class Guard:
 
     async def _receive_object(self, scope: Scope, headers: Mapping[bytes, bytes], size: int, site: str) -> bytes:
         """Receive and store a part of an answer, a chunk in its place if there is one; return the response."""
-        landing, name = self._landings.get(site), headers.get(OBJECT.encode(), b"")
-        place = landing.take(name.decode("latin-1"), size) if landing and name else None
+        place = self.landings.take(site, headers.get(OBJECT.encode(), b"").decode("latin-1"), size)
         slots = () if place is None else place.slots[:1]
         body = room(size - sum(map(len, slots)))
         await self._read(scope, site, body, *slots)
@@ -410,26 +408,26 @@ class Guard:
         return bool(stored)
 
     def _reserve(self, site: str, session: ObjectPushSession, name: str, content: bytes) -> None:
-        """Reserve memory for an array of an expected answer, unless a part of it is here already.
+        """Reserve memory for an array of this site's answer; its bytes count against the limit from now on.
 
-        A site has one such array at a time. Its bytes count against the limit from now on.
+        Without it, as when a part of the array is here already, chunks are received as they come.
         """
-        try:
-            found = array_chunks(content, self._limit)
-        except PayloadError:  # said when the answer is read
-            return
         with self._state._lock_object_push_sessions:
             roots, pending = list(session.root_object_ids), set(session.pending_object_ids)
-        if found is None or not found[1] or name not in pending or not set(found[1]) <= pending:
+        answer = self._state.message_res_store.get(roots[0]) if roots and name in pending else None
+        if answer is None or answer.metadata.src_node_id != self._nodes[site] or len(content) > SMALL:
+            return
+        try:
+            found = array_chunks(content, self._limit)
+        except PayloadError:  # reported when the answer is collected
+            return
+        if found is None or not found[1] or not found[1].keys() <= pending:
             return
         size, places = found
-        answer = self._state.message_res_store.get(roots[0])
-        if answer is None or answer.metadata.src_node_id != self._nodes[site]:
-            return
-        with self._lock, suppress(OSError, MemoryError):  # without memory the chunks are received as they come
-            if site not in self._landings and self._pushed[site] + size <= self._limit + SLACK:
-                self._landings[site] = Landing(roots[0], name, size, places)
-                self._pushed[site] += size
+        with self._lock:
+            if self._pushed[site] + size <= self._limit + SLACK:
+                reserved = self.landings.reserve(site, roots[0], name, size, places)
+                self._pushed[site] += size if reserved else 0
 
     def _pull(self, site: str, body: Buffer) -> list[Buffer]:
         """Return the parts of a response with an object from the store, which is not copied."""
@@ -458,12 +456,6 @@ class Guard:
                     wanted += entry.child_object_ids
         return found
 
-    def joined(self, site: str, reply: str) -> dict[str, memoryview]:
-        """Return the array of an answer all of whose chunks were received in place, by its name."""
-        landing = self._landings.get(site)
-        done = landing is not None and landing.reply == reply and not landing.missing
-        return {landing.array: landing.whole} if landing is not None and done else {}
-
     def drop(self, name: str) -> None:
         """Delete the objects of a message that no other message shares."""
         self._store.delete(name)
@@ -471,24 +463,13 @@ class Guard:
             session = self._state._object_push_session_by_root.get(name)
             if session is not None:
                 self._state._cleanup_push_session(session, cleanup_messages=False)
-        for site, landing in list(self._landings.items()):
-            if landing.reply == name:
-                del self._landings[site]
-                self._detach(landing)
-
-    def _detach(self, landing: Landing) -> None:
-        """Copy chunks that another message shares: the memory of an answer belongs to the caller that collects it."""
-        with self._store.lock_store:
-            for name in landing.names:
-                entry = self._store.store.get(name)
-                if entry is not None and landing.holds(entry.content):
-                    entry.content = cast(bytes, Chunk(memoryview(bytes(cast(Chunk, entry.content).data))))
+        self.landings.drop(name)
 
     def rest(self, site: str) -> None:
         """Reset the size limit of a site from which no response is expected."""
         with self._lock:
             self._pushed[site] = 0
-            self._landings.pop(site, None)
+            self.landings.rest(site)
         self.excessive.discard(site)
 
     # refusals

@@ -215,7 +215,7 @@ class Link:
         if contents is None:
             return None
         try:
-            message = inflate(reply, contents, self._limit, self._guard.joined(site, reply))
+            message = inflate(reply, contents, self._limit, self._guard.landings.joined(site, reply))
             if message.has_error():
                 return Envelope(id, site, error=message.error.reason or f"error {message.error.code}")
             header, body = unpack(message.content)
