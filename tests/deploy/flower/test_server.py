@@ -4,120 +4,37 @@ import datetime
 import gc
 import hashlib
 import http.client
-import ipaddress
 import json
 import secrets
 import socket
-import ssl
 import subprocess
 import sys
 import threading
 import time
-from base64 import b64encode
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite import buffers
-from polysite.deploy.flower.client import Fleet, Lost, Refused, _content
+from polysite.deploy.flower.client import Lost, Refused, _content
 from polysite.deploy.flower.gateway import CALLS, Pace
-from polysite.deploy.flower.messages import CHUNK, INSTANCE, deflate, inflate, pack, read_content, unpack, wrap
+from polysite.deploy.flower.messages import CHUNK, deflate, inflate, pack, read_content, unpack, wrap
 from polysite.deploy.flower.objects import before_chunk, pulled, pushed, read_pushed
 from polysite.deploy.flower.server import Link
 from polysite.errors import PayloadError, RunError
+from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict  # isort: skip
-from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-
-HEADER = {"round": 3, "what": "train", "rate": 0.5, "last": False, "labels": ["a", "b"], "none": []}
-
-
-class Consortium:
-    """A folder of keys and certificates: one CA, the coordinator, sites; and a CA of somebody else."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.cas = {ca: self.make(ca, None) for ca in ("ca", "other")}
-        self.keys = {name: self.make(name, "ca") for name in ("server", "north", "south", "unregistered")}
-        self.make("impostor", "other")
-        self.sites = {name: public_key_to_bytes(self.keys[name].public_key()) for name in ("north", "south")}
-
-    def make(self, name, issuer):
-        key = ec.generate_private_key(ec.SECP384R1())
-        subject, signer = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, issuer or name))
-        today = datetime.datetime.now(datetime.UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(signer)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(today - datetime.timedelta(days=1))
-            .not_valid_after(today + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-            )
-            .sign(self.cas[issuer] if issuer else key, hashes.SHA256())
-        )
-        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-        (self.folder / f"{name}.crt").write_bytes(certificate.public_bytes(pem))
-        (self.folder / f"{name}.key").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-        return key
-
-    def files(self, name, ca="ca"):
-        return {kind: self.folder / f"{name}.{end}" for kind, end in (("certificate", "crt"), ("key", "key"))} | {
-            "ca": self.folder / f"{ca}.crt"
-        }
-
-    def link(self, port=0, **others):
-        return Link("127.0.0.1", port, **self.files("server"), sites=self.sites, **others)
-
-    def fleet(self, link, name, **others):
-        files = self.files(name) | others
-        return Fleet(f"127.0.0.1:{link.port}", **files)
-
-    def context(self, name=None):
-        context = ssl.create_default_context(cafile=self.folder / "ca.crt")
-        if name:
-            context.load_cert_chain(self.folder / f"{name}.crt", self.folder / f"{name}.key")
-        return context
-
-    def signed(self, name, instance):
-        moment = now().isoformat()
-        signature = sign_message(self.keys[name], moment.encode())
-        key = public_key_to_bytes(self.keys[name].public_key())
-        return {
-            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(key).decode(),
-            FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode(),
-            TIMESTAMP_HEADER: moment,
-            INSTANCE: instance,
-            "content-type": PROTOBUF_MEDIA_TYPE,
-        }
-
-    def post(self, link, name, call, headers, body=b""):
-        connection = http.client.HTTPSConnection("127.0.0.1", link.port, context=self.context(name), timeout=20)
-        try:
-            connection.request("POST", f"/v1/fleet/{call}", body, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -144,50 +61,6 @@ def study(consortium):
     with consortium.link() as link, consortium.fleet(link, "north") as north:
         north.connect()
         yield link, north
-
-
-def until(look):
-    """What is found by looking again and again, for a minute at most."""
-    end = time.monotonic() + 60
-    while not (found := look()):
-        assert time.monotonic() < end, "nothing came within a minute"
-        time.sleep(0.01)
-    return found
-
-
-def collected(link, *ids):
-    """All answers."""
-    found = []
-
-    def look():
-        found.extend(link.collect(ids))
-        return len(found) == len(ids)
-
-    until(look)
-    return found
-
-
-def received(fleet):
-    return until(fleet.receive)
-
-
-def exchange(link, fleet, site="north", size=CHUNK + 1000):
-    """There and back, bit for bit."""
-    body = secrets.token_bytes(size)
-    sent = link.send(site, HEADER, body, 60, "1")
-    asked = received(fleet)
-    assert (asked.header, asked.body) == (HEADER, body)
-    assert fleet.answer(asked, {"ok": True}, body[::-1])
-    (answer,) = collected(link, sent)
-    assert (answer.id, answer.site, answer.error) == (sent, site, "")
-    assert (answer.header, answer.body) == ({"ok": True}, body[::-1])
-
-
-def empty(link):
-    state = link._state
-    return not any(
-        map(len, (link._store, state.message_ins_store, state.message_res_store, state._object_push_sessions))
-    )
 
 
 # What goes through
@@ -217,11 +90,14 @@ def test_memory_of_messages_is_used_again_though_no_garbage_is_collected(link, n
     assert 0 < len(fresh) < 8  # an exchange needs four
 
 
-def test_a_body_for_two_sites_is_kept_once(consortium, link, north):
+def test_a_body_for_two_sites_is_hashed_and_kept_once(consortium, link, north, monkeypatch):
+    wrapped = []
+    monkeypatch.setattr("polysite.deploy.flower.server.wrap", lambda body: wrapped.append(body) or wrap(body))
     with consortium.fleet(link, "south") as south:
         south.connect()
         body = secrets.token_bytes(2 * CHUNK)
         sent = link.send_all({"north": ({"to": 1}, body), "south": ({"to": 2}, body)}, 60, "1")
+        assert wrapped == [body]
         assert len(body) < sum(len(each.content) for each in link._store.store.values()) < len(body) + 10_000
         for site, fleet in (("north", north), ("south", south)):
             asked = received(fleet)
@@ -434,7 +310,7 @@ def test_half_an_answer_does_not_count_against_the_limit(consortium):
         north.connect()
         sent, body = link.send("north", HEADER, b"abc", 60, "1"), secrets.token_bytes(CHUNK + CHUNK // 2)
         asked, whole = received(north), north._all
-        north._all = lambda do, names: whole(do, list(names)[:2])  # killed after the header and a chunk
+        north._all = lambda do, names: whole(do, list(names)[:2])  # killed after two small parts and the chunks
         for attempt in range(3):
             assert north.answer(asked, {"attempt": attempt}, body)
         north._all = whole

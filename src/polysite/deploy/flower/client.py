@@ -24,7 +24,9 @@ from typing import Any, Self, TypeVar
 from polysite.buffers import Buffer, room
 from polysite.deploy.flower.messages import (
     INSTANCE,
+    OBJECT,
     WAIT,
+    Chunk,
     Content,
     Header,
     array_chunks,
@@ -230,12 +232,16 @@ class Fleet:
 
             def push(name: str, session: str = wanted.session_id) -> bool:
                 request = PushObjectRequest(node=node, run_id=run, session_id=session, object_id=name)
-                parts = pushed(request, content_of(objects[name]))
-                answer = self._call(lambda each: self._post("push-object", each), parts, patience)
+                content = content_of(objects[name])
+                named = {OBJECT: name} if isinstance(content, Chunk) else {}
+                parts = pushed(request, content)
+                answer = self._call(lambda each: self._post("push-object", each, headers=named), parts, patience)
                 return bool(_parsed(PushObjectResponse, answer).stored)
 
             missing = set(wanted.objects_to_push)
-            stored = self._all(push, [name for name in objects if name in missing])
+            small = [name for name in objects if name in missing and not isinstance(objects[name], Chunk)]
+            chunks = [name for name in objects if name in missing and isinstance(objects[name], Chunk)]
+            stored = self._all(push, small) + self._all(push, chunks)  # only then is known where chunks belong
             if all(stored):
                 return True
             end = time.monotonic() + patience if any(stored) else end

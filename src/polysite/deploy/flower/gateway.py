@@ -18,9 +18,11 @@ from functools import partial
 from typing import Any, cast
 
 from polysite.buffers import Buffer, room
-from polysite.deploy.flower.messages import INSTANCE, WAIT, Content, read_content
-from polysite.deploy.flower.objects import PIECE, pulled, read_pushed
+from polysite.deploy.flower.landing import Landings, Place
+from polysite.deploy.flower.messages import INSTANCE, OBJECT, WAIT, Chunk, Content, array_chunks, read_content
+from polysite.deploy.flower.objects import PIECE, pulled, read_before_chunk, read_pushed
 from polysite.deploy.flower.port import BODY, Body, Connection
+from polysite.errors import PayloadError
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
 from flwr.common.constant import (
@@ -36,6 +38,7 @@ from flwr.supercore.constant import (
     FLEET_HTTP_SIGNATURE_HEADER,
     NodeStatus,
 )
+from flwr.supercore.corestate.in_memory_corestate import ObjectPushSession
 from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -118,6 +121,7 @@ class Guard:
         self.tokens: dict[str, str] = {}
         self.excessive: set[str] = set()
         self._pushed = dict.fromkeys(nodes, 0)  # bytes of responses that are not collected yet
+        self.landings = Landings(self._store)
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
         self._heard: dict[str, float] = {}  # when a site was last heard
         self._news: dict[str, asyncio.Event] = {}  # there may be a message for a site
@@ -151,10 +155,11 @@ class Guard:
             if site not in self._instances:
                 raise Refusal(409, "anew")  # this server was restarted: the site must connect again
             raise Refusal(409, "elsewhere", "the key of this site is used from a second place", site)
-        body = await self._read(scope, headers, CALLS[path], site)
+        size = _announced(headers, CALLS[path], site)
         if call == "push-object":
-            push = partial(self._push, site, body)
-            return 200, push() if len(body) < SMALL else await run_in_threadpool(push)
+            return 200, await self._receive_object(scope, headers, size, site)
+        body = room(size)
+        await self._read(scope, site, body)
         if call == "pull-object":
             return 200, *self._pull(site, body)
         match call:
@@ -220,15 +225,19 @@ class Guard:
             raise Refusal(401, "replayed", "a request that was seen before", site)
         self._seen[site, signed] = clock
 
-    async def _read(self, scope: Scope, headers: Mapping[bytes, bytes], most: int, site: str) -> memoryview:
-        """Return the body of a request, received in place."""
-        announced = headers.get(b"content-length", b"0")
-        if not announced.isdigit() or len(announced) > 15 or int(announced) > most:
-            raise Refusal(413, "large", f"a request of {announced[:20].decode('latin-1')} bytes announced", site)
-        if b"transfer-encoding" in headers:
-            raise Refusal(413, "large", "a request that does not announce its size", site)
-        whole, began, loop = room(int(announced)), time.monotonic(), asyncio.get_running_loop()
-        body: Body = scope["extensions"][BODY](whole)
+    async def _receive_object(self, scope: Scope, headers: Mapping[bytes, bytes], size: int, site: str) -> bytes:
+        """Receive and store a part of an answer, a chunk in its place if there is one; return the response."""
+        place = self.landings.take(site, headers.get(OBJECT.encode(), b"").decode("latin-1"), size)
+        slots = () if place is None else place.slots[:1]
+        body = room(size - sum(map(len, slots)))
+        await self._read(scope, site, body, *slots)
+        push = partial(self._push, site, body, place)
+        return push() if size < SMALL else await run_in_threadpool(push)
+
+    async def _read(self, scope: Scope, site: str, *parts: memoryview) -> None:
+        """Receive the body of a request in memory of its size."""
+        size, began, loop = sum(map(len, parts)), time.monotonic(), asyncio.get_running_loop()
+        body: Body = scope["extensions"][BODY](*parts)
         try:
             while not body.over.done():
                 left = body.heard + self.pace.silence - loop.time()
@@ -238,9 +247,8 @@ class Guard:
                 self._keep_pace(began, body.size)
         except TimeoutError as problem:
             raise Refusal(408, "slow", "a request that trickled in", site) from problem
-        if body.size < len(whole):
+        if body.size < size:
             raise Refusal(400, "cut")
-        return whole
 
     def _keep_pace(self, began: float, size: int) -> None:
         seconds = time.monotonic() - began
@@ -354,9 +362,14 @@ class Guard:
                     self._pushed[site] = 0  # what was dropped does not count against the limit
         return question, reply
 
-    def _push(self, site: str, body: memoryview) -> bytes:
+    def _push(self, site: str, body: memoryview, place: Place | None) -> bytes:
+        """Store a part of an answer; its data are not in the body, if they were received in a place."""
+        given = memoryview(b"")
         try:
-            request, given = read_pushed(body)
+            if place is None:
+                request, given = read_pushed(body)
+            else:
+                request = read_before_chunk(bytes(body), len(place.slots[0]))
         except DecodeError as problem:
             raise Refusal(400, "odd", "a request that cannot be read", site) from problem
         self._own(request, site)
@@ -368,29 +381,53 @@ class Guard:
             raise Refusal(413, "large", f"an answer of more than {self._limit} bytes", site)
         stored = False
         try:
-            stored = self._stored(request, given, site)
+            stored = self._stored(request, given, place, site)
         finally:
             if not stored:
                 with self._lock:
                     self._pushed[site] = max(0, self._pushed[site] - len(body))
         return bytes(PushObjectResponse(stored=stored).SerializeToString())
 
-    def _stored(self, request: PushObjectRequest, given: memoryview, site: str) -> bool:
+    def _stored(self, request: PushObjectRequest, given: memoryview, place: Place | None, site: str) -> bool:
         """Store a part of an answer, if it is wanted; return whether it was."""
         with self._state._lock_object_push_sessions:
             session = self._state._object_push_sessions.get(request.session_id)
             if session is not None:
                 session.expires_at = FOREVER  # responses are dropped here; Flower's own way can deadlock
         try:
-            content = read_content(request.object_id, given)
+            content = read_content(request.object_id, given) if place is None else _settled(place, request.object_id)
         except ValueError as problem:
             raise Refusal(400, "odd", f"a part of an answer that is damaged: {problem}", site) from problem
         if session is None:
             return False
+        if not isinstance(content, Chunk):
+            self._reserve(site, session, request.object_id, content)
         stored = self._state.store_object(self._run, request.session_id, request.object_id, cast(bytes, content))
         if stored and not session.pending_object_ids:
             self.arrived.set()
         return bool(stored)
+
+    def _reserve(self, site: str, session: ObjectPushSession, name: str, content: bytes) -> None:
+        """Reserve memory for an array of this site's answer; its bytes count against the limit from now on.
+
+        Without it, as when a part of the array is here already, chunks are received as they come.
+        """
+        with self._state._lock_object_push_sessions:
+            roots, pending = list(session.root_object_ids), set(session.pending_object_ids)
+        answer = self._state.message_res_store.get(roots[0]) if roots and name in pending else None
+        if answer is None or answer.metadata.src_node_id != self._nodes[site] or len(content) > SMALL:
+            return
+        try:
+            found = array_chunks(content, self._limit)
+        except PayloadError:  # reported when the answer is collected
+            return
+        if found is None or not found[1] or not found[1].keys() <= pending:
+            return
+        size, places = found
+        with self._lock:
+            if self._pushed[site] + size <= self._limit + SLACK:
+                reserved = self.landings.reserve(site, roots[0], name, size, places)
+                self._pushed[site] += size if reserved else 0
 
     def _pull(self, site: str, body: Buffer) -> list[Buffer]:
         """Return the parts of a response with an object from the store, which is not copied."""
@@ -426,11 +463,13 @@ class Guard:
             session = self._state._object_push_session_by_root.get(name)
             if session is not None:
                 self._state._cleanup_push_session(session, cleanup_messages=False)
+        self.landings.drop(name)
 
     def rest(self, site: str) -> None:
         """Reset the size limit of a site from which no response is expected."""
         with self._lock:
             self._pushed[site] = 0
+            self.landings.rest(site)
         self.excessive.discard(site)
 
     # refusals
@@ -455,6 +494,23 @@ class Guard:
         with self._lock:
             found, self._incidents = list(self._incidents.values()), {}
         return found
+
+
+def _announced(headers: Mapping[bytes, bytes], most: int, site: str) -> int:
+    """Return the size of a request's body."""
+    announced = headers.get(b"content-length", b"0")
+    if not announced.isdigit() or len(announced) > 15 or int(announced) > most:
+        raise Refusal(413, "large", f"a request of {announced[:20].decode('latin-1')} bytes announced", site)
+    if b"transfer-encoding" in headers:
+        raise Refusal(413, "large", "a request that does not announce its size", site)
+    return int(announced)
+
+
+def _settled(place: Place, name: str) -> Chunk:
+    chunk = place.settle() if name == place.name else None
+    if chunk is None:
+        raise ValueError("an object that is not the one of its name")
+    return chunk
 
 
 def _pieces(parts: Iterable[Buffer]) -> Iterator[memoryview]:

@@ -67,6 +67,7 @@ INNER_PARTS: tuple[str, ...] = (
     "flwr.supercore.constant.NOOP_FEDERATION_ID",
     "flwr.supercore.constant.NodeStatus.ONLINE",
     "flwr.supercore.constant.TaskType.SERVER_APP",
+    "flwr.supercore.corestate.in_memory_corestate.ObjectPushSession",
     "flwr.supercore.date.now",
     "flwr.superlink.main.create_app",
     *(

@@ -47,6 +47,7 @@ except ModuleNotFoundError as problem:
     raise RunError("deployment needs Flower: pip install 'polysite[deploy]'") from problem
 
 INSTANCE = "x-polysite-instance"  # HTTP header that identifies one start of a site's courier
+OBJECT = "x-polysite-object"  # HTTP header: name of the chunk that a request pushes, which may be received in place
 WAIT = "x-polysite-wait"  # HTTP header: seconds that a request for messages may be held until there is one
 CHUNK = 16 << 20  # bytes of a chunk
 MAX_CHUNK_HEAD = 40  # bytes

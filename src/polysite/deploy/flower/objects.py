@@ -46,6 +46,16 @@ def read_pushed(body: Buffer) -> tuple[PushObjectRequest, memoryview]:
     return PushObjectRequest.FromString(bytes(small)), content
 
 
+def read_before_chunk(before: bytes, size: int) -> PushObjectRequest:
+    """Return a request that pushes a chunk of ``size`` bytes, from what comes before them; or raise DecodeError."""
+    head = Chunk.head_of(size)
+    end = _tag(PushObjectRequest.OBJECT_CONTENT_FIELD_NUMBER, len(head) + size) + head
+    if not before.endswith(end):
+        raise DecodeError(f"no chunk of {size} bytes")
+    request: PushObjectRequest = PushObjectRequest.FromString(before.removesuffix(end))
+    return request
+
+
 def pulled(content: Content | None) -> list[Buffer]:
     """Return the parts of a response with an object; without it, if it is not there (None), or not yet (empty)."""
     whole = parts_of(content or b"")

@@ -25,23 +25,28 @@ BODY = "polysite.body"  # extension of a scope: receives the body of its request
 
 
 class Body:
-    """The body of a request, while it is received in memory of its size."""
+    """The body of a request, while it is received in memory of its size, which may be in several parts."""
 
-    def __init__(self, whole: memoryview, early: bytearray, loop: asyncio.AbstractEventLoop):
-        self._whole, self._loop = whole, loop
-        self.size, self.heard = len(early), loop.time()  # bytes that have come, and when the last ones did
+    def __init__(self, parts: Iterable[memoryview], early: bytearray, loop: asyncio.AbstractEventLoop):
+        self._parts, self._loop = [part for part in parts if part], loop  # what is left of them
+        self.size, self.heard = 0, loop.time()  # bytes that have come, and when the last ones did
         self.over = loop.create_future()  # when all have come, or no more will
-        whole[: self.size] = early
+        while self.size < len(early):
+            count = min(len(early) - self.size, len(self.slot))
+            self.slot[:count] = early[self.size : self.size + count]
+            self.grow(count)
 
     @property
     def slot(self) -> memoryview:
         """Where the next bytes belong."""
-        return self._whole[self.size :]
+        return self._parts[0]
 
     def grow(self, count: int) -> bool:
         """Count bytes that were received in the slot; return whether the body is complete."""
         self.size, self.heard = self.size + count, self._loop.time()
-        return self.size == len(self._whole)
+        rest = self._parts[0][count:]
+        self._parts[:1] = [rest] if rest else []
+        return not self._parts
 
     def end(self) -> None:
         """Expect no more bytes."""
@@ -182,16 +187,16 @@ class Connection(HttpToolsProtocol):
         self._done()
         super().on_headers_complete()
         cycle = self.cycle
-        receive: Callable[[memoryview], Body] = lambda whole: self._receive(cycle, whole)  # noqa: E731
+        receive: Callable[..., Body] = lambda *parts: self._receive(cycle, parts)  # noqa: E731
         cycle.scope["extensions"] = {BODY: receive}  # type: ignore[dict-item]
         self.flow.pause_reading()
 
-    def _receive(self, cycle: RequestResponseCycle, whole: memoryview) -> Body:
-        """Receive the body of a request, whose size is known, in ``whole``."""
+    def _receive(self, cycle: RequestResponseCycle, parts: Iterable[memoryview]) -> Body:
+        """Receive the body of a request, whose size is known, in memory of that size."""
         if cycle.waiting_for_100_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             cycle.waiting_for_100_continue = False
-        body = Body(whole, cycle.body, self.loop)
+        body = Body(parts, cycle.body, self.loop)
         cycle.body = bytearray()
         if cycle.more_body and not cycle.disconnected:
             self.body = body

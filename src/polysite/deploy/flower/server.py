@@ -142,7 +142,8 @@ class Link:
         """
         if unknown := sorted(set(letters) - set(self._nodes)):
             raise RunError(f"no message can go to {unknown[0]!r}: the sites are {', '.join(self._nodes)}")
-        bodies = {id(body): wrap(body) for _, body in letters.values() if body}
+        distinct = {id(body): body for _, body in letters.values() if body}
+        bodies = {each: wrap(body) for each, body in distinct.items()}
         messages = {
             site: make_message(self._metadata(site, ttl, group), pack(header, bodies.get(id(body), b"")))
             for site, (header, body) in letters.items()
@@ -214,7 +215,7 @@ class Link:
         if contents is None:
             return None
         try:
-            message = inflate(reply, contents, self._limit)
+            message = inflate(reply, contents, self._limit, self._guard.landings.joined(site, reply))
             if message.has_error():
                 return Envelope(id, site, error=message.error.reason or f"error {message.error.code}")
             header, body = unpack(message.content)
