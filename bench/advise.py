@@ -19,7 +19,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-INNER = int(os.environ.get('I','2'))
+INNER = int(os.environ.get("I", "2"))
 # families that fit a structure; an own model fits where one hospital differs, or where hospitals outline unlike
 FITS = {
     "equal": ("one model",),
@@ -76,7 +76,7 @@ def one(name: str, seed: int, out: Path) -> None:
     """Advise on one federation; add the processor time of all processes to the numbers."""
     from structures import structure
 
-    from polysite import advice, config
+    from polysite import advice
 
     study = structure(name, seed)
     found = advice.advise(study, out, None, INNER, parallel=1)

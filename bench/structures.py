@@ -41,7 +41,7 @@ from polysite.study import train
 
 torch.set_num_threads(1)
 
-ROUNDS, EPOCHS = int(os.environ.get("R","12")), int(os.environ.get("E","3"))  # of a study; in a round
+ROUNDS, EPOCHS = int(os.environ.get("R", "12")), int(os.environ.get("E", "3"))  # of a study; in a round
 FEWER = {}  # they have more hospitals or training cases
 TUNING = {"labels": 2}  # rounds of a second phase, where it is not 1
 OTHER = {"scanner": 16, "contrast": 2.0}
@@ -91,7 +91,10 @@ Dice = dict[str, dict[str, float]]  # by hospital and case
 
 def structure(name: str, seed: int) -> Study:
     """Return the study of a structure, with FedAvg."""
-    sites = {site: {"cases": CASES, "low_grade": 0.0, "tumour": float(os.environ.get("T","1.5")), **given} for site, given in SITES[name].items()}
+    sites = {
+        site: {"cases": CASES, "low_grade": 0.0, "tumour": float(os.environ.get("T", "1.5")), **given}
+        for site, given in SITES[name].items()
+    }
     data = {"name": "phantom", "shape": [24, 24, 24], "sites": sites}
     study = config.build({**STUDY, "data": data, "seed": seed}, {})
     return config.vary(study, {"run": {"rounds": FEWER.get(name, ROUNDS)}, "split": {"test": TEST.get(name, 0.33)}})
