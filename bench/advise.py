@@ -19,7 +19,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-INNER = 3
+INNER = int(os.environ.get("I", "2"))
 # families that fit a structure; an own model fits where one hospital differs, or where hospitals outline unlike
 FITS = {
     "equal": ("one model",),
@@ -76,9 +76,9 @@ def one(name: str, seed: int, out: Path) -> None:
     """Advise on one federation; add the processor time of all processes to the numbers."""
     from structures import structure
 
-    from polysite import advice, config
+    from polysite import advice
 
-    study = config.vary(structure(name, seed), {"split": {"test": 0.47}})
+    study = structure(name, seed)
     found = advice.advise(study, out, None, INNER, parallel=1)
     advice.write_page(found)
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

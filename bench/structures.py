@@ -41,24 +41,24 @@ from polysite.study import train
 
 torch.set_num_threads(1)
 
-ROUNDS, EPOCHS = 8, 4  # of a study; in a round
-FEWER = {"groups": 6, "scanners": 6, "labels": 6}  # they have more hospitals or training cases
+ROUNDS, EPOCHS = int(os.environ.get("R", "12")), int(os.environ.get("E", "3"))  # of a study; in a round
+FEWER = {}  # they have more hospitals or training cases
 TUNING = {"labels": 2}  # rounds of a second phase, where it is not 1
 OTHER = {"scanner": 16, "contrast": 2.0}
 STUDY: dict[str, Any] = {
     "model": {"name": "unet_small", "filters": [8, 16, 32]},
-    "split": {"validation": 0.2, "test": 0.53},
+    "split": {"validation": 0.2, "test": 0.33},
     "train": {
-        "optimiser": "adam", "lr": 0.02, "gamma": 0.9, "epochs": EPOCHS, "batch": 2,
+        "optimiser": "adam", "lr": 0.02, "gamma": float(os.environ.get("G","0.85")), "epochs": EPOCHS, "batch": 2,
         "patch": [24, 24, 24], "augment": "none",
     },
     "run": {"rounds": ROUNDS, "validate_every": 2, "checkpoint_every": 1000},
     "assess": {"projections": 0},
 }  # fmt: skip
-CASES, TEST = 15, {"labels": 0.4}  # share of test cases, where it is not 0.53
+CASES, TEST = 18, {}  # share of test cases, where it is not 0.53
 SITES: dict[str, dict[str, dict[str, Any]]] = {
     "equal": {name: {} for name in "abcd"},
-    "outlier": {"a": {}, "b": {}, "c": {}, "d": {"scanner": 11, "contrast": 2.0, "tumour": 0.7}},
+    "outlier": {"a": {}, "b": {}, "c": {}, "d": {"scanner": 11, "contrast": 2.0, "tumour": 1.0}},
     "groups": {"a": {}, "b": {}, "c": {}, "d": OTHER, "e": OTHER, "f": OTHER},
     "scanners": {name: {"scanner": 0, "second": 16, "contrast": 2.0} for name in "abcdef"},
     "labels": {"a": {"margin": -1}, "b": {}, "c": {"margin": 2}, "d": {"margin": 3}},
@@ -91,10 +91,13 @@ Dice = dict[str, dict[str, float]]  # by hospital and case
 
 def structure(name: str, seed: int) -> Study:
     """Return the study of a structure, with FedAvg."""
-    sites = {site: {"cases": CASES, **given} for site, given in SITES[name].items()}
+    sites = {
+        site: {"cases": CASES, "low_grade": 0.0, "tumour": float(os.environ.get("T", "1.5")), **given}
+        for site, given in SITES[name].items()
+    }
     data = {"name": "phantom", "shape": [24, 24, 24], "sites": sites}
     study = config.build({**STUDY, "data": data, "seed": seed}, {})
-    return config.vary(study, {"run": {"rounds": FEWER.get(name, ROUNDS)}, "split": {"test": TEST.get(name, 0.53)}})
+    return config.vary(study, {"run": {"rounds": FEWER.get(name, ROUNDS)}, "split": {"test": TEST.get(name, 0.33)}})
 
 
 def shorter(study: Study, tuning: int) -> dict[str, Any]:

@@ -200,9 +200,7 @@ def gram(trees: Sequence[Tree], origin: Tree | None = None, coarse: bool = False
     """
     fast = coarse and origin is not None and _are_many(trees) and _in_float32(trees[0])
     blocks = _differences(trees, origin) if fast and origin is not None else _blocks(trees, origin)
-    found = np.zeros((len(trees), len(trees)))
-    for leaves in blocks:
-        found += _product(leaves)
+    found = _products(blocks, len(trees))
     if fast and not np.isfinite(found).all():  # too large for float32
         return gram(trees, origin)
     return found
@@ -221,9 +219,7 @@ def squared_distances(trees: Sequence[Tree], exact: bool = False) -> NDArray[np.
     """
     coarse = not exact and _are_many(trees) and _in_float32(trees[0])
     blocks = _differences(trees, trees[0]) if coarse else _blocks(trees, trees[0] if trees else None, centred=True)
-    products = np.zeros((len(trees), len(trees)))
-    for leaves in blocks:  # equal trees stay equal
-        products += _product(leaves)
+    products = _products(blocks, len(trees))  # equal trees stay equal
     if coarse and not np.isfinite(products).all():  # too large for float32
         return squared_distances(trees, exact=True)
     lengths = products.diagonal()
@@ -359,10 +355,27 @@ def _slices(length: int, trees: int, elements: int = BLOCK) -> Iterator[slice]:
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
-def _product(rows: Any) -> NDArray[np.float64]:
-    product = rows @ rows.T
-    found: NDArray[np.float64] = product.cpu().numpy() if hasattr(product, "cpu") else product
+def _products(blocks: Iterable[Any], count: int) -> NDArray[np.float64]:
+    """Return the sum of the products of all rows of blocks; those on a GPU are added there, and transferred once."""
+    total: Any = np.zeros((count, count))
+    for rows in blocks:
+        if hasattr(rows, "new_zeros") and isinstance(total, np.ndarray):
+            total = rows.new_zeros((count, count))
+        total += rows @ rows.T
+    found: NDArray[np.float64] = total.cpu().numpy() if hasattr(total, "cpu") else total
     return found
+
+
+def sums(leaves: Iterable[Any]) -> list[float]:
+    """Return the sum of every leaf, with one transfer from a GPU for all of them.
+
+    >>> sums([np.array([1, 2]), np.array([0.5])])
+    [3.0, 0.5]
+    """
+    found = [x.sum() for x in leaves]
+    if found and getattr(found[0], "is_cuda", False):
+        return [float(x) for x in stacked(found).tolist()]
+    return [float(x) for x in found]
 
 
 def _groups(linked: NDArray[np.bool_]) -> list[list[int]]:
@@ -374,6 +387,16 @@ def _groups(linked: NDArray[np.bool_]) -> list[list[int]]:
             for member in group[j]:
                 group[member] = group[i]
     return [sorted(members) for members in {id(g): g for g in group.values()}.values() if len(members) > 1]
+
+
+def flat(a: Tree) -> Any:
+    """Return all elements of a tree as one vector.
+
+    >>> flat({"a": np.array([[1, 2]]), "b": np.array([3])}).tolist()
+    [1, 2, 3]
+    """
+    leaves = [x.reshape(-1) for x in a.values()]
+    return sys.modules[type(leaves[0]).__module__].concatenate(leaves)
 
 
 def rows_like(x: Any, count: int) -> Any:

@@ -85,9 +85,9 @@ def test_nothing_is_chosen_by_validation_cases():
 def test_the_budget_covers_the_strategies_first():
     enough = shares(60, 4, 3, 10)
     assert enough.recipe > 10 and enough.longer == 9 and enough.total == pytest.approx(60)
-    assert shares(25, 4, 3, 10).recipe == 0 and shares(26, 4, 3, 10).longer == 9
-    with pytest.raises(ConfigError, match=r"4 strategies on 3 inner folds .* take 16.2: raise it, or name fewer"):
-        shares(16, 4, 3, 10)
+    assert shares(28, 4, 3, 10).recipe == 0 and shares(29, 4, 3, 10).longer == 9
+    with pytest.raises(ConfigError, match=r"4 strategies on 3 inner folds .* take 19.2: raise it, or name fewer"):
+        shares(19, 4, 3, 10)
 
 
 def test_a_verdict_is_read_back_from_json():

@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import polysite as ps
-from polysite.advice.decide import LUCK, Luck, compare, gain_of, mean_of, winner
+from polysite.advice.decide import LUCK, candidate, chance, compare, confirmed, gain_of
 from polysite.advice.tournament import Played
 
 SITES, CASES, FOLDS = ("a", "b", "c"), 8, 2
-
-
-SMALL = Luck(LUCK**2, 4.0, FOLDS)
 
 
 def played(gain, noise=0.01, seed=0, sites=SITES):
@@ -30,49 +28,44 @@ def hash_of(key):
     return sum(map(ord, key[0] + key[1]))
 
 
-def test_a_clear_gain_in_every_fold_is_shown():
+def test_a_strategy_that_looks_better_is_a_candidate_and_needs_a_second_training():
     scores = {"fedavg": played(0.0, 0), "better": played(0.05), "same": played(0.0, seed=1)}
-    found = compare(scores, "fedavg", SMALL)
-    better, same = found
-    assert better.name == winner(found, "fedavg", scores, SMALL, ["same", "better"])
-    assert better.better and not same.better
+    better, same = compare(scores, "fedavg")
+    assert candidate([better, same], scores, ["same", "better"]) is better
+    assert better.looks_better and not better.better and not same.looks_better
     assert better.gain.mean == pytest.approx(0.05, abs=0.01) and better.gain.low < better.gain.mean < better.gain.high
     assert better.gain.cases == 24 and set(better.sites) == {*SITES}
     assert np.mean(better.folds) == pytest.approx(better.gain.mean)
+    again = played(0.05, seed=3), played(0.0, 0)
+    sure, mine, reference = confirmed("better", (scores["better"], scores["fedavg"]), again, 2)
+    assert sure.better and sure.twice and sure.gain.mean == pytest.approx(mine.mean - reference.mean)
 
 
 def test_a_gain_of_one_fold_alone_is_not_shown():
-    lucky = played(lambda site, fold: 0.06 if fold else -0.001, 0.0)
-    (found,) = compare({"fedavg": played(0.0, 0), "lucky": lucky}, "fedavg", SMALL)
+    scores = {"fedavg": played(0.0, 0), "lucky": played(lambda site, fold: 0.06 if fold else -0.001, 0.0)}
+    (found,) = compare(scores, "fedavg")
     assert found.gain.mean > 0.02 and found.folds[0] < 0 < found.folds[1]
-    assert not found.better and winner([found], "fedavg", {}, SMALL, ["lucky"]) == "fedavg"
+    assert not found.looks_better and candidate([found], scores, ["lucky"]) is None
 
 
-def test_the_simplest_of_strategies_that_cannot_be_told_apart_wins():
-    scores = {
-        "fedavg": played(0.0, 0),
-        "best": played(0.06),
-        "near": played(0.055, seed=1),
-        "far": played(0.03, seed=2),
-    }
-    found = compare(scores, "fedavg", SMALL)
-    assert [c.name for c in found] == ["best", "near", "far"] and all(c.better for c in found)
-    assert winner(found, "fedavg", scores, SMALL, ["far", "near", "best"]) == "near"
-    assert winner(found, "fedavg", scores, SMALL, ["far", "best", "near"]) == "best"
+def test_the_simplest_of_strategies_that_cannot_be_told_apart_is_the_candidate():
+    scores = {"fedavg": played(0.0, 0), "best": played(0.06), "near": played(0.056, seed=1)}
+    scores |= {"far": played(0.03, seed=2)}
+    found = compare(scores, "fedavg")
+    assert [c.name for c in found] == ["best", "near", "far"] and all(c.looks_better for c in found)
+    assert candidate(found, scores, ["far", "near", "best"]).name == "near"
+    assert candidate(found, scores, ["far", "best", "near"]).name == "best"
 
 
 def test_a_loss_is_no_gain_whatever_its_p():
-    (found,) = compare({"fedavg": played(0.0, 0), "worse": played(-0.05)}, "fedavg", SMALL)
-    assert found.p > 0.5 and not found.better and found.gain.high < 0
+    (found,) = compare({"fedavg": played(0.0, 0), "worse": played(-0.05)}, "fedavg")
+    assert found.p > 0.5 and not found.looks_better and found.gain.high < 0
 
 
-def test_holm_counts_all_strategies():
-    names = {f"s{k}": played(0.004, 0.01, seed=k) for k in range(6)}
-    alone = {name: compare({"fedavg": played(0.0, 0), name: p}, "fedavg", SMALL)[0].p for name, p in names.items()}
-    together = compare({"fedavg": played(0.0, 0), **names}, "fedavg", SMALL)
-    assert all(c.p >= alone[c.name] for c in together)
-    smallest = min(alone, key=alone.__getitem__)
-    assert next(c.p for c in together if c.name == smallest) == pytest.approx(min(1.0, 6 * alone[smallest]))
+def test_the_number_of_strategies_counts():
+    one, two = (played(0.05), played(0.0, 0)), (played(0.05, seed=1), played(0.0, 0))
+    alone, of_six = (confirmed("s", one, two, count)[0].p for count in (1, 6))
+    assert of_six == pytest.approx(6 * alone)
 
 
 def test_intervals_resample_inside_hospitals():
@@ -82,17 +75,22 @@ def test_intervals_resample_inside_hospitals():
     assert str(gain_of({("a", "1"): 0.5, ("a", "2"): 0.5})) == "+0.500 (+0.500 to +0.500)"
 
 
-def test_an_unlucky_training_shows_in_the_difference_of_two():
+def test_an_unlucky_training_of_the_reference_is_not_a_gain():
     lucky, unlucky = played(0.0, 0), played(-0.06, 0)
-    luck = Luck.of(lucky, unlucky)
-    assert luck.variance == pytest.approx((2 * LUCK**2 + 2 * 0.06**2 / 2) / 4) and luck.freedom == 4
-    (against_one,) = compare({"fedavg": unlucky, "same": played(0.0)}, "fedavg", SMALL)
-    both = mean_of(unlucky, lucky)
-    (against_both,) = compare({"fedavg": both, "same": played(0.0)}, "fedavg", luck)
-    assert against_one.better and not against_both.better
-    assert against_both.gain.mean == pytest.approx(0.03, abs=0.005)
+    (seen,) = compare({"fedavg": unlucky, "same": played(0.0)}, "fedavg")
+    assert seen.looks_better and seen.gain.mean == pytest.approx(0.06, abs=0.005)
+    sure, _, _ = confirmed("same", (played(0.0), unlucky), (played(0.0, seed=1), lucky), 1)
+    assert not sure.better and sure.gain.mean == pytest.approx(0.03, abs=0.005)
 
 
-def test_luck_is_that_of_the_prior_if_two_trainings_agree():
-    same = Luck.of(played(0.0, 0), played(0.0, 0))
-    assert same.variance == pytest.approx(LUCK**2 / 2)  # two folds without a difference
+def test_luck_that_strategy_and_reference_share_does_not_count():
+    bad, good = (played(-0.06, 0), played(-0.08, 0)), (played(0.02, 0.001), played(0.0, 0))
+    assert confirmed("tuned", bad, good, 3)[0].better
+
+
+def test_chance_by_hand():
+    gains = {("a", f"{k}"): 0.02 + 0.001 * (-1) ** k for k in range(8)}
+    found, apart = gain_of(gains), (0.01, -0.03)
+    luck = (2 * 2 * LUCK**2 + (0.01**2 + 0.03**2) / 2) / 4
+    error = (((found.high - found.low) / 3.92) ** 2 + luck / 4) ** 0.5
+    assert chance(gains, apart) == pytest.approx(stats.t.sf(0.02 / error, 4)) and chance(gains, (0, 0)) < 0.01

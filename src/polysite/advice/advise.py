@@ -26,14 +26,13 @@ from polysite.advice.decide import (
     LEVEL,
     Comparison,
     Gain,
-    Luck,
     by_site,
+    candidate,
     compare,
+    confirmed,
     differences,
     gain_of,
-    mean_of,
     shrunken,
-    winner,
 )
 from polysite.advice.stages import LONGER, Shares, shares
 from polysite.advice.tournament import Played, play
@@ -53,7 +52,6 @@ from polysite.study import Run
 from polysite.tuning.search import same_settings
 
 GIVEN = "fedavg, as given"  # the study's own recipe
-AGAIN = "fedavg, another seed"
 ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
 PERSONAL_ROUNDS = 5  # a fifth of the rounds, at a quarter of the learning rate
 PERSONAL_RATE = 4
@@ -147,21 +145,21 @@ def advise(
 
     recipe, words = _recipe(base, space, out / "recipe", budget.recipe, inner, parallel, step)
     listed = contenders(verdict, recipe, cases, only)
-    studies = {c.name: c.study for c in listed} | {AGAIN: replace(recipe, seed=base.seed + 1)}
-    studies |= {GIVEN: base} if words else {}
+    studies = {c.name: c.study for c in listed} | ({GIVEN: base} if words else {})
     step(f"{len(studies)} strategies on {inner} inner folds", 0)
     played = play(studies, REFERENCE, out / "strategies", inner, parallel, step)
-    if AGAIN not in played:
-        raise RunError(f"{AGAIN} failed, which shows the luck of a training; see {out / 'strategies' / 'runs'}")
-    first, again = played[REFERENCE], played.pop(AGAIN)
-    luck = Luck.of(first, again)
-    played[REFERENCE] = mean_of(first, again)
-    compared = compare({n: p for n, p in played.items() if n != GIVEN}, REFERENCE, luck)
-    simple = [c.name for c in sorted(listed, key=lambda c: FAMILIES.index(c.family))]
-    best = winner(compared, REFERENCE, played, luck, simple)
-    chosen = next(c for c in listed if c.name == best)
+    compared = compare({n: p for n, p in played.items() if n != GIVEN}, REFERENCE)
+    once, chosen = dict(played), listed[0]
+    best = candidate(compared, played, [c.name for c in sorted(listed, key=lambda c: FAMILIES.index(c.family))])
+    if best is not None:
+        two = _again(best.name, played, out / "again", inner, parallel, step)
+        one = played[best.name], played[REFERENCE]
+        sure, played[best.name], played[REFERENCE] = confirmed(best.name, one, two, len(compared))
+        compared = sorted([sure, *(c for c in compared if c is not best)], key=lambda c: -c.gain.mean)
+        chosen = next(c for c in listed if c.name == (best.name if sure.better else REFERENCE))
     final, longer = _longer(played[chosen.name], out / "longer", budget.longer, inner, parallel, step)
-    shared = first if final is played[REFERENCE] else final  # an own model is compared with the one it starts from
+    # an own model is compared with the one it starts from
+    shared = once[chosen.name] if final is played[chosen.name] else final
     adapted, own = _own(shared, out / "own", inner, parallel, step)
     final = final if adapted is shared else adapted
 
@@ -241,6 +239,18 @@ def _recipe(
         base, out, space, trainings, inner, "steps", tuning.Simulated(parallel), step, tuning.write_page
     )
     return found.study, "" if found.best is found.reference else found.best.candidate.name
+
+
+def _again(
+    name: str, played: Mapping[str, Played], out: Path, inner: int, parallel: int | None, step: Step
+) -> tuple[Played, Played]:
+    """Train a strategy and the reference with another seed; return both."""
+    step(f"{name} and {REFERENCE} again, with another seed", 0)
+    again = {n: replace(played[n].study, seed=played[n].study.seed + 1) for n in (name, REFERENCE)}
+    found = play(again, None, out, inner, parallel, step)
+    for lost in (n for n in again if n not in found):
+        raise RunError(f"{lost} failed with another seed, which shows the luck of a training; see {out / 'runs'}")
+    return found[name], found[REFERENCE]
 
 
 def _longer(

@@ -1,38 +1,35 @@
 """What the scores of a tournament show: paired differences to one model for all, and which of them are beyond chance.
 
-A strategy is said to be better than the reference only if
+A strategy looks better than the reference if p <= 0.05 in the signed-rank test over all cases and its mean gain is
+positive in every inner fold. That test treats the models of a fold as given, but their difference partly comes from the
+luck of training, which all cases of the fold share. So the simplest strategy (one model with less weight for a
+hospital, a model per group of hospitals, per hospital, per cluster of patients) of those that look better and are not
+shown to be worse than the best is trained again, and so is the reference, with another seed. It is said to be better
+only if its gain, the mean over both seeds, has
 
-    p <= 0.05, after Holm over the strategies, and
-    its mean gain is positive in every inner fold.
+    p <= 0.05, times the number of strategies, and
+    is positive in every inner fold.
 
-Of several, the simplest one wins (one model with less weight for a hospital, a model per group of hospitals, per
-hospital, per cluster of patients) that is not shown to be worse than the best, by the same p.
+p is the larger of two: that of the signed-rank test, and that of the mean gain with luck counted in. The luck of a gain
+shows in the difference d_f of the gains of both seeds in fold f of n: with one seed in one fold it has the variance
 
-p is the larger of two: that of the signed-rank test over all cases, and that of the mean gain with the luck of a
-training counted in. The first treats the models of a fold as given, but their difference partly comes from luck, which
-all cases of the fold share, and an unlucky reference makes every strategy look better. So the reference is trained
-twice in every fold, with two seeds. Its score is the mean of both, and their difference shows the luck: with d_f the
-difference of the means of fold f of n, the variance of one training is
+    l^2 = (2 PRIOR LUCK^2 + sum_f d_f^2 / 2) / (PRIOR + n)
 
-    l^2 = (PRIOR LUCK^2 + sum_f d_f^2 / 2) / (PRIOR + n)
-
-and the mean gain has the variance s^2 + (1 + 1/2) l^2 / n, with s its standard error over cases. It is compared with
-Student's t of PRIOR + n degrees of freedom. ``bench/advise.py null`` measures how often equal hospitals are said to
-differ.
+so the mean gain has the variance s^2 + l^2 / (2 n), with s its standard error over cases, and is compared with
+Student's t of PRIOR + n degrees of freedom. Since the first training decides only together with the second one,
+choosing by it does not raise the rate of false claims. ``bench/advise.py null`` measures how often equal hospitals are
+said to differ.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from polysite.advice.tournament import Key, Played, grouped
 from polysite.metrics import shrinkage
-from polysite.metrics.statistics import holm, interval, signed_rank
+from polysite.metrics.statistics import interval, signed_rank
 
 LEVEL = 0.05
 LUCK, PRIOR = 0.007, 2.0  # standard deviation of a training's mean score, and how many folds that is worth
-TWO = 2.0  # variance of the difference of two strategies that are trained once each, in that of one training
 WITHIN = 3.92  # standard errors between the ends of a 95 % interval
 
 
@@ -55,54 +52,73 @@ class Comparison:
 
     name: str
     gain: Gain
-    p: float  # that it is better by chance, adjusted by Holm
+    p: float  # that it is better by chance; adjusted for the number of strategies if it was trained twice
     folds: tuple[float, ...]  # mean gain of every inner fold
     sites: Mapping[str, Gain]
+    twice: bool = False  # whether it and the reference were trained with two seeds
+
+    @property
+    def looks_better(self) -> bool:
+        """Whether it is worth a second training, or has passed it."""
+        return self.p <= LEVEL and min(self.folds) > 0
 
     @property
     def better(self) -> bool:
         """Whether it was shown to be better than the reference."""
-        return self.p <= LEVEL and min(self.folds) > 0
-
-
-@dataclass(frozen=True)
-class Luck:
-    """Variance of the mean score of one training, from the differences of two in every inner fold."""
-
-    variance: float
-    freedom: float
-    folds: int
-
-    @classmethod
-    def of(cls, one: Played, two: Played) -> "Luck":
-        """Estimate the luck of a training from two that differ by their seeds alone."""
-        apart = _by_fold(differences(one, two), one.folds)
-        total = PRIOR * LUCK**2 + sum(d * d / 2 for d in apart)
-        return cls(total / (PRIOR + len(apart)), PRIOR + len(apart), len(apart))
+        return self.twice and self.looks_better
 
 
 def mean_of(one: Played, two: Played) -> Played:
-    """Return the reference with the mean of two scores for every case."""
+    """Return the first with the mean of the scores of both for every case."""
     return replace(one, scores={key: (score + two.scores[key]) / 2 for key, score in one.scores.items()})
 
 
-def compare(played: Mapping[str, Played], reference: str, luck: Luck) -> list[Comparison]:
-    """Return every strategy against the reference, the largest mean gain first."""
-    names = [name for name in played if name != reference]
-    gains = {name: differences(played[name], played[reference]) for name in names}
-    folds = played[reference].folds
-    p = holm(np.array([chance(d, luck) for d in gains.values()]))
-    found = [
-        Comparison(
-            name,
-            gain_of(gains[name]),
-            float(p[k]),
-            _by_fold(gains[name], folds),
-            by_site(gains[name]),
-        )
-        for k, name in enumerate(names)
-    ]
+def compare(played: Mapping[str, Played], reference: str) -> list[Comparison]:
+    """Return every strategy against the reference, each trained once, the largest mean gain first."""
+    found = []
+    for name in (name for name in played if name != reference):
+        gains = differences(played[name], played[reference])
+        p = signed_rank(list(gains.values()), "greater")
+        found.append(Comparison(name, gain_of(gains), p, _by_fold(gains, played[reference].folds), by_site(gains)))
     return sorted(found, key=lambda c: -c.gain.mean)
+
+
+def candidate(compared: Sequence[Comparison], played: Mapping[str, Played], simple: Sequence[str]) -> Comparison | None:
+    """Return the simplest strategy of those that look better and are not shown to be worse than the best; None if no
+    strategy looks better.
+
+    Args:
+        compared: The strategies against the reference, the largest mean gain first.
+        played: Scores of all strategies.
+        simple: Names of all strategies, the simplest first.
+    """
+    better = [c for c in compared if c.looks_better]
+    leads = [differences(played[better[0].name], played[c.name]) for c in better[1:]]
+    behind = [signed_rank(list(lead.values()), "greater") <= LEVEL for lead in leads]
+    level = [*better[:1], *(c for c, worse in zip(better[1:], behind, strict=True) if not worse)]
+    return min(level, key=lambda c: list(simple).index(c.name), default=None)
+
+
+def confirmed(
+    name: str, one: tuple[Played, Played], two: tuple[Played, Played], strategies: int
+) -> tuple[Comparison, Played, Played]:
+    """Compare a strategy with the reference after a second training of both.
+
+    Args:
+        name: The strategy.
+        one: Strategy and reference, trained with one seed.
+        two: The same, trained with another seed.
+        strategies: Number of strategies that this one was chosen from.
+
+    Returns:
+        The comparison, and the mean scores of strategy and reference.
+    """
+    mine, reference = mean_of(one[0], two[0]), mean_of(one[1], two[1])
+    gains, folds = differences(mine, reference), reference.folds
+    first, second = (_by_fold(differences(*pair), folds) for pair in (one, two))
+    p = chance(gains, [a - b for a, b in zip(first, second, strict=True)])
+    by_fold, sites = _by_fold(gains, folds), by_site(gains)
+    return Comparison(name, gain_of(gains), min(1.0, strategies * p), by_fold, sites, twice=True), mine, reference
 
 
 def differences(one: Played, other: Played) -> dict[Key, float]:
@@ -117,44 +133,24 @@ def gain_of(differences: Mapping[Key, float]) -> Gain:
     return Gain(sum(values) / len(values), low, high, len(values))
 
 
-def chance(differences: Mapping[Key, float], luck: Luck, trainings: float = 1.5) -> float:
-    """Return the p-value that a mean gain is due to chance: to the cases, or to the luck of trainings.
+def chance(gains: Mapping[Key, float], apart: Sequence[float]) -> float:
+    """Return the p-value that a mean gain over two seeds is due to chance: to the cases, or to the luck of trainings.
 
     Args:
-        differences: Of the scores of all cases.
-        luck: Variance of the mean score of one training.
-        trainings: Variance of the difference of two strategies in a fold, in that of one training.
+        gains: Gain of every case, the mean over both seeds.
+        apart: Difference between the mean gains of both seeds, in every inner fold.
     """
     from scipy.stats import t
 
-    gain = gain_of(differences)
-    error = ((gain.high - gain.low) / WITHIN) ** 2 + trainings * luck.variance / luck.folds
-    return max(signed_rank(list(differences.values()), "greater"), float(t.sf(gain.mean / error**0.5, luck.freedom)))
+    gain, folds = gain_of(gains), len(apart)
+    luck = (PRIOR * 2 * LUCK**2 + sum(d * d / 2 for d in apart)) / (PRIOR + folds)
+    error = ((gain.high - gain.low) / WITHIN) ** 2 + luck / (2 * folds)
+    return max(signed_rank(list(gains.values()), "greater"), float(t.sf(gain.mean / error**0.5, PRIOR + folds)))
 
 
 def shrunken(differences: Mapping[Key, float], folds: int) -> shrinkage.Gains:
     """Return the posterior of the mean gain of every hospital, with the luck of trainings in some inner folds."""
     return shrinkage.shrink(grouped(differences), shrinkage.Prior(training=LUCK / folds**0.5))
-
-
-def winner(
-    compared: Sequence[Comparison], reference: str, played: Mapping[str, Played], luck: Luck, simple: Sequence[str]
-) -> str:
-    """Return the simplest strategy of those that were shown to be better and not shown to be worse than the best.
-
-    Args:
-        compared: The strategies against the reference, the largest mean gain first.
-        reference: Name of the reference, which wins if nothing was shown to be better.
-        played: Scores of all strategies.
-        luck: Variance of the mean score of a training.
-        simple: Names of all strategies, the simplest first.
-    """
-    better = [c.name for c in compared if c.better]
-    if not better:
-        return reference
-    behind = {name: differences(played[better[0]], played[name]) for name in better[1:]}
-    level = [better[0], *(name for name, lead in behind.items() if chance(lead, luck, TWO) > LEVEL)]
-    return min(level, key=list(simple).index)
 
 
 def by_site(differences: Mapping[Key, float]) -> dict[str, Gain]:

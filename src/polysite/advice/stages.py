@@ -33,16 +33,16 @@ def shares(trainings: float | None, strategies: int, inner: int, least: float) -
 
     Args:
         trainings: The budget, in whole trainings of FedAvg; None for what strategies and personal models take.
-        strategies: Number of strategies, FedAvg among them, which is trained twice.
+        strategies: Number of strategies, FedAvg among them.
         inner: Number of inner folds.
         least: Smallest budget of a search for a recipe, over all inner folds.
 
     >>> shares(20, 4, 3, 6)
-    Shares(strategies=15, own=1.2000000000000002, recipe=0.0, longer=0.0)
+    Shares(strategies=18, own=1.2000000000000002, recipe=0.0, longer=0.0)
     >>> shares(40, 4, 3, 6)
-    Shares(strategies=18, own=1.2000000000000002, recipe=11.8, longer=9)
+    Shares(strategies=21, own=1.2000000000000002, recipe=8.8, longer=9)
     """
-    needed, own = (strategies + 1) * inner, OWN * inner
+    needed, own = (strategies + 2) * inner, OWN * inner  # one that looks better, and FedAvg, are trained twice
     if trainings is None:
         return Shares(needed, own, 0.0, 0.0)
     if trainings < needed + own:

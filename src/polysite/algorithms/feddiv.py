@@ -173,10 +173,11 @@ class FedDiv:
         known = {group: _spread([came[j] for j in group]) for group in dict.fromkeys(near.values())}
         lam = {group: self._lam(tree.trained(deviation)) for group, (_, deviation) in known.items()}
         own = {i: self._personal(came[i], *known[near[i]], lam[near[i]]) for i in came}
-        deviations = [(tree.trained(known[near[i]][1]), lam[near[i]]) for i in came]
-        numbers = sum(math.prod(x.shape) for each, _ in deviations for x in each.values())
-        beyond = sum(float((limit * x > 1).sum()) for each, limit in deviations for x in each.values())
-        total = sum(float(x.sum()) for each, _ in deviations for x in each.values())
+        deviations = {group: tree.trained(deviation) for group, (_, deviation) in known.items()}
+        numbers = sum(math.prod(x.shape) for i in came for x in deviations[near[i]].values())
+        far = {g: tree.sums(lam[g] * x > 1 for x in each.values()) for g, each in deviations.items()}
+        whole = {g: tree.sums(each.values()) for g, each in deviations.items()}
+        beyond, total = (sum(x for i in came for x in each[near[i]]) for each in (far, whole))
         decoders = dict(sorted({**state.decoders, **own}.items()))
         return replace(
             state,
@@ -184,14 +185,14 @@ class FedDiv:
             decoder=_average(list(decoders.values())),
             personal=beyond / numbers,
             spread=total / numbers,
-            lam=math.fsum(limit for _, limit in deviations) / len(deviations),
+            lam=math.fsum(lam[near[i]] for i in came) / len(came),
         )
 
     def _lam(self, deviation: Tree) -> float:
         """Return lam: the given one, or the one with which the wanted share of the elements is personal."""
         if self.lam is not None:
             return self.lam
-        found = np.concatenate([np.asarray(plain(x), np.float64).reshape(-1) for x in deviation.values()])
+        found = np.asarray(plain(tree.flat(deviation)), np.float64)
         shared = round((1 - self.share) * found.size)  # number of elements that are not personal
         if not shared:
             return PRIVATE
