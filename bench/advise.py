@@ -19,7 +19,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-INNER = int(os.environ.get("I", "2"))
+INNER = 2
 # families that fit a structure; an own model fits where one hospital differs, or where hospitals outline unlike
 FITS = {
     "equal": ("one model",),

@@ -120,6 +120,14 @@ def empty_like(x: Any) -> Any:
     return wrap(np.empty(tuple(x.shape), str(x.dtype).rpartition(".")[2]))
 
 
+def used_again_like(x: Any) -> Any:
+    """Allocate a result, on the CPU in memory of an earlier one that is gone: fresh memory is slow."""
+    if getattr(x, "is_cuda", False):
+        return x.new_empty(x.shape)
+    like = np.asarray(x)
+    return _like(x, np.frombuffer(room(like.nbytes), like.dtype).reshape(like.shape))
+
+
 def _mean_of_arrays(trees: list[Tree], shares: list[float]) -> Tree:
     """Do the same for arrays. NumPy uses one core and needs a buffer for each product, so threads share the work."""
     out = {k: np.empty(np.shape(x), np.result_type(x, 1.0)) for k, x in trees[0].items()}

@@ -264,7 +264,7 @@ def _updated(models: Sequence[Tree], deltas: Tree, touched: list[int], kept: Any
     squares, found = np.zeros(len(touched)), {}
     for name, last in deltas.items():
         rows = [w[name].reshape(-1) for w in models]
-        fresh = tree.empty_like(last) if len(touched) == len(last) else last + 0
+        fresh = tree.used_again_like(last) if len(touched) == len(last) else last + 0
         if len(rows[0]) > (PIECE if getattr(last, "is_cuda", False) else LARGE):
             squares += _updated_large(rows, last, fresh, (touched, one, other), kept)
         else:

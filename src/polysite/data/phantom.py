@@ -67,6 +67,7 @@ class Hospital:
         healthy: Share of patients without a tumour.
         missing: Modalities that are never acquired: channels of zeros.
         margin: Voxels by which annotated regions reach beyond the true ones; negative if they stay inside.
+        second_margin: The same for patients of the second scanner; None for ``margin``.
     """
 
     cases: int = 12
@@ -82,6 +83,7 @@ class Hospital:
     healthy: float = 0.0
     missing: tuple[str, ...] = ()
     margin: int = 0
+    second_margin: int | None = None
 
     def __post_init__(self) -> None:
         _require(self.cases >= 1, f"cases = {self.cases}: a hospital needs at least one patient")
@@ -138,7 +140,9 @@ def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) 
         site=site,
         name=f"{site}-{index:03d}",
         image=_acquire(scan, tissue, hospital, _scanner(hospital, index)),
-        label=(np.stack(_annotated(regions[:3], tissue, hospital.margin)) & (group != "healthy")).astype(np.uint8),
+        label=(np.stack(_annotated(regions[:3], tissue, _margin(hospital, index))) & (group != "healthy")).astype(
+            np.uint8
+        ),
         group=group,
     )
 
@@ -287,6 +291,12 @@ def _annotated(regions: Sequence[Mask], tissue: Tissue, margin: int) -> Sequence
 def _scanner(hospital: Hospital, index: int) -> int:
     """Return the scanner of a patient."""
     return hospital.scanner if hospital.second is None or index % 2 == 0 else hospital.second
+
+
+def _margin(hospital: Hospital, index: int) -> int:
+    """Return how far the annotation of a patient reaches beyond the true regions."""
+    second = hospital.second is not None and index % 2 == 1
+    return hospital.second_margin if second and hospital.second_margin is not None else hospital.margin
 
 
 def _acquire(random: np.random.Generator, tissue: Tissue, hospital: Hospital, scanner: int) -> NDArray[np.float32]:

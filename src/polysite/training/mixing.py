@@ -39,33 +39,40 @@ class Mixing:
             if layer not in drawn:
                 drawn[layer] = float(self.rng.random())
             self.at[name] = drawn[layer]
-        for name, p in self.network.items():
+        for p in self.network.values():
             p.grad = None  # an earlier fit may have left one
-            p.copy_(self.shared[name].lerp(self.twin[name], self.at[name]) if name in self.twin else self.shared[name])
+        torch._foreach_copy_(list(self.network.values()), list(self.shared.values()))
+        if self.twin:
+            at: list[torch.Tensor] = [self.network[k] for k in self.twin]
+            mine: list[torch.Tensor] = [self.shared[k] for k in self.twin]
+            torch._foreach_copy_(at, torch._foreach_lerp(mine, list(self.twin.values()), list(self.at.values())))
 
     @torch.no_grad()
     def divide(self) -> None:
         """Give each model its share of the network's gradient, and add the gradient of the orthogonality term."""
-        for name, p in self.network.items():
-            gradient, lam = torch.zeros_like(p) if p.grad is None else p.grad, self.at.get(name, 0.0)
-            self.shared[name].grad = gradient * (1 - lam)
-            if name in self.twin:
-                self.twin[name].grad = gradient * lam
-        if self.mix.orthogonality and self.twin:
+        gradients = {k: torch.zeros_like(p) if p.grad is None else p.grad for k, p in self.network.items()}
+        mine = torch._foreach_mul(list(gradients.values()), [1 - self.at.get(k, 0.0) for k in gradients])
+        for shared, gradient in zip(self.shared.values(), mine, strict=True):
+            shared.grad = gradient
+        if not self.twin:
+            return
+        theirs = torch._foreach_mul([gradients[k] for k in self.twin], list(self.at.values()))
+        for twin, gradient in zip(self.twin.values(), theirs, strict=True):
+            twin.grad = gradient
+        if self.mix.orthogonality:
             self._orthogonalise()
 
     def _orthogonalise(self) -> None:
         """Add the gradient of cos^2: 2 <u,v>/(|u|^2 |v|^2) v - 2 <u,v>^2/(|u|^4 |v|^2) u, and the same for v."""
-        pairs = [(self.shared[k], self.twin[k]) for k in self.twin]
+        us, vs = [self.shared[k].detach() for k in self.twin], [p.detach() for p in self.twin.values()]
         uv, uu, vv = (
-            torch.stack([(pair[i] * pair[j]).sum() for pair in pairs]).sum() for i, j in ((0, 1), (0, 0), (1, 1))
+            torch.stack([x.sum() for x in torch._foreach_mul(a, b)]).sum() for a, b in ((us, vs), (us, us), (vs, vs))
         )
         uu, vv = uu.clamp_min(_TINY), vv.clamp_min(_TINY)
         across = 2 * self.mix.orthogonality * uv / (uu * vv)
-        for u, v in pairs:
-            change = across * (v - uv / uu * u), across * (u - uv / vv * v)
-            for p, c in zip((u, v), change, strict=True):
-                p.grad = c if p.grad is None else p.grad + c
+        for a, b, share, p in ((us, vs, uv / uu, self.shared), (vs, us, uv / vv, self.twin)):
+            changes = torch._foreach_mul(torch._foreach_sub(b, torch._foreach_mul(a, share)), across)
+            torch._foreach_add_([g for k in self.twin if (g := p[k].grad) is not None], changes)
 
     def models(self) -> tuple[Tree, Tree]:
         """Return the trained parameters of the shared model, and the twin."""
