@@ -127,6 +127,13 @@ def test_hospitals_may_outline_wider_or_narrower():
         assert (wider.image[:, wider.label[0] == 1] > 0).all()
 
 
+def test_outlines_may_depend_on_the_scanner():
+    narrow, wide = (patients(replace(PLAIN, second=7, margin=m), 4) for m in (-1, 2))
+    both = patients(replace(PLAIN, second=7, margin=-1, second_margin=2), 4)
+    for k, case in enumerate(both):
+        assert case.label.tobytes() == (wide if k % 2 else narrow)[k].label.tobytes()
+
+
 @pytest.mark.parametrize("flat", [True, False])
 def test_phantoms_can_be_classified(flat):
     """The same heads as those that are segmented: whole, or the slice where the tumour is largest."""
