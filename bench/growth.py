@@ -276,7 +276,7 @@ def print_exponents(rows: list[dict[str, Any]]) -> None:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw processor seconds and memory over sites, a row of axes for every size of the network."""
+    """Draw seconds and memory over sites, a row of axes for every size of the network."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -285,7 +285,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     sizes = sorted({r["parameters"] for r in rows})
     figure, axes = pyplot.subplots(len(sizes), 2, figsize=(9, 3.4 * len(sizes)), squeeze=False)
     for line, parameters in zip(axes, sizes, strict=True):
-        for axis, what, title in zip(line, ("cpu", "bytes"), ("processor seconds", "peak memory in GB"), strict=True):
+        for axis, what, title in zip(line, ("seconds", "bytes"), ("seconds", "peak memory in GB"), strict=True):
             for method in dict.fromkeys(r["method"] for r in rows):
                 known = [r for r in rows if r["method"] == method and r["parameters"] == parameters and what in r]
                 scale = 1e9 if what == "bytes" else 1.0
