@@ -15,8 +15,9 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
-os.environ.setdefault("TRITON_CACHE_DIR", "/tmp/polysite-triton")  # shared by the processes that compile
+os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "triton"))  # of all processes
 CACHE = os.environ["TRITON_CACHE_DIR"]
 
 import torch  # noqa: E402

@@ -26,7 +26,7 @@ HEADER = {"round": 3, "what": "train", "rate": 0.5, "last": False, "labels": ["a
 
 
 class Consortium:
-    """A folder of keys and certificates: one CA, the coordinator, sites; and a CA of somebody else."""
+    """A folder of keys and certificates: one CA, the coordinator, sites; and a CA that the sites do not know."""
 
     def __init__(self, folder):
         self.folder = folder

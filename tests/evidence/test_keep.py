@@ -1,4 +1,4 @@
-"""Lines of finished runs and assessments: what they hold, what they never hold, and that they cannot break a run."""
+"""Lines of finished runs and assessments: their content, what is left out, and faults that do not end a run."""
 
 import json
 import logging

@@ -248,7 +248,8 @@ def _again(
     step(f"{name} and {REFERENCE} again, with another seed", 0)
     again = {n: replace(played[n].study, seed=played[n].study.seed + 1) for n in (name, REFERENCE)}
     found = play(again, None, out, inner, parallel, step)
-    for lost in (n for n in again if n not in found):
+    lost = next((n for n in again if n not in found), None)
+    if lost is not None:
         raise RunError(f"{lost} failed with another seed, which shows the luck of a training; see {out / 'runs'}")
     return found[name], found[REFERENCE]
 

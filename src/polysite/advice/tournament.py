@@ -4,14 +4,14 @@ Each inner fold is left out once: the models of that run have not seen its cases
 (``contenders.unselected``). So every case has a score by a model that does not know it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polysite import config
 from polysite.advice.contenders import unselected
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Step, check, inner_job
+from polysite.benchmark.jobs import Job, Step, check, inner_job, with_standings
 from polysite.benchmark.room import refuse_too_large
 from polysite.benchmark.workers import work
 from polysite.config import Study
@@ -78,7 +78,7 @@ def play(
         job.file.parent.mkdir(parents=True, exist_ok=True)
         job.file.write_text(config.dump(job.study), encoding="utf-8")
     step(f"{len(every)} runs", 0, (), _standings(jobs))
-    failed = work([*before, *every], parallel, _scored(step, jobs))
+    failed = work([*before, *every], parallel, with_standings(step, lambda: _standings(jobs)))
     lost = {name: next((failed[j.title] for j in mine if j.title in failed), "") for name, mine in jobs.items()}
     if reference and lost[reference]:
         raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
@@ -89,20 +89,6 @@ def play(
         if why:
             step(f"{name} failed and is left out: {why}", 0)
     return {name: _played(equal[name], jobs[name]) for name in studies if not lost[name]}
-
-
-def _scored(step: Step, jobs: Mapping[str, Sequence[Job]]) -> Step:
-    """Return a callback that also reports the scores so far whenever a run ends."""
-
-    def told(
-        note: str,
-        done: int = 1,
-        running: Collection[str] | None = None,
-        standings: Sequence[Standing] | None = None,
-    ) -> None:
-        step(note, done, running, _standings(jobs) if done else standings)
-
-    return told
 
 
 def _standings(jobs: Mapping[str, Sequence[Job]]) -> list[Standing]:

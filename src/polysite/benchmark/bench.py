@@ -10,9 +10,9 @@ from typing import Any, get_args
 from polysite import config
 from polysite.algorithms import ALGORITHMS
 from polysite.benchmark.axes import NamedFederation, check_sweep, federations
+from polysite.benchmark.equal_tuning import Tuning
 from polysite.benchmark.mixed import EnsembleOf, inner_folds
 from polysite.benchmark.mixed import check as check_ensembles
-from polysite.benchmark.trials import Tuning
 from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
 from polysite.errors import ConfigError, nearest

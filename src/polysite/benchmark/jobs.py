@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import ceil
@@ -62,6 +62,20 @@ def silent(
     standings: Sequence[Standing] | None = None,
 ) -> None:
     """Ignore the progress."""
+
+
+def with_standings(step: Step, now: Callable[[], Sequence[Standing]]) -> Step:
+    """Return a callback that also reports the scores so far whenever a run ends."""
+
+    def told(
+        note: str,
+        done: int = 1,
+        running: Collection[str] | None = None,
+        standings: Sequence[Standing] | None = None,
+    ) -> None:
+        step(note, done, running, now() if done else standings)
+
+    return told
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from polysite.benchmark import cluster, mixed
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.jobs import Job, Step, assess_federations, check, jobs, settings, silent
 from polysite.benchmark.room import refuse_too_large
-from polysite.benchmark.tuned import Chosen, Trials
+from polysite.benchmark.trials import Chosen, Trials
 from polysite.benchmark.workers import work
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, nearest

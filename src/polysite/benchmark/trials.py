@@ -1,65 +1,164 @@
-"""What every method of a benchmark tries, for an equal effort of tuning."""
+"""Equal tuning: every method of a benchmark tries equally many settings, in every fold and with every seed.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+A trial trains for a share of the rounds. The one with the best score on the validation cases of its fold goes on from
+where it stopped and becomes the run of the method; test cases choose nothing. A method that continues another one, such
+as fine-tuning after FedAvg, takes over the choice of that one.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from polysite import config
-from polysite.errors import ConfigError
-
-Values = Mapping[str, Any]  # dotted key of a study -> value
+from polysite.benchmark.equal_tuning import Tuning, Values, words
+from polysite.benchmark.jobs import Job, Step
+from polysite.benchmark.scores import last_scores
+from polysite.storage import write_file
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """What every method of a benchmark tries.
+class Chosen:
+    """The runs of a benchmark with the settings that were chosen for them."""
+
+    jobs: Sequence[Job]
+    failed: Mapping[str, str]  # title of a run whose trials all failed -> reason
+    remarks: tuple[str, ...]
+
+
+class Trials:
+    """The trials of all runs of a benchmark.
 
     Args:
-        share: Share of the rounds that a trial trains for.
-        settings: Values of settings, by dotted keys as in ``train.lr``; all combinations are tried.
+        tuning: What is tried.
+        methods: The methods of the benchmark; ``tuning`` names settings of their own.
+        jobs: All runs, with the settings that the benchmark has for them.
     """
 
-    share: float
-    settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    def __init__(self, tuning: Tuning, methods: Mapping[str, Mapping[str, Any]], jobs: Sequence[Job]):
+        self.tuning, self.jobs = tuning, jobs
+        self._before = {job: job.first(other for other in jobs if other is not job) for job in jobs}
+        self._tried = {
+            job: [_Trial.of(job, values, tuning.share) for values in tuning.trials(methods[job.method].get("tuning"))]
+            for job, before in self._before.items()
+            if before is None
+        }
 
-    def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise ConfigError(f"tuning.share = {self.share}: it is a share of the rounds between 0 and 1")
-        check_settings("tuning.settings", self.settings)
+    def decided(self) -> list[Job]:
+        """Return all runs, those whose trials ended before with the settings that were chosen."""
+        found = {job: _read(job) for job in self._tried}
+        best = {job: _best(self._tried[job], scores).values for job, scores in found.items() if scores}
+        return self._with(best)
 
-    def plain(self) -> dict[str, Any]:
-        """Return it as a table of TOML."""
-        return {"share": self.share, "settings": {key: list(values) for key, values in self.settings.items()}}
+    def run(self, train: Callable[[Sequence[Job]], Mapping[str, str]], step: Step) -> Chosen:
+        """Run the trials that have not ended; return all runs with the best settings, to go on from the best trial.
 
-    @property
-    def effort(self) -> float:
-        """Cost of a run with its trials, one of which goes on, in runs without."""
-        return 1 + self.share * (len(self.trials(None)) - 1)
+        Args:
+            train: Runs jobs; returns the failed ones with the reason.
+            step: Reports progress.
+        """
+        todo = [trial.job for job, trials in self._tried.items() if not _file(job).exists() for trial in trials]
+        for job, trials in self._tried.items():
+            if _file(job).exists():
+                step(f"{job.title}: its settings were chosen before", len(trials))
+        for each in todo:
+            if each.done:
+                step(f"{each.title}: finished before")
+            each.file.parent.mkdir(parents=True, exist_ok=True)
+            each.file.write_text(config.dump(each.study), encoding="utf-8")
+        lost = train(todo)
+        best: dict[Job, Values] = {}
+        failed: dict[str, str] = {}
+        for job, trials in self._tried.items():
+            scores = _read(job) or _write(job, trials, lost)
+            if scores:
+                best[job] = _take_over(job, _best(trials, scores))
+            else:
+                failed[job.title] = next(lost[trial.job.title] for trial in trials)
+        for job, before in self._before.items():
+            if before is not None:
+                step(f"{job.title}: takes over the settings of {before.method}", len(self.tuning.trials(None)))
+                failed |= {job.title: failed[before.title]} if before.title in failed else {}
+        return Chosen(self._with(best), failed, _remarks(self.tuning, best))
 
-    def trials(self, own: Mapping[str, Sequence[Any]] | None) -> list[Values]:
-        """Return the settings that a method tries: its own ones, or those of all methods."""
-        grid = config.flat(own) if own else self.settings
-        return [dict(zip(grid, point, strict=True)) for point in product(*grid.values())]
-
-    def check(self, methods: Mapping[str, Mapping[str, Any]]) -> None:
-        """Refuse methods that would try more or fewer settings than the others."""
-        count = len(self.trials(None))
-        for name, changes in methods.items():
-            own = changes.get("tuning")
-            if own is not None:
-                check_settings(f"methods.{name}.tuning", config.flat(own))
-            if len(self.trials(own)) != count:
-                raise ConfigError(
-                    f"methods.{name}.tuning has {len(self.trials(own))} settings, but other methods try {count}; "
-                    "give all methods equally many"
-                )
+    def _with(self, best: Mapping[Job, Values]) -> list[Job]:
+        """Return all runs with the settings that were chosen for them, or for the run that they continue."""
+        return [_varied(job, best.get(self._before[job] or job, {})) for job in self.jobs]
 
 
-def check_settings(where: str, given: Mapping[str, Any]) -> None:
-    """Refuse settings without a list of values."""
-    odd = next((key for key, values in given.items() if not isinstance(values, list | tuple) or not values), None)
-    if odd is not None:
-        raise ConfigError(f"{where} tries {odd} = {given[odd]!r}; write a list of values")
-    if not given:
-        raise ConfigError(f'{where} names no setting; write, for example, "train.lr" = [0.1, 0.3]')
+@dataclass(frozen=True)
+class _Trial:
+    job: Job
+    values: Values
+
+    @classmethod
+    def of(cls, job: Job, values: Values, share: float) -> "_Trial":
+        """Return the trial of some settings for a job."""
+        name = f"{job.method}, {words(values)}"
+        trial = replace(_varied(job, values), method=name, root=job.root / "tuning", evaluate=False)
+        return cls(trial.paused(share), values)
+
+
+def _varied(job: Job, values: Values) -> Job:
+    return replace(job, study=config.vary(job.study, config.nested(values))) if values else job
+
+
+def _best(trials: Sequence[_Trial], scores: Sequence[float | None]) -> _Trial:
+    """Return the first trial with the highest score."""
+    pairs = zip(trials, scores, strict=True)
+    return max(pairs, key=lambda pair: -1.0 if pair[1] is None else pair[1])[0]
+
+
+def _take_over(job: Job, trial: _Trial) -> Values:
+    """Make the run of a trial that of its job, unless it is already; return the settings."""
+    if trial.job.run.exists() and not job.run.exists():
+        job.run.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(trial.job.run, job.run)
+    return trial.values
+
+
+def _file(job: Job) -> Path:
+    """Return the file with the scores of a job's trials, which is written when all have ended."""
+    return job.root / "tuning" / "scores" / f"{job.place}.json"
+
+
+def _read(job: Job) -> list[float | None]:
+    """Return the scores of the trials of a job; empty if they have not ended."""
+    file = _file(job)
+    found: list[float | None] = json.loads(file.read_text(encoding="utf-8"))["scores"] if file.exists() else []
+    return found
+
+
+def _write(job: Job, trials: Sequence[_Trial], lost: Mapping[str, str]) -> list[float | None]:
+    """Write and return the score of every trial, None for one that failed; write nothing if all have failed."""
+    scores = [None if trial.job.title in lost else _mean(trial.job) for trial in trials]
+    if all(score is None for score in scores):
+        return []
+    text = json.dumps({"settings": [dict(trial.values) for trial in trials], "scores": scores}, indent=1)
+    _file(job).parent.mkdir(parents=True, exist_ok=True)
+    write_file(_file(job), lambda path: path.write_text(text, encoding="utf-8"))
+    return scores
+
+
+def _mean(job: Job) -> float:
+    """Return the mean score over all validation cases of a trial."""
+    found = last_scores(job).values()
+    return sum(score * cases for score, cases in found) / max(1, sum(cases for _, cases in found))
+
+
+def _remarks(tuning: Tuning, found: Mapping[Job, Values]) -> tuple[str, ...]:
+    """Return sentences on the effort, and on the settings that were chosen for every method."""
+    if not found:
+        return ()
+    first = (
+        f"Equal tuning: in every fold, every method tried {len(tuning.trials(None))} settings for {tuning.share:.0%} "
+        "of its rounds and went on with the best on validation cases."
+    )
+    chosen: dict[str, dict[str, int]] = {}
+    for job, values in found.items():
+        counts = chosen.setdefault(job.method, {})
+        counts[words(values)] = counts.get(words(values), 0) + 1
+    each = [f"{name}: {', '.join(f'{v} ({n} times)' for v, n in c.items())}" for name, c in chosen.items()]
+    return first, f"Chosen settings: {'; '.join(each)}."

@@ -21,6 +21,11 @@ Project = Annotated[
     Path, typer.Option(metavar="FOLDER", help="The folder of 'polysite deploy init'; this folder by default.")
 ]
 Site = Annotated[Path, typer.Argument(metavar="FOLDER", help="The unpacked archive; this folder by default.")]
+Deadline = Annotated[
+    float | None,
+    typer.Option(help="Longest duration of a round in seconds; by default as in server.toml.", show_default=False),
+]
+Wait = Annotated[float, typer.Option(help="Seconds to wait for all sites, once there are enough.")]
 HERE = Path()
 
 
@@ -78,11 +83,8 @@ def run(
     min_sites: Annotated[
         int | None, typer.Option(help="Sites that a round needs; by default as in server.toml.", show_default=False)
     ] = None,
-    deadline: Annotated[
-        float | None,
-        typer.Option(help="Longest duration of a round in seconds; by default as in server.toml.", show_default=False),
-    ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for all sites, once there are enough.")] = 60.0,
+    deadline: Deadline = None,
+    wait: Wait = 60.0,
     assess: Annotated[bool, typer.Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
     track: Annotated[
         list[str] | None, typer.Option(metavar="KIND", help="Also write for tensorboard or mlflow.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polysite.cli.base import Config, Json, Override, Quiet, app, study_of
-from polysite.cli.deploy import HERE, Project, coordinator, stoppable
+from polysite.cli.deploy import HERE, Deadline, Project, Wait, coordinator, stoppable
 from polysite.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,11 +86,8 @@ def tune_hospitals(
         int | None,
         typer.Option(help="Sites that a round needs; by default all that take part.", show_default=False),
     ] = None,
-    deadline: Annotated[
-        float | None,
-        typer.Option(help="Longest duration of a round in seconds; by default as in server.toml.", show_default=False),
-    ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for all sites, once there are enough.")] = 60.0,
+    deadline: Deadline = None,
+    wait: Wait = 60.0,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -25,6 +25,7 @@ except ImportError:  # torch for a CPU comes without it
 
 Part = Literal["forward", "input", "weight"]
 LAYOUT = torch.channels_last_3d
+MOST = 2**31  # elements that the 32-bit places of the kernels reach
 LARGE = 2**20  # voxels of a batch: few boxes of a smaller one would leave multiprocessors idle
 
 
@@ -94,6 +95,9 @@ def applies(layer: torch.nn.Module, x: torch.Tensor) -> bool:
     if layer.kernel_size != (3, 3, 3) or layer.stride != (1, 1, 1) or layer.padding != (1, 1, 1):
         return False
     if layer.groups != 1 or layer.dilation != (1, 1, 1) or not torch.is_grad_enabled():
+        return False
+    widest = max(padded(layer.in_channels), layer.out_channels)
+    if x.shape[0] * x.shape[2] * x.shape[3] * x.shape[4] * widest >= MOST:
         return False
     return torch.is_autocast_enabled("cuda") and any(choices(x, layer.weight))
 

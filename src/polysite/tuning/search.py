@@ -9,8 +9,9 @@ import csv
 import io
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import tomli_w
 
 from polysite import config, study
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Step, inner_job, silent
+from polysite.benchmark.jobs import Job, Step, inner_job, silent, with_standings
 from polysite.benchmark.scores import LAST, last_scores
 from polysite.config import Study
 from polysite.costs.budget import Kind
@@ -174,7 +175,8 @@ def tune(
             going = survivors({n: rows[n].score or 0.0 for n in going}, rung.candidates, reference)
         step(f"rung {number} of {last}: {len(going)} candidates", 0, (), _standings(rows))
         listed = {n: [job.paused(rung.share) for job in jobs[n]] for n in going}
-        failed = runner.work([j for mine in listed.values() for j in mine], _scored(step, rows, listed, rung.share))
+        told = with_standings(step, partial(_reached, rows, listed, rung.share))
+        failed = runner.work([j for mine in listed.values() for j in mine], told)
         rows |= {n: _row(rows[n], rung.share, mine, _why(mine, failed)) for n, mine in listed.items()}
         _write(out, rows)
         found = Tuned.of(out, rows, studies, base, number, last)
@@ -195,22 +197,10 @@ def _begin(out: Path, settings: Mapping[str, Any], jobs: Mapping[str, Sequence[J
         job.file.write_text(config.dump(job.study), encoding="utf-8")
 
 
-def _scored(step: Step, rows: Mapping[str, Row], listed: Mapping[str, Sequence[Job]], share: float) -> Step:
-    """Return a callback that also reports the scores of candidates as soon as all their runs reach the rung."""
-
-    def told(
-        note: str,
-        done: int = 1,
-        running: Collection[str] | None = None,
-        standings: Sequence[Standing] | None = None,
-    ) -> None:
-        if done:
-            ended = {n: mine for n, mine in listed.items() if all(job.done for job in mine)}
-            now = {n: _row(rows[n], share, mine, "") for n, mine in ended.items()}
-            standings = _standings({**rows, **now})
-        step(note, done, running, standings)
-
-    return told
+def _reached(rows: Mapping[str, Row], listed: Mapping[str, Sequence[Job]], share: float) -> list[Standing]:
+    """Return all candidates, with a new score for those whose runs have all reached the rung."""
+    ended = {n: mine for n, mine in listed.items() if all(job.done for job in mine)}
+    return _standings({**rows, **{n: _row(rows[n], share, mine, "") for n, mine in ended.items()}})
 
 
 def _standings(rows: Mapping[str, Row]) -> list[Standing]:

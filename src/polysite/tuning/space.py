@@ -26,6 +26,7 @@ import numpy as np
 
 from polysite import config
 from polysite.benchmark.axes import FIXED
+from polysite.benchmark.equal_tuning import words
 from polysite.config import Study
 from polysite.errors import ConfigError, nearest
 
@@ -58,12 +59,8 @@ class Candidate:
 
         >>> Candidate("fedprox", {"algorithm.mu": 0.1, "train.lr": 0.2}).name
         'fedprox, mu 0.1, lr 0.2'
-        >>> Candidate("fedadam", {"train.lr": 0.2, "algorithm.server.lr": 0.1}).name
-        'fedadam, train.lr 0.2, algorithm.server.lr 0.1'
         """
-        ends = [key.rpartition(".")[2] for key in self.values]
-        short = [end if ends.count(end) == 1 else key for key, end in zip(self.values, ends, strict=True)]
-        return ", ".join([self.method, *(f"{k} {v}" for k, v in zip(short, self.values.values(), strict=True))])
+        return ", ".join([self.method, *([words(self.values)] if self.values else [])])
 
 
 @dataclass(frozen=True)
