@@ -83,6 +83,7 @@ def test_a_network_on_a_gpu_is_used_again_with_the_initial_parameters_of_the_nex
     for key, value in study.initial_params(other).items():
         assert np.array_equal(first.start[key], value) and np.array_equal(first.leaves[key].detach(), value)
     assert last.network(replace(chosen, model=ps.UNet(filters=(4, 4, 8))), {}) is not first
+    assert last.network(chosen, {}) is first  # a method with a network of its own does not displace the common one
 
 
 def test_the_steps_of_a_run_on_a_gpu_serve_the_next_run(monkeypatch):

@@ -50,7 +50,7 @@ def test_compiled_steps_have_the_gradients_of_plain_ones_also_of_incomplete_batc
         assert value == pytest.approx(float(loss), abs=1e-6)
         for mine, theirs in zip(gradients(net), wanted, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
-    assert steps.compiled and len(steps._steps) == 2 and steps.mark.exists()
+    assert steps.compiled and len(steps._steps) == 2 and steps.mark().exists()
     assert len(steps.idle) == 10 and all(p.grad is zero for p, zero in steps.idle.items())
 
 
@@ -65,7 +65,7 @@ def test_a_run_compiles_if_the_steps_that_are_left_save_more_than_compiling_take
     enough = round(gpu_steps.COMPILING / gpu_steps.GAIN / 0.1)  # steps that save as much as compiling takes
     assert pays(net, enough + 9) and not pays(net, enough + 7)
     assert pays(net, 4 * enough + 33, 8, 32) and not pays(net, 4 * enough + 31, 8, 32)  # a quarter of the steps is such
-    GpuSteps(net, False, "auto", 0).mark.touch()
+    GpuSteps(net, False, "auto", 0).mark().touch()
     assert pays(net, enough // 4)
     assert not pays(net, enough // 4, half=True)  # in the other precision nothing is on disk
     assert GpuSteps(net, False, True, 0).pays(0.0, 0) and not GpuSteps(net, False, False, 10**9).pays(1.0, 0)

@@ -1,4 +1,4 @@
-"""The prepared cases and the network of the last run in this process, for the next run of a benchmark.
+"""The prepared cases and the networks of the last runs in this process, for the next run of a benchmark.
 
 Most runs have the same cases and the same network. Opening a case from the cache reads it twice, for its checksum and
 to look for values that are not finite, and a phantom is drawn anew; both are saved. The arrays of files stay
@@ -18,16 +18,17 @@ from polysite.engines.rounds import Watch
 from polysite.study import Materials, PreparedCases
 from polysite.training.network import Network
 
+NETWORKS = 2  # kept in a process: the common one, and that of a method with a network of its own
+
 
 class LastRun(Materials):
-    """Keeps the cases and the network of the last study. ``runs`` is the number of runs that this process expects."""
+    """Keeps the cases of the last study and the last networks; ``runs``: runs that this process expects."""
 
     def __init__(self) -> None:
         self.runs = 1
         self._kind: Any = None
         self._known: dict[Any, Case] = {}
-        self._built: Any = None
-        self._network: Network | None = None
+        self._networks: dict[Any, Network] = {}  # the last used one is the last
 
     def cases(self, chosen: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watch()) -> PreparedCases:
         """Return the prepared cases of every site and split; only those that the last study did not have are loaded."""
@@ -52,15 +53,19 @@ class LastRun(Materials):
         return {s: {k: [self._known[key] for key in splits[k]] for k in SPLITS} for s, splits in wanted.items()}
 
     def network(self, chosen: Study, sizes: Mapping[str, int]) -> Network:
-        """Return the network of the last study with the initial parameters of this one, if it has the same layers."""
+        """Return the network of a former study with the initial parameters of this one, if it has the same layers."""
         train, outputs = chosen.train, (len(chosen.data.modality_names), chosen.data.label_names, chosen.data.task)
         built = (chosen.model, chosen.dims, outputs, train.exclusive, train.device, train.autocast, train.compile)
-        if self._network is not None and built == self._built:
-            self._network.restart(study.build_module(chosen))
-            return self._network
-        expected = self.runs * study.expected_steps(chosen, sizes)
-        fresh = Network(study.build_module(chosen), train, expected)
-        self._built, self._network = built, fresh if fresh.gpu_steps else None  # a CPU compiles nothing
+        known = self._networks.pop(built, None)
+        if known is not None:
+            known.restart(study.build_module(chosen))
+            self._networks[built] = known
+            return known
+        while len(self._networks) >= NETWORKS:
+            del self._networks[next(iter(self._networks))]
+        fresh = Network(study.build_module(chosen), train, self.runs * study.expected_steps(chosen, sizes))
+        if fresh.gpu_steps:  # a CPU compiles nothing
+            self._networks[built] = fresh
         return fresh
 
 

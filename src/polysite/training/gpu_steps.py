@@ -121,6 +121,14 @@ class GpuSteps:
             made = self.module(x)
         return tuple(logits.float() for logits in (made if isinstance(made, tuple) else (made,)))
 
+    def complete(self) -> None:
+        """Give biases without effect their gradient of 0 after a backward pass through a compiled network."""
+        left = {bias: zero for bias, zero in self.idle.items() if bias.requires_grad and bias.grad is None}
+        if left:
+            torch._foreach_zero_(list(left.values()))
+            for bias, zero in left.items():
+                bias.grad = zero
+
     def wait(self) -> None:
         """Wait until the device has finished."""
         if self.device.type == "cuda":
@@ -132,19 +140,18 @@ class GpuSteps:
             raise problem
         self.problem = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
-    def pays(self, seconds: float, taken: int) -> bool:
+    def pays(self, seconds: float, taken: int, kind: str = "") -> bool:
         """Return whether compiling pays, given the seconds and the number of the uncompiled steps of a kind so far."""
         if self.setting != "auto":
             return self.setting
         left = (self.expected - self.taken) * taken / max(self.taken, 1)  # of this kind
-        return GAIN * seconds * left > (AGAIN if self.mark.exists() else COMPILING)
+        return GAIN * seconds * left > (AGAIN if self.mark(kind).exists() else COMPILING)
 
-    @property
-    def mark(self) -> Path:
-        """A file beside the kernels that torch keeps on disk; it exists if this network was compiled here before."""
+    def mark(self, kind: str = "") -> Path:
+        """Return a file beside the kernels that torch keeps on disk; it exists if such steps were compiled before."""
         from torch._inductor.runtime.cache_dir_utils import cache_dir  # importing it takes a second
 
-        what = f"{torch.__version__} {self.module} {self.half}"
+        what = f"{torch.__version__} {self.module} {self.half}{kind}"
         return Path(cache_dir()) / f"polysite-{sha256(what.encode()).hexdigest()[:16]}"
 
 
@@ -201,7 +208,7 @@ class _Step:
                 return
             self.steps.compiled = True
             with suppress(OSError):
-                self.steps.mark.touch()
+                self.steps.mark().touch()
         if seconds < SHORT and self.steps.device.type == "cuda":
             try:
                 with torch.cuda.device(self.steps.device):
@@ -216,9 +223,7 @@ class _Step:
 
         def run() -> torch.Tensor:
             loss = _gradients(self.steps.weights, lambda: function(self.x, self.y, self.weights))
-            torch._foreach_zero_(list(self.steps.idle.values()))
-            for bias, zero in self.steps.idle.items():
-                bias.grad = zero
+            self.steps.complete()
             return loss
 
         for _ in range(WARM):

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polysite import tree
 from polysite.errors import ConfigError
 from polysite.models.names import canonical, deepest_of, head_of
+from polysite.training.gpu_passes import GpuPasses
 from polysite.training.gpu_steps import GpuSteps, Heads, PerCase, can_accelerate, channels_last
 from polysite.training.patches import Patches
 from polysite.training.settings import Train
@@ -56,6 +57,7 @@ class Network:
             if self.device.type == "cuda" and can_accelerate(module)
             else None
         )
+        self.passes = GpuPasses(self.gpu_steps, train.batch) if self.gpu_steps else None
         # where a step cannot be shared, the network alone is compiled, and only on demand
         self.forward = torch.compile(self.module) if train.compile is True and not self.gpu_steps else self.module
         # a single small volume takes a slow convolution path on a CPU; together with a copy it does not
@@ -91,6 +93,8 @@ class Network:
 
     def heads(self, x: torch.Tensor) -> Heads:
         """Return the logits of all heads for a batch, in float32: several in training with deep supervision."""
+        if self.passes and self.module.training:
+            return self.passes(x)[0]
         return self._heads(self.forward, x)
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase, batch: int) -> torch.Tensor:
@@ -100,6 +104,12 @@ class Network:
         mean = supervised(loss, self.heads(x), y).mean()
         mean.backward()  # type: ignore[no-untyped-call]
         return mean
+
+    def complete(self) -> None:
+        """Give every trained parameter a gradient after a backward pass; a compiled pass leaves out biases without
+        effect."""
+        if self.gpu_steps:
+            self.gpu_steps.complete()
 
     def infer(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch in evaluation mode, in float32."""
@@ -114,7 +124,7 @@ class Network:
         """Return a second network with these parameters. (functional_call fails where DynUNet lists modules twice.)"""
         twin = copy.copy(self)
         twin.module = twin.forward = copy.deepcopy(self.module)
-        twin.gpu_steps = None
+        twin.gpu_steps = twin.passes = None
         twin.parameters, twin.leaves = _leaves(twin.module)
         twin._tracking = _tracking(twin.module)
         twin.write(params)
@@ -128,6 +138,9 @@ class Network:
 
     def trace(self, x: torch.Tensor, modules: Collection[str]) -> tuple[Heads, dict[str, list[torch.Tensor]]]:
         """Return the logits of all heads for a batch, and the outputs of these modules."""
+        if self.passes and self.module.training:
+            heads, _, found = self.passes(x, modules)
+            return heads, {name: [y.float() for y in out] for name, out in found.items()}
         seen: dict[str, Any] = {}
         hooks = [self.module.get_submodule(name).register_forward_hook(partial(_note, seen, name)) for name in modules]
         try:
@@ -139,8 +152,12 @@ class Network:
 
     def before_head(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits of a batch, and the input of the head."""
+        name = head_of(name for name, _ in self.module.named_modules())
+        if self.passes and self.module.training:
+            heads, given, _ = self.passes(x, [name])
+            return heads[0], given[name][0]
         seen: list[torch.Tensor] = []
-        head = self.module.get_submodule(head_of(name for name, _ in self.module.named_modules()))
+        head = self.module.get_submodule(name)
         hook = head.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
         try:
             logits = self._heads(self.module, x)[0]

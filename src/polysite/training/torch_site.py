@@ -244,6 +244,7 @@ class TorchSite:
                     local = supervised(self._mean_loss, heads, y)
                     goal = supervised(aim, heads, y) if aim else local
                     (goal if more is None else goal + more).backward()  # type: ignore[no-untyped-call]
+                    self.network.complete()
                 if mixing:
                     mixing.divide()
                 force.apply()

@@ -1,0 +1,138 @@
+"""Forward passes of training on a GPU whose loss is computed outside: compiled if that pays.
+
+A loss that mixes the cases of a batch, or that needs features of inner layers, cannot be a part of the shared step in
+``gpu_steps``. Here the network alone is compiled. An incomplete batch is filled up with zeros, whose results are
+dropped, so that every kind of pass has one size.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+import torch
+
+from polysite.training.gpu_steps import KINDS, PROBE, GpuSteps, Heads
+
+Seen = dict[str, tuple[torch.Tensor, ...]]  # by module
+BACKWARD = 2  # a backward pass takes about twice the time of a forward pass
+
+
+@dataclass
+class Taps:
+    """What flows through some modules of a network while ``wanted`` names them."""
+
+    wanted: tuple[str, ...] = ()
+    inputs: Seen = field(default_factory=dict)
+    outputs: Seen = field(default_factory=dict)
+
+
+class GpuPasses:
+    """Forward passes in training mode, for all sites that share a network.
+
+    Args:
+        steps: The shared steps of the network; they decide whether compiling pays.
+        batch: Cases of a complete batch.
+    """
+
+    def __init__(self, steps: GpuSteps, batch: int):
+        self.steps, self.batch = steps, batch
+        self.taps = Taps()
+        self._tapped = set[str]()
+        self._kinds: dict[Any, _Kind] = {}
+
+    def __call__(self, x: torch.Tensor, modules: Collection[str] = ()) -> tuple[Heads, Seen, Seen]:
+        """Return the logits of all heads in float32, and the inputs and outputs of these modules."""
+        for name in modules:
+            self._tap(name)
+        trained = tuple(p.requires_grad for p in self.steps.weights) if torch.is_grad_enabled() else ()
+        key = (tuple(modules), trained, x.shape[1:])
+        if key not in self._kinds:
+            self._kinds[key] = _Kind(self, tuple(modules))
+        if trained:
+            self.steps.taken += 1
+        return self._kinds[key](x)
+
+    def run(self, x: torch.Tensor, modules: tuple[str, ...]) -> tuple[Heads, Seen, Seen]:
+        """Run the network on a batch of any size."""
+        self.taps.wanted, self.taps.inputs, self.taps.outputs = modules, {}, {}
+        heads = self.steps.heads(x)
+        inputs, outputs = self.taps.inputs, self.taps.outputs
+        self.taps.wanted, self.taps.inputs, self.taps.outputs = (), {}, {}
+        return heads, inputs, outputs
+
+    def _tap(self, name: str) -> None:
+        """Let a module note what flows through it. (A compiler handles this, but not hooks that come and go.)"""
+        if name not in self._tapped:
+            module: Any = self.steps.module.get_submodule(name)
+            module.taps, module.tap = self.taps, name
+            module.forward = MethodType(_forward, module)
+            self._tapped.add(name)
+
+
+class _Kind:
+    """One kind of pass: what is noted, and which parameters have gradients."""
+
+    def __init__(self, passes: GpuPasses, modules: tuple[str, ...]):
+        self.passes, self.modules = passes, modules
+        self.name = f" pass {modules} {torch.is_grad_enabled()}"
+        self.taken, self.timed = 0, 0.0
+        self.function: Callable[[torch.Tensor, tuple[str, ...]], tuple[Heads, Seen, Seen]] | None = None
+
+    def __call__(self, x: torch.Tensor) -> tuple[Heads, Seen, Seen]:
+        steps = self.passes.steps
+        if self.taken == (0 if steps.setting is True else PROBE):
+            work = (1 + BACKWARD) if torch.is_grad_enabled() else 1
+            seconds = work * self.timed / (PROBE - PROBE // 2)
+            if steps.pays(seconds, self.taken, self.name) and not steps.problem:
+                self._compile()
+        self.taken += 1
+        if self.function is not None:
+            return self._filled(x)
+        if not PROBE // 2 < self.taken <= PROBE:
+            return self.passes.run(x, self.modules)
+        steps.wait()
+        began = time.perf_counter()
+        made = self.passes.run(x, self.modules)
+        steps.wait()
+        self.timed += time.perf_counter() - began
+        return made
+
+    def _compile(self) -> None:
+        torch._dynamo.config.recompile_limit = KINDS
+        torch.backends.cudnn.benchmark = True  # cuDNN times its algorithms once per shape; shapes are fixed here
+        steps = self.passes.steps
+        steps.module.to(memory_format=steps.layout)  # type: ignore[call-overload]
+        self.function = torch.compile(self.passes.run, dynamic=False)
+        steps.compiled = True
+
+    def _filled(self, x: torch.Tensor) -> tuple[Heads, Seen, Seen]:
+        """Run the compiled network on a complete batch; return the results of the given cases."""
+        steps, count, room = self.passes.steps, len(x), max(len(x), self.passes.batch)
+        if count < room:
+            x = torch.cat([x, x.new_zeros((room - count, *x.shape[1:]))])
+        assert self.function is not None
+        began = time.perf_counter()
+        try:
+            heads, inputs, outputs = self.function(x.contiguous(memory_format=steps.layout), self.modules)
+        except Exception as problem:  # of the compiler, or because there is none
+            self.function = None
+            steps.fail(problem)
+            return self.passes.run(x[:count], self.modules)
+        if self.taken in (1, PROBE + 1):  # the call that compiled
+            steps.setup_seconds += time.perf_counter() - began
+            with suppress(OSError):
+                steps.mark(self.name).touch()
+        cut = ({name: tuple(y[:count] for y in some) for name, some in seen.items()} for seen in (inputs, outputs))
+        return (tuple(y[:count] for y in heads), *cut)  # type: ignore[return-value]
+
+
+def _forward(self: Any, *given: torch.Tensor) -> Any:
+    """Forward pass of a module that notes its first input and its outputs if they are wanted."""
+    made = type(self).forward(self, *given)
+    if self.tap in self.taps.wanted:
+        self.taps.inputs[self.tap] = (given[0],)
+        self.taps.outputs[self.tap] = made if isinstance(made, tuple) else (made,)
+    return made
