@@ -266,6 +266,7 @@ def mixtures(trees: Sequence[Tree], coefficients: ArrayLike, origin: Tree | None
     """
     shares = np.asarray(coefficients, float)
     found: list[dict[str, Any]] = [{} for _ in shares]
+    factors_of: dict[Any, Any] = {}  # by kind of leaf: a copy to a GPU makes the host wait
     for name, whole in trees[0].items() if found else ():
         leaves = [t[name].reshape(-1) for t in trees]
         start = None if origin is None else origin[name].reshape(-1)
@@ -273,7 +274,11 @@ def mixtures(trees: Sequence[Tree], coefficients: ArrayLike, origin: Tree | None
             leaves, start = [np.asarray(x) for x in leaves], None if start is None else np.asarray(start)
         first = leaves[0]
         library = sys.modules[type(first).__module__]
-        factors = first.new_tensor(shares) if hasattr(first, "new_tensor") else shares.astype(first.dtype)
+        kind = first.dtype, getattr(first, "device", None)
+        if kind not in factors_of:
+            to_tensor = getattr(first, "new_tensor", None)
+            factors_of[kind] = to_tensor(shares) if to_tensor else shares.astype(first.dtype)
+        factors = factors_of[kind]
         out: Any = _empty_rows(first, len(shares))
         held = product = out[:0]
         for here in _slices(len(leaves[0]), len(trees), NARROW if _are_many(trees) else BLOCK):

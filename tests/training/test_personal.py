@@ -28,7 +28,9 @@ from polysite.models.resnet3d import ResNet18
 from polysite.models.unet import UNet
 from polysite.payload import Payload
 from polysite.site import Balanced, Budget, Objective, OneVsAll
-from polysite.training.losses import one_vs_all, replacement
+from polysite.training.gpu_passes import GpuPasses
+from polysite.training.gpu_steps import GpuSteps
+from polysite.training.losses import one_vs_all, one_vs_all_masked, replacement
 from polysite.training.network import Network
 from polysite.training.patches import shares
 from polysite.training.settings import Train
@@ -263,6 +265,55 @@ def test_every_network_has_a_head_that_adds_up_and_a_bias_in_it(name):
         net.write({**net.start, **tree.add(head, own)})
         assert torch.allclose(net(x), logits + added, atol=1e-4) and len(features) == 2
         assert torch.equal(beside(x), logits)
+
+
+def as_on_a_gpu(s, monkeypatch, compiled):
+    """Let a site on the CPU take the steps that fits share on a GPU; compiled ones fill incomplete batches up."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    net = s.network
+    net.gpu_steps = GpuSteps(net.module, False, compiled, 0)
+    net.passes = GpuPasses(net.gpu_steps, PLAIN.batch)
+    return s
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("task", [Outline(), Exclusive()], ids=lambda t: type(t).__name__)
+def test_steps_that_fits_share_on_a_gpu_are_those_of_a_cpu(task, compiled, monkeypatch):
+    train = replace(PLAIN, batch=3)  # the last batch has one case
+    plain, shared = site(task=task, train=train), as_on_a_gpu(site(task=task, train=train), monkeypatch, compiled)
+    own = {k: torch.full_like(v, 0.1) for k, v in tree.select(plain.start, ("head.*",)).items()}
+    mined = OneVsAll(0.4, 2.0, 0.99, 0.01, 3.0)
+    for objective in (
+        Objective(loss=Balanced(7.0), personal=own),
+        Objective(loss=mined),
+        Objective(loss=Balanced(2.0)),
+    ):
+        for round in (0, 1):  # the second fit starts with another head in the same memory
+            a, b = (s.at(round).fit(s.start, objective) for s in (plain, shared))
+            assert b.loss == pytest.approx(a.loss, abs=1e-5)
+            for mine, theirs in ((b.params, a.params), (b.personal, a.personal)):
+                assert mine.keys() == theirs.keys()
+                for k, v in theirs.items():
+                    torch.testing.assert_close(mine[k], v, atol=1e-5, rtol=1e-4)
+    assert len(shared.network.gpu_steps._steps) == 2 * 4  # two sizes of: two shifts, mined, the personal head
+
+
+def test_one_against_all_by_fixed_shapes_has_the_same_value_and_gradient():
+    drawn = torch.Generator().manual_seed(0)
+    z, y = torch.randn(4, 2, 6, 6, generator=drawn), (torch.rand(4, 2, 6, 6, generator=drawn) > 0.9).float()
+    y[:, 1] = 0  # a label without positives
+    real = torch.tensor([True, True, True, False])
+    for loss in (
+        OneVsAll(0.5, 2.0, 1.0, 0.0, 3.0),
+        OneVsAll(0.3, 0.0, 0.7, 0.4, None),
+        OneVsAll(0.5, 1.0, 1.0, 0.0, 0.2),
+    ):
+        a, b = z[:3].clone().requires_grad_(True), z.clone().requires_grad_(True)
+        one, other = one_vs_all(a, y[:3], loss), one_vs_all_masked(b, y, loss, real)
+        one.backward(), other.backward()
+        torch.testing.assert_close(other, one)
+        torch.testing.assert_close(b.grad[:3], a.grad)
+        assert not b.grad[3].any()
 
 
 def numbers(z, y):

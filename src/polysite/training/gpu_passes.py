@@ -46,7 +46,7 @@ class GpuPasses:
     def __call__(self, x: torch.Tensor, modules: Collection[str] = ()) -> tuple[Heads, Seen, Seen]:
         """Return the logits of all heads in float32, and the inputs and outputs of these modules."""
         for name in modules:
-            self._tap(name)
+            self.tap(name)
         trained = tuple(p.requires_grad for p in self.steps.weights) if torch.is_grad_enabled() else ()
         key = (tuple(modules), trained, x.shape[1:])
         if key not in self._kinds:
@@ -63,7 +63,7 @@ class GpuPasses:
         self.taps.wanted, self.taps.inputs, self.taps.outputs = (), {}, {}
         return heads, inputs, outputs
 
-    def _tap(self, name: str) -> None:
+    def tap(self, name: str) -> None:
         """Let a module note what flows through it. (A compiler handles this, but not hooks that come and go.)"""
         if name not in self._tapped:
             module: Any = self.steps.module.get_submodule(name)

@@ -10,6 +10,7 @@ takes.
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import MethodType
@@ -20,11 +21,15 @@ from torch.nn.functional import instance_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from polysite.site import ReplacementLoss
 from polysite.training import convolution
+from polysite.training.losses import Replaced, weighted
 from polysite.training.supervision import supervised
+from polysite.training.tasks import CaseLoss
 
 T = TypeVar("T")
 PerCase = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logits, truth) of a batch -> loss of every case
+Goal = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]  # (images, truth, weights of cases)
 Heads = tuple[torch.Tensor, ...]  # logits of all heads of a network, the main one first
 
 PROBE = 8  # uncompiled steps before the choice; the second half of them is timed
@@ -66,6 +71,7 @@ class GpuSteps:
         self.problem = ""  # why the network could not be compiled
         self.layout = channels_last(module)
         self._steps: dict[Any, _Step] = {}
+        self._replacements: dict[tuple[ReplacementLoss, CaseLoss], Replaced] = {}
         self._infer: Callable[[torch.Tensor], torch.Tensor] | None = None
         for norm in module.modules():
             if isinstance(norm, torch.nn.InstanceNorm2d | torch.nn.InstanceNorm3d) and not norm.affine:
@@ -77,21 +83,42 @@ class GpuSteps:
             if isinstance(layer.bias, torch.nn.Parameter):
                 self.idle[layer.bias] = torch.zeros_like(layer.bias)
 
-    def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase, batch: int) -> torch.Tensor:
-        """Compute the mean loss of a batch and the gradients of all parameters; return the loss.
+    def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase | Replaced, batch: int) -> torch.Tensor:
+        """Compute the mean loss of a batch and the gradients of all parameters; return the local loss.
 
         Args:
             x: Images.
             y: Ground truth.
-            loss: The loss of every case; equal ones share a step.
+            loss: The loss of every case, or a replacement; equal ones share a step.
             batch: Cases of a complete batch.
         """
-        room = batch if 2 * len(x) > batch else batch // 2  # two sizes of a step are compiled at most
-        key = (loss, room, x.shape[1:], y.shape[1:])
-        if key not in self._steps:
-            self._steps[key] = _Step(self, loss)
         self.taken += 1
+        return self.step(loss, partial(self._goal, loss), self.weights, x, y, batch)
+
+    def step(
+        self, kind: Any, goal: Goal, weights: list[torch.nn.Parameter], x: torch.Tensor, y: torch.Tensor, batch: int
+    ) -> torch.Tensor:
+        """Compute a goal and the gradients of these parameters by a step that all goals of a kind share.
+
+        Returns:
+            The goal, or the second of its numbers if it has two; only the first is minimised.
+        """
+        room = batch if 2 * len(x) > batch else batch // 2  # two sizes of a step are compiled at most
+        key = (kind, room, x.shape[1:], y.shape[1:])
+        if key not in self._steps:
+            self._steps[key] = _Step(self, goal, weights)
         return self._steps[key](x, y, room)
+
+    def _goal(
+        self, loss: PerCase | Replaced, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        if isinstance(loss, Replaced):
+            return supervised(lambda logits, truth: loss(logits, truth, weights), self.heads(x), y)
+        return weighted(supervised(loss, self.heads(x), y), weights)
+
+    def replaced(self, loss: ReplacementLoss, local: CaseLoss) -> Replaced:
+        """Return the replacement of a local loss, the same for all fits, so that they share a step."""
+        return self._replacements.setdefault((loss, local), Replaced(loss, local))
 
     def infer(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch in evaluation mode, by the compiled network if the run compiles."""
@@ -156,10 +183,10 @@ class GpuSteps:
 
 
 class _Step:
-    """One kind of step: a loss, and the shapes of a complete batch."""
+    """One kind of step: a goal, the parameters whose gradients it needs, and the shapes of a complete batch."""
 
-    def __init__(self, steps: GpuSteps, loss: PerCase):
-        self.steps, self.loss = steps, loss
+    def __init__(self, steps: GpuSteps, goal: Goal, trained: list[torch.nn.Parameter]):
+        self.steps, self.goal, self.trained = steps, goal, trained
         self.taken, self.timed, self.count = 0, 0.0, 0  # steps, seconds of the timed ones, cases of the last batch
         self.run: Callable[[], torch.Tensor] | None = None
 
@@ -178,7 +205,7 @@ class _Step:
         return loss
 
     def _plain(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return _gradients(self.steps.weights, lambda: supervised(self.loss, self.steps.heads(x), y).mean())
+        return _gradients(self.trained, lambda: self.goal(x, y, None))
 
     def _time(self, work: Callable[[], T]) -> tuple[T, float]:
         """Return the result of some work, and the seconds that the device took for it."""
@@ -212,17 +239,17 @@ class _Step:
         if seconds < SHORT and self.steps.device.type == "cuda":
             try:
                 with torch.cuda.device(self.steps.device):
-                    self.run = _captured(self.steps.weights, self.run or self._eager)
+                    self.run = _captured(self.trained, self.run or self._eager)
             except RuntimeError as problem:  # of an operation that cannot be captured
                 self.steps.fail(problem)
 
     def _compile(self) -> tuple[Callable[[], torch.Tensor], float]:
         """Return the compiled step, and the seconds that it takes."""
         torch._dynamo.config.recompile_limit = KINDS
-        function = torch.compile(self._weighted, dynamic=False)
+        function = torch.compile(self._goal, dynamic=False)
 
         def run() -> torch.Tensor:
-            loss = _gradients(self.steps.weights, lambda: function(self.x, self.y, self.weights))
+            loss = _gradients(self.trained, lambda: function(self.x, self.y, self.weights))
             self.steps.complete()
             return loss
 
@@ -231,10 +258,10 @@ class _Step:
         return run, self._time(run)[1]
 
     def _eager(self) -> torch.Tensor:
-        return _gradients(self.steps.weights, lambda: self._weighted(self.x, self.y, self.weights))
+        return _gradients(self.trained, lambda: self._goal(self.x, self.y, self.weights))
 
-    def _weighted(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return (supervised(self.loss, self.steps.heads(x), y) * weights).sum()
+    def _goal(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return self.goal(x, y, weights)
 
     def _fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Copy a batch into the memory of the step. Cases beyond it keep former values and have no weight."""
@@ -246,12 +273,12 @@ class _Step:
 
 
 def _gradients(weights: Iterable[torch.nn.Parameter], loss: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Compute a loss and its gradients; return the loss."""
+    """Compute a loss and its gradients; return the loss. Of two numbers the first is minimised, the second returned."""
     for p in weights:
         p.grad = None
     value = loss()
-    value.backward()  # type: ignore[no-untyped-call]
-    return value.detach()
+    (value[0] if value.ndim else value).backward()  # type: ignore[no-untyped-call]
+    return value.detach()[1] if value.ndim else value.detach()
 
 
 def _captured(weights: list[torch.nn.Parameter], run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:

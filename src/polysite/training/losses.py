@@ -12,7 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_avg_pool3d, cosine
 
 from polysite.models.names import deepest_of, sub_encoders_of
 from polysite.site import Balanced, Contrast, Divergence, ExtraLoss, OneVsAll, ReplacementLoss
-from polysite.training.tasks import Outline, Task
+from polysite.training.tasks import CaseLoss, Outline, Task
 
 if TYPE_CHECKING:
     from polysite.training.network import Network
@@ -59,9 +59,77 @@ def one_vs_all(logits: torch.Tensor, truth: torch.Tensor, loss: OneVsAll) -> tor
     return total
 
 
+class Replaced:
+    """A replacement of the local loss inside a step that fits share on a GPU: nothing in it depends on the fit but the
+    memory of the shift, and its shapes do not depend on values.
+
+    Args:
+        loss: The replacement of the local loss.
+        local: The local loss of every case.
+    """
+
+    def __init__(self, loss: ReplacementLoss, local: CaseLoss):
+        self.loss, self.task, self.local = loss, local.task, local
+        self.shift: torch.Tensor | None = None
+
+    def prepare(self, label_shares: Callable[[], tuple[torch.Tensor, float]], device: torch.device) -> None:
+        """Take over the label frequencies of the site that is fitted next."""
+        if isinstance(self.loss, Balanced):
+            shift = self.task.shift(*label_shares(), self.loss.clip).to(device)
+            self.shift = shift if self.shift is None else self.shift.copy_(shift)
+
+    def __call__(self, logits: torch.Tensor, truth: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        """Return the loss to minimise and the local loss, means over cases with these weights (None: equal ones)."""
+        local = weighted(self.local(logits, truth), weights)
+        if isinstance(self.loss, Balanced):
+            assert self.shift is not None
+            moved = logits + _along(self.shift, logits)
+            return torch.stack([weighted(self.task.loss(self.local.name, moved, truth), weights), local])
+        real = torch.ones(len(logits), device=logits.device) if weights is None else weights
+        goal = one_vs_all_masked(logits, self.task.channels(truth), self.loss, real > 0)
+        if truth.ndim > 2:
+            goal = goal + weighted(Outline().loss("dice", logits[:, -truth.shape[1] :], truth), weights)
+        return torch.stack([goal, local])
+
+
+def weighted(losses: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Return the sum of the losses of cases, times their weights; their mean without weights."""
+    return losses.mean() if weights is None else (losses * weights).sum()
+
+
+def one_vs_all_masked(logits: torch.Tensor, truth: torch.Tensor, loss: OneVsAll, real: torch.Tensor) -> torch.Tensor:
+    """Return ``one_vs_all`` of the real cases of a batch, by operations of fixed shapes: a GPU waits for no count."""
+    total = 0 * logits.sum()
+    for z, y in zip(logits.transpose(0, 1).flatten(1), truth.transpose(0, 1).flatten(1), strict=True):
+        counts = real.repeat_interleave(len(z) // len(real))
+        yes, no = counts & (y > 0.5), counts & (y <= 0.5)
+        positives, negatives = yes.sum(), no.sum()
+        hardest = negatives
+        if loss.ratio is not None:
+            few = torch.ceil(loss.ratio * positives.double()).long()
+            hardest = torch.where(positives > 0, torch.minimum(negatives, few), negatives)
+        found = z.masked_fill(~no, -torch.inf).sort(descending=True).values
+        found = found.masked_fill(~found.isfinite(), 0.0)
+        hard = (torch.arange(len(z), device=z.device) < hardest) & (found.detach().sigmoid() > loss.above)
+        unsure = yes & (z.detach().sigmoid() < loss.below)
+        total = total + loss.weight * _masked_mean(_focal_each(z, loss.gamma), unsure)
+        total = total + (1 - loss.weight) * _masked_mean(_focal_each(-found, loss.gamma), hard)
+    return total
+
+
+def _masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the values inside a mask; 0 if it is empty."""
+    return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
+
+
 def _focal(z: torch.Tensor, gamma: float) -> torch.Tensor:
-    """Return the mean of (1 - p)^gamma (-log p). The power is an exponential: its slope is finite at 1 - p = 0."""
-    return (torch.exp(-gamma * softplus(z)) * softplus(-z)).mean()
+    """Return the mean of (1 - p)^gamma (-log p)."""
+    return _focal_each(z, gamma).mean()
+
+
+def _focal_each(z: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Return (1 - p)^gamma (-log p). The power is an exponential: its slope is finite at 1 - p = 0."""
+    return torch.exp(-gamma * softplus(z)) * softplus(-z)
 
 
 def _along(shift: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

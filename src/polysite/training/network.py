@@ -14,7 +14,9 @@ from polysite.errors import ConfigError
 from polysite.models.names import canonical, deepest_of, head_of
 from polysite.training.gpu_passes import GpuPasses
 from polysite.training.gpu_steps import GpuSteps, Heads, PerCase, can_accelerate, channels_last
+from polysite.training.losses import Replaced
 from polysite.training.patches import Patches
+from polysite.training.personal import SharedHead
 from polysite.training.settings import Train
 from polysite.training.supervision import supervised
 from polysite.tree import Tree
@@ -58,6 +60,7 @@ class Network:
             else None
         )
         self.passes = GpuPasses(self.gpu_steps, train.batch) if self.gpu_steps else None
+        self._shared_head: SharedHead | None = None
         # where a step cannot be shared, the network alone is compiled, and only on demand
         self.forward = torch.compile(self.module) if train.compile is True and not self.gpu_steps else self.module
         # a single small volume takes a slow convolution path on a CPU; together with a copy it does not
@@ -97,10 +100,11 @@ class Network:
             return self.passes(x)[0]
         return self._heads(self.forward, x)
 
-    def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase, batch: int) -> torch.Tensor:
+    def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase | Replaced, batch: int) -> torch.Tensor:
         """Compute the mean loss of a batch and its gradients; return the loss. ``GpuSteps.backward`` explains more."""
         if self.gpu_steps:
             return self.gpu_steps.backward(x, y, loss, batch)
+        assert not isinstance(loss, Replaced)  # these are for shared steps
         mean = supervised(loss, self.heads(x), y).mean()
         mean.backward()  # type: ignore[no-untyped-call]
         return mean
@@ -152,18 +156,20 @@ class Network:
 
     def before_head(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits of a batch, and the input of the head."""
-        name = head_of(name for name, _ in self.module.named_modules())
-        if self.passes and self.module.training:
-            heads, given, _ = self.passes(x, [name])
-            return heads[0], given[name][0]
         seen: list[torch.Tensor] = []
-        head = self.module.get_submodule(name)
+        head = self.module.get_submodule(head_of(name for name, _ in self.module.named_modules()))
         hook = head.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
         try:
             logits = self._heads(self.module, x)[0]
         finally:
             hook.remove()
         return logits, seen[0][: len(x)]
+
+    def shared_head(self) -> SharedHead:
+        """Return the personal head of all fits on a GPU."""
+        assert self.gpu_steps and self.passes
+        self._shared_head = self._shared_head or SharedHead(self.gpu_steps, self.passes)
+        return self._shared_head
 
     def train(self, only: Collection[str]) -> None:
         """Set the network to training mode, except normalisation layers with running statistics whose names match no

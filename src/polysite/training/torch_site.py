@@ -27,7 +27,7 @@ from polysite.site import Budget, Cases, CaseScore, Examined, Fit, Objective, Sc
 from polysite.training import surface as device_surface
 from polysite.training import tasks
 from polysite.training.cleaning import Clean, cleaned
-from polysite.training.losses import ExtraLosses, replacement
+from polysite.training.losses import ExtraLosses, Replaced, replacement
 from polysite.training.mixing import Mixing
 from polysite.training.network import Network
 from polysite.training.patches import Kind, Labelled, Pair, labelled_voxels, mixed_shares
@@ -217,9 +217,9 @@ class TorchSite:
         self.network.write(params)
         self.network.train(only)
         trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
-        plain = not objective.extra and objective.loss is None
-        for k, p in self.network.parameters.items():  # a step that all fits share computes all gradients
-            p.requires_grad_(k in trained or (plain and self.network.gpu_steps is not None))
+        steps = self.network.gpu_steps if not objective.extra else None  # a step that all fits share
+        for k, p in self.network.parameters.items():  # it computes all gradients
+            p.requires_grad_(k in trained or steps is not None)
         passed = self.round - self._first if budget.round is None else budget.round
         rate = (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma**passed
         mixing = Mixing(trained, objective.mix, self._rng(None, _MIXING)) if objective.mix else None
@@ -228,7 +228,8 @@ class TorchSite:
         optimiser = self._optimiser(weights, rate)
         total, count = torch.zeros((), device=self.network.device), 0
         extra = ExtraLosses(self.network, objective.extra) if objective.extra else None
-        aim = self._replacement(objective, keep)
+        shared_loss = self._shared_loss(objective, keep)
+        aim = None if shared_loss else self._replacement(objective, keep)
         beside = self._personal(objective, rate)
         speed = reach = 0.0  # of a weight under a constant gradient of one
         with torch.random.fork_rng(devices=[]):  # dropout, if the network has any
@@ -237,8 +238,8 @@ class TorchSite:
                 optimiser.zero_grad(set_to_none=True)
                 if mixing:
                     mixing.place()
-                if plain:
-                    local = self.network.backward(x, y, self._loss, self.train.batch)
+                if shared_loss:
+                    local = self.network.backward(x, y, shared_loss, self.train.batch)
                 else:
                     heads, more = extra(x, self.task.channels(y)) if extra else (self.network.heads(x), None)
                     local = supervised(self._mean_loss, heads, y)
@@ -429,6 +430,16 @@ class TorchSite:
         at = self.round if round is None else round
         return np.random.default_rng([self.seed, crc32(self.name.encode()), at, *stream])
 
+    def _shared_loss(self, objective: Objective, keep: Collection[str] | None) -> tasks.CaseLoss | Replaced | None:
+        """Return the loss of a step that fits share; None if this fit needs steps of its own."""
+        if objective.loss is None and not objective.extra:
+            return self._loss
+        if objective.loss is None or objective.extra or not self.network.gpu_steps:
+            return None
+        found = self.network.gpu_steps.replaced(objective.loss, self._loss)
+        found.prepare(lambda: self._shares(keep), self.network.device)
+        return found
+
     def _replacement(self, objective: Objective, keep: Collection[str] | None) -> Callable[..., torch.Tensor] | None:
         if objective.loss is None:
             return None
@@ -437,7 +448,8 @@ class TorchSite:
     def _personal(self, objective: Objective, rate: float) -> Personal | None:
         if not objective.personal:
             return None
-        return Personal(self.network, objective.personal, lambda w: self._optimiser(w, rate), self._mean_loss)
+        make = partial(self._optimiser, rate=rate)
+        return Personal(self.network, objective.personal, make, self._loss, self.train.batch)
 
     def _length(self, budget: Budget) -> tuple[int, int | None]:
         """Return (epochs, steps) of a fit. Steps take precedence; without either the site's settings apply."""
