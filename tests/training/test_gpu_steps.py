@@ -50,7 +50,11 @@ def test_compiled_steps_have_the_gradients_of_plain_ones_also_of_incomplete_batc
         assert value == pytest.approx(float(loss), abs=1e-6)
         for mine, theirs in zip(gradients(net), wanted, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
-    assert steps.compiled and len(steps._steps) == 2 and steps.mark().exists()
+    assert (
+        steps.compiled
+        and len(steps._steps) == 2
+        and all(steps.mark(step.kind).exists() for step in steps._steps.values())
+    )
     assert len(steps.idle) == 10 and all(p.grad is zero for p, zero in steps.idle.items())
 
 
@@ -58,17 +62,19 @@ def pays(net, expected, taken=8, all_taken=8, half=False):
     """Whether a step of 0.1 s is compiled."""
     steps = GpuSteps(net, half, "auto", expected)
     steps.taken = all_taken
-    return steps.pays(0.1, taken)
+    return steps.pays(0.1, taken, "kind")
 
 
 def test_a_run_compiles_if_the_steps_that_are_left_save_more_than_compiling_takes(net):
     enough = round(gpu_steps.COMPILING / gpu_steps.GAIN / 0.1)  # steps that save as much as compiling takes
     assert pays(net, enough + 9) and not pays(net, enough + 7)
     assert pays(net, 4 * enough + 33, 8, 32) and not pays(net, 4 * enough + 31, 8, 32)  # a quarter of the steps is such
-    GpuSteps(net, False, "auto", 0).mark().touch()
+    GpuSteps(net, False, "auto", 0).mark("kind").touch()
     assert pays(net, enough // 4)
     assert not pays(net, enough // 4, half=True)  # in the other precision nothing is on disk
-    assert GpuSteps(net, False, True, 0).pays(0.0, 0) and not GpuSteps(net, False, False, 10**9).pays(1.0, 0)
+    assert GpuSteps(net, False, True, 0).pays(0.0, 0, "kind") and not GpuSteps(net, False, False, 10**9).pays(
+        1.0, 0, "kind"
+    )
 
 
 def test_short_runs_are_not_compiled_and_time_their_first_steps(net, monkeypatch):
@@ -93,6 +99,24 @@ def test_without_a_compiler_a_run_goes_on_uncompiled_unless_compiling_was_wanted
     assert steps.problem == "RuntimeError: no compiler" and not steps.compiled
     with pytest.raises(RuntimeError, match="no compiler"):
         GpuSteps(net, False, True, 0).backward(*batch(2), LOSS, 2)
+
+
+def test_one_process_compiles_and_the_others_go_on_until_the_kernels_are_on_disk(net, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    steps = GpuSteps(net, False, "auto", 10**9)
+    steps.backward(*batch(2), LOSS, 2)
+    (step,) = steps._steps.values()
+    with GpuSteps(net, False, "auto", 10**9).turn(step.kind) as first:  # another process
+        assert first
+        for _ in range(gpu_steps.PROBE + 5):
+            steps.backward(*batch(2), LOSS, 2)
+        assert not compiled
+    for _ in range(gpu_steps.LATER):
+        steps.backward(*batch(2), LOSS, 2)
+    assert len(compiled) == 1 and steps.compiled
+    with GpuSteps(net, False, "auto", 0).turn(step.kind) as one, GpuSteps(net, False, "auto", 0).turn(step.kind) as two:
+        assert one and two  # from disk, all at once
 
 
 def test_networks_whose_cases_influence_each_other_are_left_alone(net):

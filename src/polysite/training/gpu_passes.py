@@ -7,16 +7,16 @@ dropped, so that every kind of pass has one size.
 
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
 import torch
 
-from polysite.training.gpu_steps import KINDS, PROBE, GpuSteps, Heads
+from polysite.training.gpu_steps import KINDS, LATER, PROBE, GpuSteps, Heads
 
 Seen = dict[str, tuple[torch.Tensor, ...]]  # by module
+Function = Callable[[torch.Tensor, tuple[str, ...]], tuple[Heads, Seen, Seen]]
 BACKWARD = 2  # a backward pass takes about twice the time of a forward pass
 
 
@@ -79,18 +79,19 @@ class _Kind:
         self.passes, self.modules = passes, modules
         self.name = f" pass {modules} {torch.is_grad_enabled()}"
         self.taken, self.timed = 0, 0.0
-        self.function: Callable[[torch.Tensor, tuple[str, ...]], tuple[Heads, Seen, Seen]] | None = None
+        self.due = 0 if passes.steps.setting is True else PROBE  # passes before the choice
+        self.function: Function | None = None
 
     def __call__(self, x: torch.Tensor) -> tuple[Heads, Seen, Seen]:
         steps = self.passes.steps
-        if self.taken == (0 if steps.setting is True else PROBE):
+        if self.taken == self.due:
             work = (1 + BACKWARD) if torch.is_grad_enabled() else 1
             seconds = work * self.timed / (PROBE - PROBE // 2)
             if steps.pays(seconds, self.taken, self.name) and not steps.problem:
-                self._compile()
+                self._choose(x)
         self.taken += 1
         if self.function is not None:
-            return self._filled(x)
+            return self._filled(x, self.function)
         if not PROBE // 2 < self.taken <= PROBE:
             return self.passes.run(x, self.modules)
         steps.wait()
@@ -100,33 +101,37 @@ class _Kind:
         self.timed += time.perf_counter() - began
         return made
 
-    def _compile(self) -> None:
+    def _choose(self, x: torch.Tensor) -> None:
+        """Compile the pass, unless another process is doing it for the first time."""
+        steps = self.passes.steps
+        try:
+            with steps.turn(self.name) as mine:
+                if mine:
+                    self._compile(x)
+                else:
+                    self.due = self.taken + LATER
+        except Exception as problem:  # of the compiler, or because there is none
+            steps.module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+            steps.fail(problem)
+
+    def _compile(self, x: torch.Tensor) -> None:
         torch._dynamo.config.recompile_limit = KINDS
         torch.backends.cudnn.benchmark = True  # cuDNN times its algorithms once per shape; shapes are fixed here
-        steps = self.passes.steps
+        steps, began = self.passes.steps, time.perf_counter()
         steps.module.to(memory_format=steps.layout)  # type: ignore[call-overload]
-        self.function = torch.compile(self.passes.run, dynamic=False)
-        steps.compiled = True
+        function = torch.compile(self.passes.run, dynamic=False)
+        self._filled(x, function)
+        steps.setup_seconds += time.perf_counter() - began
+        self.function, steps.compiled = function, True
 
-    def _filled(self, x: torch.Tensor) -> tuple[Heads, Seen, Seen]:
+    def _filled(self, x: torch.Tensor, function: Function) -> tuple[Heads, Seen, Seen]:
         """Run the compiled network on a complete batch; return the results of the given cases."""
-        steps, count, room = self.passes.steps, len(x), max(len(x), self.passes.batch)
+        count, room = len(x), max(len(x), self.passes.batch)
         if count < room:
             x = torch.cat([x, x.new_zeros((room - count, *x.shape[1:]))])
-        assert self.function is not None
-        began = time.perf_counter()
-        try:
-            heads, inputs, outputs = self.function(x.contiguous(memory_format=steps.layout), self.modules)
-        except Exception as problem:  # of the compiler, or because there is none
-            self.function = None
-            steps.fail(problem)
-            return self.passes.run(x[:count], self.modules)
-        if self.taken in (1, PROBE + 1):  # the call that compiled
-            steps.setup_seconds += time.perf_counter() - began
-            with suppress(OSError):
-                steps.mark(self.name).touch()
-        cut = ({name: tuple(y[:count] for y in some) for name, some in seen.items()} for seen in (inputs, outputs))
-        return (tuple(y[:count] for y in heads), *cut)  # type: ignore[return-value]
+        heads, *seen = function(x.contiguous(memory_format=self.passes.steps.layout), self.modules)
+        inputs, outputs = ({name: tuple(y[:count] for y in some) for name, some in each.items()} for each in seen)
+        return tuple(y[:count] for y in heads), inputs, outputs
 
 
 def _forward(self: Any, *given: torch.Tensor) -> Any:

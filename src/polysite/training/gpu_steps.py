@@ -4,12 +4,12 @@ All sites, rounds and phases of a process share one compiled step, because it re
 and the parameters of the network from fixed memory. An incomplete batch is filled up with cases of weight 0; without
 batch statistics these change nothing. One that is at most half full has a step of half the size. The first steps run
 as they are and are timed; then a run compiles its network if the steps that are left will save more time than compiling
-takes.
+takes. Of several processes on a machine one compiles; the others go on uncompiled until its kernels are on disk.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +17,7 @@ from types import MethodType
 from typing import Any, Literal, TypeVar
 
 import torch
+from filelock import FileLock, Timeout
 from torch.nn.functional import instance_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -40,6 +41,7 @@ COMPILING, AGAIN = (
 )  # seconds of compiling, and of compiling what torch keeps on disk (18 to 30 and 3 measured)
 SHORT = 0.03  # seconds of a step below which launching its kernels takes longer than running them
 WARM = 3  # steps before a capture
+LATER = 100  # steps until a process looks again whether another one has compiled the same step
 KINDS = 64  # compiled functions in a process; beyond torch's own limit of 8 it would silently stop compiling
 
 
@@ -106,7 +108,7 @@ class GpuSteps:
         room = batch if 2 * len(x) > batch else batch // 2  # two sizes of a step are compiled at most
         key = (kind, room, x.shape[1:], y.shape[1:])
         if key not in self._steps:
-            self._steps[key] = _Step(self, goal, weights)
+            self._steps[key] = _Step(self, goal, weights, f" step {key}")
         return self._steps[key](x, y, room)
 
     def _goal(
@@ -167,14 +169,38 @@ class GpuSteps:
             raise problem
         self.problem = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
-    def pays(self, seconds: float, taken: int, kind: str = "") -> bool:
+    def pays(self, seconds: float, taken: int, kind: str) -> bool:
         """Return whether compiling pays, given the seconds and the number of the uncompiled steps of a kind so far."""
         if self.setting != "auto":
             return self.setting
         left = (self.expected - self.taken) * taken / max(self.taken, 1)  # of this kind
         return GAIN * seconds * left > (AGAIN if self.mark(kind).exists() else COMPILING)
 
-    def mark(self, kind: str = "") -> Path:
+    @contextmanager
+    def turn(self, kind: str) -> Iterator[bool]:
+        """Tell whether this process may compile a kind of step now; False while another one does it for the first time.
+
+        Leaving it without an error marks the kind as compiled.
+        """
+        mark = self.mark(kind)
+        lock = FileLock(f"{mark}.lock", blocking=False)
+        try:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            if self.setting == "auto" and not mark.exists():
+                lock.acquire()
+        except Timeout:
+            yield False
+            return
+        except OSError:  # no place for marks
+            yield True
+            return
+        try:
+            yield True
+            mark.touch()
+        finally:
+            lock.release()
+
+    def mark(self, kind: str) -> Path:
         """Return a file beside the kernels that torch keeps on disk; it exists if such steps were compiled before."""
         from torch._inductor.runtime.cache_dir_utils import cache_dir  # importing it takes a second
 
@@ -185,13 +211,14 @@ class GpuSteps:
 class _Step:
     """One kind of step: a goal, the parameters whose gradients it needs, and the shapes of a complete batch."""
 
-    def __init__(self, steps: GpuSteps, goal: Goal, trained: list[torch.nn.Parameter]):
-        self.steps, self.goal, self.trained = steps, goal, trained
+    def __init__(self, steps: GpuSteps, goal: Goal, trained: list[torch.nn.Parameter], kind: str):
+        self.steps, self.goal, self.trained, self.kind = steps, goal, trained, kind
+        self.due = 0 if steps.setting is True else PROBE  # steps before the choice
         self.taken, self.timed, self.count = 0, 0.0, 0  # steps, seconds of the timed ones, cases of the last batch
         self.run: Callable[[], torch.Tensor] | None = None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor, batch: int) -> torch.Tensor:
-        if self.taken == (0 if self.steps.setting is True else PROBE):
+        if self.taken == self.due:
             _, took = self._time(lambda: self._choose(x, y, batch, self.timed / (PROBE - PROBE // 2)))
             self.steps.setup_seconds += took
         self.taken += 1
@@ -216,32 +243,36 @@ class _Step:
         return result, time.perf_counter() - began
 
     def _choose(self, x: torch.Tensor, y: torch.Tensor, batch: int, seconds: float) -> None:
-        compiled = self.steps.pays(seconds, self.taken) and not self.steps.problem
-        if not compiled and (seconds >= SHORT or self.steps.device.type != "cuda"):
-            return
-        layout = self.steps.layout if compiled else torch.contiguous_format
-        self.x = torch.zeros((batch, *x.shape[1:]), device=x.device).contiguous(memory_format=layout)
-        self.y = torch.zeros((batch, *y.shape[1:]), device=y.device)
-        self.weights = torch.zeros(batch, device=x.device)
-        self._fill(x, y)
-        if compiled:
-            torch.backends.cudnn.benchmark = True  # cuDNN times its algorithms once per shape; shapes are fixed here
-            self.steps.module.to(memory_format=layout)  # type: ignore[call-overload]
+        if self.steps.pays(seconds, self.taken, self.kind) and not self.steps.problem:
             try:
-                self.run, seconds = self._compile()
+                with self.steps.turn(self.kind) as mine:
+                    if not mine:
+                        self.due = self.taken + LATER
+                        return
+                    self._hold(x, y, batch, self.steps.layout)
+                    torch.backends.cudnn.benchmark = True  # cuDNN times its algorithms once per shape
+                    self.steps.module.to(memory_format=self.steps.layout)  # type: ignore[call-overload]
+                    self.run, seconds = self._compile()
+                    self.steps.compiled = True
             except Exception as problem:  # of the compiler, or because there is none
                 self.steps.module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
                 self.steps.fail(problem)
                 return
-            self.steps.compiled = True
-            with suppress(OSError):
-                self.steps.mark().touch()
         if seconds < SHORT and self.steps.device.type == "cuda":
+            if self.run is None:
+                self._hold(x, y, batch, torch.contiguous_format)
             try:
                 with torch.cuda.device(self.steps.device):
                     self.run = _captured(self.trained, self.run or self._eager)
             except RuntimeError as problem:  # of an operation that cannot be captured
                 self.steps.fail(problem)
+
+    def _hold(self, x: torch.Tensor, y: torch.Tensor, batch: int, layout: torch.memory_format) -> None:
+        """Allocate the memory that the step reads, and copy a batch into it."""
+        self.x = torch.zeros((batch, *x.shape[1:]), device=x.device).contiguous(memory_format=layout)
+        self.y = torch.zeros((batch, *y.shape[1:]), device=y.device)
+        self.weights = torch.zeros(batch, device=x.device)
+        self._fill(x, y)
 
     def _compile(self) -> tuple[Callable[[], torch.Tensor], float]:
         """Return the compiled step, and the seconds that it takes."""

@@ -72,6 +72,9 @@ class Replaced:
         self.loss, self.task, self.local = loss, local.task, local
         self.shift: torch.Tensor | None = None
 
+    def __repr__(self) -> str:
+        return f"Replaced({self.loss}, {self.local})"
+
     def prepare(self, label_shares: Callable[[], tuple[torch.Tensor, float]], device: torch.device) -> None:
         """Take over the label frequencies of the site that is fitted next."""
         if isinstance(self.loss, Balanced):
