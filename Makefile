@@ -37,6 +37,7 @@ check: $(READY)
 style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/lock.py --check
 
 types: $(READY)
 	$(BIN)/mypy
