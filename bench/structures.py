@@ -2,8 +2,8 @@
 
     equal      four hospitals alike: nothing beats FedAvg
     outlier    three alike, one with the contrasts of another scanner: treat it apart
-    groups     three and three hospitals with unlike scanners: a model per group
-    scanners   both scanners inside each of six hospitals, and outlines by the scanner: clusters of patients
+    groups     two and two hospitals with unlike scanners: a model per group
+    scanners   both scanners inside each of four hospitals, and outlines by the scanner: clusters of patients
     labels     three hospitals alike that outline tumours narrow, wide or wider: a model per hospital
 
 ``structure(NAME, SEED)`` is the study, with FedAvg; ``FAMILIES`` are the strategies. All have the local steps of
@@ -42,23 +42,23 @@ torch.set_num_threads(1)
 
 ROUNDS, EPOCHS, TUNING = 12, 3, 2  # of a study; in a round; rounds of a second phase
 OTHER = {"scanner": 16, "contrast": 2.0}
-SIDES = {"margin": -1, "second_margin": 2}  # outlines of patients of the first and of the second scanner
+SIDES = {"margin": 0, "second_margin": 3}  # outlines of patients of the first and of the second scanner
 STUDY: dict[str, Any] = {
     "model": {"name": "unet_small", "filters": [8, 16, 32]},
     "split": {"validation": 0.2, "test": 0.33},
     "train": {
         "optimiser": "adam", "lr": 0.02, "gamma": 0.85, "epochs": EPOCHS, "batch": 2,
-        "patch": [24, 24, 24], "augment": "none",
+        "patch": [16, 16, 16], "window": [24, 24, 24], "augment": "none",
     },
     "run": {"rounds": ROUNDS, "validate_every": 2, "checkpoint_every": 1000},
     "assess": {"projections": 0},
 }  # fmt: skip
-PATIENTS = {"cases": 18, "low_grade": 0.0, "tumour": 1.5}  # of every hospital
+PATIENTS = {"cases": 16, "low_grade": 0.0, "tumour": 1.5}  # of every hospital
 SITES: dict[str, dict[str, dict[str, Any]]] = {
     "equal": {name: {} for name in "abcd"},
     "outlier": {"a": {}, "b": {}, "c": {}, "d": {"scanner": 11, "contrast": 2.0, "tumour": 1.0}},
-    "groups": {"a": {}, "b": {}, "c": {}, "d": OTHER, "e": OTHER, "f": OTHER},
-    "scanners": {name: {"scanner": 0, "second": 16, "contrast": 2.0, **SIDES} for name in "abcdef"},
+    "groups": {"a": {}, "b": {}, "c": OTHER, "d": OTHER},
+    "scanners": {name: {"scanner": 0, "second": 16, "contrast": 2.0, **SIDES} for name in "abcd"},
     "labels": {"a": {"margin": -1}, "b": {"margin": 1}, "c": {"margin": 3}},
 }
 RIGHT = {
