@@ -35,7 +35,7 @@ from polysite.advice.tournament import Key, Played
 from polysite.metrics import shrinkage
 from polysite.metrics.statistics import signed_rank
 
-PROMISING = 0.9  # probability of a gain, after one training, that is worth a second one
+PROMISING = 0.97  # probability of a gain, after one training, that is worth a second one
 LUCK = 0.014  # standard deviation of a hospital's mean score over trainings of one inner fold
 
 Pair = tuple[Played, Played]  # a strategy, and the strategy for all
