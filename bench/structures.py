@@ -40,9 +40,9 @@ from polysite.study import train
 
 torch.set_num_threads(1)
 
-ROUNDS, EPOCHS, TUNING = 12, 3, 2  # of a study; in a round; rounds of a second phase
+ROUNDS, EPOCHS, TUNING = 12, 5, 4  # of a study; in a round; rounds of a second phase
 OTHER = {"scanner": 16, "contrast": 2.0}
-SIDES = {"margin": 0, "second_margin": 3}  # outlines of patients of the first and of the second scanner
+SIDES = {"margin": 0, "second_margin": 4}  # outlines of patients of the first and of the second scanner
 STUDY: dict[str, Any] = {
     "model": {"name": "unet_small", "filters": [8, 16, 32]},
     "split": {"validation": 0.2, "test": 0.33},
@@ -58,8 +58,8 @@ SITES: dict[str, dict[str, dict[str, Any]]] = {
     "equal": {name: {} for name in "abcd"},
     "outlier": {"a": {}, "b": {}, "c": {}, "d": {"scanner": 11, "contrast": 2.0, "tumour": 1.0}},
     "groups": {"a": {}, "b": {}, "c": OTHER, "d": OTHER},
-    "scanners": {name: {"scanner": 0, "second": 16, "contrast": 2.0, **SIDES} for name in "abcd"},
-    "labels": {"a": {"margin": -1}, "b": {"margin": 1}, "c": {"margin": 3}},
+    "scanners": {name: {"scanner": 0, "second": 16, "contrast": 0.7, **SIDES} for name in "abcd"},
+    "labels": {"a": {"margin": 0}, "b": {"margin": 2}, "c": {"margin": 4}},
 }
 RIGHT = {
     "equal": ("fedavg",),

@@ -104,7 +104,7 @@ def candidate(compared: Sequence[Comparison], played: Mapping[str, Played], simp
     """
     better = [c for c in compared if c.looks_better]
     leads = [differences(played[better[0].name], played[c.name]) for c in better[1:]]
-    behind = [signed_rank(list(lead.values()), "greater") <= LEVEL for lead in leads]
+    behind = [gain_of(lead).low > 0 for lead in leads]
     level = [*better[:1], *(c for c, worse in zip(better[1:], behind, strict=True) if not worse)]
     return min(level, key=lambda c: list(simple).index(c.name), default=None)
 

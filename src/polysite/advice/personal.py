@@ -18,8 +18,8 @@ from polysite.config import Study
 from polysite.errors import RunError
 
 ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
-ROUNDS = 5  # a fifth of the rounds, at a quarter of the learning rate
-RATE = 4
+ROUNDS = 5  # a fifth of the rounds, at half of the learning rate
+RATE = 2
 OWN = "own"  # begins the names of own models, before the share
 
 
