@@ -3,7 +3,8 @@
     equal      four hospitals alike: nothing beats FedAvg
     outlier    three alike, one with the contrasts of another scanner: treat it apart
     groups     two and two hospitals with unlike scanners: a model per group
-    scanners   both scanners inside each of four hospitals, and outlines by the scanner: clusters of patients
+    scanners   two scanners inside each of four hospitals, and patients of the second one are outlined wider, by another
+               protocol: clusters of patients
     labels     three hospitals alike that outline tumours narrow, wide or wider: a model per hospital
 
 ``structure(NAME, SEED)`` is the study, with FedAvg; ``FAMILIES`` are the strategies. All have the local steps of
@@ -12,7 +13,7 @@ model. Groups and the outlier are those of the assessment (EMD). For every famil
 with its gain over FedAvg, hospital by hospital, and the p-value of Wilcoxon's signed-rank test paired by case. Over all
 seeds, "most sure" is the hospital with the highest probability of a gain (``polysite.metrics.shrinkage``).
 
-Every hospital has 8 training, 4 validation and 6 test cases with large tumours that have all three labels: small ones,
+Every hospital has 8 training, 3 validation and 5 test cases with large tumours that have all three labels: small ones,
 or labels that a patient may lack, make scores depend on the luck of a training, which differs by 0.03 Dice then.
 """
 

@@ -3,9 +3,10 @@
 A strategy looks better than the reference if p <= 0.05 in the signed-rank test over all cases and its mean gain is
 positive in every inner fold. That test treats the models of a fold as given, but their difference partly comes from the
 luck of training, which all cases of the fold share. So the simplest strategy (one model with less weight for a
-hospital, a model per group of hospitals, per hospital, per cluster of patients) of those that look better and are not
-shown to be worse than the best is trained again, and so is the reference, with another seed. It is said to be better
-only if its gain, the mean over both seeds, has
+hospital, a model per group of hospitals, own models, training alone, a model per cluster of patients) of those that
+look better and are not shown to be worse than the best (the 95 % interval of the mean difference includes 0) is trained
+again, and so is the reference, with another seed. It is said to be better only if its gain, the mean over both seeds,
+has
 
     p <= RATE, times the number of strategies, and
     is positive in every inner fold.

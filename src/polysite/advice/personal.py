@@ -19,7 +19,7 @@ from polysite.errors import RunError
 
 ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
 ROUNDS = 5  # a fifth of the rounds, at half of the learning rate
-RATE = 2
+SLOWER = 2
 OWN = "own"  # begins the names of own models, before the share
 
 
@@ -155,7 +155,7 @@ def with_own(shared: Study, alphas: Mapping[str, float]) -> Study:
     rounds = max(1, shared.run.rounds // ROUNDS)
     phase = {
         "algorithm": {"name": "interpolated", "fixed": dict(alphas)},
-        "train": {"lr": shared.train.lr / RATE},
+        "train": {"lr": shared.train.lr / SLOWER},
         "run": {"rounds": rounds, "validate_every": rounds},
     }
     return config.vary(shared, {"then": [phase]})
