@@ -101,12 +101,21 @@ class Advice:
 
     @property
     def family(self) -> str:
-        """Family of the strategy for all; if that is one model, the most frequent family of exceptions from it."""
+        """Family of the advice: ``own`` if most hospitals get models of their own, else that of the strategy for all;
+        if that is one model, the most frequent family of exceptions from it."""
+        if self.chosen.family in ("outlier", "groups") and 2 * len(self._single()) > len(self.hospitals):
+            return "own"
         if self.chosen.name != REFERENCE:
             return self.chosen.family
         families = {c.name: c.family for c in self.contenders}
         found = [families[c.name] for c in self.hospitals.values() if c.name]
         return max(found, key=found.count, default="one model")
+
+    def _single(self) -> set[str]:
+        """Return the hospitals with models of their own: fine-tuned ones, or those of a group of one."""
+        groups = getattr(self.chosen.study.algorithm, "groups", {}).values()
+        alone = {group[0] for group in groups if len(group) == 1} - set(self.strategies)
+        return alone | set(self.alphas)
 
 
 def advise(
