@@ -5,7 +5,8 @@
     groups     two and two hospitals with unlike scanners: a model per group
     scanners   two scanners inside each of four hospitals, and patients of the second one are outlined wider, by another
                protocol: clusters of patients
-    labels     three hospitals alike that outline tumours narrow, wide or wider: a model per hospital
+    labels     two hospitals alike that outline tumours narrow or wide: a model per hospital (between two such hospitals,
+               a third one is served well by their mean, and nothing is gained by a model of its own)
 
 ``structure(NAME, SEED)`` is the study, with FedAvg; ``FAMILIES`` are the strategies. All have the local steps of
 FedAvg: a phase after another shares its rounds with it, and Ditto, which trains twice, has half of the steps for each
@@ -60,7 +61,7 @@ SITES: dict[str, dict[str, dict[str, Any]]] = {
     "outlier": {"a": {}, "b": {}, "c": {}, "d": {"scanner": 11, "contrast": 2.0, "tumour": 1.0}},
     "groups": {"a": {}, "b": {}, "c": OTHER, "d": OTHER},
     "scanners": {name: {"scanner": 0, "second": 16, "contrast": 0.7, **SIDES} for name in "abcd"},
-    "labels": {"a": {"margin": 0}, "b": {"margin": 2}, "c": {"margin": 4}},
+    "labels": {"a": {"margin": 0, "cases": 20}, "b": {"margin": 4, "cases": 20}},
 }
 RIGHT = {
     "equal": ("fedavg",),
