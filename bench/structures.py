@@ -5,8 +5,8 @@
     groups     two and two hospitals with unlike scanners: a model per group
     scanners   two scanners inside each of four hospitals, and patients of the second one are outlined wider, by another
                protocol: clusters of patients
-    labels     two hospitals alike that outline tumours narrow or wide: a model per hospital (between two such hospitals,
-               a third one is served well by their mean, and nothing is gained by a model of its own)
+    labels     two hospitals alike that outline tumours narrow or wide: a model per hospital (a third one between them
+               would be served well by their mean, and gain nothing by a model of its own)
 
 ``structure(NAME, SEED)`` is the study, with FedAvg; ``FAMILIES`` are the strategies. All have the local steps of
 FedAvg: a phase after another shares its rounds with it, and Ditto, which trains twice, has half of the steps for each
