@@ -8,7 +8,10 @@ import pytest
 import polysite as ps
 from polysite import advice, config, study
 from polysite.advice import tournament
+from polysite.advice.exceptions import Confirmation, Promise
+from polysite.advice.personal import Choice
 from polysite.errors import ConfigError, RunError
+from polysite.metrics import shrinkage
 from polysite.tuning import runners
 
 SITES = {
@@ -71,6 +74,8 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     assert numbers["test"]["mean"] == pytest.approx(found.models.mean)
     assert numbers["strategy"] == found.chosen.name and set(numbers["hospitals"]) == {*SITES}
 
+    _check_exceptions(found)
+
     done.clear()
     limit.append(3)
     with pytest.raises(KeyboardInterrupt):
@@ -81,6 +86,21 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     assert again.final.scores == found.final.scores
     with pytest.raises(RunError, match="began with another trainings"):
         advice.advise(BASE, tmp_path / "cut", **{**given, "trainings": 17})
+
+
+def _check_exceptions(found):
+    """Check the texts of an advice in which the second training confirmed something for single hospitals."""
+    one = replace(found, chosen=found.contenders[0], hospitals=dict.fromkeys(SITES, Choice()))
+    assert one.family == "one model" and not one.claims
+    sure = {n: Choice(Promise(n, shrinkage.Gain(0.2, 0.05, 1.0, 5)), Confirmation(n, found.gain, 0.001, True))
+            for n in ("clustered", "own 0.5 after fedavg")}  # fmt: skip
+    own = replace(one, hospitals={**one.hospitals, "west": sure["own 0.5 after fedavg"]})
+    assert own.family == "own" and own.claims and own.alphas == {"west": 0.5} and not own.strategies
+    assert "west should use a model of its own." in advice.decision(own)
+    apart = replace(one, hospitals={**one.hospitals, "west": sure["clustered"]}, studies={"clustered": found.study})
+    assert apart.strategies == {"west": "clustered"} and apart.family == found.contenders[1].family
+    assert "west should use another strategy" in advice.decision(apart)
+    assert "study-clustered.toml" in advice.write_page(apart).read_text()
 
 
 def test_a_study_with_phases_is_refused(tmp_path):
