@@ -3,7 +3,7 @@
 Every score is the sum of the luck of its case, which both trainings share, of the training, by hospital and inner fold,
 and of both together. No strategy differs from FedAvg, so each claim is wrong. Printed for several kinds of luck: the
 share of federations in which something is trained again for a hospital, in which a hospital is said to be an exception,
-and in which a strategy is said to be better for all. Target: at most 2.5 % for each of the last two.
+and in which a strategy is said to be better for all. Target: at most 5 % for each of the last two.
 """
 
 import argparse

@@ -30,7 +30,7 @@ from polysite.metrics import shrinkage
 from polysite.metrics.statistics import interval, signed_rank
 
 LEVEL = 0.05  # p of a strategy that looks better
-RATE = 0.025  # of wrong claims: for strategies for all, and again for exceptions of single hospitals
+RATE = 0.05  # of wrong claims: for strategies for all, and again for exceptions of single hospitals
 HOPE = 0.8  # probability of a gain at a hospital, after the first inner fold, for which a strategy goes on
 LUCK, PRIOR = 0.007, 2.0  # standard deviation of a training's mean score, and how many folds that is worth
 WITHIN = 3.92  # standard errors between the ends of a 95 % interval
