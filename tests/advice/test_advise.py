@@ -8,7 +8,10 @@ import pytest
 import polysite as ps
 from polysite import advice, config, study
 from polysite.advice import tournament
+from polysite.advice.exceptions import Confirmation, Promise
+from polysite.advice.personal import Choice
 from polysite.errors import ConfigError, RunError
+from polysite.metrics import shrinkage
 from polysite.tuning import runners
 
 SITES = {
@@ -48,15 +51,18 @@ def in_this_process(monkeypatch):
 
 def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(tmp_path, in_this_process):
     done, limit = in_this_process
-    given = {"trainings": 13, "inner": 2, "only": ["clustered"]}
+    given = {"trainings": 16, "inner": 2, "only": ["clustered"]}
     found = advice.advise(BASE, tmp_path / "whole", **given)
-    assert [c.name for c in found.contenders] == ["fedavg", "clustered"] and found.trainings.recipe == 0
+    own = ["own 0.5 after fedavg", "own 1 after fedavg"]
+    assert [c.name for c in found.contenders] == ["fedavg", "clustered", *own] and found.trainings.recipe == 0
     cases = {c.name for s in study.deal_cases(BASE).values() for k in ("train", "validation") for c in s[k]}
     tested = {c.name for s in study.deal_cases(BASE).values() for c in s["test"]}
-    for each in found.played.values():
-        assert {case for _, case in each.scores} == cases and not cases & tested  # each once, none that is tested
+    assert not cases & tested
+    for each in found.played.values():  # each case once, none that is tested
+        assert {case for _, case in each.scores} == cases or len(each.jobs) == 1
     assert found.gain.cases == len(cases) and set(found.sites) == {*SITES}
-    assert set(found.own) == {*SITES} and all(0 <= own.gain.positive <= 1 for own in found.own.values())
+    assert set(found.hospitals) == {*SITES}
+    assert all(0 <= choice.promise.expected.positive <= 1 for choice in found.hospitals.values())
     advised = config.load(tmp_path / "whole" / "study.toml")
     assert advised.split == replace(BASE.split, validation=0.05, seed=0) and advised.run.best_from == advised.run.rounds
     study.check(advised)
@@ -68,6 +74,8 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     assert numbers["test"]["mean"] == pytest.approx(found.models.mean)
     assert numbers["strategy"] == found.chosen.name and set(numbers["hospitals"]) == {*SITES}
 
+    _check_exceptions(found)
+
     done.clear()
     limit.append(3)
     with pytest.raises(KeyboardInterrupt):
@@ -77,7 +85,22 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     assert json.loads((tmp_path / "cut" / "advice.json").read_text()) == numbers
     assert again.final.scores == found.final.scores
     with pytest.raises(RunError, match="began with another trainings"):
-        advice.advise(BASE, tmp_path / "cut", **{**given, "trainings": 14})
+        advice.advise(BASE, tmp_path / "cut", **{**given, "trainings": 17})
+
+
+def _check_exceptions(found):
+    """Check the texts of an advice in which the second training confirmed something for single hospitals."""
+    one = replace(found, chosen=found.contenders[0], hospitals=dict.fromkeys(SITES, Choice()))
+    assert one.family == "one model" and not one.claims
+    sure = {n: Choice(Promise(n, shrinkage.Gain(0.2, 0.05, 1.0, 5)), Confirmation(n, found.gain, 0.001, True))
+            for n in ("clustered", "own 0.5 after fedavg")}  # fmt: skip
+    own = replace(one, hospitals={**one.hospitals, "west": sure["own 0.5 after fedavg"]})
+    assert own.family == "own" and own.claims and own.alphas == {"west": 0.5} and not own.strategies
+    assert "west should use a model of its own." in advice.decision(own)
+    apart = replace(one, hospitals={**one.hospitals, "west": sure["clustered"]}, studies={"clustered": found.study})
+    assert apart.strategies == {"west": "clustered"} and apart.family == found.contenders[1].family
+    assert "west should use another strategy" in advice.decision(apart)
+    assert "study-clustered.toml" in advice.write_page(apart).read_text()
 
 
 def test_a_study_with_phases_is_refused(tmp_path):

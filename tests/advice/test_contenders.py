@@ -78,16 +78,16 @@ def test_nothing_is_chosen_by_validation_cases():
     first, second = config.phases(unselected(patients))
     for phase in (first, second):
         assert (phase.run.validate_every, phase.run.best_from) == (phase.run.rounds, 1)
-    assert not second.algorithm.choose and second.algorithm.rounds == 6
+    assert not second.algorithm.choose and second.algorithm.rounds == 15
     assert unselected(unselected(patients)) == unselected(patients)
 
 
 def test_the_budget_covers_the_strategies_first():
     enough = shares(60, 4, 3, 10)
-    assert enough.recipe > 10 and enough.longer == 9 and enough.total == pytest.approx(60)
-    assert shares(28, 4, 3, 10).recipe == 0 and shares(29, 4, 3, 10).longer == 9
-    with pytest.raises(ConfigError, match=r"4 strategies on 3 inner folds .* take 19.2: raise it, or name fewer"):
-        shares(19, 4, 3, 10)
+    assert enough.recipe > 10 and enough.longer == 10.8 and enough.total == pytest.approx(60)
+    assert shares(34, 4, 3, 10).recipe == 0 and shares(35, 4, 3, 10).longer == 10.8
+    with pytest.raises(ConfigError, match=r"4 strategies on 3 inner folds .* take 23.4: raise it, or name fewer"):
+        shares(23, 4, 3, 10)
 
 
 def test_a_verdict_is_read_back_from_json():

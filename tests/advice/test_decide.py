@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import polysite as ps
-from polysite.advice.decide import LUCK, candidate, chance, compare, confirmed, gain_of
+from polysite.advice.decide import LUCK, candidate, chance, compare, confirmed, gain_of, hopeful
 from polysite.advice.tournament import Played
 
 SITES, CASES, FOLDS = ("a", "b", "c"), 8, 2
@@ -94,3 +94,10 @@ def test_chance_by_hand():
     luck = (2 * 2 * LUCK**2 + (0.01**2 + 0.03**2) / 2) / 4
     error = (((found.high - found.low) / 3.92) ** 2 + luck / 4) ** 0.5
     assert chance(gains, apart) == pytest.approx(stats.t.sf(0.02 / error, 4)) and chance(gains, (0, 0)) < 0.01
+
+
+def test_a_strategy_goes_on_if_it_may_help_all_or_one_hospital():
+    reference = played(0.0, 0)
+    assert hopeful(played(0.01, 0.001), reference)
+    assert hopeful(played(lambda site, fold: 0.1 if site == "a" else -0.1), reference)
+    assert not hopeful(played(-0.05), reference)

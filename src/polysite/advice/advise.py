@@ -1,10 +1,10 @@
-"""From a study to a decision: assess, tune, compare strategies, personalise where it pays, deliver models.
+"""From a study to a decision: assess, tune, compare strategies, choose for every hospital, deliver models.
 
     assess        how the hospitals differ, and which strategies that suggests
     recipe        how one model for all is trained best: learning rate, server, additions (``polysite.tuning``)
-    strategies    every strategy with that recipe and equal local steps, on inner folds
-    longer        the chosen strategy with three times the rounds, kept if its mean score is higher
-    own           models of single hospitals, fine-tuned from the chosen strategy, where that pays beyond chance
+    strategies    every strategy with that recipe and equal local steps, on inner folds; the one for all is chosen
+    hospitals     models of single hospitals, fine-tuned from it; where they, or another strategy, pay beyond chance
+    longer        the advised study with three times the rounds, kept if its mean score is higher
     deliver       a study that is ready to train, and the models of the inner folds together as an ensemble
 
 No stage sees a test case. Every stage is a set of runs in the folder, and its result follows from them alone, so the
@@ -23,7 +23,6 @@ import tomli_w
 from polysite import assessment, config, evidence, study, tuning
 from polysite.advice.contenders import FAMILIES, REFERENCE, Contender, contenders, unselected
 from polysite.advice.decide import (
-    LEVEL,
     Comparison,
     Gain,
     by_site,
@@ -32,10 +31,11 @@ from polysite.advice.decide import (
     confirmed,
     differences,
     gain_of,
-    shrunken,
+    hopeful,
 )
+from polysite.advice.personal import Choice, Trainings, alpha_of, alphas, choose, with_own
 from polysite.advice.stages import LONGER, Shares, shares
-from polysite.advice.tournament import Played, play
+from polysite.advice.tournament import Played, play, race
 from polysite.algorithms.base import facts
 from polysite.benchmark.budget import lengthen
 from polysite.benchmark.jobs import Step, silent
@@ -43,29 +43,16 @@ from polysite.config import Study
 from polysite.data.sources import Phantom, PhantomClasses
 from polysite.engines.run_folder import RunFolder
 from polysite.ensembles import ensemble
-from polysite.errors import ConfigError, RunError
+from polysite.errors import ConfigError
 from polysite.heterogeneity.verdict import Verdict
-from polysite.metrics import shrinkage
 from polysite.metrics.statistics import signed_rank
 from polysite.storage import write_file
 from polysite.study import Run
 from polysite.tuning.search import same_settings
 
 GIVEN = "fedavg, as given"  # the study's own recipe
-ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
-PERSONAL_ROUNDS = 5  # a fifth of the rounds, at a quarter of the learning rate
-PERSONAL_RATE = 4
 WATCHING = 0.05  # share of the cases that only watch the training of the advised study
 SIMILAR = 2  # federations of the evidence bank that are shown
-
-
-@dataclass(frozen=True)
-class Own:
-    """Evidence for a hospital's own model: the share of it, and the posterior of its gain."""
-
-    alpha: float  # 0: the hospital uses the shared model
-    tried: float  # share with the highest expected gain
-    gain: shrinkage.Gain
 
 
 @dataclass(frozen=True)
@@ -79,16 +66,18 @@ class Advice:
     contenders: tuple[Contender, ...]
     played: Mapping[str, Played]
     compared: tuple[Comparison, ...]
-    chosen: Contender
+    chosen: Contender  # the strategy for all
+    hospitals: Mapping[str, Choice]  # what single hospitals use instead
     longer: Gain | None  # gain of three times the rounds; None if that was not tried
-    own: Mapping[str, Own]
-    final: Played  # the advised study
-    gain: Gain  # of the advised study over FedAvg as the study has it
+    final: Played  # the advised study, with the scores of what every hospital uses
+    gain: Gain  # of the advice over FedAvg as the study has it
     p: float
     sites: Mapping[str, Gain]
     study: Study
+    studies: Mapping[str, Study]  # those of exceptions, by strategy
     alike: tuple[evidence.Match, ...]  # the most similar federations of the evidence bank
     models: Run | None  # the ensemble of the inner folds, evaluated on the test cases; None if there is none
+    others: Mapping[str, Run]  # the ensembles of strategies of exceptions
 
     @property
     def given(self) -> Played:
@@ -97,15 +86,36 @@ class Advice:
 
     @property
     def claims(self) -> bool:
-        """Whether a strategy, or an own model of a hospital, was shown to be better than one model for all."""
-        return self.chosen.name != REFERENCE or any(own.alpha for own in self.own.values())
+        """Whether something was shown to be better than one model for all, for all hospitals or for one."""
+        return self.chosen.name != REFERENCE or any(choice.name for choice in self.hospitals.values())
+
+    @property
+    def alphas(self) -> dict[str, float]:
+        """Share of the own model of every hospital that uses one."""
+        return alphas(self.chosen.name, self.hospitals, REFERENCE)
+
+    @property
+    def strategies(self) -> dict[str, str]:
+        """Strategy of every hospital that needs another study than that for all."""
+        return _elsewhere(self.chosen.name, self.hospitals)
 
     @property
     def family(self) -> str:
-        """Family of the advised strategy; ``own`` if one model for all is only adapted to hospitals."""
-        if self.chosen.name == REFERENCE and any(own.alpha for own in self.own.values()):
+        """Family of the advice: ``own`` if most hospitals get models of their own, else that of the strategy for all;
+        if that is one model, the most frequent family of exceptions from it."""
+        if self.chosen.family in ("outlier", "groups") and 2 * len(self._single()) > len(self.hospitals):
             return "own"
-        return self.chosen.family
+        if self.chosen.name != REFERENCE:
+            return self.chosen.family
+        families = {c.name: c.family for c in self.contenders}
+        found = [families[c.name] for c in self.hospitals.values() if c.name]
+        return max(found, key=found.count, default="one model")
+
+    def _single(self) -> set[str]:
+        """Return the hospitals with models of their own: fine-tuned ones, or those of a group of one."""
+        groups = getattr(self.chosen.study.algorithm, "groups", {}).values()
+        alone = {group[0] for group in groups if len(group) == 1} - set(self.strategies)
+        return alone | set(self.alphas)
 
 
 def advise(
@@ -147,37 +157,40 @@ def advise(
     listed = contenders(verdict, recipe, cases, only)
     studies = {c.name: c.study for c in listed} | ({GIVEN: base} if words else {})
     step(f"{len(studies)} strategies on {inner} inner folds", 0)
-    played = play(studies, REFERENCE, out / "strategies", inner, parallel, step)
-    compared = compare({n: p for n, p in played.items() if n != GIVEN}, REFERENCE)
-    once, chosen = dict(played), listed[0]
-    best = candidate(compared, played, [c.name for c in sorted(listed, key=lambda c: FAMILIES.index(c.family))])
-    if best is not None:
-        two = _again(best.name, played, out / "again", inner, parallel, step)
-        one = played[best.name], played[REFERENCE]
-        sure, played[best.name], played[REFERENCE] = confirmed(best.name, one, two, len(compared))
-        compared = sorted([sure, *(c for c in compared if c is not best)], key=lambda c: -c.gain.mean)
-        chosen = next(c for c in listed if c.name == (best.name if sure.better else REFERENCE))
-    final, longer = _longer(played[chosen.name], out / "longer", budget.longer, inner, parallel, step)
-    # an own model is compared with the one it starts from
-    shared = once[chosen.name] if final is played[chosen.name] else final
-    adapted, own = _own(shared, out / "own", inner, parallel, step)
-    final = final if adapted is shared else adapted
+    one = race(studies, REFERENCE, out / "strategies", inner, parallel, step, hopeful)
+    trained = Trainings({n: p for n, p in one.items() if n != GIVEN}, out, inner, parallel, step)
+    listed += [_own(name, trained.one[name].study) for name in trained.own(REFERENCE)]
+    compared, chosen = _for_all(trained, listed)
+    choices, used = choose(trained, chosen.name)
+    tested = any(splits["test"] for splits in dealt.values())
+    final = _final(trained, chosen.name, choices, used, tested)
+    final, choices, longer = _longer(final, chosen.name, choices, out / "longer", budget.longer, trained)
 
+    played = {**one, **{name: trained.both(name) for name in trained.one}}
     given = played.get(GIVEN, played[REFERENCE])
     gains = differences(final, given)
     sites = by_site(gains)
     advised = _advised(final.study, base)
+    apart = sorted(set(_elsewhere(chosen.name, choices).values()))
+    studies = {name: _advised(played[name].study, base) for name in apart}
     nearest = evidence.similar(evidence.describe_study(base, dealt), SIMILAR + 1)
     alike = tuple(match for match in nearest if not match.same)[:SIMILAR]
-    tested = any(splits["test"] for splits in dealt.values())
     models = _models(final, out / "models", step) if tested else None
-    found = Advice(
-        out, verdict, budget, words, tuple(listed), played, tuple(compared), chosen, longer, own, final,
-        gain_of(gains), signed_rank(list(gains.values())), sites, advised, alike, models,
+    ensembles = {n: _models(played[n], out / f"models-{n}", step) for n in apart} if tested else {}
+    advice = Advice(
+        out, verdict, budget, words, tuple(listed), played, tuple(compared), chosen, choices, longer, final,
+        gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, alike, models,
+        {n: run for n, run in ensembles.items() if run},
     )  # fmt: skip
-    write_file(out / "study.toml", lambda path: path.write_text(config.dump(study.pinned(advised)), encoding="utf-8"))
-    write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(found), indent=1), encoding="utf-8"))
-    return found
+    _save(out / "study.toml", advised)
+    for name, other in studies.items():
+        _save(out / f"study-{name}.toml", other)
+    write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(advice), indent=1), encoding="utf-8"))
+    return advice
+
+
+def _save(file: Path, chosen: Study) -> None:
+    write_file(file, lambda path: path.write_text(config.dump(study.pinned(chosen)), encoding="utf-8"))
 
 
 def _seeded(base: Study) -> Study:
@@ -202,18 +215,45 @@ def plain(found: Advice) -> dict[str, Any]:
             c.name: {"gain": c.gain.mean, "low": c.gain.low, "high": c.gain.high, "p": c.p, "better": c.better}
             for c in found.compared
         },
-        "test": {"mean": found.models.mean, "hospitals": found.models.dice()} if found.models else None,
-        "hospitals": {
-            site: {
-                "score": found.final.by_site()[site],
-                "gain": gain.mean,
-                "low": gain.low,
-                "high": gain.high,
-                "share of its own model": found.own[site].alpha if site in found.own else 0.0,
-            }
-            for site, gain in found.sites.items()
-        },
+        "test": _tested(found),
+        "hospitals": {site: _hospital(found, site) for site in found.sites},
     }
+
+
+def _tested(found: Advice) -> dict[str, Any] | None:
+    """Return the test scores of what every hospital uses; None without the models of all of them."""
+    names = found.strategies
+    if found.models is None or not set(names.values()) <= found.others.keys():
+        return None
+    runs = {s: found.others[names[s]] if s in names else found.models for s in found.models.result.test}
+    scores = {s: [x.mean for x in run.result.test[s].values()] for s, run in runs.items()}
+    every = [x for each in scores.values() for x in each]
+    return {"mean": sum(every) / len(every), "hospitals": {s: sum(x) / len(x) for s, x in scores.items() if x}}
+
+
+def _hospital(found: Advice, site: str) -> dict[str, Any]:
+    """Return the numbers of a hospital."""
+    gain, choice = found.sites[site], found.hospitals[site]
+    numbers: dict[str, Any] = {
+        "score": found.final.by_site()[site],
+        "gain": gain.mean,
+        "low": gain.low,
+        "high": gain.high,
+        "uses": choice.name or found.chosen.name,
+        "share of its own model": found.alphas.get(site, 0.0),
+    }
+    if choice.promise:
+        expected = choice.promise.expected
+        numbers["promising after one training" if choice.promise.promising else "best after one training"] = {
+            "name": choice.promise.name, "expected gain": expected.mean, "probability": expected.positive,
+        }  # fmt: skip
+    if choice.confirmation:
+        sure = choice.confirmation
+        numbers["after two trainings"] = {
+            "name": sure.name, "gain": sure.gain.mean, "low": sure.gain.low, "high": sure.gain.high, "p": sure.p,
+            "better": sure.better,
+        }  # fmt: skip
+    return numbers
 
 
 def _assessed(base: Study, folder: Path) -> Verdict:
@@ -241,64 +281,71 @@ def _recipe(
     return found.study, "" if found.best is found.reference else found.best.candidate.name
 
 
-def _again(
-    name: str, played: Mapping[str, Played], out: Path, inner: int, parallel: int | None, step: Step
-) -> tuple[Played, Played]:
-    """Train a strategy and the reference with another seed; return both."""
-    step(f"{name} and {REFERENCE} again, with another seed", 0)
-    again = {n: replace(played[n].study, seed=played[n].study.seed + 1) for n in (name, REFERENCE)}
-    found = play(again, None, out, inner, parallel, step)
-    lost = next((n for n in again if n not in found), None)
-    if lost is not None:
-        raise RunError(f"{lost} failed with another seed, which shows the luck of a training; see {out / 'runs'}")
-    return found[name], found[REFERENCE]
+def _for_all(trained: Trainings, listed: Sequence[Contender]) -> tuple[list[Comparison], Contender]:
+    """Return all strategies against the reference, and the strategy for all."""
+    one = trained.one
+    compared = compare(one, REFERENCE)
+    simple = [c.name for c in sorted(listed, key=lambda c: FAMILIES.index(c.family))]
+    whole = [c for c in compared if len(one[c.name].scores) == len(one[REFERENCE].scores)]
+    best = candidate(whole, one, simple)
+    if best is None:
+        return compared, listed[0]
+    trained.again(best.name, REFERENCE)
+    first, second = ((each[best.name], each[REFERENCE]) for each in (one, trained.two))
+    sure, _, _ = confirmed(best.name, first, second, len(compared))
+    compared = sorted([sure, *(c for c in compared if c is not best)], key=lambda c: -c.gain.mean)
+    return compared, next(c for c in listed if c.name == (best.name if sure.better else REFERENCE))
+
+
+def _own(name: str, tuned: Study) -> Contender:
+    """Return own models of all hospitals as a strategy."""
+    share = alpha_of(name)
+    between = "" if share == 1 else f", {share:.0%} of the way to it"
+    title = f"One model, fine-tuned at every hospital{between}"
+    return Contender(name, title, "own", tuned, ("hospitals may outline or scan in their own way",))
+
+
+def _elsewhere(shared: str, choices: Mapping[str, Choice]) -> dict[str, str]:
+    """Return the strategy of every hospital that needs another study than that for all; own models are part of it."""
+    plain = REFERENCE if alpha_of(shared) else ""  # of own models for all, a hospital may leave out its own
+    return {s: c.name for s, c in choices.items() if c.name and not alpha_of(c.name) and c.name != plain}
+
+
+def _final(
+    trained: Trainings, shared: str, choices: Mapping[str, Choice], used: Mapping[str, Played], tested: bool
+) -> Played:
+    """Return the advised study, with the scores of what every hospital uses; its runs if there are cases to test."""
+    final, shares = trained.both(shared), alphas(shared, choices, REFERENCE)
+    start = trained.starts.get(shared, shared)
+    if used and shares:
+        run = trained.adapted(start, shares) if tested else replace(final, jobs=())
+        final = replace(run, study=with_own(trained.one[start].study, shares), scores=final.scores)
+    scores = {key: used[key[0]].scores[key] if key[0] in used else score for key, score in final.scores.items()}
+    return replace(final, scores=scores) if used else final
 
 
 def _longer(
-    short: Played, out: Path, trainings: float, inner: int, parallel: int | None, step: Step
-) -> tuple[Played, Gain | None]:
-    """Train with more rounds, if the budget allows; return the better one, and the gain of the longer training."""
+    short: Played, shared: str, choices: dict[str, Choice], out: Path, trainings: float, trained: Trainings
+) -> tuple[Played, dict[str, Choice], Gain | None]:
+    """Train the advised study with more rounds, if the budget allows; return the better one, what single hospitals
+    use, and the gain of the longer training.
+
+    A hospital with another strategy keeps it, unless the longer training is better there.
+    """
     if not trainings:
-        return short, None
-    step(f"{LONGER} times the rounds", 0)
-    long = play({"longer": lengthen(short.study, LONGER)}, None, out, inner, parallel, step)["longer"]
-    gain = gain_of(differences(long, short))
-    return (long if gain.mean > 0 else short), gain
-
-
-def _own(shared: Played, out: Path, inner: int, parallel: int | None, step: Step) -> tuple[Played, dict[str, Own]]:
-    """Fine-tune at every hospital; return the study in which those use their own models for which it pays."""
-    if shared.study.then:  # models of patients' clusters are no start for a hospital
-        return shared, {}
-    step("models of single hospitals", 0)
-    sites = sorted({site for site, _ in shared.scores})
-    tried = {f"own {a:g}": _with_own(shared.study, dict.fromkeys(sites, a)) for a in ALPHAS}
-    played = play(tried, None, out, inner, parallel, step, before=shared.jobs)
-    found = {a: shrunken(differences(played[f"own {a:g}"], shared), inner) for a in ALPHAS}
-    own = {site: _choose(site, found, len(sites)) for site in sites}
-    alphas = {site: each.alpha for site, each in own.items() if each.alpha}
-    if not alphas:
-        return shared, own
-    step("the advised study", 0)
-    return play({"final": _with_own(shared.study, alphas)}, None, out, inner, parallel, step, shared.jobs)["final"], own
-
-
-def _choose(site: str, found: Mapping[float, shrinkage.Gains], sites: int) -> Own:
-    """Return the share of the own model for a hospital: above 0 only if a gain is beyond chance, for all hospitals."""
-    tried = max(found, key=lambda alpha: found[alpha].sites[site].mean)
-    gain = found[tried].sites[site]
-    sure = gain.mean > 0 and gain.positive >= 1 - LEVEL / (sites * len(found))
-    return Own(tried if sure else 0.0, tried, gain)
-
-
-def _with_own(shared: Study, alphas: Mapping[str, float]) -> Study:
-    rounds = max(1, shared.run.rounds // PERSONAL_ROUNDS)
-    phase = {
-        "algorithm": {"name": "interpolated", "fixed": dict(alphas)},
-        "train": {"lr": shared.train.lr / PERSONAL_RATE},
-        "run": {"rounds": rounds, "validate_every": rounds},
-    }
-    return config.vary(shared, {"then": [phase]})
+        return short, choices, None
+    trained.step(f"{LONGER} times the rounds", 0)
+    longer = lengthen(short.study, LONGER)
+    long = play({"longer": longer}, None, out, trained.inner, trained.parallel, trained.step)["longer"]
+    elsewhere, gains = _elsewhere(shared, choices), differences(long, short)
+    gain = gain_of({key: value for key, value in gains.items() if key[0] not in elsewhere} or gains)
+    if gain.mean <= 0:
+        return short, choices, gain
+    after, before = long.by_site(), short.by_site()
+    kept = {site for site in elsewhere if before[site] >= after[site]}
+    changed = {s: Choice(c.promise) if s in elsewhere and s not in kept else c for s, c in choices.items()}
+    scores = {key: short.scores[key] if key[0] in kept else score for key, score in long.scores.items()}
+    return replace(long, scores=scores), changed, gain
 
 
 def _models(final: Played, out: Path, step: Step) -> Run | None:

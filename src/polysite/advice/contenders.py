@@ -14,14 +14,14 @@ from polysite.config import Study
 from polysite.errors import ConfigError, nearest
 from polysite.heterogeneity.verdict import Strategy, Verdict
 
-Family = Literal["one model", "outlier", "groups", "patients", "alone"]
+Family = Literal["one model", "outlier", "groups", "own", "alone", "patients"]
 REFERENCE = "fedavg"
-LEFT_OUT = ("fedprox", "common-modalities")  # a variant of one model; other data
+LEFT_OUT = ("fedprox", "graded", "common-modalities")  # variants of one model and of less weight; other data
 PATIENTS = 24  # training cases; with fewer, clusters of patients would have too few each
 CLUSTERS, DIMENSIONS = (2, 3, 4), 10  # of patients: numbers to choose from by BIC, principal components
-SHARE = 5  # a fifth of the rounds fine-tunes the models of clusters, at half of the learning rate
+SHARE = 2  # a third of all rounds fine-tunes the models of clusters, at half of the learning rate
 SLOWER = 2
-FAMILIES: tuple[Family, ...] = ("one model", "outlier", "groups", "alone", "patients")  # the simplest first
+FAMILIES: tuple[Family, ...] = ("one model", "outlier", "groups", "own", "alone", "patients")  # the simplest first
 
 
 @dataclass(frozen=True)

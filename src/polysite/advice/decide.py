@@ -3,11 +3,12 @@
 A strategy looks better than the reference if p <= 0.05 in the signed-rank test over all cases and its mean gain is
 positive in every inner fold. That test treats the models of a fold as given, but their difference partly comes from the
 luck of training, which all cases of the fold share. So the simplest strategy (one model with less weight for a
-hospital, a model per group of hospitals, per hospital, per cluster of patients) of those that look better and are not
-shown to be worse than the best is trained again, and so is the reference, with another seed. It is said to be better
-only if its gain, the mean over both seeds, has
+hospital, a model per group of hospitals, own models, training alone, a model per cluster of patients) of those that
+look better and are not shown to be worse than the best (the 95 % interval of the mean difference includes 0) is trained
+again, and so is the reference, with another seed. It is said to be better only if its gain, the mean over both seeds,
+has
 
-    p <= 0.05, times the number of strategies, and
+    p <= RATE, times the number of strategies, and
     is positive in every inner fold.
 
 p is the larger of two: that of the signed-rank test, and that of the mean gain with luck counted in. The luck of a gain
@@ -18,7 +19,7 @@ shows in the difference d_f of the gains of both seeds in fold f of n: with one 
 so the mean gain has the variance s^2 + l^2 / (2 n), with s its standard error over cases, and is compared with
 Student's t of PRIOR + n degrees of freedom. Since the first training decides only together with the second one,
 choosing by it does not raise the rate of false claims. ``bench/advise.py null`` measures how often equal hospitals are
-said to differ.
+said to differ. Hospitals that should use something else than this strategy are found in ``exceptions.py``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,9 @@ from polysite.advice.tournament import Key, Played, grouped
 from polysite.metrics import shrinkage
 from polysite.metrics.statistics import interval, signed_rank
 
-LEVEL = 0.05
+LEVEL = 0.05  # p of a strategy that looks better
+RATE = 0.05  # of wrong claims: for strategies for all, and again for exceptions of single hospitals
+HOPE = 0.8  # probability of a gain at a hospital, after the first inner fold, for which a strategy goes on
 LUCK, PRIOR = 0.007, 2.0  # standard deviation of a training's mean score, and how many folds that is worth
 WITHIN = 3.92  # standard errors between the ends of a 95 % interval
 
@@ -65,7 +68,7 @@ class Comparison:
     @property
     def better(self) -> bool:
         """Whether it was shown to be better than the reference."""
-        return self.twice and self.looks_better
+        return self.twice and self.looks_better and self.p <= RATE
 
 
 def mean_of(one: Played, two: Played) -> Played:
@@ -79,8 +82,16 @@ def compare(played: Mapping[str, Played], reference: str) -> list[Comparison]:
     for name in (name for name in played if name != reference):
         gains = differences(played[name], played[reference])
         p = signed_rank(list(gains.values()), "greater")
-        found.append(Comparison(name, gain_of(gains), p, _by_fold(gains, played[reference].folds), by_site(gains)))
+        found.append(Comparison(name, gain_of(gains), p, by_fold(gains, played[reference].folds), by_site(gains)))
     return sorted(found, key=lambda c: -c.gain.mean)
+
+
+def hopeful(one: Played, reference: Played) -> bool:
+    """Return whether a strategy goes on after some inner folds: it may still be better for all, or for a hospital."""
+    gains = differences(one, reference)
+    if sum(gains.values()) > 0:
+        return True
+    return any(gain.positive >= HOPE for gain in shrunken(gains, 1).sites.values())
 
 
 def candidate(compared: Sequence[Comparison], played: Mapping[str, Played], simple: Sequence[str]) -> Comparison | None:
@@ -94,7 +105,7 @@ def candidate(compared: Sequence[Comparison], played: Mapping[str, Played], simp
     """
     better = [c for c in compared if c.looks_better]
     leads = [differences(played[better[0].name], played[c.name]) for c in better[1:]]
-    behind = [signed_rank(list(lead.values()), "greater") <= LEVEL for lead in leads]
+    behind = [gain_of(lead).low > 0 for lead in leads]
     level = [*better[:1], *(c for c, worse in zip(better[1:], behind, strict=True) if not worse)]
     return min(level, key=lambda c: list(simple).index(c.name), default=None)
 
@@ -115,10 +126,9 @@ def confirmed(
     """
     mine, reference = mean_of(one[0], two[0]), mean_of(one[1], two[1])
     gains, folds = differences(mine, reference), reference.folds
-    first, second = (_by_fold(differences(*pair), folds) for pair in (one, two))
-    p = chance(gains, [a - b for a, b in zip(first, second, strict=True)])
-    by_fold, sites = _by_fold(gains, folds), by_site(gains)
-    return Comparison(name, gain_of(gains), min(1.0, strategies * p), by_fold, sites, twice=True), mine, reference
+    first, second = (by_fold(differences(*pair), folds) for pair in (one, two))
+    p = min(1.0, strategies * chance(gains, [a - b for a, b in zip(first, second, strict=True)]))
+    return Comparison(name, gain_of(gains), p, by_fold(gains, folds), by_site(gains), twice=True), mine, reference
 
 
 def differences(one: Played, other: Played) -> dict[Key, float]:
@@ -159,7 +169,8 @@ def by_site(differences: Mapping[Key, float]) -> dict[str, Gain]:
     return {s: gain_of({k: v for k, v in differences.items() if k[0] == s}) for s in sites}
 
 
-def _by_fold(differences: Mapping[Key, float], folds: Mapping[Key, int]) -> tuple[float, ...]:
+def by_fold(differences: Mapping[Key, float], folds: Mapping[Key, int]) -> tuple[float, ...]:
+    """Return the mean gain of every inner fold."""
     found: dict[int, list[float]] = {}
     for key, value in differences.items():
         found.setdefault(folds[key], []).append(value)

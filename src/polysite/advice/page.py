@@ -8,8 +8,9 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from polysite.advice.advise import Advice
+from polysite.advice.advise import Advice, plain
 from polysite.advice.decide import Gain
+from polysite.advice.personal import Choice, alpha_of
 from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, strategies
 from polysite.evidence import show
 from polysite.report.figure_files import Picture, draw
@@ -66,18 +67,33 @@ def _how(found: Advice) -> Markup:
     if found.longer is not None:
         kept = "kept" if found.longer.mean > 0 else "not kept"
         items.append(Markup("Three times as many rounds: {}, {}").format(str(found.longer), kept))
+    items += [_second(site, choice) for site, choice in found.hospitals.items() if choice.confirmation]
     reasons = [*found.chosen.reasons] if found.chosen.family != "one model" else []
     items += [Markup("Why this strategy was tried: {}").format(reason) for reason in reasons]
     listed = Markup("").join(Markup("<li>{}</li>").format(item) for item in items)
     files = Markup(
         "<code>study.toml</code> is the advised study, ready to train; <code>advice.json</code> has all numbers."
     )
-    if found.models:
+    for name in found.studies:
+        sites = ", ".join(site for site, used in found.strategies.items() if used == name)
+        files += Markup(" <code>study-{}.toml</code> is for {} alone.").format(name, sites)
+    tested = plain(found)["test"]
+    if tested:
         files += Markup(
             ' <a href="models/">models</a> is a run folder: for every hospital, an ensemble of the models of the inner '
             "folds. On the test cases, which nothing was chosen by, its mean score is {}."
-        ).format(f"{found.models.mean:.3f}")
+        ).format(f"{tested['mean']:.3f}")
     return Markup("<ul>{}</ul><p>{}</p>").format(listed, files)
+
+
+def _second(site: str, choice: Choice) -> Markup:
+    """Return what the second training showed for a hospital."""
+    found = choice.confirmation
+    if found is None:
+        return Markup("")
+    what = "its own model" if alpha_of(found.name) else found.name
+    shown = f"{found.gain} over both trainings, p = {found.p:.2g} with all hospitals and strategies counted"
+    return Markup("{}, {}: {}; {}").format(site, what, shown, "confirmed" if found.better else "not confirmed")
 
 
 def _sites(found: Advice) -> Picture:

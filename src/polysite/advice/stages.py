@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from polysite.errors import ConfigError
 
 TRAININGS = 40.0  # default budget
-OWN = 0.4  # of a training: two fine-tunings of a fifth of the rounds each
+AGAIN = 3  # trainings with another seed, at most: one model for all, a better one, one more for single hospitals
+OWN = 0.8  # of a training: four fine-tunings of a fifth of the rounds each
 LONGER = 3  # times as many rounds
+TUNED = 1.2  # a longer training with a fine-tuning
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ def shares(trainings: float | None, strategies: int, inner: int, least: float) -
         inner: Number of inner folds.
         least: Smallest budget of a search for a recipe, over all inner folds.
 
-    >>> shares(20, 4, 3, 6)
-    Shares(strategies=18, own=1.2000000000000002, recipe=0.0, longer=0.0)
-    >>> shares(40, 4, 3, 6)
-    Shares(strategies=21, own=1.2000000000000002, recipe=8.8, longer=9)
+    >>> shares(25, 4, 3, 6)
+    Shares(strategies=21.0, own=2.4, recipe=0.0, longer=0.0)
+    >>> shares(50, 4, 3, 6).longer
+    10.8
     """
-    needed, own = (strategies + 2) * inner, OWN * inner  # one that looks better, and FedAvg, are trained twice
+    needed, own = float((strategies + AGAIN) * inner), round(OWN * inner, 6)
     if trainings is None:
         return Shares(needed, own, 0.0, 0.0)
     if trainings < needed + own:
@@ -51,7 +53,7 @@ def shares(trainings: float | None, strategies: int, inner: int, least: float) -
             f"personal models take {needed + own:.3g}: raise it, or name fewer strategies with --only"
         )
     left = trainings - needed - own
-    more = LONGER * inner
+    more = round(LONGER * TUNED * inner, 6)
     if left < least + inner:  # with a recipe, FedAvg as the study has it is one more strategy
         return Shares(needed, own, 0.0, more if left >= more else 0.0)
     longer = more if left >= least + inner + more else 0.0

@@ -3,7 +3,9 @@
 from polysite import study
 from polysite.advice.advise import Advice
 from polysite.advice.contenders import REFERENCE
-from polysite.advice.decide import Comparison, Gain
+from polysite.advice.decide import RATE, Comparison, Gain
+from polysite.advice.exceptions import PROMISING
+from polysite.advice.personal import Choice, alpha_of
 from polysite.report.figures import cut
 from polysite.report.grid import Cell, Grid, Line, name, number
 
@@ -22,10 +24,30 @@ def decision(found: Advice) -> str:
         best = next(c for c in found.compared if c.name == found.chosen.name)
         shown = f"It was shown to be better than one model for all: {best.gain}, p = {best.p:.2g}."
         text = f"{found.chosen.title}{trained}. {shown}"
-    adapted = [site for site, own in found.own.items() if own.alpha]
-    if adapted:
-        text += f" {', '.join(adapted)} should use {'a model' if len(adapted) == 1 else 'models'} of their own."
-    return text
+    return " ".join([text, *_exceptions(found)])
+
+
+def _exceptions(found: Advice) -> list[str]:
+    """Return a sentence for all hospitals with own models, and one for every strategy that only some should use."""
+    titles = {c.name: c.title for c in found.contenders}
+    own = [site for site, share in found.alphas.items() if share != alpha_of(found.chosen.name)]
+    models = "models of their own" if len(own) > 1 else "a model of its own"
+    said = [f"{_listed(own)} should use {models}."] if own else []
+    without = [site for site, c in found.hospitals.items() if c.name and site not in {*found.alphas, *found.strategies}]
+    said += [f"{_listed(without)} should use the shared model as it is."] if without else []
+    for strategy in found.studies:
+        sites = [site for site, used in found.strategies.items() if used == strategy]
+        said.append(f"{_listed(sites)} should use another strategy: {titles[strategy]} (study-{strategy}.toml).")
+    return said
+
+
+def _listed(names: list[str]) -> str:
+    """Return names as a text.
+
+    >>> _listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def against_given(found: Advice) -> str:
@@ -41,36 +63,50 @@ def against_given(found: Advice) -> str:
 
 
 def hospitals(found: Advice) -> Grid:
-    """Return what every hospital gets: its score before and after, and whether it uses a model of its own."""
+    """Return what every hospital gets: its score before and after, its model, and what else was tried for it."""
     given = found.given.by_site()
     after = found.final.by_site()
     lines = []
     for site, gain in found.sites.items():
-        own = found.own.get(site)
-        cells = (number(gain.cases, "d"), number(given[site]), number(after[site]), _gain(gain))
-        lines.append(
-            Line((name(site), *cells, name(_own(found, site)), number(own.gain.positive if own else None, ".2f")))
+        cells = (
+            number(gain.cases, "d"),
+            number(given[site]),
+            number(after[site]),
+            _gain(gain),
+            name(_used(found, site)),
         )
-    whole = found.gain
-    every = found.given.mean
-    total = (number(whole.cases, "d"), number(every), number(found.final.mean), _gain(whole), name(""), name(""))
+        lines.append(Line((name(site), *cells, *_tried(found.hospitals[site]))))
+    whole, every = found.gain, found.given.mean
+    total = (number(whole.cases, "d"), number(every), number(found.final.mean), _gain(whole), *[name("")] * 4)
     lines.append(Line((name("all"), *total), "total"))
     note = (
         "Scores are means over cases that the models had not seen, each left out in one inner fold. The interval of a "
-        "gain is 95 %, from resampled cases. The last column is the probability that the hospital's own model would be "
-        "better than the shared one; it is used only if that is beyond chance for all hospitals together."
+        "gain is 95 %, from resampled cases. The last columns are about what looked best for the hospital beside the "
+        "strategy for all, another strategy or its own model: the probability that it is better, by one training, "
+        f"and p after a second training, times the number of hospitals and strategies. From {PROMISING:g} on it is "
+        f"trained again; it is used if p is at most {RATE:g} and both trainings gain."
     )
-    head = ("hospital", "cases", "FedAvg as given", "advised", "gain", "model", "P(own model better)")
+    head = ("hospital", "cases", "FedAvg as given", "advised", "gain", "model", "looked best", "P(better)", "p")
     return Grid("hospitals", "What every hospital gets", head, tuple(lines), note)
 
 
-def _own(found: Advice, site: str) -> str:
-    own = found.own.get(site)
-    if own and own.alpha:
-        return "its own" if own.alpha == 1 else f"{own.alpha:.0%} its own"
-    return {"groups": "of its group", "patients": "of the patient's cluster", "alone": "its own"}.get(
-        found.chosen.family, "shared"
-    )
+def _tried(choice: Choice) -> tuple[Cell, Cell, Cell]:
+    """Return what looked best for a hospital, with the evidence of one training and of two."""
+    if choice.promise is None:
+        return name("–"), number(None), number(None)
+    sure = choice.confirmation
+    p = _p(sure.p) if sure else name("–")
+    return name(choice.promise.name), number(choice.promise.expected.positive, ".2f"), p
+
+
+def _used(found: Advice, site: str) -> str:
+    """Return in words what a hospital uses."""
+    share, families = found.alphas.get(site), {c.name: c.family for c in found.contenders}
+    if share:
+        return "its own" if share == 1 else f"{share:.0%} its own"
+    used = found.hospitals[site].name or found.chosen.name
+    words = {"groups": "of its group", "patients": "of the patient's cluster", "alone": "its own"}
+    return words.get(families[used], "shared" if families[used] in ("one model", "own") else used)
 
 
 def strategies(found: Advice) -> Grid:
@@ -78,7 +114,7 @@ def strategies(found: Advice) -> Grid:
     by_name = {c.name: c for c in found.contenders}
     lines = []
     for each in found.compared:
-        score = number(found.played[each.name].mean)
+        score = number(found.played[each.name].mean if _whole(found, each.name) else None)
         cells = (score, _gain(each.gain), _p(each.p), name(verdict(each)))
         lines.append(Line((name(cut(by_name[each.name].title, WIDE)), *cells)))
     score = number(found.played[REFERENCE].mean)
@@ -87,8 +123,9 @@ def strategies(found: Advice) -> Grid:
         "All strategies have the same recipe and equal local steps. p that the strategy is better by chance: "
         "signed-rank test over all cases. Of those that look better, one is trained again, and so is one model for "
         "all, with another seed: the simplest that is not shown to be worse than the best. Its p counts the luck of "
-        "trainings and the number of strategies; it is called better only if that p is at most 0.05 and its mean gain "
-        "is positive in every inner fold."
+        f"trainings and the number of strategies; it is called better only if that p is at most {RATE:g} and its mean "
+        "gain is positive in every inner fold. A strategy without a score ended after the first inner fold, in which "
+        "it gained neither over all cases nor at any hospital."
     )
     head = ("strategy", "score", "gain", "p", "")
     return Grid("strategies", "Strategies against one model for all", head, tuple(lines), note)
@@ -99,11 +136,17 @@ def by_hospital(found: Advice) -> Grid:
     titles = {c.name: c.title for c in found.contenders}
     lines = []
     for site, score in found.played[REFERENCE].by_site().items():
-        gains = [c.sites[site].mean for c in found.compared]
-        lines.append(Line((name(site), number(score), *(Cell(f"{gain:+.3f}", gain) for gain in gains))))
+        gains = [c.sites[site].mean if site in c.sites else None for c in found.compared]
+        cells = (name("–") if gain is None else Cell(f"{gain:+.3f}", gain) for gain in gains)
+        lines.append(Line((name(site), number(score), *cells)))
     known = "; ".join(f"{c.name}: {cut(titles[c.name], WIDE)}" for c in found.compared)
     head = ("hospital", "one model", *(c.name for c in found.compared))
     return Grid("by-hospital", "Gain of every strategy, by hospital", head, tuple(lines), f"{known}.")
+
+
+def _whole(found: Advice, strategy: str) -> bool:
+    """Return whether a strategy was trained on all inner folds."""
+    return len(found.played[strategy].scores) == len(found.played[REFERENCE].scores)
 
 
 def verdict(each: Comparison) -> str:
@@ -118,15 +161,13 @@ def verdict(each: Comparison) -> str:
 def costs(found: Advice) -> Grid:
     """Return the cost of one training of the advised study, and of FedAvg as given."""
     lines = []
-    for title, chosen in (
-        ("FedAvg as given", found.given.study),
-        ("advised", found.study),
-    ):
+    others = ((f"study-{name}.toml", other) for name, other in found.studies.items())
+    for title, chosen in (("FedAvg as given", found.given.study), ("advised", found.study), *others):
         cost = study.cost(chosen)
         per_site = max(cost.down[s] + cost.up[s] for s in cost.down)
         cells = (number(cost.rounds, "d"), number(cost.steps, ",d"), number(per_site / 1e6, ",.1f"))
         lines.append(Line((name(title), *cells)))
-    note = f"All stages of the advice together take about {found.trainings.total:.1f} trainings of FedAvg as given."
+    note = f"All stages of the advice together take at most {found.trainings.total:.1f} trainings of FedAvg as given."
     head = ("training", "rounds", "local steps of all hospitals", "MB of a hospital, at most")
     return Grid("costs", "Cost of a training", head, tuple(lines), note)
 

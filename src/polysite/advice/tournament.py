@@ -4,7 +4,7 @@ Each inner fold is left out once: the models of that run have not seen its cases
 (``contenders.unselected``). So every case has a score by a model that does not know it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +27,8 @@ class Played:
     """A study after its runs on all inner folds."""
 
     study: Study  # without inner folds; with the rounds that it trained
-    jobs: tuple[Job, ...]  # one per inner fold
-    scores: Mapping[Key, float]  # of every case, by the run that left it out
+    jobs: tuple[Job, ...]  # one per inner fold that it was trained on
+    scores: Mapping[Key, float]  # of every case of these folds, by the run that left it out
     folds: Mapping[Key, int]  # the inner fold of every case
 
     @property
@@ -70,7 +70,50 @@ def play(
         RunError: The reference failed, or all others.
     """
     equal = equalise(studies, reference, "steps") if reference else dict(studies)
-    jobs = {name: [inner_job(root, name, unselected(s), inner, k) for k in range(inner)] for name, s in equal.items()}
+    return _play(equal, reference, range(inner), root, inner, parallel, step, before)
+
+
+def race(
+    studies: Mapping[str, Study],
+    reference: str,
+    root: Path,
+    inner: int,
+    parallel: int | None,
+    step: Step,
+    hopeful: Callable[[Played, Played], bool],
+) -> dict[str, Played]:
+    """Train studies like ``play``, but on the other inner folds only those that are hopeful after the first one.
+
+    Args:
+        studies: The studies by name.
+        reference: The study whose local steps all others get, and that they are compared with.
+        root: Folder of the runs.
+        inner: Number of inner folds.
+        parallel: Largest number of runs in parallel; None for as many as fit.
+        step: Reports progress.
+        hopeful: Returns whether a study goes on, by its scores in the first fold and those of the reference.
+    """
+    equal = equalise(studies, reference, "steps")
+    first = _play(equal, reference, [0], root, inner, parallel, step)
+    alive = {n: equal[n] for n, one in first.items() if n == reference or hopeful(one, first[reference])}
+    for name in (name for name in first if name not in alive):
+        step(f"{name} ends after the first inner fold: it gained at no hospital", 0)
+    whole = _play(alive, reference, range(inner), root, inner, parallel, step)
+    return {n: whole.get(n, one) for n, one in first.items() if n in whole or n not in alive}
+
+
+def _play(
+    equal: Mapping[str, Study],
+    reference: str | None,
+    folds: Sequence[int],
+    root: Path,
+    inner: int,
+    parallel: int | None,
+    step: Step,
+    before: Sequence[Job] = (),
+) -> dict[str, Played]:
+    """Train studies with given rounds on some inner folds."""
+    jobs = {name: [inner_job(root, name, unselected(s), inner, k) for k in folds] for name, s in equal.items()}
     every = [job for mine in jobs.values() for job in mine]
     check(every)
     refuse_too_large(every, root)
@@ -88,7 +131,7 @@ def play(
     for name, why in lost.items():
         if why:
             step(f"{name} failed and is left out: {why}", 0)
-    return {name: _played(equal[name], jobs[name]) for name in studies if not lost[name]}
+    return {name: _played(equal[name], jobs[name]) for name in equal if not lost[name]}
 
 
 def _standings(jobs: Mapping[str, Sequence[Job]]) -> list[Standing]:

@@ -1,0 +1,137 @@
+"""Hospitals that should use another model than the strategy for all: that of another strategy, or one of their own.
+
+For every hospital, the gains of all other strategies and of its own models over the strategy for all are shrunk
+(``polysite.metrics.shrinkage``). The one with the highest expected gain is promising if P(gain > 0) >= PROMISING. What
+is promising is trained a second time with another seed, and so is the strategy for all. It is used at that hospital
+only if its gain is positive in both trainings, the signed-rank test over the hospital's cases has p <= LEVEL, and
+
+    p <= RATE / (hospitals * strategies)
+
+p is that of the mean gain g of the n cases of the hospital over both trainings, compared with Student's t:
+
+    t = g / sqrt(s^2 / n + l^2 / (2 folds))
+
+s is the standard deviation of the gains of the cases, each the mean over both trainings, so that the second training
+does not make cases count twice. l^2 is the variance of the gain over trainings with other seeds in one inner fold,
+which shows in the difference d_kf of both trainings at hospital k in fold f:
+
+    l^2 = (PRIOR L^2 + sum_f d_kf^2 / 2) / (PRIOR + folds)
+    L^2 = (PRIOR 2 LUCK^2 + sum_kf d_kf^2 / 2) / (PRIOR + hospitals folds)
+
+The degrees of freedom, of n - 1 for s and PRIOR + folds for l, are those of Welch and Satterthwaite.
+
+The cases are the same in both trainings, so the second one does not make up for having chosen the luckiest of many
+comparisons by these cases. Therefore all hospitals times all strategies count, also those that were not trained again.
+A claim is made only if one of these comparisons, each fixed in advance, has a p below its share of RATE; choosing by
+the first training can only leave claims out. So RATE bounds the probability of any wrong claim (Bonferroni).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+from polysite.advice.decide import LEVEL, PRIOR, RATE, Gain, by_fold, differences, gain_of, mean_of, shrunken
+from polysite.advice.tournament import Key, Played
+from polysite.metrics import shrinkage
+from polysite.metrics.statistics import signed_rank
+
+PROMISING = 0.97  # probability of a gain, after one training, that is worth a second one
+LUCK = 0.014  # standard deviation of a hospital's mean score over trainings of one inner fold
+
+Pair = tuple[Played, Played]  # a strategy, and the strategy for all
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is expected to serve a hospital best instead of the strategy for all, after one training."""
+
+    name: str  # of the strategy or the own model
+    expected: shrinkage.Gain
+
+    @property
+    def promising(self) -> bool:
+        """Whether it is worth a second training."""
+        return self.expected.mean > 0 and self.expected.positive >= PROMISING
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What a second training shows for a hospital."""
+
+    name: str
+    gain: Gain  # over the strategy for all, the mean of both trainings
+    p: float  # that it is better by chance, times the number of hospitals and strategies
+    steady: bool  # whether it gained in both trainings, and not by few cases alone
+
+    @property
+    def better(self) -> bool:
+        """Whether the hospital should use it."""
+        return self.steady and self.p <= RATE
+
+
+def promises(others: Mapping[str, Played], shared: Played, folds: int) -> dict[str, Promise]:
+    """Return what is expected to serve each hospital best, by one training.
+
+    Args:
+        others: Strategies and own models, by name.
+        shared: The strategy for all.
+        folds: Number of inner folds.
+    """
+    found = {name: shrunken(differences(one, shared), folds).sites for name, one in others.items()}
+    best: dict[str, Promise] = {}
+    for name, sites in found.items():
+        for site, gain in sites.items():
+            if site not in best or gain.mean > best[site].expected.mean:
+                best[site] = Promise(name, gain)
+    return best
+
+
+def confirm(site: str, name: str, one: Pair, two: Pair, comparisons: int) -> Confirmation:
+    """Return what two trainings show for a hospital.
+
+    Args:
+        site: The hospital.
+        name: What was promising for it.
+        one: It and the strategy for all, trained with one seed.
+        two: The same, trained with another seed.
+        comparisons: Number of hospitals times the number of strategies that were compared.
+    """
+    first, second = differences(*one), differences(*two)
+    gains = _at(site, differences(mean_of(one[0], two[0]), mean_of(one[1], two[1])))
+    apart = _apart(first, second, one[1].folds)
+    values = list(gains.values())
+    p = min(1.0, comparisons * chance(values, apart[site], list(apart.values())))
+    both = min(fmean(_at(site, each).values()) for each in (first, second))
+    return Confirmation(name, gain_of(gains), p, both > 0 and signed_rank(values, "greater") <= LEVEL)
+
+
+def chance(gains: list[float], apart: tuple[float, ...], everywhere: list[tuple[float, ...]]) -> float:
+    """Return the p-value that the mean gain of a hospital over both trainings is due to chance.
+
+    Args:
+        gains: Gain of every case of the hospital, the mean over both trainings.
+        apart: Difference between the mean gains of both trainings at the hospital, in every inner fold.
+        everywhere: The same at every hospital.
+    """
+    from scipy.stats import t
+
+    if len(gains) < 2:
+        return 1.0
+    every = [d for each in everywhere for d in each]
+    usual = (PRIOR * 2 * LUCK**2 + sum(d * d / 2 for d in every)) / (PRIOR + len(every))
+    luck = (PRIOR * usual + sum(d * d / 2 for d in apart)) / (PRIOR + len(apart)) / (2 * len(apart))
+    cases = variance(gains) / len(gains)
+    freedom = (cases + luck) ** 2 / (cases**2 / (len(gains) - 1) + luck**2 / (PRIOR + len(apart)))
+    return float(t.sf(fmean(gains) / (cases + luck) ** 0.5, freedom))
+
+
+def _at(site: str, gains: Mapping[Key, float]) -> dict[Key, float]:
+    return {key: gain for key, gain in gains.items() if key[0] == site}
+
+
+def _apart(
+    one: Mapping[Key, float], two: Mapping[Key, float], folds: Mapping[Key, int]
+) -> dict[str, tuple[float, ...]]:
+    """Return the difference between the mean gains of two trainings, by hospital, in every inner fold."""
+    change = {key: gain - two[key] for key, gain in one.items()}
+    return {site: by_fold(_at(site, change), folds) for site in sorted({site for site, _ in change})}

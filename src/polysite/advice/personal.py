@@ -1,0 +1,171 @@
+"""Choose for every hospital: the strategy for all, another strategy of the tournament, or a model of its own.
+
+An own model starts from a trained strategy and is fine-tuned at the hospital; several shares of it, ALPHAS, are tried.
+``exceptions.py`` says what is promising for a hospital, and what a second training confirms. Beside own models, which
+cost little, at most one more strategy is trained again: the one with the highest expected gain over all cases.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from polysite import config
+from polysite.advice.decide import mean_of
+from polysite.advice.exceptions import Confirmation, Promise, confirm, promises
+from polysite.advice.tournament import Played, play
+from polysite.benchmark.jobs import Step
+from polysite.config import Study
+from polysite.errors import RunError
+
+ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
+ROUNDS = 5  # a fifth of the rounds, at half of the learning rate
+SLOWER = 2
+OWN = "own"  # begins the names of own models, before the share
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a hospital uses, and the evidence."""
+
+    promise: Promise | None = None  # what is expected to serve it best, by one training; None if nothing was tried
+    confirmation: Confirmation | None = None  # what the second training showed; None without one
+
+    @property
+    def name(self) -> str:
+        """Strategy or own model that the hospital uses instead of the strategy for all; empty if it does not."""
+        return self.confirmation.name if self.confirmation and self.confirmation.better else ""
+
+
+@dataclass
+class Trainings:
+    """Strategies that were trained with one seed, and those that were trained with another one, too.
+
+    Own models are fine-tuned from another strategy with the same seed.
+    """
+
+    one: dict[str, Played]
+    folder: Path
+    inner: int
+    parallel: int | None
+    step: Step
+    two: dict[str, Played] = field(default_factory=dict)
+    starts: dict[str, str] = field(default_factory=dict)  # the strategy that own models begin from, by their name
+
+    @property
+    def sites(self) -> list[str]:
+        """All hospitals."""
+        return sorted({site for each in self.one.values() for site, _ in each.scores})
+
+    def own(self, start: str) -> list[str]:
+        """Train models of all hospitals from a strategy, with every share; return their names."""
+        self.step("models of single hospitals", 0)
+        names = [f"{OWN} {a:g} after {start}" for a in ALPHAS]
+        self.starts |= dict.fromkeys(names, start)
+        self.one |= self._tuned(names, self.one[start])
+        return names
+
+    def again(self, *names: str) -> None:
+        """Train strategies with another seed, unless that is done."""
+        wanted = [*dict.fromkeys(self.starts.get(name, name) for name in names)]
+        missing = [name for name in wanted if name not in self.two]
+        if missing:
+            self.step(f"{' and '.join(missing)} again, with another seed", 0)
+            studies = {n: replace(self.one[n].study, seed=self.one[n].study.seed + 1) for n in missing}
+            root = self.folder / "again"
+            found = play(studies, None, root, self.inner, self.parallel, self.step)
+            lost = next((n for n in missing if n not in found), None)
+            if lost is not None:
+                raise RunError(f"{lost} failed with another seed, which shows the luck of a training; see {root}/runs")
+            self.two |= found
+        for start in dict.fromkeys(self.starts.values()):
+            own = [n for n in names if self.starts.get(n) == start and n not in self.two]
+            self.two |= self._tuned(own, self.two[start]) if own else {}
+
+    def both(self, name: str) -> Played:
+        """Return a strategy with the mean scores of its trainings."""
+        return mean_of(self.one[name], self.two[name]) if name in self.two else self.one[name]
+
+    def adapted(self, start: str, alphas: Mapping[str, float]) -> Played:
+        """Fine-tune a strategy at some hospitals, with given shares of their own models."""
+        return self._play({"final": with_own(self.one[start].study, alphas)}, self.one[start])["final"]
+
+    def _tuned(self, names: list[str], start: Played) -> dict[str, Played]:
+        return self._play({n: with_own(start.study, dict.fromkeys(self.sites, alpha_of(n))) for n in names}, start)
+
+    def _play(self, studies: Mapping[str, Study], start: Played) -> dict[str, Played]:
+        return play(studies, None, self.folder / OWN, self.inner, self.parallel, self.step, before=start.jobs)
+
+
+def choose(trained: Trainings, shared: str) -> tuple[dict[str, Choice], dict[str, Played]]:
+    """Choose for every hospital; train again what is promising.
+
+    Args:
+        trained: All strategies of the tournament.
+        shared: The strategy for all.
+
+    Returns:
+        The choice of every hospital, and what every exception uses, with the mean scores of both trainings.
+    """
+    own = list(trained.starts)
+    if shared not in own and shared not in trained.starts.values():
+        own = [] if trained.one[shared].study.then else trained.own(shared)  # clusters of patients are no start
+    start, inner = trained.one[shared], trained.inner
+    whole = {n for n, each in trained.one.items() if len(each.scores) == len(start.scores)} - {shared}
+    pool = {n: trained.one[n] for n in trained.one if n in whole and (n in own or n not in trained.starts)}
+    cheap = {n for n in pool if n in own or n in trained.two}
+    more = _worth_most(promises(pool, start, inner), [n for n in pool if n not in cheap])
+    promised = promises({n: pool[n] for n in pool if n in cheap or n == more}, start, inner)
+    hopes = {site: promise for site, promise in promised.items() if promise.promising}
+    choices = {site: Choice(promised.get(site)) for site in trained.sites}
+    if not hopes:
+        return choices, {}
+    trained.again(shared, *sorted({promise.name for promise in hopes.values()}))
+    comparisons, used = len(choices) * (len(trained.one) - 1), {}
+    for site, promise in hopes.items():
+        one, two = ((each[promise.name], each[shared]) for each in (trained.one, trained.two))
+        choices[site] = Choice(promise, confirm(site, promise.name, one, two, comparisons))
+        if choices[site].name:
+            used[site] = trained.both(promise.name)
+    return choices, used
+
+
+def alphas(shared: str, choices: Mapping[str, Choice], reference: str) -> dict[str, float]:
+    """Return the share of the own model of every hospital that uses one.
+
+    Args:
+        shared: The strategy for all; it may be own models.
+        choices: What every hospital uses.
+        reference: The strategy without own models.
+    """
+    names = {site: choice.name or shared for site, choice in choices.items()}
+    return {site: alpha_of(name) for site, name in names.items() if name != reference and alpha_of(name)}
+
+
+def alpha_of(name: str) -> float:
+    """Return the share of the own model in a name; 0 for a strategy.
+
+    >>> alpha_of("own 0.5 after fedavg"), alpha_of("local")
+    (0.5, 0.0)
+    """
+    return float(name.split()[1]) if name.startswith(f"{OWN} ") else 0.0
+
+
+def with_own(shared: Study, alphas: Mapping[str, float]) -> Study:
+    """Return a study with a last phase in which hospitals train models of their own, with given shares of them."""
+    rounds = max(1, shared.run.rounds // ROUNDS)
+    phase = {
+        "algorithm": {"name": "interpolated", "fixed": dict(alphas)},
+        "train": {"lr": shared.train.lr / SLOWER},
+        "run": {"rounds": rounds, "validate_every": rounds},
+    }
+    return config.vary(shared, {"then": [phase]})
+
+
+def _worth_most(promised: Mapping[str, Promise], among: list[str]) -> str:
+    """Return the strategy with the highest expected gain over the cases of hospitals that it is promising for."""
+    worth = dict.fromkeys(among, 0.0)
+    for promise in promised.values():
+        if promise.promising and promise.name in worth:
+            worth[promise.name] += promise.expected.mean * promise.expected.cases
+    best = max(worth, key=lambda name: worth[name], default="")
+    return best if worth.get(best) else ""

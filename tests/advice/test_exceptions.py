@@ -1,0 +1,115 @@
+"""Hospitals that use something else than the strategy for all: hand-made scores of two trainings."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, variance
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from advice.test_decide import played
+from polysite.advice.decide import PRIOR, RATE
+from polysite.advice.exceptions import LUCK, chance, confirm, promises
+from polysite.advice.personal import Trainings, alphas, choose
+from polysite.advice.tournament import Played
+from polysite.benchmark.jobs import silent
+
+OWN = "own 1 after fedavg"
+ISLAND = {"c": 0.2}  # gain at hospital c alone
+
+
+def gains(at, seed, noise=0.02):
+    """Return scores of a strategy with a gain at some hospitals."""
+    return played(lambda site, fold: at.get(site, 0.0), noise, seed)
+
+
+@dataclass
+class Known(Trainings):
+    """Trainings whose second scores are known beforehand; ``asked`` are those that were trained again."""
+
+    second: dict[str, Played] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def again(self, *names):
+        self.asked += [name for name in names if name not in self.two]
+        self.two |= {name: self.second[name] for name in names}
+
+
+def trainings(first, second):
+    """Return two trainings of FedAvg, groups and own models; ``first`` and ``second`` are the gains of own models."""
+    one = {"fedavg": played(0.0, 0.01, 1), "clustered": gains({}, 2), OWN: gains(first, 3)}
+    two = {"fedavg": played(0.0, 0.01, 4), "clustered": gains({}, 5), OWN: gains(second, 6)}
+    return Known(one, Path(), 2, 1, silent, starts={OWN: "fedavg"}, second=two)
+
+
+def test_a_hospital_that_gains_much_in_both_trainings_gets_its_own_model():
+    trained = trainings(ISLAND, ISLAND)
+    choices, used = choose(trained, "fedavg")
+    assert {site: choice.name for site, choice in choices.items()} == {"a": "", "b": "", "c": OWN}
+    assert alphas("fedavg", choices, "fedavg") == {"c": 1.0} and trained.asked == ["fedavg", OWN]
+    both = [(trained.one[OWN].scores[key] + trained.two[OWN].scores[key]) / 2 for key in used["c"].scores]
+    assert [*used["c"].scores.values()] == pytest.approx(both)
+    found = choices["c"].confirmation
+    assert found.gain.mean == pytest.approx(0.2, abs=0.02) and found.p <= RATE
+
+
+def test_a_gain_that_the_second_training_does_not_show_is_not_claimed():
+    trained = trainings(ISLAND, {})
+    choices, used = choose(trained, "fedavg")
+    assert trained.asked == ["fedavg", OWN] and choices["c"].promise.promising
+    assert not used and not choices["c"].name and choices["c"].confirmation.p > RATE
+
+
+def test_a_loss_in_the_second_training_is_never_used():
+    one, two = (gains(ISLAND, 1, 0.001), played(0.0, 0)), (gains({"c": -0.001}, 2, 0.0), played(0.0, 0))
+    assert not confirm("c", "x", one, two, 1).steady
+
+
+def test_equal_scores_claim_nothing_and_train_nothing_again():
+    trained = trainings({}, {})
+    same = trained.one["fedavg"]
+    trained.one = dict.fromkeys(trained.one, same)
+    choices, used = choose(trained, "fedavg")
+    assert not used and not trained.asked and not any(choice.name for choice in choices.values())
+    found = confirm("a", "x", (same, same), (same, same), 1)
+    assert not found.better and found.p == pytest.approx(0.5)
+
+
+def test_of_own_models_for_all_a_hospital_may_leave_out_its_own():
+    trained = trainings({"a": 0.2, "b": 0.2, "c": -0.2}, {"a": 0.2, "b": 0.2, "c": -0.2})
+    del trained.one["clustered"]  # equals FedAvg up to noise
+    choices, _ = choose(trained, OWN)
+    assert choices["c"].name == "fedavg" and alphas(OWN, choices, "fedavg") == {"a": 1.0, "b": 1.0}
+
+
+def test_a_strategy_that_ended_early_is_no_candidate():
+    trained = trainings({}, {})
+    best = gains({"a": 0.3, "b": 0.3, "c": 0.3}, 7)
+    trained.one["clustered"] = replace(best, scores={k: v for k, v in best.scores.items() if best.folds[k] == 0})
+    choices, _ = choose(trained, "fedavg")
+    assert all(choice.promise.name == OWN for choice in choices.values())
+
+
+def test_all_hospitals_and_strategies_count():
+    one, two = ((gains({"c": 0.03}, s), played(0.0, 0)) for s in (1, 2))
+    alone, of_ten = (confirm("c", "x", one, two, count).p for count in (1, 10))
+    assert of_ten == pytest.approx(10 * alone)
+
+
+def test_chance_by_hand():
+    values, apart = [0.05, 0.07, 0.06, 0.02], (0.01, -0.03)
+    everywhere = [apart, (0.0, 0.02)]
+    usual = (PRIOR * 2 * LUCK**2 + (0.01**2 + 0.03**2 + 0.02**2) / 2) / (PRIOR + 4)
+    luck = (PRIOR * usual + (0.01**2 + 0.03**2) / 2) / (PRIOR + 2) / 4
+    cases = variance(values) / 4
+    freedom = (cases + luck) ** 2 / (cases**2 / 3 + luck**2 / (PRIOR + 2))
+    expected = stats.t.sf(fmean(values) / np.sqrt(cases + luck), freedom)
+    assert chance(values, apart, everywhere) == pytest.approx(expected)
+    assert chance([0.5], (0.0,), [(0.0,)]) == 1.0
+
+
+def test_the_highest_expected_gain_is_promised():
+    shared = played(0.0, 0)
+    found = promises({"some": gains({"a": 0.05}, 1), "more": gains({"a": 0.15, "b": -0.1}, 2)}, shared, 2)
+    assert found["a"].name == "more" and found["b"].name == "some" and found["a"].promising
