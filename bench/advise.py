@@ -3,9 +3,9 @@
 ``structures``: for each structure of ``bench/structures.py`` and each seed, the family that ``polysite advise`` names,
 against the family that fits. Target: right in at least 4 of 5 seeds. ``null``: hospitals that are alike; how often a
 strategy, or a hospital's own model, is said to be better than FedAvg. Target: at most 2 of 20. Each tournament prints
-its processor time; the target is 5 minutes. The structures, and the rules of the advice, were designed with seeds 0
-and 1 and, for hospitals alike, 200 to 205; other seeds measure them. ``--jobs`` tournaments run side by side, with one
-thread each. All cases are in inner folds: none is kept for a test.
+its processor time; the target is 5 minutes. The structures and the rules of the advice were designed with seed 0;
+other seeds measure them. ``--jobs`` tournaments run side by side, with one thread each. All cases are in inner folds:
+none is kept for a test.
 """
 
 import argparse
