@@ -84,7 +84,7 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     again = advice.advise(BASE, tmp_path / "cut", **given)
     assert json.loads((tmp_path / "cut" / "advice.json").read_text()) == numbers
     assert again.final.scores == found.final.scores
-    with pytest.raises(RunError, match="began with another trainings"):
+    with pytest.raises(RunError, match="began with another budget"):
         advice.advise(BASE, tmp_path / "cut", **{**given, "trainings": 17})
 
 
@@ -107,4 +107,10 @@ def test_a_study_with_phases_is_refused(tmp_path):
     phases = replace(BASE, then=({"algorithm": "fine_tune"},))
     with pytest.raises(ConfigError, match="an advice chooses the phases: leave them out"):
         advice.advise(phases, tmp_path / "out", 20)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_that_is_too_small_leaves_no_folder_that_would_refuse_another(tmp_path):
+    with pytest.raises(ConfigError, match="raise it, or name fewer"):
+        advice.advise(BASE, tmp_path / "out", 1)
     assert not (tmp_path / "out").exists()

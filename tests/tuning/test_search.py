@@ -123,7 +123,7 @@ def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path):
         tune(BASE, tmp_path / "cut", space, 8, inner=2, runner=Here(limit=5))
     again = tune(BASE, tmp_path / "cut", space, 8, inner=2, runner=Here())
     assert [(r.candidate, r.score) for r in again.rows] == [(r.candidate, r.score) for r in found.rows]
-    with pytest.raises(RunError, match="began with another trainings"):
+    with pytest.raises(RunError, match="began with another budget"):
         tune(BASE, tmp_path / "cut", space, 9, inner=2, runner=Here())
 
 

@@ -12,6 +12,7 @@ same command continues an advice that was interrupted, and ends with the same ch
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
@@ -145,13 +146,19 @@ def advise(
     settings = {"study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only)}
     same_settings(out, "advise.toml", settings)
     dealt = study.check(base)
+    fresh = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "advise.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
     step("assessing the hospitals", 0)
     verdict = _assessed(base, out / "assessment")
     cases = sum(len(splits["train"]) for splits in dealt.values())
     space = _recipes()
-    budget = shares(trainings, len(contenders(verdict, base, cases, only)), inner, tuning.least(base, space, inner))
+    try:
+        budget = shares(trainings, len(contenders(verdict, base, cases, only)), inner, tuning.least(base, space, inner))
+    except ConfigError:
+        if fresh:  # nothing was trained: the folder would refuse another budget
+            shutil.rmtree(out)
+        raise
 
     recipe, words = _recipe(base, space, out / "recipe", budget.recipe, inner, parallel, step)
     listed = contenders(verdict, recipe, cases, only)
