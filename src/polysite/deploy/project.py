@@ -40,6 +40,7 @@ from polysite.deploy.certificates import (
     verified,
 )
 from polysite.deploy.protocol import PROTOCOL
+from polysite.deploy.proxy import Proxy
 from polysite.deploy.site.policy import TEXT, SitePolicy, settings
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.storage import draft_folder, write_file
@@ -161,6 +162,7 @@ class SiteConfig:
         state: Folder of the ledger, the memories and the models.
         device: Device that trains.
         data: Section ``[data]`` of a study; empty if the hospital has named no cases yet.
+        proxy: Proxy through which to connect.
         fingerprint: Changes with site.toml, policy.toml and the installed version.
         remarks: Sentences for a person.
     """
@@ -175,6 +177,7 @@ class SiteConfig:
     state: Path
     device: str = "auto"
     data: Mapping[str, Any] = field(default_factory=dict)
+    proxy: Proxy | None = None
     fingerprint: str = ""
     remarks: tuple[str, ...] = ()
 
@@ -197,7 +200,7 @@ class SiteConfig:
             "state": "state",
         }
         texts = dict.fromkeys(("name", "server", "device", *files), str)
-        given = settings(file, {**texts, "data": dict})
+        given = settings(file, {**texts, "data": dict, "proxy": dict})
         for key in ("name", "server"):
             if key not in given:
                 raise ConfigError(f"{file} has no {key}; the coordinator's archive has one")
@@ -210,6 +213,7 @@ class SiteConfig:
                 server=given["server"],
                 device=given.get("device", "auto"),
                 data=_placed(given.get("data", {}), file.parent),
+                proxy=Proxy.parse(given.get("proxy", {}), file.parent) if check else None,
                 **{key: file.parent / given.get(key, default) for key, default in files.items()},
             )
             if not DEVICE.fullmatch(found.device):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polysite.deploy.flower import client, messages
+from polysite.deploy.flower import messages, wire
 from polysite.deploy.flower.messages import CHUNK, OBJECT, Chunk, content_of, deflate, pack, wrap
 from polysite.deploy.flower.objects import pushed
 from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
@@ -250,8 +250,8 @@ def test_an_answer_is_joined_after_a_connection_broke(ends, monkeypatch):
                 raise ConnectionResetError("cut")
             yield piece
 
-    whole = client._pieces
-    monkeypatch.setattr(client, "_pieces", breaking)
+    whole = wire.pieces
+    monkeypatch.setattr(wire, "pieces", breaking)
     assert north.answer(asked, {}, body) and cut
     answered(link, sent, body)
 

@@ -31,6 +31,7 @@ MAX_CRASHES = 3  # of the worker over one request, which then fails
 MAX_INCIDENTS = 16  # that are kept for the coordinator
 WAIT = 4  # seconds for which the coordinator holds a poll until there is a request
 SOON, LATER = 0.02, 1.0  # seconds between two polls that are not held: after the last request, and when none comes
+MAX_PAUSE = {False: 5.0, True: 60.0}  # seconds between two attempts to connect; longer where it is not the coordinator
 
 Say = Callable[[str], None]
 
@@ -145,27 +146,28 @@ def run(site: SiteConfig, say: Say) -> None:
         worker.line()
         say(f"{site.name}: {worker.words}; {site.policy.name} read; connecting to {site.server}")
         try:
-            while True:
-                _serve(site, worker, say)
+            _serve(site, worker, say)
         finally:
             worker.stop()
 
 
 def _serve(site: SiteConfig, worker: WorkerProcess, say: Say) -> None:
-    """Serve requests until the connection is lost."""
-    with Fleet(site.server, key=site.key, certificate=site.certificate, ca=site.ca) as fleet:
+    """Serve requests. After a lost connection the site connects again and goes on with what it was doing."""
+    with Fleet(site.server, key=site.key, certificate=site.certificate, ca=site.ca, proxy=site.proxy) as fleet:
         _connect(fleet, say)
         say(f"connected to {site.server}; waiting to be asked")
         busy = time.monotonic()
-        try:
-            while True:
+        while True:
+            try:
                 asked = time.monotonic()
                 if _turn(fleet, worker, say):
                     busy = time.monotonic()
                 elif time.monotonic() - asked < WAIT / 2:
                     time.sleep(min(SOON + (time.monotonic() - busy) / 20, LATER))
-        except Lost as problem:
-            worker.tell(f"the connection was lost: {problem}")
+            except Lost as problem:
+                worker.tell(f"the connection was lost: {problem}")
+                _connect(fleet, say)
+                say(f"connected to {site.server} again")
 
 
 def _turn(fleet: Fleet, worker: WorkerProcess, say: Say) -> bool:
@@ -174,27 +176,39 @@ def _turn(fleet: Fleet, worker: WorkerProcess, say: Say) -> bool:
         incoming = fleet.receive(WAIT)
         if incoming is None:
             return False
-        if fleet.answer(incoming, *_answer(worker, incoming, say)):
+        if _upload(fleet, worker, say, incoming, *_answer(worker, incoming, say)):
             worker.incidents = []
     except PayloadError as problem:  # a malformed message, or a response that is too large
         worker.tell(str(problem))
     return True
 
 
+def _upload(
+    fleet: Fleet, worker: WorkerProcess, say: Say, incoming: Incoming, header: Mapping[str, Any], body: Buffer
+) -> bool:
+    """Upload a response, however often the connection is cut; return False if it is no longer wanted."""
+    while True:
+        try:
+            return fleet.answer(incoming, header, body)
+        except Lost as problem:
+            worker.tell(f"the connection was lost: {problem}")
+            _connect(fleet, say)
+            say("connected again; the upload goes on")
+
+
 def _connect(fleet: Fleet, say: Say) -> None:
-    """Connect; try again until it works, or until it cannot work."""
+    """Connect; try again until it works, with growing pauses. Nothing that answers at the address can end a site."""
     said, pause = "", 0.5
     while True:
         try:
             return fleet.connect()
         except RunError as problem:
-            if getattr(problem, "hopeless", False):
-                raise
+            slowly = getattr(problem, "slowly", False)
             if str(problem) != said:
-                say(f"{problem}; trying again (it listens while a study runs)")
+                say(f"{problem}; trying again{'' if slowly else ' (it listens while a study runs)'}")
                 said = str(problem)
             time.sleep(pause)
-            pause = min(2 * pause, 5.0)
+            pause = min(2 * pause, MAX_PAUSE[slowly])
 
 
 def _answer(worker: WorkerProcess, incoming: Incoming, say: Say) -> tuple[dict[str, Any], Buffer]:
