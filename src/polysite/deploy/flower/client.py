@@ -153,6 +153,7 @@ class Fleet:
 
     def connect(self) -> None:
         """Try once to connect, or to resume a connection that is still known; ``Refused`` says why it fails."""
+        self._wire.hang_up()
         try:
             if self._node is not None and self._still_known():
                 return

@@ -66,6 +66,11 @@ class Wire(httpx.BaseTransport):
             connection.close()
             raise
 
+    def hang_up(self) -> None:
+        """Close this thread's connection, which may be broken; the next request opens another."""
+        if hasattr(self._mine, "connection"):
+            self._mine.connection.close()
+
     def close(self) -> None:
         for connection in self._all:
             connection.close()
