@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 from base64 import b64encode
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -198,7 +198,7 @@ def test_a_proxy_that_opens_tls_is_trusted_only_if_the_hospital_names_its_author
                     north.connect()
                     exchange(link, north, size=1000)
                 else:
-                    with pytest.raises(Refused, match="not this consortium's coordinator.*proxy") as said:
+                    with pytest.raises(Refused, match=r"not this consortium's coordinator.*proxy") as said:
                         north.connect()
                     assert said.value.slowly
 
@@ -225,9 +225,7 @@ def impostor(consortium):
         listener.close()
 
 
-def test_a_forged_coordinator_is_refused_with_one_sentence_and_the_real_one_found_again(
-    consortium, link, monkeypatch
-):
+def test_a_forged_coordinator_is_refused_with_one_sentence_and_the_real_one_found_again(consortium, link, monkeypatch):
     said, pauses = [], []
     with impostor(consortium) as forged, SlowLink(forged) as way, consortium.fleet(way, "north") as north:
 
@@ -245,7 +243,8 @@ def test_a_forged_coordinator_is_refused_with_one_sentence_and_the_real_one_foun
 
 
 def test_a_forged_coordinator_in_the_middle_of_a_study_ends_nothing(consortium, link):
-    with impostor(consortium) as forged, SlowLink(link.port) as way:
+    with ExitStack() as stack:
+        forged, way = stack.enter_context(impostor(consortium)), stack.enter_context(SlowLink(link.port))
         with consortium.fleet(way, "north", patience=0.2) as north:
             north.connect()
             sent = link.send("north", HEADER, b"abc", 60, "1")

@@ -25,7 +25,7 @@ from polysite.deploy.flower.gateway import CALLS, Pace
 from polysite.deploy.flower.messages import CHUNK, Chunk, deflate, inflate, pack, read_content, unpack, wrap
 from polysite.deploy.flower.objects import before_chunk, pulled, pushed, read_pushed
 from polysite.deploy.flower.server import Link
-from polysite.deploy.flower.wire import Slot, read_content as read_response
+from polysite.deploy.flower.wire import Slot, read_response
 from polysite.errors import PayloadError, RunError
 from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
 

@@ -525,7 +525,9 @@ def _private_key(path: Path) -> EllipticCurvePrivateKey:
 def _unreachable(address: str, problem: Exception, proxy: Proxy | None) -> Refused:
     at = f"the coordinator at {address}" + (f" (through the proxy {proxy.host}:{proxy.port})" if proxy else "")
     if isinstance(problem, ssl.SSLCertVerificationError):
-        hint = "; a proxy that opens TLS has to let this address pass, or needs [proxy] ca in site.toml" if proxy else ""
+        hint = (
+            "; a proxy that opens TLS has to let this address pass, or needs [proxy] ca in site.toml" if proxy else ""
+        )
         return Refused(
             f"what answers at {address} is not this consortium's coordinator: {problem.verify_message}{hint}",
             slowly=True,

@@ -19,7 +19,17 @@ from typing import Any, cast
 
 from polysite.buffers import Buffer, room
 from polysite.deploy.flower.landing import Arrival, Landings, Place
-from polysite.deploy.flower.messages import INSTANCE, OBJECT, PART, REST, WAIT, Chunk, Content, array_chunks, read_content
+from polysite.deploy.flower.messages import (
+    INSTANCE,
+    OBJECT,
+    PART,
+    REST,
+    WAIT,
+    Chunk,
+    Content,
+    array_chunks,
+    read_content,
+)
 from polysite.deploy.flower.objects import MAX_SMALL, PIECE, pulled, read_before_chunk, read_pushed
 from polysite.deploy.flower.port import BODY, Body, Connection
 from polysite.errors import PayloadError

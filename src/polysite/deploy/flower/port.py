@@ -29,7 +29,11 @@ class Body:
     """The body of a request, while it is received in memory of its size, which may be in several parts."""
 
     def __init__(
-        self, parts: Iterable[memoryview], early: bytearray, loop: asyncio.AbstractEventLoop, confirm: Callable[[], None]
+        self,
+        parts: Iterable[memoryview],
+        early: bytearray,
+        loop: asyncio.AbstractEventLoop,
+        confirm: Callable[[], None],
     ):
         self._parts, self._loop = [part for part in parts if part], loop  # what is left of them
         self.confirm = confirm  # tells the client that bytes arrive

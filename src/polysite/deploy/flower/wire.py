@@ -60,7 +60,7 @@ class Wire(httpx.BaseTransport):
             headers["content-length"] = str(sum(map(len, parts)))
             connection.request(request.method, path, pieces(parts), headers)
             line, answer = connection.sock, connection.getresponse()
-            content = read_content(answer, line, request.extensions.get("slot"))
+            content = read_response(answer, line, request.extensions.get("slot"))
             return httpx.Response(answer.status, headers=_few(answer), content=content)
         except BaseException:
             connection.close()
@@ -72,6 +72,7 @@ class Wire(httpx.BaseTransport):
             self._mine.connection.close()
 
     def close(self) -> None:
+        """Close all connections."""
         for connection in self._all:
             connection.close()
 
@@ -101,7 +102,7 @@ def pieces(parts: Iterable[Buffer]) -> Iterator[memoryview]:
             yield view[start : start + PIECE]
 
 
-def read_content(answer: HTTPResponse, line: socket.socket, slot: Slot | None) -> bytes:
+def read_response(answer: HTTPResponse, line: socket.socket, slot: Slot | None) -> bytes:
     """Return a response; of one with a chunk that fits the slot, only what comes before, and the chunk in the slot.
 
     Of a chunk of which a part has come already, the response is the rest, under a header that says so.
@@ -150,11 +151,11 @@ def tls_context(certificate: Path, key: Path, ca: Path, proxy: Proxy | None = No
         context.load_verify_locations(ca)
     except OSError as problem:
         raise RunError(f"{ca} cannot be read as the certificate of the consortium's CA: {problem}") from problem
-    try:
-        if proxy is not None and proxy.ca is not None:
+    if proxy is not None and proxy.ca is not None:
+        try:
             context.load_verify_locations(proxy.ca)
-    except OSError as problem:
-        raise RunError(f"{proxy.ca} cannot be read as the certificate of the proxy's CA: {problem}") from problem
+        except OSError as problem:
+            raise RunError(f"{proxy.ca} cannot be read as the certificate of the proxy's CA: {problem}") from problem
     try:
         context.load_cert_chain(certificate, key)
     except OSError as problem:
