@@ -9,11 +9,13 @@ import subprocess
 import sys
 import zipfile
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from shutil import copy
 
 import pytest
 
-from polysite.deploy.project import Project, SiteConfig, add, endpoint, init, renew
+from polysite.deploy import project as projects
+from polysite.deploy.project import Project, SiteConfig, endpoint, renew
 from polysite.deploy.site.policy import TEXT
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError
 
@@ -24,6 +26,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa  # noqa: 
 ADDRESS = "fl.example.org:9443"
 NAMES = ["north", "South 2", "c.d_e-f"]
 INSIDE = {"site.toml", "site.key", "site.crt", "ca.crt", "policy.toml", "README.md"}
+
+
+# local projects, whose archives hold keys: they differ from others only in that
+init, add = partial(projects.init, local=True), partial(projects.add, local=True)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,15 @@ Deadline = Annotated[
     typer.Option(help="Longest duration of a round in seconds; by default as in server.toml.", show_default=False),
 ]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for all sites, once there are enough.")]
+CaKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")]
+Local = Annotated[
+    bool | None,
+    typer.Option(
+        "--local/--remote",
+        help="Whether archives hold private keys, for hospitals on this computer; by default at localhost only.",
+        show_default=False,
+    ),
+]
 HERE = Path()
 
 
@@ -38,14 +47,20 @@ def init(
     ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, which signs the hospitals'.")] = None,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's own certificate.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of that certificate.")] = None,
+    local: Local = None,
 ) -> None:
-    """Make a project: certificates, keys, and an archive for every hospital."""
+    """Make a project: certificates of the server, and an archive for every hospital."""
     from polysite.deploy import project as projects
 
-    projects.init(project, site, address, ca=ca, ca_key=ca_key, certificate=certificate, key=key)
-    print(f"{project} is ready. Send every hospital its own archive, over a channel that you trust:")
+    made = projects.init(project, site, address, ca=ca, ca_key=ca_key, certificate=certificate, key=key, local=local)
+    if made.invited:
+        print(f"{project} is ready. Send every hospital its own archive; it makes its key itself and sends a request:")
+    else:
+        print(f"{project} is ready, for hospitals on this computer: their archives hold private keys.")
     for path in sorted((project / "sites").glob("*.zip")):
         print(f"  {path}")
+    if made.invited:
+        print(f"Then, for every request: polysite deploy sign REQUEST --project {project}")
     print(f"Then: polysite deploy run STUDY.toml --project {project}")
 
 
@@ -53,18 +68,50 @@ def init(
 def add(
     site: Annotated[str, typer.Argument(metavar="NAME", help="The new hospital.")],
     project: Project = HERE,
-    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")] = None,
+    ca_key: CaKey = None,
+    local: Local = None,
 ) -> None:
     """Add a hospital to a project."""
     from polysite.deploy import project as projects
 
-    print(f"Send it to {site}, over a channel that you trust: {projects.add(project, site, ca_key=ca_key)}")
+    path = projects.add(project, site, ca_key=ca_key, local=local)
+    print(f"Send it to {site}, which enrols with it: {path}")
+
+
+@coordinator.command()
+def sign(
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="What a hospital sent: its site.csr.")],
+    project: Project = HERE,
+    ca_key: CaKey = None,
+) -> None:
+    """Make the certificate of a hospital from its request."""
+    from polysite.deploy import enrolment
+
+    made = enrolment.sign(project, request, ca_key=ca_key)
+    if made.renewed:
+        print(f"The certificate of {made.name} is renewed, for the key that was known.")
+    else:
+        print(f"{made.name} is enrolled. Its key has the fingerprint {made.fingerprint}:")
+        print("compare it over the telephone before you send the certificate.")
+    print(f"Send it to {made.name}: {made.certificate}")
+
+
+@coordinator.command()
+def revoke(
+    site: Annotated[str, typer.Argument(metavar="NAME", help="The hospital.")],
+    project: Project = HERE,
+) -> None:
+    """Refuse the key of a hospital from now on; a running server does so at its next message."""
+    from polysite.deploy import enrolment
+
+    enrolment.revoke(project, site)
+    print(f"The key of {site} is revoked. It can enrol again with a new one.")
 
 
 @coordinator.command()
 def renew(
     project: Project = HERE,
-    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")] = None,
+    ca_key: CaKey = None,
 ) -> None:
     """Replace the server's certificate before it expires."""
     from polysite.deploy import project as projects
@@ -102,6 +149,7 @@ def run(
     found = Loaded.load(project)
     for remark in found.remarks:
         print(remark, file=sys.stderr)
+    found.check_enrolled(min_sites or found.min_sites)
     deadlines = Deadlines(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
     study = None if resume else study_of(config, override or [])
     if study is not None:
@@ -155,6 +203,39 @@ def serve(
         courier.run(found, say)
     except KeyboardInterrupt:
         say("stopped; the memory of this site is in its state folder")
+
+
+@hospital.command("enrol")
+def enrol(site: Site = HERE) -> None:
+    """Make this hospital's key, and a request for its certificate."""
+    from polysite.deploy import enrolment
+
+    request, fingerprint = enrolment.enrol(site)
+    print(f"The key was made; it stays here. Send the request to the coordinator: {request}")
+    print(f"Tell them its fingerprint over the telephone: {fingerprint}")
+    print(f"With the certificate that comes back: polysite site install CERTIFICATE {site}")
+
+
+@hospital.command("install")
+def install(
+    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="The file that the coordinator sent.")],
+    site: Site = HERE,
+) -> None:
+    """Install the certificate that the coordinator made."""
+    from polysite.deploy import enrolment
+
+    end = enrolment.install(site, certificate)
+    print(f"The certificate is installed; it expires on {end:%Y-%m-%d}. Then: polysite site run {site}")
+
+
+@hospital.command("renew")
+def renew_certificate(site: Site = HERE) -> None:
+    """Make a request for a new certificate, signed with this hospital's key."""
+    from polysite.deploy import enrolment
+
+    request, _ = enrolment.renew(site)
+    print(f"Send it to the coordinator: {request}")
+    print(f"With the certificate that comes back: polysite site install CERTIFICATE {site}")
 
 
 def stoppable() -> None:

@@ -787,5 +787,5 @@ def test_the_courier_needs_no_torch():
 def test_only_the_calls_of_a_site_pass():
     assert {call.rpartition("/")[2] for call in CALLS} == {
         *("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages"),
-        *("pull-object", "push-object", "confirm-message-received"),
+        *("pull-object", "push-object", "confirm-message-received", "renew-certificate"),
     }

@@ -21,6 +21,7 @@ from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.federation import Natural
+from polysite.deploy import enrolment
 from polysite.deploy.coordinator.remote import RemoteSites
 from polysite.deploy.coordinator.roster import Deadlines, Roster, Wire
 from polysite.deploy.flower.server import Link
@@ -53,6 +54,8 @@ def listening(project: Project) -> Iterator[Link]:
         key=project.key,
         ca=project.ca,
         sites=project.sites,
+        revoked=project.revoked,
+        renewal=lambda site, request: enrolment.renewed_certificate(project.folder, site, request),
     ) as link:
         yield link
 

@@ -71,7 +71,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-FLEET = "/v1/fleet/"
+FLEET, RENEW = "/v1/fleet/", "/v1/polysite/renew-certificate"
 CUT = (OSError, HTTPException, ValueError)  # a connection that breaks, or brings something else than a response
 TROUBLE = (*CUT, httpx.HTTPError)
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class Fleet:
         self._public = public_key_to_bytes(private.public_key())
         signs = (_Instance(secrets.token_hex(16)), NodeAuthHttpInterceptor(private, private.public_key()))
         self._proxy = proxy
-        context = tls_context(certificate, key, ca, proxy)
+        self._context = context = tls_context(certificate, key, ca, proxy)
         self._wire = Wire(context, proxy)
         self._client = FleetHttpClient(f"https://{address}", interceptors=signs, verify=context)
         self._client._client.close()  # Flower's own handles every 16 kB of a response in Python
@@ -285,6 +285,23 @@ class Fleet:
         done = self._call(attempt, None, patience, lambda: arrived)
         return self._push(request, name, leaving, patience) if done is None else done
 
+    def renew(self, request: bytes) -> bytes | None:
+        """Ask for a new certificate by a signing request; None if the coordinator has to make it by hand."""
+
+        def ask(parts: list[Buffer]) -> bytes | None:
+            try:
+                return self._post(RENEW, parts)
+            except httpx.HTTPStatusError as refused:
+                if _detail(refused.response) == "by hand":
+                    return None
+                raise
+
+        return self._call(ask, [request], self._patience)
+
+    def use(self, certificate: Path, key: Path) -> None:
+        """Show another certificate of this site's key from now on."""
+        self._context.load_cert_chain(certificate, key)
+
     def close(self) -> None:
         """Disconnect."""
         if self._closing.is_set():
@@ -360,7 +377,7 @@ class Fleet:
         rest."""
         kind = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
         carried = {"parts": parts, "slot": slot, "timeout": self._client._client.timeout.as_dict()}
-        url = f"https://{self._address}{FLEET}{call}"
+        url = f"https://{self._address}{call if call == RENEW else FLEET + call}"
         request = httpx.Request("POST", url, headers={**kind, **headers}, extensions=carried)
         try:
             response = self._client._send(ProtobufRequestContext(call, Node(), request))

@@ -13,11 +13,12 @@ import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import partial
 from typing import Any, cast
 
 from polysite.buffers import Buffer, room
+from polysite.deploy.certificates import SOON
 from polysite.deploy.flower.landing import Arrival, Landings, Place
 from polysite.deploy.flower.messages import (
     INSTANCE,
@@ -32,7 +33,8 @@ from polysite.deploy.flower.messages import (
 )
 from polysite.deploy.flower.objects import MAX_SMALL, PIECE, pulled, read_before_chunk, read_pushed
 from polysite.deploy.flower.port import BODY, Body, Connection
-from polysite.errors import PayloadError
+from polysite.deploy.revocations import Revocations
+from polysite.errors import PayloadError, PolysiteError
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
 from flwr.common.constant import (
@@ -70,6 +72,8 @@ CALLS = {
         "confirm-message-received",
     )
 }
+RENEW = "/v1/polysite/renew-certificate"
+CALLS[RENEW] = 16 << 10
 SILENT = 15.0  # seconds without a request of a site, which sends a heartbeat every five
 MAX_WAIT = 5.0  # seconds for which a request for messages is held
 SMALL = 64 << 10  # bytes of an object that is hashed in the server's thread
@@ -85,6 +89,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Reply = tuple[int, *tuple[Buffer, ...]]  # the status and the parts of the body
+Renewal = Callable[[str, bytes], bytes | None]
 log = logging.getLogger("polysite.link")
 
 
@@ -127,7 +132,7 @@ class Guard:
     ):
         self._app, self._state, self._run, self._limit, self.pace = app, state, run, limit, pace
         self._store = cast(InMemoryObjectStore, state.object_store)
-        self._sites = {key: site for site, key in sites.items()}
+        self._sites, self._public = {key: site for site, key in sites.items()}, dict(sites)
         self._keys, self._nodes = keys, nodes
         # connections by the site of their certificate, oldest first; those of no known site under ""
         self.callers: dict[str, dict[Connection, None]] = {site: {} for site in ("", *sites)}
@@ -136,6 +141,9 @@ class Guard:
         self.excessive: set[str] = set()
         self._pushed = dict.fromkeys(nodes, 0)  # bytes of responses that are not collected yet
         self.landings = Landings(self._store)
+        self.revoked = Revocations(None)
+        self.renewal: Renewal = lambda site, request: None
+        self._noted_expiry: dict[str, date] = {}  # of certificates, and the day on which it was noted
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
         self._heard: dict[str, float] = {}  # when a site was last heard
         self._kept_online: dict[str, float] = {}  # when moving bytes were last taken for a heartbeat
@@ -180,6 +188,8 @@ class Guard:
             return 200, await self._receive_object(scope, headers, size, site)
         body = room(size)
         await self._read(scope, site, body)
+        if path == RENEW:
+            return 200, await self._renew(site, bytes(body))
         if call == "pull-object":
             return 200, *_sent(scope, self._pull(site, body), headers.get(REST.encode(), b""))
         match call:
@@ -221,6 +231,8 @@ class Guard:
         if not verify_signature(self._keys[site], signed.encode(), signature):
             raise Refusal(401, "signature", "a signature that is not of this key", site)
         self._first(site, signed)
+        if key in self.revoked:
+            raise Refusal(403, "revoked", "a key that was revoked", site)
         self._hear(site)
         return site
 
@@ -355,7 +367,9 @@ class Guard:
     # calls
 
     def online(self, site: str) -> bool:
-        """Return whether Flower considers a site connected."""
+        """Return whether Flower considers a site connected, and its key was not revoked."""
+        if self._public[site] in self.revoked:
+            return False
         return bool(self._state.get_node_info(node_ids=[self._nodes[site]], statuses=[NodeStatus.ONLINE]))
 
     def _make_way(self, site: str, instance: bytes) -> None:
@@ -507,6 +521,23 @@ class Guard:
     def _own(self, request: Any, site: str) -> None:
         if (request.node.node_id, request.run_id) != (self._nodes[site], self._run):
             raise Refusal(403, "odd", "a request in the name of another", site)
+
+    async def _renew(self, site: str, request: bytes) -> bytes:
+        """Return a new certificate for a site that asks for one with its own key."""
+        try:
+            made = await run_in_threadpool(self.renewal, site, request)
+        except PolysiteError as problem:
+            raise Refusal(400, "odd", f"asks for a certificate that it cannot have: {problem}", site) from problem
+        if made is None:
+            raise Refusal(404, "by hand", "needs a new certificate: have it send a request (polysite site renew)", site)
+        return made
+
+    def note_expiry(self, site: str, end: datetime) -> None:
+        """Record once a day that the certificate of a site expires soon."""
+        today = datetime.now(UTC)
+        if end - today < SOON and self._noted_expiry.get(site) != today.date():
+            self._noted_expiry[site] = today.date()
+            self.note(f"its certificate expires on {end:%Y-%m-%d}", None, site)
 
     # storage
 

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import uvicorn  # isort: skip  # from here on: dependencies of Flower
@@ -171,6 +172,8 @@ class Connection(HttpToolsProtocol):
         self._wait()
         name = _name(transport)
         self._site = name if name in self.app.callers else ""
+        if self._site and (end := _expiry(transport)) is not None:
+            self.app.note_expiry(self._site, end)
         self._mine = self.app.callers[self._site]
         self._mine[self] = None
         if len(self._mine) > MAX_CONNECTIONS:  # the oldest gives way: it may be a broken connection
@@ -284,6 +287,13 @@ class _Receiver(asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """Close the connection."""
+
+
+def _expiry(transport: asyncio.Transport) -> datetime | None:
+    """Return when the client certificate expires."""
+    shown = transport.get_extra_info("peercert") or {}
+    end = shown.get("notAfter")
+    return None if end is None else datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
 
 
 def _name(transport: asyncio.Transport) -> str:
