@@ -271,7 +271,8 @@ class SiteConfig:
         data = self.data.get("path")
         if data is not None and not Path(data).exists():
             raise ConfigError(f"{self.path}: [data] path = {data!r} does not exist; name this hospital's cases")
-        return (*remarks, *policy.remarks, *_exposed([self.key]))
+        login = [self.proxy.file] if self.proxy and self.proxy.file else []
+        return (*remarks, *policy.remarks, *_exposed([self.key, *login]))
 
 
 def init(

@@ -27,12 +27,14 @@ class Proxy:
         port: Port of the proxy.
         login: user:password, or empty; never printed.
         ca: Certificate of the proxy's own authority, if it opens TLS.
+        file: File that the login is from.
     """
 
     host: str
     port: int
     login: str = field(default="", repr=False)
     ca: Path | None = None
+    file: Path | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -57,7 +59,8 @@ class Proxy:
         ca = home / Path(given["ca"]).expanduser() if "ca" in given else None
         if ca is not None and not ca.is_file():
             raise ConfigError(f"[proxy] ca = {given['ca']!r} does not exist; name the certificate of its authority")
-        return cls(host, port, _login(home / Path(given["login"]).expanduser() if "login" in given else None), ca)
+        file = home / Path(given["login"]).expanduser() if "login" in given else None
+        return cls(host, port, _login(file), ca, file)
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -4,18 +4,24 @@ import secrets
 import socket
 import ssl
 import threading
+import zipfile
 from base64 import b64encode
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
+from polysite.deploy import enrolment
+from polysite.deploy import project as projects
+from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.flower import gateway
 from polysite.deploy.flower.client import Lost, Refused
 from polysite.deploy.flower.gateway import Pace
+from polysite.deploy.project import SiteConfig
 from polysite.deploy.proxy import Proxy
 from polysite.deploy.site import courier
 from slow_link import SlowLink
-from wire_ends import HEADER, Consortium, collected, empty, exchange, received
+from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
 
 SLOW, DELAY = 256e3 / 8, 0.3  # 256 kbit/s, 300 ms
 SIZE = 80 << 10  # bytes of a small model: two and a half seconds each way
@@ -240,6 +246,43 @@ def test_a_forged_coordinator_is_refused_with_one_sentence_and_the_real_one_foun
         assert len(said) == 1 and "is not this consortium's coordinator" in said[0] and "trying again" in said[0]
         assert pauses == sorted(pauses) and pauses[0] < 1 and pauses[-1] == 60.0
         exchange(link, north, size=1000)
+
+
+def test_a_courier_outlives_a_forged_coordinator(consortium, tmp_path, monkeypatch):
+    """All of ``polysite site run`` but its worker: an impostor at the address, then the real coordinator."""
+    said, stopped = [], threading.Event()
+
+    class Resident:
+        words, incidents = "no cases", []
+
+        def __init__(self, site, say):
+            self.line, self.tell = (lambda: None), say
+
+        def stop(self):
+            stopped.set()
+
+    project = projects.init(tmp_path / "p", ["north"], "localhost:9443")
+    with zipfile.ZipFile(project.archive("north")) as archive:
+        archive.extractall(tmp_path / "n")
+    monkeypatch.setattr(courier, "WorkerProcess", Resident)
+    monkeypatch.setattr(courier, "MAX_PAUSE", {False: 0.1, True: 0.1})
+    with impostor(consortium) as forged, SlowLink(forged) as way:
+        site = replace(SiteConfig.load(tmp_path / "n"), server=f"localhost:{way.port}")
+        threading.Thread(target=courier.run, args=(site, said.append), daemon=True).start()
+        until(lambda: any("is not this consortium's coordinator" in what for what in said))
+        with coordinator.listening(replace(project, port=0)) as link:
+            way.far = link.port
+            until(lambda: "north" in link.online())
+            way.far = forged
+            way.cut()
+            until(lambda: any("connection was lost" in what for what in said))
+            way.far = link.port
+            until(lambda: any("again" in what for what in said[-1:]))
+            assert not stopped.is_set()
+            assert sum("is not this consortium's coordinator" in what for what in said) <= 2  # once for each time
+            enrolment.revoke(project.folder, "north")  # it goes on trying, and does nothing any more
+            until(lambda: any("has revoked this site's key" in what for what in said))
+        assert not stopped.is_set()
 
 
 def test_a_forged_coordinator_in_the_middle_of_a_study_ends_nothing(consortium, link):
