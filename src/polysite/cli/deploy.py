@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -165,6 +165,55 @@ def run(
             done = coordinator.run(
                 study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait, track=tracked
             )
+    _publish(done, quiet, as_json)
+
+
+@coordinator.command()
+def retrain(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a deployed run.")],
+    without: Annotated[list[str], typer.Option(metavar="NAME", help="A hospital to leave out; once for each.")],
+    project: Project = HERE,
+    out: Annotated[Path | None, typer.Option(help="The new run folder; one below runs/ by default.")] = None,
+    deadline: Deadline = None,
+    wait: Wait = 60.0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Repeat a study from its beginning without some hospitals, for instance those that have left."""
+    from polysite.deploy.coordinator import run as coordinator
+    from polysite.deploy.coordinator.roster import Deadlines
+    from polysite.deploy.project import Project as Loaded
+
+    found = Loaded.load(project)
+    deadlines = Deadlines(quorum=found.min_sites, deadline=deadline or found.deadline)
+    stoppable()
+    with coordinator.listening(found) as link, watching(quiet, as_json) as watch:
+        done = coordinator.retrain(run_folder, without, link, found.sites, out, watch, deadlines=deadlines, wait=wait)
+    _publish(done, quiet, as_json)
+
+
+@coordinator.command("leave")
+def accept_leave(
+    statement: Annotated[Path, typer.Argument(metavar="STATEMENT", help="What a hospital sent: its NAME.leave.")],
+    project: Project = HERE,
+    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the run folders are.")] = Path("runs"),
+) -> None:
+    """Let a hospital leave: delete what is kept of it alone, and list what remains of it in every run."""
+    from polysite.deploy import leaving
+
+    said, found = leaving.accept(project, statement, runs)
+    for remains in found:
+        print("\n".join(leaving.sentences(remains)))
+        print(f"  to repeat it: polysite deploy retrain {remains.run} --without {said.site!r} --project {project}")
+    print(f"{said.site} has left {len(found)} runs below {runs}; each has the list as left.json.")
+    if said.cases:
+        print(f"Withdrawn cases, by their pseudonyms: {', '.join(said.cases)}")
+    if said.federation:
+        print("Its key is revoked: a running server refuses its next message.")
+
+
+def _publish(done: Any, quiet: bool, as_json: bool) -> None:
+    """Print the result of a run and write its page."""
     if as_json:
         print(json.dumps({"run": str(done.folder.path), **done.result.plain()}))
     from polysite import config as configuration
@@ -236,6 +285,35 @@ def renew_certificate(site: Site = HERE) -> None:
     request, _ = enrolment.renew(site)
     print(f"Send it to the coordinator: {request}")
     print(f"With the certificate that comes back: polysite site install CERTIFICATE {site}")
+
+
+@hospital.command("leave")
+def leave(
+    site: Site = HERE,
+    study: Annotated[str, typer.Option(metavar="STUDY", help="Only this study, as 'polysite site log' names it.")] = "",
+) -> None:
+    """Leave the federation, or a study: delete this hospital's memories and models, and write a signed statement."""
+    from polysite.deploy import leaving
+
+    _show_left(leaving.leave(site, study))
+
+
+@hospital.command("withdraw")
+def withdraw(
+    case: Annotated[str, typer.Argument(metavar="CASE", help="Name of the case in your data.")],
+    site: Site = HERE,
+) -> None:
+    """Withdraw a case: no later study sees it, and all studies so far are left."""
+    from polysite.deploy import leaving
+
+    _show_left(leaving.withdraw(site, case))
+
+
+def _show_left(done: Any) -> None:
+    for total in done.sent:
+        print(f"{total.study}  {total.kind}: {total.requests} asked, {total.bytes} bytes had left")
+    print(f"Memories and models of {len(done.statement.studies)} studies were deleted here; the audit log was kept.")
+    print(f"Send it to the coordinator, who lists what remains of this hospital: {done.path}")
 
 
 def stoppable() -> None:

@@ -24,6 +24,7 @@ from polysite.deploy import certificates, enrolment
 from polysite.deploy.flower.client import Fleet, Incoming, Lost
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ipc
+from polysite.deploy.site.withdrawn import LEFT
 from polysite.errors import PayloadError, PolysiteError, RunError, shown
 from polysite.own_process import worker_command
 from polysite.storage import write_file
@@ -141,6 +142,8 @@ class WorkerProcess:
 
 def run(site: SiteConfig, say: Say) -> None:
     """Serve requests until interrupted."""
+    if (site.state / LEFT).exists():
+        raise RunError(f"this hospital has left the federation; to take part again, delete {site.state / LEFT}")
     site.state.mkdir(parents=True, exist_ok=True)
     site.state.chmod(0o700)
     with _alone(site.state) as killed:
