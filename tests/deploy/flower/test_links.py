@@ -14,7 +14,7 @@ import pytest
 from polysite.deploy import enrolment
 from polysite.deploy import project as projects
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.flower import gateway
+from polysite.deploy.flower import gateway, messages
 from polysite.deploy.flower.client import Lost, Refused
 from polysite.deploy.flower.gateway import Pace
 from polysite.deploy.project import SiteConfig
@@ -105,6 +105,53 @@ def test_a_download_that_is_cut_goes_on_where_it_was(consortium, link):
         timer.join()
         assert slow.carried["down"] - before < 9.5 * SIZE
         link.forget([sent])
+    assert empty(link)
+
+
+def test_a_download_goes_on_after_the_site_gave_up(consortium, link, monkeypatch):
+    monkeypatch.setattr(messages, "CHUNK", SIZE)
+    with SlowLink(link.port, 20 * SLOW) as slow, consortium.fleet(slow, "north", patience=0.1) as north:
+        north.connect()
+        token, body, before = link.online(), secrets.token_bytes(8 * SIZE), slow.carried["down"]
+        sent = link.send("north", HEADER, body, 60, "1")
+
+        def break_it():
+            slow.far = 1  # nobody listens there
+            slow.cut()
+
+        timer = threading.Timer(0.8, break_it)
+        timer.start()
+        with pytest.raises(Lost):
+            received(north)
+        timer.join()
+        slow.far = link.port
+        north.connect()
+        assert received(north).body == body and link.online() == token
+        assert slow.carried["down"] - before < 9.5 * SIZE
+        link.forget([sent])
+    assert empty(link)
+
+
+def test_a_request_whose_receipt_was_confirmed_into_a_cut_is_not_lost(consortium, link):
+    """The coordinator takes it for received and would not send it again."""
+    with consortium.fleet(link, "north", patience=0.1) as north:
+        north.connect()
+        confirm = north._client.ConfirmMessageReceived
+
+        def cut(request):
+            confirm(request)
+            raise ConnectionResetError
+
+        north._client.ConfirmMessageReceived = cut
+        sent = link.send("north", HEADER, b"abc", 60, "1")
+        with pytest.raises(Lost):
+            received(north)
+        north._client.ConfirmMessageReceived = confirm
+        north.connect()
+        asked = received(north)
+        assert asked.body == b"abc" and north.answer(asked, {}, b"def")
+        assert collected(link, sent)[0].body == b"def"
+        assert north.receive() is None
     assert empty(link)
 
 
@@ -272,7 +319,7 @@ def test_a_courier_outlives_a_forged_coordinator(consortium, tmp_path, monkeypat
         until(lambda: any("is not this consortium's coordinator" in what for what in said))
         with coordinator.listening(replace(project, port=0)) as link:
             way.far = link.port
-            until(lambda: "north" in link.online())
+            until(lambda: "north" in link.online() and any("waiting to be asked" in what for what in said))
             way.far = forged
             way.cut()
             until(lambda: any("connection was lost" in what for what in said))

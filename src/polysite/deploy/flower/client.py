@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from types import MappingProxyType
@@ -144,6 +144,8 @@ class Fleet:
         self._pulse: threading.Thread | None = None
         self._node: Node | None = None
         self._outgoing: _Outgoing | None = None  # a response that may have to be uploaded further
+        self._arriving: _Arriving | None = None  # a request that may have to be downloaded further
+        self._unconfirmed: tuple[ConfirmMessageReceivedRequest, Incoming | PayloadError] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +160,9 @@ class Fleet:
             if self._node is not None and self._still_known():
                 return
             activation = ActivateNodeRequest(public_key=self._public, heartbeat_interval=self._heartbeat)
-            self._node = Node(node_id=self._client.ActivateNode(activation).node_id)
+            node = Node(node_id=self._client.ActivateNode(activation).node_id)
+            if node != self._node:  # another start of the coordinator
+                self._node, self._arriving, self._unconfirmed = node, None, None
         except httpx.HTTPStatusError as problem:
             raise self._refusal(problem.response) from problem
         except TROUBLE as problem:
@@ -170,9 +174,12 @@ class Fleet:
     def receive(self, seconds: int = 0) -> Incoming | None:
         """Return the next request, if one is there or comes within so many seconds.
 
-        ``Lost`` after ``patience`` seconds without a connection.
+        ``Lost`` after ``patience`` seconds without a connection. After ``connect``, the next call goes on where this one
+        ended.
         """
         node = self._connected()
+        if self._unconfirmed is not None:
+            return self._confirm(*self._unconfirmed)
         parts: list[Buffer] = [PullMessagesRequest(node=node).SerializeToString()]
         held = {WAIT: str(seconds)}
         answer = self._call(lambda each: self._post("pull-messages", each, headers=held), parts, self._patience)
@@ -181,44 +188,46 @@ class Fleet:
             return None
         message, tree = message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
         run, name = message.metadata.run_id, message.metadata.message_id
-        problem: PayloadError | None = None
+        outcome: Incoming | PayloadError
         try:
-            contents, joined = self._objects(node, run, tree)
+            whole = inflate(name, *self._objects(node, run, tree))
+            outcome = Incoming(*unpack(whole.content), remove_content_from_message(whole))
         except _Unwanted:
             return None
-        except PayloadError as found:  # received nevertheless: it would come again
-            problem = found
-        received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
-        self._call(self._client.ConfirmMessageReceived, received, self._patience)
-        if problem is not None:
-            raise problem
-        message = inflate(name, contents, self._limit, joined)
-        header, body = unpack(message.content)
-        return Incoming(header, body, remove_content_from_message(message))
+        except PayloadError as problem:  # received nevertheless: it would come again
+            outcome = problem
+        self._arriving = None
+        self._unconfirmed = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name), outcome
+        return self._confirm(*self._unconfirmed)
 
-    def _objects(self, node: Node, run: int, tree: ObjectTree) -> tuple[dict[str, Content], dict[str, memoryview]]:
-        """Return the objects of a message, without the chunks of its arrays, and the data of the arrays.
+    def _confirm(self, request: ConfirmMessageReceivedRequest, outcome: "Incoming | PayloadError") -> Incoming:
+        """Confirm that a message was received, and return it, or raise what is wrong with it."""
+        self._call(self._client.ConfirmMessageReceived, request, self._patience)
+        self._unconfirmed = None
+        if isinstance(outcome, PayloadError):
+            raise outcome
+        return outcome
 
-        Chunks are received in the place where they belong.
+    def _objects(self, node: Node, run: int, tree: ObjectTree) -> tuple[dict[str, Content], int, dict[str, memoryview]]:
+        """Return the objects of a message, without the chunks of its arrays, the limit of its size, and the data of the
+        arrays.
+
+        Chunks are received in the place where they belong. What came before the connection was lost is not pulled again.
         """
+        if self._arriving is None or self._arriving.name != tree.object_id:
+            self._arriving = _Arriving(tree.object_id)
+        came = self._arriving
         leaves = {each.object_id: not each.children for each in iterate_object_tree(tree)}
+
+        def pull(name: str) -> None:
+            came.contents[name] = self._pull(node, run, name)
+
         inner = [name for name, leaf in leaves.items() if not leaf]
-        contents: dict[str, Content] = dict(
-            zip(inner, self._all(lambda name: self._pull(node, run, name), inner), strict=True)
-        )
-        joined: dict[str, memoryview] = {}
-        slots: dict[str, list[memoryview]] = {}
-        limit = self._limit
-        for name in inner:
-            if found := array_chunks(contents[name], limit):  # type: ignore[arg-type]
-                size, places = found
-                joined[name], limit = room(size), limit - size
-                for chunk, each in places.items():
-                    slots.setdefault(chunk, []).extend(joined[name][place] for place in each)
-        self._all(lambda name: self._pull_chunk(node, run, name, slots[name]), slots)
-        rest = [name for name, leaf in leaves.items() if leaf and name not in slots]
-        contents.update(zip(rest, self._all(lambda name: self._pull(node, run, name), rest), strict=True))
-        return contents, joined
+        self._all(pull, [name for name in inner if name not in came.contents])
+        came.reserve(inner, self._limit)
+        self._all(lambda name: self._pull_chunk(node, run, name, came.slots[name], came), came.missing())
+        self._all(pull, [n for n, leaf in leaves.items() if leaf and n not in came.slots and n not in came.contents])
+        return came.contents, self._limit, came.joined
 
     def answer(
         self, incoming: Incoming, header: Mapping[str, Header], body: Buffer = b"", *, patience: float = 120.0
@@ -357,11 +366,14 @@ class Fleet:
                 raise _Unwanted
             self._closing.wait(0.05)
 
-    def _pull_chunk(self, node: Node, run: int, name: str, slots: Sequence[memoryview]) -> None:
+    def _pull_chunk(
+        self, node: Node, run: int, name: str, slots: Sequence[memoryview], came: "_Arriving | None" = None
+    ) -> None:
         """Receive a chunk in the places where it belongs."""
         if len(set(map(len, slots))) > 1:
             raise PayloadError("what arrived is not a message: a chunk has places of different size in two arrays")
-        if self._pull(node, run, name, Slot(slots[0])):
+        slot = Slot(slots[0]) if came is None else came.parts.setdefault(name, Slot(slots[0]))
+        if self._pull(node, run, name, slot):
             raise PayloadError(f"what arrived is not a message: a chunk has not the {len(slots[0])} bytes of its place")
         for other in slots[1:]:
             other[:] = slots[0]
@@ -455,6 +467,33 @@ class Fleet:
 
 class _Unwanted(Exception):
     """The coordinator no longer wants the response."""
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A message of which a part has come: its objects, and the places of its chunks."""
+
+    name: str
+    contents: dict[str, Content] = field(default_factory=dict)
+    joined: dict[str, memoryview] = field(default_factory=dict)  # data of arrays
+    slots: dict[str, list[memoryview]] = field(default_factory=dict)  # places of chunks
+    parts: dict[str, Slot] = field(default_factory=dict)  # how much of a chunk has come
+
+    def reserve(self, inner: Iterable[str], limit: int) -> None:
+        """Reserve memory for the data of all arrays."""
+        limit -= sum(map(len, self.joined.values()))
+        for name in inner:
+            if name not in self.joined and (found := array_chunks(self.contents[name], limit)):  # type: ignore[arg-type]
+                size, places = found
+                self.joined[name], limit = room(size), limit - size
+                for chunk, each in places.items():
+                    self.slots.setdefault(chunk, []).extend(self.joined[name][place] for place in each)
+
+    def missing(self) -> list[str]:
+        """Return the chunks that have not come completely."""
+        return [
+            name for name in self.slots if name not in self.parts or self.parts[name].filled < len(self.parts[name])
+        ]
 
 
 @dataclass(frozen=True, slots=True)
