@@ -174,8 +174,8 @@ class Fleet:
     def receive(self, seconds: int = 0) -> Incoming | None:
         """Return the next request, if one is there or comes within so many seconds.
 
-        ``Lost`` after ``patience`` seconds without a connection. After ``connect``, the next call goes on where this one
-        ended.
+        ``Lost`` after ``patience`` seconds without a connection. After ``connect``, the next call goes on where this
+        one ended.
         """
         node = self._connected()
         if self._unconfirmed is not None:
@@ -212,7 +212,7 @@ class Fleet:
         """Return the objects of a message, without the chunks of its arrays, the limit of its size, and the data of the
         arrays.
 
-        Chunks are received in the place where they belong. What came before the connection was lost is not pulled again.
+        Chunks are received in the place where they belong. What came before a connection was lost is not pulled again.
         """
         if self._arriving is None or self._arriving.name != tree.object_id:
             self._arriving = _Arriving(tree.object_id)
