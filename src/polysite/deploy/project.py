@@ -262,6 +262,13 @@ class SiteConfig:
     def _check_files(self, now: datetime) -> tuple[str, ...]:
         require()
         policy = SitePolicy.load(self.policy)  # refuses a faulty one
+        if not self.key.exists():
+            raise DataError(f"{self.key} is missing; 'polysite site enrol' makes a key and a request for a certificate")
+        if not self.certificate.exists():
+            raise DataError(
+                f"the certificate {self.certificate} is missing; send the request of 'polysite site enrol' to the "
+                "coordinator, and install what comes back: 'polysite site install'"
+            )
         certificate, remarks = verified(self.certificate, self.key, self.ca, now)
         owner = common_name(certificate)
         if owner != self.name:
@@ -609,6 +616,10 @@ ca = "ca.crt"  # authority that signed the server's certificate
 policy = "policy.toml"  # what this hospital allows; yours to change
 state = "state"  # folder of everything that stays here: the audit log, the memory between rounds, the models
 device = "auto"  # "auto", "cpu", "cuda", or "cuda:1" for a second GPU
+
+# If this computer connects out through a proxy only: remove the # of these lines (docs/hospital.md has the others).
+# [proxy]
+# url = "http://proxy.example.org:3128"
 
 # This hospital's cases. They are opened here and never leave. Remove the # in one of the two examples.
 [data]

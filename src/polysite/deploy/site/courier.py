@@ -182,12 +182,12 @@ def _serve(site: SiteConfig, worker: WorkerProcess, say: Say) -> None:
 
 def _renew(site: SiteConfig, fleet: Fleet, say: Say) -> None:
     """Warn before the certificate expires, and get a new one where the coordinator signs by itself."""
-    end = certificates.expiry(site.certificate)
-    if end - datetime.now(UTC) > certificates.SOON:
-        return
-    say(f"the certificate of this site expires on {end:%Y-%m-%d}; asking for a new one")
-    made = fleet.renew(certificates.signing_request(site.name, certificates.read_key(site.key)))
     try:
+        end = certificates.expiry(site.certificate)
+        if end - datetime.now(UTC) > certificates.SOON:
+            return
+        say(f"the certificate of this site expires on {end:%Y-%m-%d}; asking for a new one")
+        made = fleet.renew(certificates.signing_request(site.name, certificates.read_key(site.key)))
         if made is None:
             say("the coordinator signs by hand: run 'polysite site renew' and send it the request")
             return
@@ -197,8 +197,10 @@ def _renew(site: SiteConfig, fleet: Fleet, say: Say) -> None:
         fresh.unlink()
         fleet.use(site.certificate, site.key)
         say(f"the certificate was renewed; it expires on {end:%Y-%m-%d}")
-    except PolysiteError as problem:
-        say(f"the new certificate cannot be used: {problem}")
+    except Lost:
+        raise
+    except PolysiteError as problem:  # it is tried again tomorrow
+        say(f"the certificate was not renewed: {problem}")
 
 
 def _turn(fleet: Fleet, worker: WorkerProcess, say: Say) -> bool:
