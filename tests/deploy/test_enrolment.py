@@ -219,6 +219,12 @@ def test_a_certificate_is_renewed_before_it_expires_and_both_sides_are_warned(tm
         assert link.incidents() == []
 
 
+def test_the_page_of_a_study_warns_of_a_server_certificate_that_expires(tmp_path):
+    made = projects.init(tmp_path / "p", ["north"], f"localhost:{free_port()}", days=5)
+    with coordinator.listening(made) as link:
+        assert any("server.crt expires on" in incident["what"] for incident in link.incidents())
+
+
 def test_a_renewal_is_only_for_the_own_name_and_key(tmp_path):
     with running(tmp_path) as (_, site, link, north):
         for request in (other_request(tmp_path, "north"), other_request(tmp_path, "server")):

@@ -59,6 +59,9 @@ def listening(project: Project) -> Iterator[Link]:
         revoked=project.revoked,
         renewal=lambda site, request: enrolment.renewed_certificate(project.folder, site, request),
     ) as link:
+        for remark in project.remarks:
+            if "expires on" in remark:
+                link.note(remark)
         yield link
 
 

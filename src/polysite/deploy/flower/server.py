@@ -190,6 +190,10 @@ class Link:
             if site := self._sent.pop(each, None):
                 self._guard.rest(site)
 
+    def note(self, what: str) -> None:
+        """Record an incident of the coordinator itself."""
+        self._guard.note(what, None)
+
     def incidents(self) -> list[dict[str, Any]]:
         """Return the refusals since the last call, each with its time, reason, sender address, site and count."""
         return self._guard.incidents()
