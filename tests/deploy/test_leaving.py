@@ -15,6 +15,7 @@ from polysite.deploy.project import Project, SiteConfig
 from polysite.deploy.site import courier, ledger
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
+from polysite.engines.run_folder import RunFolder
 from polysite.errors import DataError, RunError
 from polysite.payload import Payload
 
@@ -69,8 +70,9 @@ def test_a_hospital_leaves_and_what_remains_of_it_is_listed(place):
     assert json.loads((run / "left.json").read_text())[0]["rounds"] == [1, 2]
     assert any("was merged into rounds 1-2" in line for line in leaving.sentences(found))
     assert Project.load(place / "project").invited == ("c",)  # its key is revoked
-    with pytest.raises(DataError, match="has no key in this project"):
+    with RunFolder.open(run).alone(), pytest.raises(RunError, match="is in use"):
         leaving.accept(place / "project", done.path, place / "runs")
+    assert leaving.accept(place / "project", done.path, place / "runs")[1] == [found]  # it can be repeated
 
 
 def test_a_study_is_repeated_without_a_hospital_as_if_it_had_never_been_there(place, tmp_path):

@@ -28,6 +28,7 @@ from typing import Any
 from polysite.deploy.certificates import read_key, require
 from polysite.deploy.enrolment import revoke
 from polysite.deploy.project import Project, SiteConfig
+from polysite.deploy.revocations import der, keys_of
 from polysite.deploy.site import ledger
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.withdrawn import LEFT, withdraw_case, withdrawn_cases
@@ -197,27 +198,23 @@ def _signed(statement: Statement, key: Any) -> str:
 
 
 def accept(folder: Path, path: Path, runs: Path) -> tuple[Statement, list[Remains]]:
-    """Carry out the statement of a hospital that leaves: in all runs below ``runs`` that it concerns, delete what is
-    of this hospital alone, and list what remains. Its key is revoked if it leaves the federation."""
+    """Carry out the statement of a hospital that leaves: revoke its key if it leaves the federation; in all runs below
+    ``runs`` that it concerns, delete what is of this hospital alone, and list what remains. It can be repeated."""
     require()
     project = Project.load(folder, check=False)
     statement = read_statement(path, project)
+    if statement.federation and statement.site in project.sites:
+        revoke(folder, statement.site)
     found = []
     for run in concerned(runs, statement):
         with run.alone():
             found.append(clear(run, statement.site, statement.time))
-    if statement.federation:
-        revoke(folder, statement.site)
     return statement, found
 
 
 def read_statement(path: Path, project: Project) -> Statement:
-    """Read and verify a statement."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
+    """Read a statement, and verify that the hospital signed it: with its key, or with one that was revoked if it has no
+    other."""
     try:
         if path.stat().st_size > MAX_STATEMENT:
             raise ValueError("it is too long")
@@ -230,14 +227,26 @@ def read_statement(path: Path, project: Project) -> Statement:
         statement = Statement(str(given["site"]), studies, given["federation"] is True, cases, str(given["time"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise DataError(f"{path} is not a statement of 'polysite site leave': {shown(problem, 100)}") from problem
-    if statement.site not in project.sites:
-        raise DataError(f"{path} is of {shown(statement.site, 64)!r}, which has no key in this project")
-    key = load_pem_public_key(project.sites[statement.site])
-    try:
-        key.verify(signature, text.encode(), ec.ECDSA(hashes.SHA384()))  # type: ignore[union-attr,call-arg,arg-type]
-    except InvalidSignature as problem:
-        raise DataError(f"{path} was not signed with the key of {statement.site}, or was changed since") from problem
+    site = statement.site
+    keys = [der(project.sites[site])] if site in project.sites else keys_of(project.revoked, site)
+    if not keys:
+        raise DataError(f"{path} is of {shown(site, 64)!r}, which has no key in this project")
+    if not any(_is_signed(key, text, signature) for key in keys):
+        raise DataError(f"{path} was not signed with the key of {site}, or was changed since")
     return statement
+
+
+def _is_signed(key: bytes, text: str, signature: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+    try:
+        load_der_public_key(key).verify(signature, text.encode(), ec.ECDSA(hashes.SHA384()))  # type: ignore[union-attr,call-arg,arg-type]
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def concerned(runs: Path, statement: Statement) -> Iterator[RunFolder]:

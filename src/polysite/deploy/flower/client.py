@@ -273,7 +273,8 @@ class Fleet:
         """Push a chunk; after a cut, only what has not arrived. Return whether it was stored."""
         data = memoryview(leaving.chunk(name).data)
         front = _named(request, name).SerializeToString()
-        arrived, certain = 0, True
+        arrived, certain = 0, name not in leaving.tried
+        leaving.tried.add(name)
 
         def push(start: int, rest: memoryview) -> tuple[int, bool]:
             headers = {OBJECT: name, PART: f"{start} {len(rest)} {len(data)}"}
@@ -504,6 +505,7 @@ class _Outgoing:
     message: Message
     tree: ObjectTree
     objects: Mapping[str, Any]
+    tried: set[str] = field(default_factory=set)  # chunks of which a part may have arrived
 
     @classmethod
     def pack(cls, incoming: Incoming, header: Mapping[str, Header], body: Buffer) -> "_Outgoing":
