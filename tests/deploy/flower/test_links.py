@@ -15,7 +15,7 @@ from polysite.deploy import enrolment
 from polysite.deploy import project as projects
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.flower import gateway, messages
-from polysite.deploy.flower.client import Lost, Refused
+from polysite.deploy.flower.client import Fleet, Lost, Refused
 from polysite.deploy.flower.gateway import Pace
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.proxy import Proxy
@@ -210,12 +210,13 @@ class Interceptor(SlowLink):
     def __enter__(self):
         self.near = tls_listener(self.consortium, "intercepting")
         self.far_port, self.far = self.far, self.near.getsockname()[1]
-        threading.Thread(target=self.serve, daemon=True).start()
+        self.serving = threading.Thread(target=self.serve, daemon=True)
+        self.serving.start()
         return super().__enter__()
 
     def __exit__(self, *_):
         super().__exit__()
-        self.near.close()
+        stop(self.near, self.serving)
 
     def serve(self):
         with suppress(OSError, ValueError):
@@ -275,7 +276,15 @@ def impostor(consortium):
     try:
         yield listener.getsockname()[1]
     finally:
-        listener.close()
+        stop(listener, thread)
+
+
+def stop(listener, thread):
+    """Close a listener that a thread waits at."""
+    with suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    listener.close()
 
 
 def test_a_forged_coordinator_is_refused_with_one_sentence_and_the_real_one_found_again(consortium, link, monkeypatch):
@@ -308,6 +317,14 @@ def test_a_courier_outlives_a_forged_coordinator(consortium, tmp_path, monkeypat
         def stop(self):
             stopped.set()
 
+    class Ending(Fleet):
+        def connect(self):
+            if over.is_set():
+                raise SystemExit  # the order of the hospital
+            super().connect()
+
+    over = threading.Event()
+    monkeypatch.setattr(courier, "Fleet", Ending)
     project = projects.init(tmp_path / "p", ["north"], "localhost:9443")
     with zipfile.ZipFile(project.archive("north")) as archive:
         archive.extractall(tmp_path / "n")
@@ -315,7 +332,13 @@ def test_a_courier_outlives_a_forged_coordinator(consortium, tmp_path, monkeypat
     monkeypatch.setattr(courier, "MAX_PAUSE", {False: 0.1, True: 0.1})
     with impostor(consortium) as forged, SlowLink(forged) as way:
         site = replace(SiteConfig.load(tmp_path / "n"), server=f"localhost:{way.port}")
-        threading.Thread(target=courier.run, args=(site, said.append), daemon=True).start()
+
+        def run():
+            with suppress(SystemExit):
+                courier.run(site, said.append)
+
+        running = threading.Thread(target=run, daemon=True)
+        running.start()
         until(lambda: any("is not this consortium's coordinator" in what for what in said))
         with coordinator.listening(replace(project, port=0)) as link:
             way.far = link.port
@@ -330,6 +353,9 @@ def test_a_courier_outlives_a_forged_coordinator(consortium, tmp_path, monkeypat
             enrolment.revoke(project.folder, "north")  # it goes on trying, and does nothing any more
             until(lambda: any("has revoked this site's key" in what for what in said))
         assert not stopped.is_set()
+        over.set()
+        running.join()
+        assert stopped.is_set()
 
 
 def test_a_forged_coordinator_in_the_middle_of_a_study_ends_nothing(consortium, link):

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn  # isort: skip  # from here on: dependencies of Flower
@@ -130,8 +131,14 @@ class Server(uvicorn.Server):
                 self.guard.note("too many callers at once", address)
             task = loop.create_task(self._greet(caller, address))
             self.greetings[task] = None
-            task.add_done_callback(lambda done: self.greetings.pop(done, None))
+            task.add_done_callback(partial(self._dismiss, caller))
             await asyncio.sleep(0)  # other tasks get their turn, however many clients wait
+
+    def _dismiss(self, caller: socket.socket, greeting: asyncio.Task[None]) -> None:
+        """Forget a handshake that is over; one that was cancelled may not even have begun."""
+        self.greetings.pop(greeting, None)
+        if greeting.cancelled():
+            caller.close()
 
     async def _greet(self, caller: socket.socket, address: Any) -> None:
         """Perform the TLS handshake, which requires a certificate of the federation's CA."""
