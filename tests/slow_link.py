@@ -64,9 +64,9 @@ class SlowLink:
         """Break all connections; what is on its way is lost. New ones can be made."""
         self.loop.call_soon_threadsafe(self._cut)
 
-    def cut_after(self, up):
-        """Break all connections when so many more bytes have gone up."""
-        self.cut_at = self.carried["up"] + up
+    def cut_after(self, count, way="up", far=None):
+        """Break all connections when so many more bytes have gone over; then lead to another port, if one is given."""
+        self.cut_at = way, self.carried[way] + count, self.far if far is None else far
 
     def _cut(self):
         for writer in self.ends:
@@ -121,6 +121,6 @@ class SlowLink:
                 return
             writer.write(data)
             self.carried[way] += len(data)
-            if way == "up" and self.cut_at is not None and self.carried["up"] >= self.cut_at:
-                self.cut_at = None
+            if self.cut_at is not None and way == self.cut_at[0] and self.carried[way] >= self.cut_at[1]:
+                self.far, self.cut_at = self.cut_at[2], None
                 self._cut()

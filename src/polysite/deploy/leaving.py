@@ -255,7 +255,7 @@ def concerned(runs: Path, statement: Statement) -> Iterator[RunFolder]:
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
             study, sites = str(known["study"]), set(known["sites"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         if statement.site in sites and (study in statement.studies or statement.federation):
             yield RunFolder.open(file.parent)
