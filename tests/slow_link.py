@@ -26,7 +26,7 @@ class SlowLink:
         self.free = {"up": 0.0, "down": 0.0}  # when the link is free again
         self.carried = {"up": 0, "down": 0}  # bytes that came out at the other end
         self.asked = []  # tunnels that were asked for
-        self.ends, self.cut_at = set(), None
+        self.ends, self.cut_at, self.connections = set(), None, 0
 
     def __enter__(self):
         self.loop, ready = asyncio.new_event_loop(), threading.Event()
@@ -75,6 +75,7 @@ class SlowLink:
 
     async def _accept(self, reader, writer):
         self.ends.add(writer)
+        self.connections += 1
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             if self.login is not None and not await self._tunnel(reader, writer):
                 return

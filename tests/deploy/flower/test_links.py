@@ -46,6 +46,7 @@ def test_a_model_goes_over_a_link_of_256_kbit_with_300_ms_there_and_back(consort
     with SlowLink(link.port, SLOW, DELAY) as slow, consortium.fleet(slow, "north", timeout=3.0) as north:
         north.connect()
         exchange(link, north, size=size)
+        assert slow.connections <= 4  # one a thread: none was given up
         assert size < slow.carried["up"] < 1.3 * size and size < slow.carried["down"] < 1.3 * size
     assert link.incidents() == [] and empty(link)
 
