@@ -113,7 +113,7 @@ def free_port():
 
 def consortium(folder, names, *, policy=None, host="localhost"):
     """A project and the unpacked archive of every hospital; small enough for drawn patients."""
-    made = projects.init(folder / "project", names, f"{host}:{free_port()}")
+    made = projects.init(folder / "project", names, f"{host}:{free_port()}", local=True)
     for name in names:
         with ZipFile(folder / "project" / "sites" / f"{name}.zip") as archive:
             archive.extractall(folder / name)

@@ -15,6 +15,7 @@ from polysite.config import parse, presets
 from polysite.data.federation import FEDERATIONS
 from polysite.data.layouts import LAYOUTS
 from polysite.data.manifest import read
+from polysite.deploy.proxy import Proxy
 
 README = Path(__file__).parents[1] / "README.md"
 PAGES = ("data", "algorithms", "assess", "evaluate", "cluster", "deploy", "hospital", "protection")
@@ -46,8 +47,12 @@ SHOWN = [README, DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, P
 def test_what_the_page_shows_exists(page, tmp_path):
     shown = blocks("toml", page)
     assert shown or page == PROTECTION
+    for name in ("proxy.crt", "proxy.login"):  # that a section [proxy] names
+        (tmp_path / name).write_text("USER:PASSWORD\n")
     for text in shown:
-        if "methods" in tomllib.loads(text):
+        if "proxy" in (given := tomllib.loads(text)):
+            assert Proxy.parse(given["proxy"], tmp_path)
+        elif "methods" in given:
             (tmp_path / "mine.toml").write_text(text)
             assert studies(benchmark.load(str(tmp_path / "mine.toml")), {})
         else:

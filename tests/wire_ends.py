@@ -46,7 +46,7 @@ class Consortium:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(today - datetime.timedelta(days=1))
-            .not_valid_after(today + datetime.timedelta(days=1))
+            .not_valid_after(today + datetime.timedelta(days=100))
             .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
             .add_extension(
                 x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import zipfile
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from shutil import copy
 
 import pytest
 
-from polysite.deploy.project import Project, SiteConfig, add, endpoint, init, renew
+from polysite.deploy import project as projects
+from polysite.deploy.project import Project, SiteConfig, endpoint, renew
 from polysite.deploy.site.policy import TEXT
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError
 
@@ -24,6 +26,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa  # noqa: 
 ADDRESS = "fl.example.org:9443"
 NAMES = ["north", "South 2", "c.d_e-f"]
 INSIDE = {"site.toml", "site.key", "site.crt", "ca.crt", "policy.toml", "README.md"}
+
+
+# local projects, whose archives hold keys: they differ from others only in that
+init, add = partial(projects.init, local=True), partial(projects.add, local=True)
 
 
 @pytest.fixture(scope="module")
@@ -655,6 +661,51 @@ def test_the_fingerprint_changes_with_what_the_worker_must_know(site):
         edit(site / file, "# ", "#  ")
         prints.add(SiteConfig.load(site).fingerprint)
     assert len(prints) == 3
+
+
+def proxied(site, text, login=None):
+    edit(site / "site.toml", "\n[data]", f"\n[proxy]\n{text}\n[data]")
+    if login is not None:
+        (site / "login").write_text(login)
+
+
+def test_a_site_may_connect_through_a_proxy(site, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://elsewhere:1")  # of no effect: only site.toml counts
+    assert SiteConfig.load(site).proxy is None
+    proxied(site, 'url = "http://proxy.example.org:3128"\nca = "./ca.crt"')
+    found = SiteConfig.load(site).proxy
+    assert (found.host, found.port, found.ca, found.headers) == ("proxy.example.org", 3128, site / "ca.crt", {})
+    monkeypatch.setenv("POLYSITE_PROXY_LOGIN", "north:geheim")
+    assert SiteConfig.load(site).proxy.headers == {"Proxy-Authorization": "Basic bm9ydGg6Z2VoZWlt"}
+    edit(site / "site.toml", 'ca = "./ca.crt"', 'login = "login"')
+    (site / "login").write_text("file:secret\n")
+    (site / "login").chmod(0o644)
+    found = SiteConfig.load(site)
+    assert "login can be read by others" in found.remarks[-1]
+    assert found.proxy.login == "file:secret" and "secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "text, login, said",
+    [
+        ('url = "https://proxy:1"', None, "must be http://HOST:PORT"),
+        ('url = "http://proxy"', None, "must be http://HOST:PORT"),
+        ('url = "http://proxy:99999"', None, "is not an address"),
+        ('url = "http://north:geheim@proxy:1"', None, "url holds a login"),
+        ('url = "http://proxy:1"\nca = "none.crt"', None, "does not exist"),
+        ('url = "http://proxy:1"\nlogin = "login"', "geheim", "USER:PASSWORD in one line"),
+        ('url = "http://proxy:1"\nlogin = "login"', "geheim:\nb", "USER:PASSWORD in one line"),
+        ('url = "http://proxy:1"\nlogin = "login"', None, "cannot be read"),
+        ("url = 1", None, "must be a text"),
+        ('logn = "x"', None, "did you mean 'login'"),
+        ('login = "x"', None, "has no url"),
+    ],
+)
+def test_a_proxy_that_cannot_be_meant_is_refused_without_its_login(site, text, login, said):
+    proxied(site, text, login)
+    with pytest.raises((ConfigError, DataError), match=re.escape(said)) as refused:
+        SiteConfig.load(site)
+    assert "geheim" not in str(refused.value)
 
 
 SITES = {

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +26,15 @@ Deadline = Annotated[
     typer.Option(help="Longest duration of a round in seconds; by default as in server.toml.", show_default=False),
 ]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for all sites, once there are enough.")]
+CaKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")]
+Local = Annotated[
+    bool | None,
+    typer.Option(
+        "--local/--remote",
+        help="Whether archives hold private keys, for hospitals on this computer; by default at localhost only.",
+        show_default=False,
+    ),
+]
 HERE = Path()
 
 
@@ -38,14 +47,20 @@ def init(
     ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, which signs the hospitals'.")] = None,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's own certificate.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of that certificate.")] = None,
+    local: Local = None,
 ) -> None:
-    """Make a project: certificates, keys, and an archive for every hospital."""
+    """Make a project: certificates of the server, and an archive for every hospital."""
     from polysite.deploy import project as projects
 
-    projects.init(project, site, address, ca=ca, ca_key=ca_key, certificate=certificate, key=key)
-    print(f"{project} is ready. Send every hospital its own archive, over a channel that you trust:")
+    made = projects.init(project, site, address, ca=ca, ca_key=ca_key, certificate=certificate, key=key, local=local)
+    if made.invited:
+        print(f"{project} is ready. Send every hospital its own archive; it makes its key itself and sends a request:")
+    else:
+        print(f"{project} is ready, for hospitals on this computer: their archives hold private keys.")
     for path in sorted((project / "sites").glob("*.zip")):
         print(f"  {path}")
+    if made.invited:
+        print(f"Then, for every request: polysite deploy sign REQUEST --project {project}")
     print(f"Then: polysite deploy run STUDY.toml --project {project}")
 
 
@@ -53,18 +68,50 @@ def init(
 def add(
     site: Annotated[str, typer.Argument(metavar="NAME", help="The new hospital.")],
     project: Project = HERE,
-    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")] = None,
+    ca_key: CaKey = None,
+    local: Local = None,
 ) -> None:
     """Add a hospital to a project."""
     from polysite.deploy import project as projects
 
-    print(f"Send it to {site}, over a channel that you trust: {projects.add(project, site, ca_key=ca_key)}")
+    path = projects.add(project, site, ca_key=ca_key, local=local)
+    print(f"Send it to {site}, which enrols with it: {path}")
+
+
+@coordinator.command()
+def sign(
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="What a hospital sent: its site.csr.")],
+    project: Project = HERE,
+    ca_key: CaKey = None,
+) -> None:
+    """Make the certificate of a hospital from its request."""
+    from polysite.deploy import enrolment
+
+    made = enrolment.sign(project, request, ca_key=ca_key)
+    if made.renewed:
+        print(f"The certificate of {made.name} is renewed, for the key that was known.")
+    else:
+        print(f"{made.name} is enrolled. Its key has the fingerprint {made.fingerprint}:")
+        print("compare it over the telephone before you send the certificate.")
+    print(f"Send it to {made.name}: {made.certificate}")
+
+
+@coordinator.command()
+def revoke(
+    site: Annotated[str, typer.Argument(metavar="NAME", help="The hospital.")],
+    project: Project = HERE,
+) -> None:
+    """Refuse the key of a hospital from now on; a running server does so at its next message."""
+    from polysite.deploy import enrolment
+
+    enrolment.revoke(project, site)
+    print(f"The key of {site} is revoked. It can enrol again with a new one.")
 
 
 @coordinator.command()
 def renew(
     project: Project = HERE,
-    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")] = None,
+    ca_key: CaKey = None,
 ) -> None:
     """Replace the server's certificate before it expires."""
     from polysite.deploy import project as projects
@@ -102,6 +149,7 @@ def run(
     found = Loaded.load(project)
     for remark in found.remarks:
         print(remark, file=sys.stderr)
+    found.check_enrolled(min_sites or found.min_sites)
     deadlines = Deadlines(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
     study = None if resume else study_of(config, override or [])
     if study is not None:
@@ -117,6 +165,55 @@ def run(
             done = coordinator.run(
                 study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait, track=tracked
             )
+    _publish(done, quiet, as_json)
+
+
+@coordinator.command()
+def retrain(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a deployed run.")],
+    without: Annotated[list[str], typer.Option(metavar="NAME", help="A hospital to leave out; once for each.")],
+    project: Project = HERE,
+    out: Annotated[Path | None, typer.Option(help="The new run folder; one below runs/ by default.")] = None,
+    deadline: Deadline = None,
+    wait: Wait = 60.0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Repeat a study from its beginning without some hospitals, for instance those that have left."""
+    from polysite.deploy.coordinator import run as coordinator
+    from polysite.deploy.coordinator.roster import Deadlines
+    from polysite.deploy.project import Project as Loaded
+
+    found = Loaded.load(project)
+    deadlines = Deadlines(quorum=found.min_sites, deadline=deadline or found.deadline)
+    stoppable()
+    with coordinator.listening(found) as link, watching(quiet, as_json) as watch:
+        done = coordinator.retrain(run_folder, without, link, found.sites, out, watch, deadlines=deadlines, wait=wait)
+    _publish(done, quiet, as_json)
+
+
+@coordinator.command("leave")
+def accept_leave(
+    statement: Annotated[Path, typer.Argument(metavar="STATEMENT", help="What a hospital sent: its NAME.leave.")],
+    project: Project = HERE,
+    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the run folders are.")] = Path("runs"),
+) -> None:
+    """Let a hospital leave: delete what is kept of it alone, and list what remains of it in every run."""
+    from polysite.deploy import leaving
+
+    said, found = leaving.accept(project, statement, runs)
+    for remains in found:
+        print("\n".join(leaving.sentences(remains)))
+        print(f"  to repeat it: polysite deploy retrain {remains.run} --without {said.site!r} --project {project}")
+    print(f"{said.site} has left {len(found)} runs below {runs}; each has the list as left.json.")
+    if said.cases:
+        print(f"Withdrawn cases, by their pseudonyms: {', '.join(said.cases)}")
+    if said.federation:
+        print("Its key is revoked: a running server refuses its next message.")
+
+
+def _publish(done: Any, quiet: bool, as_json: bool) -> None:
+    """Print the result of a run and write its page."""
     if as_json:
         print(json.dumps({"run": str(done.folder.path), **done.result.plain()}))
     from polysite import config as configuration
@@ -155,6 +252,68 @@ def serve(
         courier.run(found, say)
     except KeyboardInterrupt:
         say("stopped; the memory of this site is in its state folder")
+
+
+@hospital.command("enrol")
+def enrol(site: Site = HERE) -> None:
+    """Make this hospital's key, and a request for its certificate."""
+    from polysite.deploy import enrolment
+
+    request, fingerprint = enrolment.enrol(site)
+    print(f"The key was made; it stays here. Send the request to the coordinator: {request}")
+    print(f"Tell them its fingerprint over the telephone: {fingerprint}")
+    print(f"With the certificate that comes back: polysite site install CERTIFICATE {site}")
+
+
+@hospital.command("install")
+def install(
+    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="The file that the coordinator sent.")],
+    site: Site = HERE,
+) -> None:
+    """Install the certificate that the coordinator made."""
+    from polysite.deploy import enrolment
+
+    end = enrolment.install(site, certificate)
+    print(f"The certificate is installed; it expires on {end:%Y-%m-%d}. Then: polysite site run {site}")
+
+
+@hospital.command("renew")
+def renew_certificate(site: Site = HERE) -> None:
+    """Make a request for a new certificate, signed with this hospital's key."""
+    from polysite.deploy import enrolment
+
+    request, _ = enrolment.renew(site)
+    print(f"Send it to the coordinator: {request}")
+    print(f"With the certificate that comes back: polysite site install CERTIFICATE {site}")
+
+
+@hospital.command("leave")
+def leave(
+    site: Site = HERE,
+    study: Annotated[str, typer.Option(metavar="STUDY", help="Only this study, as 'polysite site log' names it.")] = "",
+) -> None:
+    """Leave the federation, or a study: delete this hospital's memories and models, and write a signed statement."""
+    from polysite.deploy import leaving
+
+    _show_left(leaving.leave(site, study))
+
+
+@hospital.command("withdraw")
+def withdraw(
+    case: Annotated[str, typer.Argument(metavar="CASE", help="Name of the case in your data.")],
+    site: Site = HERE,
+) -> None:
+    """Withdraw a case: no later study sees it, and all studies so far are left."""
+    from polysite.deploy import leaving
+
+    _show_left(leaving.withdraw(site, case))
+
+
+def _show_left(done: Any) -> None:
+    for total in done.sent:
+        print(f"{total.study}  {total.kind}: {total.requests} asked, {total.bytes} bytes had left")
+    print(f"Memories and models of {len(done.statement.studies)} studies were deleted here; the audit log was kept.")
+    print(f"Send it to the coordinator, who lists what remains of this hospital: {done.path}")
 
 
 def stoppable() -> None:

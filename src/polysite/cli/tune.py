@@ -106,6 +106,7 @@ def tune_hospitals(
 
     run.check(study)
     loaded, known = Loaded.load(project), tuning.load(space, method or ())
+    loaded.check_enrolled(min_sites or loaded.min_sites)
     one_each = {name: {"train": 1, "validation": 1} for name in loaded.sites}  # only rounds and bytes count
     given = {"trainings": trainings, "rounds": rounds, "gigabytes": gigabytes}
     budget, equal = tuning.budget(study, known, **given, sizes=one_each)  # type: ignore[arg-type]

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 from polysite.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
     from cryptography.x509 import Certificate, ExtensionType, GeneralName
 
 DAYS = 730  # validity of certificates
 AUTHORITY_DAYS = 3650  # validity of the authority, so that it can sign hospitals that come later
 SOON = timedelta(days=30)
+MAX_REQUEST = 16 << 10  # bytes of a request for a certificate
 EARLY = timedelta(days=1)  # clocks differ
 
 
@@ -70,33 +72,99 @@ def server_certificate(
 def issue(name: str, authority: Signed | None, days: int, host: str = "") -> Signed:
     """Return a new key and its certificate: for a hospital, for a server at ``host``, or, without an authority, for a
     new authority."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    made = certify(name, key.public_key(), authority, days, host, key)
+    return Signed(made, key, made.public_bytes(Encoding.PEM), private_pem(key))
+
+
+def certify(
+    name: str,
+    public: "EllipticCurvePublicKey",
+    authority: Signed | None,
+    days: int,
+    host: str = "",
+    key: "CertificateIssuerPrivateKeyTypes | None" = None,
+) -> "Certificate":
+    """Return a certificate for a public key, signed by the authority, or by ``key`` for a new authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.hazmat.primitives.asymmetric import ed448, ed25519
     from cryptography.x509.oid import NameOID
 
     if not 1 <= days <= AUTHORITY_DAYS:
         raise ConfigError(f"days = {days}: a certificate is valid for 1 to {AUTHORITY_DAYS} days")
-    key, now = ec.generate_private_key(ec.SECP384R1()), datetime.now(UTC)
-    signer: CertificateIssuerPrivateKeyTypes = authority.key if authority else key
+    now = datetime.now(UTC)
+    signer = cast("CertificateIssuerPrivateKeyTypes", authority.key if authority else key)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     end = now + timedelta(days=days)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(authority.certificate.subject if authority else subject)
-        .public_key(key.public_key())
+        .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - EARLY)
         .not_valid_after(min(end, authority.certificate.not_valid_after_utc) if authority else end)
     )
-    for extension, critical in _extensions(key.public_key(), authority, host):
+    for extension, critical in _extensions(public, authority, host):
         builder = builder.add_extension(extension, critical)
     own_hash = isinstance(signer, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey)
-    made = builder.sign(signer, None if own_hash else hashes.SHA384())
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return Signed(made, key, made.public_bytes(Encoding.PEM), secret)
+    return builder.sign(signer, None if own_hash else hashes.SHA384())
+
+
+def private_pem(key: "EllipticCurvePrivateKey") -> bytes:
+    """Return a private key as it is written to a file."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def signing_request(name: str, key: "EllipticCurvePrivateKey") -> bytes:
+    """Return a request for a certificate, signed with the key that it is for."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509.oid import NameOID
+
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA384())
+    return made.public_bytes(Encoding.PEM)
+
+
+def read_request(content: bytes, where: str) -> tuple[str, "EllipticCurvePublicKey"]:
+    """Return the name and the public key of a request; refuse one that was not signed with its own key."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        if len(content) > MAX_REQUEST:
+            raise ValueError(f"it has {len(content)} bytes")
+        request = x509.load_pem_x509_csr(content)
+        public, sound = request.public_key(), request.is_signature_valid
+    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as problem:
+        raise DataError(f"{where} is not a request for a certificate: {str(problem)[:100]}") from problem
+    if not sound or not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP384R1):
+        raise DataError(f"{where} is not signed with a P-384 key of its own; 'polysite site enrol' makes a request")
+    return common_name(request), public
+
+
+def read_key(path: Path) -> "EllipticCurvePrivateKey":
+    """Return the private key of a hospital."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = _private(path)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise DataError(f"{path} is not an elliptic curve key, as that of a hospital must be")
+    return key
+
+
+def expiry(path: Path) -> datetime:
+    """Return when a certificate expires."""
+    return min(c.not_valid_after_utc for c in _certificates(path))
 
 
 def _extensions(public: Any, authority: Signed | None, host: str) -> Iterator[tuple["ExtensionType", bool]]:
@@ -216,7 +284,10 @@ def _current(path: Path, chain: Sequence["Certificate"], now: datetime) -> list[
     if now < start:
         raise DataError(f"{path} is valid only from {start:%Y-%m-%d}; is the clock of this machine right?")
     if now > end:
-        raise DataError(f"{path} expired on {end:%Y-%m-%d}; the coordinator must make new certificates")
+        raise DataError(
+            f"{path} expired on {end:%Y-%m-%d}; a new one is needed: 'polysite site renew' at a hospital, "
+            "'polysite deploy renew' for the server"
+        )
     return [f"{path} expires on {end:%Y-%m-%d}"] if end - now < SOON else []
 
 
@@ -245,8 +316,8 @@ def _patterns(host: str) -> set[str]:
     return {host, f"*.{host.partition('.')[2]}"}
 
 
-def common_name(certificate: "Certificate") -> str:
-    """Return the common name of a certificate, or an empty text."""
+def common_name(certificate: Any) -> str:
+    """Return the common name of a certificate or of a request for one, or an empty text."""
     from cryptography.x509.oid import NameOID
 
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)

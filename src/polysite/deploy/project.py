@@ -9,7 +9,12 @@ node authentication; the server knows its public key.
     server.toml     address of the server, and the hospitals with their public keys
     ca.crt ca.key   the authority; its key signs hospitals and the server
     server.crt server.key
-    sites/NAME.zip  for one hospital: site.toml, site.key, site.crt, ca.crt, policy.toml, README.md
+    sites/NAME.zip  for one hospital: site.toml, ca.crt, policy.toml, README.md
+    sites/NAME.crt  the certificate that was made from its request (``polysite.deploy.enrolment``)
+    revoked.txt     keys that are not accepted any more
+
+A hospital makes its key itself. Only in a local project, where all hospitals are rehearsed on one computer, the
+archives hold keys and certificates, so that they need no more than to be unpacked.
 """
 
 import base64
@@ -40,6 +45,7 @@ from polysite.deploy.certificates import (
     verified,
 )
 from polysite.deploy.protocol import PROTOCOL
+from polysite.deploy.proxy import Proxy
 from polysite.deploy.site.policy import TEXT, SitePolicy, settings
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.storage import draft_folder, write_file
@@ -61,10 +67,12 @@ class Project:
         address: host:port at which hospitals reach the server.
         host: Address to listen on.
         port: Port to listen on.
-        sites: Public key of every hospital, in Flower's format.
+        sites: Public key of every hospital that was enrolled, in Flower's format.
         min_sites: Number of sites that a round needs.
         deadline: Seconds after which a round continues without missing sites.
-        remarks: Sentences for a person: files that others can read, certificates that end soon.
+        invited: Hospitals that have no certificate yet.
+        remarks: Sentences for a person: files that others can read, certificates that end soon, hospitals that are
+            not enrolled yet.
     """
 
     folder: Path
@@ -74,7 +82,18 @@ class Project:
     sites: Mapping[str, bytes]
     min_sites: int
     deadline: float
+    invited: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All hospitals, enrolled or not."""
+        return (*self.sites, *self.invited)
+
+    @property
+    def revoked(self) -> Path:
+        """Keys that are not accepted any more."""
+        return self.folder / "revoked.txt"
 
     @property
     def ca(self) -> Path:
@@ -114,15 +133,17 @@ class Project:
                 raise ConfigError(f"{file} has no {key}; see what 'polysite deploy init' writes")
         try:
             host, port = endpoint(given["address"])
-            sites = {name: _public(name, given["sites"][name]) for name in _distinct(given["sites"])}
+            lines = {name: given["sites"][name] for name in _distinct(given["sites"])}
+            sites = {name: public_key(name, line) for name, line in lines.items() if line != ""}
             found = cls(
                 folder=folder,
                 address=given["address"],
                 host=given.get("host", "0.0.0.0"),
                 port=given.get("port", port),
                 sites=sites,
-                min_sites=given.get("min_sites", _quorum(len(sites))),
+                min_sites=given.get("min_sites", _quorum(len(lines))),
                 deadline=given.get("deadline", 3600.0),
+                invited=tuple(name for name, line in lines.items() if line == ""),
             )
             found._check_values()
         except ConfigError as problem:
@@ -132,13 +153,25 @@ class Project:
         certificate, remarks = verified(found.certificate, found.key, found.ca, now or datetime.now(UTC))
         serves(found.certificate, certificate, host)
         secret = [found.ca_key, found.key, *sorted((folder / "sites").glob("*.zip"))]
-        return replace(found, remarks=(*remarks, *_exposed(secret)))
+        return replace(found, remarks=(*remarks, *_exposed(secret), *found._missing()))
+
+    def check_enrolled(self, quorum: int) -> None:
+        """Refuse a study while fewer hospitals than it needs have certificates."""
+        if len(self.sites) < quorum:
+            raise ConfigError(
+                f"{len(self.sites)} of {len(self.names)} hospitals are enrolled, and a round needs {quorum}: "
+                f"{', '.join(self.invited)} must send requests, which 'polysite deploy sign' makes certificates from"
+            )
+
+    def _missing(self) -> Iterator[str]:
+        for name in self.invited:
+            yield f"{name} has no certificate yet: 'polysite deploy sign' makes one from its request"
 
     def _check_values(self) -> None:
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port = {self.port} must lie between 1 and 65535")
-        if not 1 <= self.min_sites <= len(self.sites):
-            raise ConfigError(f"min_sites = {self.min_sites} must lie between 1 and the {len(self.sites)} sites")
+        if not 1 <= self.min_sites <= len(self.names):
+            raise ConfigError(f"min_sites = {self.min_sites} must lie between 1 and the {len(self.names)} sites")
         if not 0 < self.deadline < float("inf"):
             raise ConfigError(f"deadline = {self.deadline} must be more than 0 seconds")
         same = [n for n, k in self.sites.items() if list(self.sites.values()).count(k) > 1]
@@ -161,6 +194,7 @@ class SiteConfig:
         state: Folder of the ledger, the memories and the models.
         device: Device that trains.
         data: Section ``[data]`` of a study; empty if the hospital has named no cases yet.
+        proxy: Proxy through which to connect.
         fingerprint: Changes with site.toml, policy.toml and the installed version.
         remarks: Sentences for a person.
     """
@@ -175,6 +209,7 @@ class SiteConfig:
     state: Path
     device: str = "auto"
     data: Mapping[str, Any] = field(default_factory=dict)
+    proxy: Proxy | None = None
     fingerprint: str = ""
     remarks: tuple[str, ...] = ()
 
@@ -197,7 +232,7 @@ class SiteConfig:
             "state": "state",
         }
         texts = dict.fromkeys(("name", "server", "device", *files), str)
-        given = settings(file, {**texts, "data": dict})
+        given = settings(file, {**texts, "data": dict, "proxy": dict})
         for key in ("name", "server"):
             if key not in given:
                 raise ConfigError(f"{file} has no {key}; the coordinator's archive has one")
@@ -210,6 +245,7 @@ class SiteConfig:
                 server=given["server"],
                 device=given.get("device", "auto"),
                 data=_placed(given.get("data", {}), file.parent),
+                proxy=Proxy.parse(given.get("proxy", {}), file.parent) if check else None,
                 **{key: file.parent / given.get(key, default) for key, default in files.items()},
             )
             if not DEVICE.fullmatch(found.device):
@@ -226,6 +262,13 @@ class SiteConfig:
     def _check_files(self, now: datetime) -> tuple[str, ...]:
         require()
         policy = SitePolicy.load(self.policy)  # refuses a faulty one
+        if not self.key.exists():
+            raise DataError(f"{self.key} is missing; 'polysite site enrol' makes a key and a request for a certificate")
+        if not self.certificate.exists():
+            raise DataError(
+                f"the certificate {self.certificate} is missing; send the request of 'polysite site enrol' to the "
+                "coordinator, and install what comes back: 'polysite site install'"
+            )
         certificate, remarks = verified(self.certificate, self.key, self.ca, now)
         owner = common_name(certificate)
         if owner != self.name:
@@ -235,7 +278,8 @@ class SiteConfig:
         data = self.data.get("path")
         if data is not None and not Path(data).exists():
             raise ConfigError(f"{self.path}: [data] path = {data!r} does not exist; name this hospital's cases")
-        return (*remarks, *policy.remarks, *_exposed([self.key]))
+        login = [self.proxy.file] if self.proxy and self.proxy.file else []
+        return (*remarks, *policy.remarks, *_exposed([self.key, *login]))
 
 
 def init(
@@ -248,6 +292,7 @@ def init(
     certificate: Path | None = None,
     key: Path | None = None,
     days: int = DAYS,
+    local: bool | None = None,
 ) -> Project:
     """Write a new project folder.
 
@@ -260,6 +305,8 @@ def init(
         certificate: An existing server certificate, signed by ``ca``.
         key: Key of that certificate.
         days: Days for which new certificates are valid.
+        local: Whether the archives hold keys and certificates, for hospitals that are rehearsed on this computer; by
+            default where the address is of this computer only.
     """
     require()
     names, (host, port) = _distinct(sites), endpoint(address)
@@ -272,38 +319,40 @@ def init(
     keys: dict[str, str] = {}
     with draft_folder(folder, "project") as draft:
         draft.chmod(0o700)
-        _put(draft / "ca.crt", authority.pem)
+        put(draft / "ca.crt", authority.pem)
         if ca_key is None:
-            _put(draft / "ca.key", authority.key_pem, 0o600)
-        _put(draft / "server.crt", server.pem)
-        _put(draft / "server.key", server.key_pem, 0o600)
+            put(draft / "ca.key", authority.key_pem, 0o600)
+        put(draft / "server.crt", server.pem)
+        put(draft / "server.key", server.key_pem, 0o600)
         (draft / "sites").mkdir(mode=0o700)
         for name in names:
-            keys[name], archive = _onboard(name, address, authority, days)
-            _put(draft / "sites" / f"{name}.zip", archive, 0o600)
+            keys[name], archive = _onboard(name, address, authority, days, is_local(host) if local is None else local)
+            put(draft / "sites" / f"{name}.zip", archive, 0o600)
         listen = "::" if ":" in host else "0.0.0.0"
         text = SERVER.format(address=address, host=listen, port=port, min_sites=_quorum(len(names)))
-        _put(draft / "server.toml", (text + "".join(map(_line, keys, keys.values()))).encode())
-        _put(draft / "README.md", COORDINATOR.format(address=address, port=port, folder=folder.name).encode())
+        put(draft / "server.toml", (text + "".join(map(_line, keys, keys.values()))).encode())
+        put(draft / "README.md", COORDINATOR.format(address=address, port=port, folder=folder.name).encode())
     return Project.load(folder)
 
 
-def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS) -> Path:
-    """Add a hospital to a project, with a line in server.toml; return the path of its archive."""
+def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS, local: bool | None = None) -> Path:
+    """Add a hospital to a project, with a line in server.toml; return the path of its archive. Only in a local project
+    (see ``init``) it holds a key and a certificate."""
     project, file = Project.load(folder), folder / "server.toml"
-    _distinct([*project.sites, name])
+    _distinct([*project.names, name])
     archive, signs = project.archive(name), ca_key or project.ca_key
     if archive.exists():
         raise RunError(f"{archive} exists already; an archive is never overwritten: move it away first")
-    if not signs.is_file():
-        raise DataError(f"{signs} is missing; it signs the certificate of every hospital: say where it is")
-    public, content = _onboard(name, project.address, find_authority(project.ca, signs), days)
+    if is_local(endpoint(project.address)[0]) if local is None else local:
+        public, content = _onboard(name, project.address, signing_authority(project, signs), days, True)
+    else:
+        public, content = "", _archive(name, project.address, project.ca.read_bytes())
     before = file.read_text(encoding="utf-8-sig")
     after = before.rstrip() + "\n" + _line(name, public)
     if _sites(after) != {**_sites(before), name: public}:
         raise ConfigError(f"{file} does not end with its [sites]; move that section to the end of the file")
     archive.parent.mkdir(mode=0o700, exist_ok=True)
-    write_file(archive, lambda p: _put(p, content, 0o600))
+    write_file(archive, lambda p: put(p, content, 0o600))
     try:
         write_file(file, lambda p: p.write_text(after, encoding="utf-8"))
     except RunError:
@@ -312,18 +361,46 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS
     return archive
 
 
+def set_key(project: Project, name: str, public: str) -> None:
+    """Replace the public key of a hospital in server.toml; the empty text is for one that has to enrol."""
+    file = project.folder / "server.toml"
+    before = file.read_text(encoding="utf-8-sig")
+    line = re.compile(rf"""^(["']?){re.escape(name)}\1[ \t]*=.*$""", re.MULTILINE)
+    after = line.sub(lambda _: _line(name, public).rstrip("\n"), before)
+    if _sites(after) != {**_sites(before), name: public}:
+        raise ConfigError(f"{file} has no line of its own for {name!r} below [sites]; write it there as one line")
+    write_file(file, lambda p: p.write_text(after, encoding="utf-8"))
+
+
+def signing_authority(project: Project, ca_key: Path | None = None) -> Signed:
+    """Return the authority of a project with its key, which may lie elsewhere."""
+    signs = ca_key or project.ca_key
+    if not signs.is_file():
+        raise DataError(f"{signs} is missing; it signs all certificates: say where it is")
+    return find_authority(project.ca, signs)
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is this computer, for itself alone.
+
+    >>> [is_local(h) for h in ("localhost", "127.0.0.1", "::1", "fl.example.org", "192.0.2.7")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def renew(folder: Path, *, ca_key: Path | None = None, days: int = DAYS) -> None:
     """Replace the server's certificate by a new one of the same authority; hospitals need not do anything. If this is
     killed between the two files, it can be repeated."""
     require()
     project = Project.load(folder, check=False)
-    signs = ca_key or project.ca_key
-    if not signs.is_file():
-        raise DataError(f"{signs} is missing; it signs the certificate of the server: say where it is")
     host, _ = endpoint(project.address)
-    server = server_certificate(find_authority(project.ca, signs), host, None, None, None, days)
+    server = server_certificate(signing_authority(project, ca_key), host, None, None, None, days)
     for path, content, mode in ((project.key, server.key_pem, 0o600), (project.certificate, server.pem, 0o644)):
-        write_file(path, lambda p, c=content, m=mode: _put(p, c, m))  # type: ignore[misc]
+        write_file(path, lambda p, c=content, m=mode: put(p, c, m))  # type: ignore[misc]
 
 
 def endpoint(address: str) -> tuple[str, int]:
@@ -372,7 +449,7 @@ def _quorum(sites: int) -> int:
 # files
 
 
-def _put(path: Path, content: bytes, mode: int = 0o644) -> None:
+def put(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a new file that is never readable by more people than ``mode`` says."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
@@ -380,18 +457,22 @@ def _put(path: Path, content: bytes, mode: int = 0o644) -> None:
         os.fsync(file.fileno())
 
 
-def _onboard(name: str, address: str, authority: Signed, days: int) -> tuple[str, bytes]:
-    """Return the public key of a new hospital, and the archive for it."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
+def _onboard(name: str, address: str, authority: Signed, days: int, local: bool) -> tuple[str, bytes]:
+    """Return the public key of a new hospital, and the archive for it; the key is empty where the hospital makes it."""
+    if not local:
+        return "", _archive(name, address, authority.pem)
     member = issue(name, authority, days)
+    return public_line(member.key.public_key()), _archive(name, address, authority.pem, member)
+
+
+def _archive(name: str, address: str, ca: bytes, member: Signed | None = None) -> bytes:
+    """Return the archive for a hospital, with a key and a certificate in a local project."""
     content = {
-        "README.md": HOSPITAL.format(name=name, address=address).encode(),
+        "README.md": HOSPITAL.format(name=name, address=address, enrol="" if member else ENROL).encode(),
         "site.toml": SITE.format(name=name, address=address).encode(),
         "policy.toml": TEXT.encode(),
-        "site.key": member.key_pem,
-        "site.crt": member.pem,
-        "ca.crt": authority.pem,
+        **({"site.key": member.key_pem, "site.crt": member.pem} if member else {}),
+        "ca.crt": ca,
     }
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -400,8 +481,14 @@ def _onboard(name: str, address: str, authority: Signed, days: int) -> tuple[str
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = (stat.S_IFREG | (0o600 if file == "site.key" else 0o644)) << 16
             archive.writestr(info, data)
-    der = member.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return base64.b64encode(der).decode(), made.getvalue()
+    return made.getvalue()
+
+
+def public_line(public: Any) -> str:
+    """Return a public key as server.toml has it."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return base64.b64encode(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).decode()
 
 
 def _line(name: str, public: str) -> str:
@@ -415,7 +502,7 @@ def _sites(text: str) -> dict[str, Any]:
         return {}
 
 
-def _public(name: str, line: Any) -> bytes:
+def public_key(name: str, line: Any) -> bytes:
     """Return a public key of server.toml in Flower's format, that of its ``public_key_to_bytes``."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -475,7 +562,8 @@ min_sites = {min_sites}
 # seconds after which a round continues without the hospitals that have not answered
 deadline = 3600
 
-# the hospitals and their public keys; a hospital without a line is refused (`polysite deploy add` adds one)
+# the hospitals and their public keys; a hospital without a line is refused (`polysite deploy add` adds one). An empty
+# key is that of a hospital that was invited and has no certificate yet (`polysite deploy sign` makes it)
 [sites]
 """
 
@@ -485,15 +573,24 @@ COORDINATOR = """\
 | file | what it is | secret |
 |---|---|---|
 | `server.toml` | where the server listens, which hospitals take part, when a round goes on without some | no |
-| `sites/NAME.zip` | all that one hospital needs, with its private key | **yes** |
+| `sites/NAME.zip` | what one hospital needs to enrol; in a local project also its key | **in a local project** |
+| `sites/NAME.crt` | the certificate of a hospital, made from its request | no |
+| `revoked.txt` | keys that are not accepted any more; a running server reads it again whenever it changes | no |
 | `server.crt`, `server.key` | the certificate of the server, and its key | **the key** |
 | `ca.crt`, `ca.key` | the authority that signed all certificates, and its key | **the key** |
 
-Any person with `ca.key` can impersonate the server. It is needed only to add hospitals and to renew the server's
-certificate: move it to a safe place, off this machine. (The key of an authority of your own was not copied.)
+Any person with `ca.key` can impersonate the server. It is needed only to sign the requests of hospitals and to renew
+certificates: move it to a safe place, off this machine. (The key of an authority of your own was not copied.)
 
-1. Send every hospital its archive, over a channel that you trust: it holds the key by which the server recognises the
-   hospital. Then delete it here.
+1. Send every hospital its archive, over a channel that you trust: by `ca.crt` in it the hospital recognises your
+   server. It makes its own key and sends you a request (`site.csr`); its private key never leaves it. Compare the
+   fingerprint over the telephone, then sign and send the certificate back:
+
+   ```sh
+   polysite deploy sign site.csr --project {folder}
+   ```
+
+   (In a local project the archives hold keys already: only for hospitals that are rehearsed on one computer.)
 2. Let hospitals reach `{address}` over TCP. They connect to you; nothing connects to them.
 3. Run a study from the folder above this one. Its `[data]` has `name = "hospitals"` and the modalities and labels that
    every hospital must have:
@@ -502,8 +599,8 @@ certificate: move it to a safe place, off this machine. (The key of an authority
    polysite deploy run study.toml --project {folder}
    ```
 
-To add a hospital: `polysite deploy add NAME --project {folder}`. To remove one: delete its line in `server.toml`. If
-the key of a hospital was lost or seen by others: delete its line and its archive, then add it again.
+To add a hospital: `polysite deploy add NAME --project {folder}`. If the key of a hospital was lost or seen by others,
+or if it has left: `polysite deploy revoke NAME --project {folder}`; a running server refuses its next message.
 """
 
 SITE = """\
@@ -519,6 +616,10 @@ ca = "ca.crt"  # authority that signed the server's certificate
 policy = "policy.toml"  # what this hospital allows; yours to change
 state = "state"  # folder of everything that stays here: the audit log, the memory between rounds, the models
 device = "auto"  # "auto", "cpu", "cuda", or "cuda:1" for a second GPU
+
+# If this computer connects out through a proxy only: remove the # of these lines (docs/hospital.md has the others).
+# [proxy]
+# url = "http://proxy.example.org:3128"
 
 # This hospital's cases. They are opened here and never leave. Remove the # in one of the two examples.
 [data]
@@ -551,7 +652,7 @@ computer trains them on your cases and returns trained networks and scores. Scan
    computer and what may leave it. It is yours to change, and it is enforced here. To check the cases:
    `polysite data check /data/brain`, with your folder.
 
-3. **Run**, in this folder:
+{enrol}3. **Run**, in this folder:
 
    ```sh
    polysite site run .
@@ -563,6 +664,14 @@ computer trains them on your cases and returns trained networks and scores. Scan
 **What left?** `polysite site log .` lists it and verifies that the log was not changed. The log is
 `state/ledger.jsonl`, to which lines are only appended.
 
-**Keep `site.key` secret** (`chmod 600 site.key`), and delete the archive that it came in. Any person with the key can
-impersonate your hospital. If others have seen it, tell the coordinator, who revokes it and sends another one.
+**Keep `site.key` secret** (`chmod 600 site.key`): never send it to anybody, not even to the coordinator. Any person
+with the key can impersonate your hospital. If others have seen it, tell the coordinator, who revokes it; then enrol
+again.
+"""
+
+ENROL = """\
+   **Enrol**: `polysite site enrol .` makes your key here and a request, `site.csr`. Send the request to the
+   coordinator, and compare the fingerprint that it prints over the telephone. You get a certificate back, `NAME.crt`:
+   `polysite site install NAME.crt .`
+
 """

@@ -1,15 +1,15 @@
 """Chunks of an answer are received in place, and no request can change what was verified or belongs to another."""
 
 import secrets
-from contextlib import closing
+from contextlib import closing, suppress
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polysite.deploy.flower import client, messages
-from polysite.deploy.flower.messages import CHUNK, OBJECT, Chunk, content_of, deflate, pack, wrap
+from polysite.deploy.flower import messages, wire
+from polysite.deploy.flower.messages import CHUNK, OBJECT, PART, Chunk, content_of, deflate, pack, wrap
 from polysite.deploy.flower.objects import pushed
 from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
 
@@ -52,6 +52,17 @@ class Answer:
         except httpx.HTTPStatusError as refused:
             return refused.response.status_code
         return PushObjectResponse.FromString(answer).stored
+
+    def push_part(self, name, start, data, total=None):
+        """Push a part of a chunk; return how much has arrived and whether it is stored, or the status of a refusal."""
+        request = PushObjectRequest(node=self.fleet._node, run_id=self.run, session_id=self.session, object_id=name)
+        size = len(self.objects[name].data) if total is None else total
+        headers = {OBJECT: name, PART: f"{start} {len(data)} {size}"}
+        try:
+            have, stored = self.fleet._post("push-object", [request.SerializeToString(), data], headers=headers).split()
+        except httpx.HTTPStatusError as refused:
+            return refused.response.status_code
+        return int(have), stored == b"1"
 
     def push_all(self, names):
         for name in names:
@@ -236,8 +247,77 @@ def test_a_request_that_stalls_cannot_write_to_an_answer_that_was_collected(cons
     link.incidents()
 
 
+def test_a_part_that_stalls_cannot_write_after_another_took_over(consortium, ends, small_chunks):
+    link, north, _ = ends
+    sent = link.send("north", HEADER, b"", 60, "1")
+    answer = Answer(north)
+    answer.push_all(answer.small)
+    name, instance = answer.chunks[1], link._guard._instances["north"].decode()
+    data, front = answer.objects[name].data, len(BODY[:SIZE])
+    request = PushObjectRequest(node=north._node, run_id=answer.run, session_id=answer.session, object_id=name)
+    before = request.SerializeToString()
+    with closing(consortium.connection(link, "north")) as slow:
+        slow.putrequest("POST", "/v1/fleet/push-object")
+        headers = {**consortium.signed("north", instance), OBJECT: name, PART: f"0 {len(data)} {len(data)}"}
+        for key, value in {**headers, "content-length": str(len(before) + len(data))}.items():
+            slow.putheader(key, value)
+        slow.endheaders(before + bytes(data[:400]))
+        landing = link._guard.landings["north"]
+        until(lambda: name in landing.arrivals and (body := landing.arrivals[name]._body) and body.size >= 400)
+        assert answer.push_part(name, 0, b"")[0] == 400  # what has arrived; the former request is over
+        with suppress(OSError):
+            slow.send(bytes(len(data) - 400))  # other bytes
+        assert answer.push_part(name, 400, data[400:]) == (len(data), True)
+        assert landing.whole[front : 2 * front] == data
+        answer.push_all(answer.chunks)
+        assert landed(link)
+        assert answered(link, sent).body == BODY
+    link.incidents()
+
+
+def test_parts_that_do_not_fit_are_refused(ends, small_chunks):
+    link, north, south = ends
+    sent = link.send("north", HEADER, b"", 60, "1")
+    answer = Answer(north)
+    answer.push_all(answer.small)
+    name = answer.chunks[0]
+    data = bytes(answer.objects[name].data)
+    assert answer.push_part(name, 1, data[1:]) == 416  # nothing has arrived yet
+    assert answer.push_part(name, 0, data + b"x") == 416
+    assert answer.push_part(name, 0, data, total=SIZE + 1) == 416  # no chunk of this size
+    assert answer.push_part("0" * 64, 0, b"", total=SIZE) == (-1, False)
+    assert answer.push_part(name, 0, data[:300]) == (300, False)
+    assert answer.push_part(name, 0, data) == 416  # not from its beginning again
+    other = object.__new__(Answer)  # south's pushes for north's answer
+    other.__dict__ = {**answer.__dict__, "fleet": south}
+    assert other.push_part(name, 300, data[300:]) == 416
+    assert answer.push_part(name, 300, bytes(SIZE - 300)) == 400  # together they are not the chunk of this name
+    assert answer.push_part(name, 0, b"") == (-1, False)  # received elsewhere from now on
+    answer.push_all(answer.chunks)
+    answered(link, sent)
+    link.incidents()
+
+
+PARTS = st.tuples(st.integers(0, 3), st.integers(0, SIZE), st.integers(0, SIZE), st.sampled_from(["right", "zeros"]))
+
+
+@given(st.lists(PARTS, max_size=10))
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_answer_arrives_whatever_parts_are_pushed_in_between(ends, small_chunks, parts):
+    link, north, _ = ends
+    sent = link.send("north", HEADER, b"", 60, "1")
+    answer = Answer(north)
+    answer.push_all(answer.small)
+    for k, start, count, kind in parts:
+        data = bytes(answer.objects[answer.chunks[k]].data)[start : start + count]
+        answer.push_part(answer.chunks[k], start, data if kind == "right" else bytes(len(data)))
+    answer.push_all(answer.chunks)
+    answered(link, sent)
+    link.incidents()
+
+
 def test_an_answer_is_joined_after_a_connection_broke(ends, monkeypatch):
-    """The place of a chunk is handed out once, so its second push is received elsewhere."""
+    """What had arrived stays, and the rest is received behind it."""
     link, north, _ = ends
     sent, body = link.send("north", HEADER, b"", 60, "1"), secrets.token_bytes(2 * CHUNK)
     asked, pieces, cut = received(north), [], []
@@ -250,8 +330,8 @@ def test_an_answer_is_joined_after_a_connection_broke(ends, monkeypatch):
                 raise ConnectionResetError("cut")
             yield piece
 
-    whole = client._pieces
-    monkeypatch.setattr(client, "_pieces", breaking)
+    whole = wire.pieces
+    monkeypatch.setattr(wire, "pieces", breaking)
     assert north.answer(asked, {}, body) and cut
     answered(link, sent, body)
 

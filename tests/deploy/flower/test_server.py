@@ -19,11 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite import buffers
-from polysite.deploy.flower.client import Lost, Refused, _content
+from polysite.deploy.flower import gateway
+from polysite.deploy.flower.client import Lost, Refused
 from polysite.deploy.flower.gateway import CALLS, Pace
-from polysite.deploy.flower.messages import CHUNK, deflate, inflate, pack, read_content, unpack, wrap
+from polysite.deploy.flower.messages import CHUNK, Chunk, deflate, inflate, pack, read_content, unpack, wrap
 from polysite.deploy.flower.objects import before_chunk, pulled, pushed, read_pushed
 from polysite.deploy.flower.server import Link
+from polysite.deploy.flower.wire import Slot, read_response
 from polysite.errors import PayloadError, RunError
 from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
 
@@ -191,7 +193,7 @@ def test_a_site_that_lost_the_coordinator_connects_again(consortium):
             north.answer(asked, {}, b"", patience=0.1)
         with pytest.raises(Refused, match="cannot be reached") as refused:
             north.connect()
-        assert not refused.value.hopeless
+        assert not refused.value.slowly
         link = stack.enter_context(consortium.link(link.port))
         with pytest.raises(Lost, match="was started anew"):
             north.receive()
@@ -262,7 +264,7 @@ def content_in(slot, body, announced):
         far.shutdown(socket.SHUT_WR)
         answer = http.client.HTTPResponse(near)
         answer.begin()
-        return _content(answer, near, memoryview(slot))
+        return read_response(answer, near, Slot(memoryview(slot)))
 
 
 @pytest.mark.parametrize("lacking", [0, 1, 12, 13, 32, 33])
@@ -287,13 +289,8 @@ def test_a_chunk_that_is_announced_and_lacking_is_none():
 
 def test_an_object_that_is_empty_is_refused(link, north, monkeypatch):
     empty_one = PullObjectResponse(object_found=True, object_available=True).SerializeToString()
-    chunks = {name for name, _ in wrap(b"abc")["payload"]._chunks}
-    kept = link._guard._pull
-
-    def pull(site, body):
-        return [empty_one] if PullObjectRequest.FromString(bytes(body)).object_id in chunks else kept(site, body)
-
-    monkeypatch.setattr(link._guard, "_pull", pull)
+    sent = gateway._sent
+    monkeypatch.setattr(gateway, "_sent", lambda *a: [empty_one] if isinstance(a[1], Chunk) else sent(*a))
     link.send("north", HEADER, b"abc", 60, "1")
     with pytest.raises(PayloadError, match="an object is empty"):
         received(north)
@@ -373,7 +370,7 @@ def test_a_link_that_cannot_open_says_why(consortium, link):
 
 def test_a_site_that_cannot_connect_says_why(consortium, link, north, monkeypatch):
     late = now() - datetime.timedelta(hours=1)
-    for name, others, hopeless, sentence in (
+    for name, others, slowly, sentence in (
         ("unregistered", {}, True, "does not know this site's key"),
         ("north", {}, False, "in use elsewhere"),
         ("south", {"ca": consortium.folder / "other.crt"}, True, "not this consortium's coordinator"),
@@ -385,7 +382,7 @@ def test_a_site_that_cannot_connect_says_why(consortium, link, north, monkeypatc
                 patch.setattr("flwr.supernode.node_auth_http_interceptor.now", lambda: late)
             with consortium.fleet(link, name, **others) as fleet, pytest.raises(Refused, match=sentence) as refused:
                 fleet.connect()
-            assert hopeless in (None, refused.value.hopeless)
+            assert slowly in (None, refused.value.slowly)
     with pytest.raises(RunError, match="cannot be read as this site's key"):
         consortium.fleet(link, "nobody")
     with pytest.raises(RunError, match="every 10 s to 30 min"):
@@ -790,5 +787,5 @@ def test_the_courier_needs_no_torch():
 def test_only_the_calls_of_a_site_pass():
     assert {call.rpartition("/")[2] for call in CALLS} == {
         *("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages"),
-        *("pull-object", "push-object", "confirm-message-received"),
+        *("pull-object", "push-object", "confirm-message-received", "renew-certificate"),
     }

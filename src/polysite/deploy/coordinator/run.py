@@ -8,9 +8,11 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -21,6 +23,7 @@ from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.federation import Natural
+from polysite.deploy import enrolment
 from polysite.deploy.coordinator.remote import RemoteSites
 from polysite.deploy.coordinator.roster import Deadlines, Roster, Wire
 from polysite.deploy.flower.server import Link
@@ -53,7 +56,12 @@ def listening(project: Project) -> Iterator[Link]:
         key=project.key,
         ca=project.ca,
         sites=project.sites,
+        revoked=project.revoked,
+        renewal=lambda site, request: enrolment.renewed_certificate(project.folder, site, request),
     ) as link:
+        for remark in project.remarks:
+            if "expires on" in remark:
+                link.note(remark)
         yield link
 
 
@@ -71,6 +79,7 @@ def run(
     evaluate: bool = True,
     until: int | None = None,
     id: str = "",
+    facts: Mapping[str, Any] = MappingProxyType({}),
 ) -> Run:
     """Train a study with the sites that connect, into a new folder.
 
@@ -87,6 +96,7 @@ def run(
         evaluate: Have every measure of the final model computed, not only Dice.
         until: Number of rounds after which to raise ``polysite.errors.Paused``; ``resume`` goes on. None for all.
         id: Name by which the sites know the study; by default a new one.
+        facts: More about this run, for deployment.json.
     """
     check(chosen)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), study.title(chosen))
@@ -99,7 +109,7 @@ def run(
     phases, start = _phases(chosen, roster), study.initial_params(chosen)
     _check_roster(roster, phases, start)
     watch = study.tracked(watch, track, path)
-    folder = RunFolder.create(path, roster.config, chosen.seed, more={FILE: _facts(roster, assess)})
+    folder = RunFolder.create(path, roster.config, chosen.seed, more={FILE: _facts(roster, assess, facts)})
     roster.keep(_journal(folder))
     with folder.alone():
         if assess:
@@ -107,6 +117,58 @@ def run(
                 assess_sites(chosen, roster, folder.path / "assessment")
         final = _evaluation(chosen, roster, folder) if evaluate else None
         return study.conduct(chosen, _words(roster), phases, start, folder, None, watch, final, until)
+
+
+def retrain(
+    path: Path | str,
+    without: Sequence[str],
+    wire: Wire,
+    enrolled: Collection[str],
+    out: Path | str | None = None,
+    watch: Watch = Watch(),
+    *,
+    deadlines: Deadlines = Deadlines(),
+    wait: float = WAIT,
+    track: Sequence[str] = (),
+) -> Run:
+    """Repeat a deployed run from its beginning without some sites, into a new folder; the former one is not changed.
+
+    Args:
+        path: The run folder.
+        without: The sites to leave out.
+        wire: Carries the messages.
+        enrolled: Sites of the project that have keys.
+        out: The new folder; by default one below ``runs/``.
+        watch: Observer of the progress.
+        deadlines: How long to wait for sites; a larger quorum than there are sites is reduced to their number.
+        wait: Seconds to wait for all sites, once there is a quorum.
+        track: Also write for ``tensorboard`` or ``mlflow``.
+    """
+    folder = RunFolder.open(Path(path))
+    known = _known(folder)
+    odd = [name for name in without if name not in known["sites"]]
+    if odd or not without:
+        raise RunError(f"{path} has no site {', '.join(map(repr, odd))}; its sites are {', '.join(known['sites'])}")
+    names = [name for name in known["sites"] if name not in without]
+    gone = [name for name in names if name not in enrolled]
+    if gone or not names:
+        raise RunError(
+            f"{', '.join(gone) or 'no site'} would take part in the repetition and has no key in the project: "
+            "leave it out as well, or enrol it"
+        )
+    chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
+    return run(
+        chosen,
+        wire,
+        names,
+        out,
+        watch,
+        deadlines=replace(deadlines, quorum=min(deadlines.quorum, len(names))),
+        assess=bool(known.get("assess")),
+        wait=wait,
+        track=track,
+        facts={"repeats": str(folder.path), "without": list(without)},
+    )
 
 
 def resume(
@@ -137,11 +199,8 @@ def resume(
     folder = RunFolder.open(Path(path))
     if folder.finished:
         return Run(folder, folder.result)
-    try:
-        known = json.loads((folder.path / FILE).read_text())
-        id, names = str(known["study"]), list(known["sites"])
-    except (OSError, ValueError, KeyError) as problem:
-        raise RunError(f"{path} is no run over real sites: its {FILE} cannot be read") from problem
+    known = _known(folder)
+    id, names = str(known["study"]), list(known["sites"])
     with folder.alone():
         chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
         roster = _roster(wire, id, chosen, folder.config, names, deadlines, watch)
@@ -217,6 +276,15 @@ def check(chosen: Study) -> None:
     postprocessing.refuse_remote(chosen, "over real hospitals")
 
 
+def _known(folder: RunFolder) -> dict[str, Any]:
+    """Return what is known of a deployed run: at least the name of its study, and its sites."""
+    try:
+        known = json.loads((folder.path / FILE).read_text())
+        return {**known, "study": str(known["study"]), "sites": dict(known["sites"])}
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise RunError(f"{folder.path} is no run over real sites: its {FILE} cannot be read") from problem
+
+
 def _roster(
     wire: Wire, id: str, chosen: Study, text: str, names: Sequence[str], deadlines: Deadlines, watch: Watch
 ) -> Roster:
@@ -263,12 +331,12 @@ def _words(roster: Roster) -> Iterator[str]:
         yield f"{name}: {f'does not take part: {site.refused}' if site.refused else counts}"
 
 
-def _facts(roster: Roster, assess: bool) -> str:
+def _facts(roster: Roster, assess: bool, more: Mapping[str, Any]) -> str:
     sites = {
         i: {**g.cases, "torch": g.torch, "device": g.device} if (g := s.greeting) else {}
         for i, s in roster.sites.items()
     }
-    return json.dumps({"study": roster.study, "assess": assess, "sites": sites}, indent=1) + "\n"
+    return json.dumps({"study": roster.study, "assess": assess, "sites": sites, **more}, indent=1) + "\n"
 
 
 def _journal(folder: RunFolder) -> Callable[[Incident], None]:

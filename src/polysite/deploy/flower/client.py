@@ -7,16 +7,14 @@ if the coordinator still knows it, so an earlier request can still be answered.
 """
 
 import secrets
-import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse, HTTPSConnection
-from io import DEFAULT_BUFFER_SIZE
+from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
@@ -25,6 +23,8 @@ from polysite.buffers import Buffer, room
 from polysite.deploy.flower.messages import (
     INSTANCE,
     OBJECT,
+    PART,
+    REST,
     WAIT,
     Chunk,
     Content,
@@ -36,8 +36,10 @@ from polysite.deploy.flower.messages import (
     pack,
     unpack,
 )
-from polysite.deploy.flower.objects import PIECE, before_chunk, pushed
-from polysite.errors import PayloadError, RunError
+from polysite.deploy.flower.objects import before_chunk, pushed
+from polysite.deploy.flower.wire import Slot, Wire, tls_context
+from polysite.deploy.proxy import Proxy
+from polysite.errors import PayloadError, RunError, shown
 
 import httpx  # isort: skip  # from here on: dependencies of Flower
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -69,19 +71,19 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-FLEET = "/v1/fleet/"
-MAX_RESPONSE = 64 << 20  # bytes; an object is a chunk of at most 16 MiB
+FLEET, RENEW = "/v1/fleet/", "/v1/polysite/renew-certificate"
 CUT = (OSError, HTTPException, ValueError)  # a connection that breaks, or brings something else than a response
 TROUBLE = (*CUT, httpx.HTTPError)
 T = TypeVar("T")
 
 
 class Refused(RunError):
-    """The coordinator refuses the connection; ``hopeless`` if trying again cannot help."""
+    """There is no connection; ``slowly`` if trying again soon is of no use. It may help at any later time, so this
+    never ends a site."""
 
-    def __init__(self, sentence: str, hopeless: bool = False):
+    def __init__(self, sentence: str, slowly: bool = False):
         super().__init__(sentence)
-        self.hopeless = hopeless
+        self.slowly = slowly
 
 
 class Lost(RunError):
@@ -106,9 +108,10 @@ class Fleet:
         certificate: The site's certificate.
         ca: Certificate of the federation's authority.
         heartbeat: Seconds between two heartbeats, doubled.
-        patience: Seconds to retry over a broken connection.
-        timeout: Seconds to wait for a silent peer.
+        patience: Seconds to retry over a connection that is broken and moves nothing.
+        timeout: Seconds to wait for a silent peer, however long a transfer takes.
         limit: Largest message in bytes.
+        proxy: Proxy through which to connect.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Fleet:
         patience: float = 10,
         timeout: float = 10,
         limit: int = 8 << 30,
+        proxy: Proxy | None = None,
     ):
         if not 10 <= heartbeat <= 1800:
             raise RunError(f"a heartbeat comes every 10 s to 30 min, not every {heartbeat} s")
@@ -129,8 +133,9 @@ class Fleet:
         private = _private_key(key)
         self._public = public_key_to_bytes(private.public_key())
         signs = (_Instance(secrets.token_hex(16)), NodeAuthHttpInterceptor(private, private.public_key()))
-        context = _context(certificate, key, ca)
-        self._wire = _Wire(context)
+        self._proxy = proxy
+        self._context = context = tls_context(certificate, key, ca, proxy)
+        self._wire = Wire(context, proxy)
         self._client = FleetHttpClient(f"https://{address}", interceptors=signs, verify=context)
         self._client._client.close()  # Flower's own handles every 16 kB of a response in Python
         self._client._client = httpx.Client(transport=self._wire, timeout=timeout, trust_env=False)
@@ -138,6 +143,9 @@ class Fleet:
         self._closing = threading.Event()
         self._pulse: threading.Thread | None = None
         self._node: Node | None = None
+        self._outgoing: _Outgoing | None = None  # a response that may have to be uploaded further
+        self._arriving: _Arriving | None = None  # a request that may have to be downloaded further
+        self._unconfirmed: tuple[ConfirmMessageReceivedRequest, Incoming | PayloadError] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -147,107 +155,162 @@ class Fleet:
 
     def connect(self) -> None:
         """Try once to connect, or to resume a connection that is still known; ``Refused`` says why it fails."""
+        self._wire.hang_up()
         try:
             if self._node is not None and self._still_known():
                 return
             activation = ActivateNodeRequest(public_key=self._public, heartbeat_interval=self._heartbeat)
-            self._node = Node(node_id=self._client.ActivateNode(activation).node_id)
+            node = Node(node_id=self._client.ActivateNode(activation).node_id)
+            if node != self._node:  # another start of the coordinator
+                self._node, self._arriving, self._unconfirmed = node, None, None
         except httpx.HTTPStatusError as problem:
             raise self._refusal(problem.response) from problem
-        except CUT as problem:
-            raise _unreachable(self._address, problem) from problem
+        except TROUBLE as problem:
+            raise _unreachable(self._address, problem, self._proxy) from problem
         if self._pulse is None:
             self._pulse = threading.Thread(target=self._beat_on, name="polysite-heartbeat", daemon=True)
             self._pulse.start()
 
-    def receive(self, wait: int = 0) -> Incoming | None:
-        """Return the next request, if one is there or comes within ``wait`` seconds.
+    def receive(self, seconds: int = 0) -> Incoming | None:
+        """Return the next request, if one is there or comes within so many seconds.
 
-        ``Lost`` after ``patience`` seconds without a connection.
+        ``Lost`` after ``patience`` seconds without a connection. After ``connect``, the next call goes on where this
+        one ended.
         """
         node = self._connected()
+        if self._unconfirmed is not None:
+            return self._confirm(*self._unconfirmed)
         parts: list[Buffer] = [PullMessagesRequest(node=node).SerializeToString()]
-        held = {WAIT: str(wait)}
+        held = {WAIT: str(seconds)}
         answer = self._call(lambda each: self._post("pull-messages", each, headers=held), parts, self._patience)
         pulled = _parsed(PullMessagesResponse, answer)
         if not pulled.messages_list:
             return None
         message, tree = message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
         run, name = message.metadata.run_id, message.metadata.message_id
-        problem: PayloadError | None = None
+        outcome: Incoming | PayloadError
         try:
-            contents, joined = self._objects(node, run, tree)
+            whole = inflate(name, *self._objects(node, run, tree))
+            outcome = Incoming(*unpack(whole.content), remove_content_from_message(whole))
         except _Unwanted:
             return None
-        except PayloadError as found:  # received nevertheless: it would come again
-            problem = found
-        received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
-        self._call(self._client.ConfirmMessageReceived, received, self._patience)
-        if problem is not None:
-            raise problem
-        message = inflate(name, contents, self._limit, joined)
-        header, body = unpack(message.content)
-        return Incoming(header, body, remove_content_from_message(message))
+        except PayloadError as problem:  # received nevertheless: it would come again
+            outcome = problem
+        self._arriving = None
+        self._unconfirmed = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name), outcome
+        return self._confirm(*self._unconfirmed)
 
-    def _objects(self, node: Node, run: int, tree: ObjectTree) -> tuple[dict[str, Content], dict[str, memoryview]]:
-        """Return the objects of a message, without the chunks of its arrays, and the data of the arrays.
+    def _confirm(self, request: ConfirmMessageReceivedRequest, outcome: "Incoming | PayloadError") -> Incoming:
+        """Confirm that a message was received, and return it, or raise what is wrong with it."""
+        self._call(self._client.ConfirmMessageReceived, request, self._patience)
+        self._unconfirmed = None
+        if isinstance(outcome, PayloadError):
+            raise outcome
+        return outcome
 
-        Chunks are received in the place where they belong.
+    def _objects(self, node: Node, run: int, tree: ObjectTree) -> tuple[dict[str, Content], int, dict[str, memoryview]]:
+        """Return the objects of a message, without the chunks of its arrays, the limit of its size, and the data of the
+        arrays.
+
+        Chunks are received in the place where they belong. What came before a connection was lost is not pulled again.
         """
+        if self._arriving is None or self._arriving.name != tree.object_id:
+            self._arriving = _Arriving(tree.object_id)
+        came = self._arriving
         leaves = {each.object_id: not each.children for each in iterate_object_tree(tree)}
+
+        def pull(name: str) -> None:
+            came.contents[name] = self._pull(node, run, name)
+
         inner = [name for name, leaf in leaves.items() if not leaf]
-        contents: dict[str, Content] = dict(
-            zip(inner, self._all(lambda name: self._pull(node, run, name), inner), strict=True)
-        )
-        joined: dict[str, memoryview] = {}
-        slots: dict[str, list[memoryview]] = {}
-        limit = self._limit
-        for name in inner:
-            if found := array_chunks(contents[name], limit):  # type: ignore[arg-type]
-                size, places = found
-                joined[name], limit = room(size), limit - size
-                for chunk, each in places.items():
-                    slots.setdefault(chunk, []).extend(joined[name][place] for place in each)
-        self._all(lambda name: self._pull_chunk(node, run, name, slots[name]), slots)
-        rest = [name for name, leaf in leaves.items() if leaf and name not in slots]
-        contents.update(zip(rest, self._all(lambda name: self._pull(node, run, name), rest), strict=True))
-        return contents, joined
+        self._all(pull, [name for name in inner if name not in came.contents])
+        came.reserve(inner, self._limit)
+        self._all(lambda name: self._pull_chunk(node, run, name, came.slots[name], came), came.missing())
+        self._all(pull, [n for n, leaf in leaves.items() if leaf and n not in came.slots and n not in came.contents])
+        return came.contents, self._limit, came.joined
 
     def answer(
         self, incoming: Incoming, header: Mapping[str, Header], body: Buffer = b"", *, patience: float = 120.0
     ) -> bool:
-        """Upload a response; return False if it is no longer wanted. ``Lost`` after ``patience`` seconds of trying."""
+        """Upload a response; return False if it is no longer wanted.
+
+        ``Lost`` after ``patience`` seconds in which nothing arrived. After ``connect``, a second call for the same
+        request goes on where the first one ended; its header and body are those of the first.
+        """
         node, end = self._connected(), time.monotonic() + patience
-        message = Message(pack(header, body), reply_to=incoming.message)
-        tree, objects = deflate(message)
-        bare = message_to_proto(remove_content_from_message(message))
-        announced = PushMessagesRequest(node=node, messages_list=[bare], message_object_trees=[tree])
-        announced.clientapp_runtime_list.append(0.0)
-        run = message.metadata.run_id
+        if self._outgoing is None or self._outgoing.incoming is not incoming:
+            self._outgoing = _Outgoing.pack(incoming, header, body)
+        leaving = self._outgoing
         while True:
             try:
-                wanted = self._call(self._client.PushMessages, announced, patience)
+                wanted = self._call(self._client.PushMessages, leaving.announcement(node), patience)
             except _Unwanted:
+                self._outgoing = None
                 return False
-
-            def push(name: str, session: str = wanted.session_id) -> bool:
-                request = PushObjectRequest(node=node, run_id=run, session_id=session, object_id=name)
-                content = content_of(objects[name])
-                named = {OBJECT: name} if isinstance(content, Chunk) else {}
-                parts = pushed(request, content)
-                answer = self._call(lambda each: self._post("push-object", each, headers=named), parts, patience)
-                return bool(_parsed(PushObjectResponse, answer).stored)
-
+            request = PushObjectRequest(node=node, run_id=leaving.run, session_id=wanted.session_id)
             missing = set(wanted.objects_to_push)
-            small = [name for name in objects if name in missing and not isinstance(objects[name], Chunk)]
-            chunks = [name for name in objects if name in missing and isinstance(objects[name], Chunk)]
-            stored = self._all(push, small) + self._all(push, chunks)  # only then is known where chunks belong
+            small = [name for name in leaving.objects if name in missing and not leaving.is_chunk(name)]
+            chunks = [name for name in leaving.objects if name in missing and leaving.is_chunk(name)]
+            stored = self._all(lambda name: self._push(request, name, leaving, patience), small)  # noqa: B023
+            # only now is known where chunks belong
+            stored += self._all(lambda name: self._push_chunk(request, name, leaving, patience), chunks)  # noqa: B023
             if all(stored):
+                self._outgoing = None
                 return True
             end = time.monotonic() + patience if any(stored) else end
             if time.monotonic() > end:  # otherwise announce again and push what is missing
                 raise Lost(f"the coordinator at {self._address} did not take the answer within {patience:.0f} s")
             self._closing.wait(0.2)
+
+    def _push(self, request: PushObjectRequest, name: str, leaving: "_Outgoing", patience: float) -> bool:
+        """Push an object as a whole; return whether it was stored."""
+        parts = pushed(_named(request, name), content_of(leaving.objects[name]))
+        headers = {OBJECT: name} if leaving.is_chunk(name) else {}
+        answer = self._call(lambda each: self._post("push-object", each, headers=headers), parts, patience)
+        return bool(_parsed(PushObjectResponse, answer).stored)
+
+    def _push_chunk(self, request: PushObjectRequest, name: str, leaving: "_Outgoing", patience: float) -> bool:
+        """Push a chunk; after a cut, only what has not arrived. Return whether it was stored."""
+        data = memoryview(leaving.chunk(name).data)
+        front = _named(request, name).SerializeToString()
+        arrived, certain = 0, name not in leaving.tried
+        leaving.tried.add(name)
+
+        def push(start: int, rest: memoryview) -> tuple[int, bool]:
+            headers = {OBJECT: name, PART: f"{start} {len(rest)} {len(data)}"}
+            have, stored = self._post("push-object", [front, rest], headers=headers).split()
+            return int(have), stored == b"1"
+
+        def attempt(_: None) -> bool | None:
+            nonlocal arrived, certain
+            if not certain:
+                arrived, stored = push(0, data[:0])  # asks how much has arrived
+                if stored or arrived < 0:
+                    return stored or None
+            certain = False
+            arrived, stored = push(arrived, data[arrived:])
+            certain = True
+            return stored if arrived == len(data) else None
+
+        done = self._call(attempt, None, patience, lambda: arrived)
+        return self._push(request, name, leaving, patience) if done is None else done
+
+    def renew(self, request: bytes) -> bytes | None:
+        """Ask for a new certificate by a signing request; None if the coordinator has to make it by hand."""
+
+        def ask(parts: list[Buffer]) -> bytes | None:
+            try:
+                return self._post(RENEW, parts)
+            except httpx.HTTPStatusError as refused:
+                if _detail(refused.response) == "by hand":
+                    return None
+                raise
+
+        return self._call(ask, [request], self._patience)
+
+    def use(self, certificate: Path, key: Path) -> None:
+        """Show another certificate of this site's key from now on."""
+        self._context.load_cert_chain(certificate, key)
 
     def close(self) -> None:
         """Disconnect."""
@@ -283,12 +346,16 @@ class Fleet:
             with suppress(*TROUBLE):  # receive and answer report the problem
                 self._beat()
 
-    def _pull(self, node: Node, run: int, name: str, slot: memoryview | None = None) -> bytes:
+    def _pull(self, node: Node, run: int, name: str, slot: Slot | None = None) -> bytes:
         """Return an object; nothing, if it is a chunk that was received in its place."""
         wanted, end = PullObjectRequest(node=node, run_id=run, object_id=name), time.monotonic() + self._patience
         parts: list[Buffer] = [wanted.SerializeToString()]
+
+        def pull(each: list[Buffer]) -> bytes:
+            return self._post("pull-object", each, slot, {REST: str(slot.filled)} if slot and slot.filled else {})
+
         while True:
-            answer = self._call(lambda each: self._post("pull-object", each, slot), parts, self._patience)
+            answer = self._call(pull, parts, self._patience, lambda: slot.filled if slot else 0)
             if slot is not None and answer == before_chunk(len(slot)):
                 return b""
             pulled = _parsed(PullObjectResponse, answer)
@@ -300,11 +367,14 @@ class Fleet:
                 raise _Unwanted
             self._closing.wait(0.05)
 
-    def _pull_chunk(self, node: Node, run: int, name: str, slots: Sequence[memoryview]) -> None:
+    def _pull_chunk(
+        self, node: Node, run: int, name: str, slots: Sequence[memoryview], came: "_Arriving | None" = None
+    ) -> None:
         """Receive a chunk in the places where it belongs."""
         if len(set(map(len, slots))) > 1:
             raise PayloadError("what arrived is not a message: a chunk has places of different size in two arrays")
-        if self._pull(node, run, name, slots[0]):
+        slot = Slot(slots[0]) if came is None else came.parts.setdefault(name, Slot(slots[0]))
+        if self._pull(node, run, name, slot):
             raise PayloadError(f"what arrived is not a message: a chunk has not the {len(slots[0])} bytes of its place")
         for other in slots[1:]:
             other[:] = slots[0]
@@ -313,14 +383,14 @@ class Fleet:
         self,
         call: str,
         parts: Sequence[Buffer],
-        slot: memoryview | None = None,
+        slot: Slot | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
         """Send a signed request in parts. A chunk in the response goes into ``slot``, if it has that size; return the
         rest."""
         kind = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
         carried = {"parts": parts, "slot": slot, "timeout": self._client._client.timeout.as_dict()}
-        url = f"https://{self._address}{FLEET}{call}"
+        url = f"https://{self._address}{call if call == RENEW else FLEET + call}"
         request = httpx.Request("POST", url, headers={**kind, **headers}, extensions=carried)
         try:
             response = self._client._send(ProtobufRequestContext(call, Node(), request))
@@ -340,37 +410,47 @@ class Fleet:
                     raise refused from None
             raise
         finally:
-            for job in jobs:
-                job.cancel()
+            wait([job for job in jobs if not job.cancel()])  # a later attempt must not meet those of this one
 
-    def _call(self, method: Callable[[Any], T], request: Any, patience: float) -> T:
-        """Call a method until it succeeds; ``Lost`` after ``patience`` seconds, or at once if the site is not known."""
-        end, pause, problem = time.monotonic() + patience, 0.0, None
+    def _call(
+        self, method: Callable[[Any], T], request: Any, patience: float, moved: Callable[[], int] = lambda: 0
+    ) -> T:
+        """Call a method until it succeeds; ``Lost`` at once if the site is not known, or if it has failed for
+        ``patience`` seconds in which nothing moved, by the number of bytes that ``moved`` returns."""
+        failed, pause, problem, before = 0.0, 0.0, None, moved()
         while not self._closing.wait(pause):
             try:
                 return method(request)
             except httpx.HTTPStatusError as refused:
-                code = refused.response.status_code
-                if code == 410:
-                    raise _Unwanted from refused
-                if code == 413:
-                    raise PayloadError(f"the coordinator at {self._address} takes no message of this size") from refused
-                if (
-                    code < 500 and code != 408 and _detail(refused.response) != "replayed"
-                ):  # signed in the same instant: sign anew
-                    raise Lost(str(self._refusal(refused.response))) from refused
-                problem = f"it answers {code}"
+                problem = self._passing(refused)
             except CUT as cut:
                 problem = str(cut) or type(cut).__name__
-            if time.monotonic() > end:
+            clock = time.monotonic()
+            if not failed or moved() != before:
+                failed, before, pause = clock, moved(), 0.0
+            if clock > failed + patience:
                 break
             pause = min(1.0, 2 * pause or 0.1)
         raise Lost(f"the coordinator at {self._address} cannot be reached any more: {problem or 'closing'}")
 
+    def _passing(self, refused: httpx.HTTPStatusError) -> str:
+        """Return what is wrong, if trying again may help; raise what it means otherwise."""
+        code = refused.response.status_code
+        if code == 410:
+            raise _Unwanted from refused
+        if code == 413:
+            raise PayloadError(f"the coordinator at {self._address} takes no message of this size") from refused
+        # 408: too slow; 416: not as many bytes have arrived as was thought; signed in the same instant: sign anew
+        if code < 500 and code not in (408, 416) and _detail(refused.response) != "replayed":
+            raise Lost(str(self._refusal(refused.response))) from refused
+        return f"it answers {code}"
+
     def _refusal(self, response: httpx.Response) -> Refused:
         why, at = _detail(response), f"the coordinator at {self._address}"
         if why == "unregistered":
-            return Refused(f"{at} does not know this site's key; ask for a new onboarding archive", hopeless=True)
+            return Refused(f"{at} does not know this site's key; ask its people to enrol this hospital", slowly=True)
+        if why == "revoked":
+            return Refused(f"{at} has revoked this site's key; ask its people why, and enrol again", slowly=True)
         if why == "anew":
             return Refused(f"{at} was started anew")
         if why == "elsewhere":
@@ -390,6 +470,72 @@ class _Unwanted(Exception):
     """The coordinator no longer wants the response."""
 
 
+@dataclass(slots=True)
+class _Arriving:
+    """A message of which a part has come: its objects, and the places of its chunks."""
+
+    name: str
+    contents: dict[str, Content] = field(default_factory=dict)
+    joined: dict[str, memoryview] = field(default_factory=dict)  # data of arrays
+    slots: dict[str, list[memoryview]] = field(default_factory=dict)  # places of chunks
+    parts: dict[str, Slot] = field(default_factory=dict)  # how much of a chunk has come
+
+    def reserve(self, inner: Iterable[str], limit: int) -> None:
+        """Reserve memory for the data of all arrays."""
+        limit -= sum(map(len, self.joined.values()))
+        for name in inner:
+            if name not in self.joined and (found := array_chunks(self.contents[name], limit)):  # type: ignore[arg-type]
+                size, places = found
+                self.joined[name], limit = room(size), limit - size
+                for chunk, each in places.items():
+                    self.slots.setdefault(chunk, []).extend(self.joined[name][place] for place in each)
+
+    def missing(self) -> list[str]:
+        """Return the chunks that have not come completely."""
+        return [
+            name for name in self.slots if name not in self.parts or self.parts[name].filled < len(self.parts[name])
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outgoing:
+    """A response as it is uploaded: the same objects, however often the connection is cut."""
+
+    incoming: Incoming
+    message: Message
+    tree: ObjectTree
+    objects: Mapping[str, Any]
+    tried: set[str] = field(default_factory=set)  # chunks of which a part may have arrived
+
+    @classmethod
+    def pack(cls, incoming: Incoming, header: Mapping[str, Header], body: Buffer) -> "_Outgoing":
+        """Return a response, cut into objects."""
+        message = Message(pack(header, body), reply_to=incoming.message)
+        return cls(incoming, message, *deflate(message))
+
+    @property
+    def run(self) -> int:
+        """Flower's number of the run."""
+        return int(self.message.metadata.run_id)
+
+    def is_chunk(self, name: str) -> bool:
+        """Whether an object is a chunk of an array."""
+        return isinstance(self.objects[name], Chunk)
+
+    def chunk(self, name: str) -> Chunk:
+        """Return a chunk of an array."""
+        found = self.objects[name]
+        assert isinstance(found, Chunk)
+        return found
+
+    def announcement(self, node: Node) -> PushMessagesRequest:
+        """Return the request that says which objects will come."""
+        bare = message_to_proto(remove_content_from_message(self.message))
+        announced = PushMessagesRequest(node=node, messages_list=[bare], message_object_trees=[self.tree])
+        announced.clientapp_runtime_list.append(0.0)
+        return announced
+
+
 class _Instance:
     """Adds the identifier of this start of the courier to every request."""
 
@@ -402,79 +548,12 @@ class _Instance:
         return call_next(context)
 
 
-class _Wire(httpx.BaseTransport):
-    """HTTP over TLS by the standard library, with one connection per thread.
-
-    A request may come in ``parts``, which are sent as they lie in memory, and have a ``slot`` for the end of the
-    response.
-    """
-
-    def __init__(self, context: ssl.SSLContext):
-        self._context, self._mine, self._all = context, threading.local(), list[HTTPSConnection]()
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request over this thread's connection."""
-        connection = self._connection(request.url)
-        try:
-            if connection.sock is None:
-                connection.timeout = request.extensions["timeout"]["connect"]
-                connection.connect()
-            connection.sock.settimeout(request.extensions["timeout"]["read"])
-            path, headers = request.url.raw_path.decode(), dict(request.headers.items())
-            parts = request.extensions.get("parts") or [request.read()]
-            headers["content-length"] = str(sum(map(len, parts)))
-            connection.request(request.method, path, _pieces(parts), headers)
-            line, answer = connection.sock, connection.getresponse()
-            content = _content(answer, line, request.extensions.get("slot"))
-            return httpx.Response(answer.status, headers=_few(answer), content=content)
-        except BaseException:
-            connection.close()
-            raise
-
-    def close(self) -> None:
-        for connection in self._all:
-            connection.close()
-
-    def _connection(self, url: httpx.URL) -> HTTPSConnection:
-        if not hasattr(self._mine, "connection"):
-            self._mine.connection = HTTPSConnection(url.host, url.port, context=self._context)
-            self._all.append(self._mine.connection)
-        return self._mine.connection  # type: ignore[no-any-return]
-
-
-def _few(answer: HTTPResponse) -> dict[str, str]:
-    """Return only the headers that the client needs; without ``content-encoding`` no body is decompressed."""
-    return {name: value for name in ("date", "content-type") if (value := answer.getheader(name))}
-
-
-def _pieces(parts: Iterable[Buffer]) -> Iterator[memoryview]:
-    for part in parts:
-        view = memoryview(part)
-        for start in range(0, len(view), PIECE):
-            yield view[start : start + PIECE]
-
-
-def _content(answer: HTTPResponse, line: socket.socket, slot: memoryview | None) -> bytes:
-    """Return a response; of one with a chunk that fits the slot, only what comes before, and the chunk in the slot."""
-    if answer.length is None or answer.length > MAX_RESPONSE:
-        raise HTTPException(f"a response of {answer.length} bytes")
-    size = 0 if slot is None else len(before_chunk(len(slot)))
-    if slot is None or answer.status != 200 or answer.length != size + len(slot):
-        whole = answer.read()
-        if slot is not None and whole == before_chunk(len(slot)):
-            raise HTTPException("a response that announces a chunk and lacks it")
-        return whole
-    before = answer.read(size)
-    if len(before) < size:
-        raise HTTPException("a response that was cut")
-    count = answer.fp.readinto1(slot[:DEFAULT_BUFFER_SIZE])  # what came with the headers; the rest needs no buffer
-    while count and count < len(slot):
-        slot = slot[count:]
-        count = line.recv_into(slot)
-    if not count:
-        raise HTTPException(f"a response that lacks {len(slot)} bytes")
-    answer.close()  # of the connection nothing but this response
-    return before
+def _named(request: PushObjectRequest, name: str) -> PushObjectRequest:
+    """Return a copy of a request for an object."""
+    copy = PushObjectRequest()
+    copy.CopyFrom(request)
+    copy.object_id = name
+    return copy
 
 
 def _parsed(kind: type[T], answer: bytes) -> T:
@@ -501,30 +580,21 @@ def _private_key(path: Path) -> EllipticCurvePrivateKey:
     return key
 
 
-def _context(certificate: Path, key: Path, ca: Path) -> ssl.SSLContext:
-    """Return a TLS context that trusts only this federation's CA, checks the host name and shows this site's
-    certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_verify_locations(ca)
-    except OSError as problem:
-        raise RunError(f"{ca} cannot be read as the certificate of the consortium's CA: {problem}") from problem
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as problem:
-        raise RunError(f"{certificate} and {key} are not a certificate and its key: {problem}") from problem
-    return context
-
-
-def _unreachable(address: str, problem: Exception) -> Refused:
-    at = f"the coordinator at {address}"
+def _unreachable(address: str, problem: Exception, proxy: Proxy | None) -> Refused:
+    at = f"the coordinator at {address}" + (f" (through the proxy {proxy.host}:{proxy.port})" if proxy else "")
     if isinstance(problem, ssl.SSLCertVerificationError):
+        hint = (
+            "; a proxy that opens TLS has to let this address pass, or needs [proxy] ca in site.toml" if proxy else ""
+        )
         return Refused(
-            f"what answers at {address} is not this consortium's coordinator: {problem.verify_message}", hopeless=True
+            f"what answers at {address} is not this consortium's coordinator: {problem.verify_message}{hint}",
+            slowly=True,
         )
     if isinstance(problem, ssl.SSLError) and "ALERT" in (problem.reason or ""):
-        return Refused(f"{at} does not accept this site's certificate: {problem.reason}", hopeless=True)
+        return Refused(f"{at} does not accept this site's certificate: {problem.reason}", slowly=True)
+    if proxy and "Tunnel connection failed" in str(problem):
+        wants = "; it wants a login: see [proxy] login in site.toml" if " 407" in str(problem) else ""
+        return Refused(f"the proxy {proxy.host}:{proxy.port} gives no tunnel to {address}: {shown(problem, 80)}{wants}")
     if isinstance(problem, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
         return Refused(f"{at} hung up at once; it may not accept this site's certificate")
-    return Refused(f"{at} cannot be reached: {problem or type(problem).__name__}")
+    return Refused(f"{at} cannot be reached: {shown(problem) or type(problem).__name__}")

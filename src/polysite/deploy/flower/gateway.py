@@ -13,16 +13,28 @@ import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import partial
 from typing import Any, cast
 
 from polysite.buffers import Buffer, room
-from polysite.deploy.flower.landing import Landings, Place
-from polysite.deploy.flower.messages import INSTANCE, OBJECT, WAIT, Chunk, Content, array_chunks, read_content
-from polysite.deploy.flower.objects import PIECE, pulled, read_before_chunk, read_pushed
+from polysite.deploy.certificates import SOON
+from polysite.deploy.flower.landing import Arrival, Landings, Place
+from polysite.deploy.flower.messages import (
+    INSTANCE,
+    OBJECT,
+    PART,
+    REST,
+    WAIT,
+    Chunk,
+    Content,
+    array_chunks,
+    read_content,
+)
+from polysite.deploy.flower.objects import MAX_SMALL, PIECE, pulled, read_before_chunk, read_pushed
 from polysite.deploy.flower.port import BODY, Body, Connection
-from polysite.errors import PayloadError
+from polysite.deploy.revocations import Revocations
+from polysite.errors import PayloadError, PolysiteError
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
 from flwr.common.constant import (
@@ -60,10 +72,16 @@ CALLS = {
         "confirm-message-received",
     )
 }
+RENEW = "/v1/polysite/renew-certificate"
+CALLS[RENEW] = 16 << 10
 SILENT = 15.0  # seconds without a request of a site, which sends a heartbeat every five
 MAX_WAIT = 5.0  # seconds for which a request for messages is held
 SMALL = 64 << 10  # bytes of an object that is hashed in the server's thread
+CONFIRM = 3.0  # seconds between two confirmations that the bytes of a request arrive
 SLACK = 1 << 20  # bytes of a response beyond its limit: header and names
+
+ALIVE = "polysite.alive"  # extension of a scope: to be called when bytes of its site have moved
+HEADERS = "polysite.headers"  # extension of a scope: further headers of the response
 
 FOREVER = datetime.max.replace(tzinfo=UTC)
 
@@ -71,6 +89,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Reply = tuple[int, *tuple[Buffer, ...]]  # the status and the parts of the body
+Renewal = Callable[[str, bytes], bytes | None]
 log = logging.getLogger("polysite.link")
 
 
@@ -81,12 +100,12 @@ class Pace:
     Args:
         silence: Seconds without a byte; also for the whole handshake and for all headers.
         window: Seconds after which the rate of a body or a response counts.
-        rate: Least bytes per second.
+        rate: Least bytes per second; far below any link that can be used, and above a client that only trickles.
     """
 
     silence: float = 20.0
     window: float = 60.0
-    rate: float = 10_000.0
+    rate: float = 1000.0
 
 
 class Refusal(Exception):
@@ -113,7 +132,7 @@ class Guard:
     ):
         self._app, self._state, self._run, self._limit, self.pace = app, state, run, limit, pace
         self._store = cast(InMemoryObjectStore, state.object_store)
-        self._sites = {key: site for site, key in sites.items()}
+        self._sites, self._public = {key: site for site, key in sites.items()}, dict(sites)
         self._keys, self._nodes = keys, nodes
         # connections by the site of their certificate, oldest first; those of no known site under ""
         self.callers: dict[str, dict[Connection, None]] = {site: {} for site in ("", *sites)}
@@ -122,8 +141,12 @@ class Guard:
         self.excessive: set[str] = set()
         self._pushed = dict.fromkeys(nodes, 0)  # bytes of responses that are not collected yet
         self.landings = Landings(self._store)
+        self.revoked = Revocations(None)
+        self.renewal: Renewal = lambda site, request: None
+        self._noted_expiry: dict[str, date] = {}  # of certificates, and the day on which it was noted
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
         self._heard: dict[str, float] = {}  # when a site was last heard
+        self._kept_online: dict[str, float] = {}  # when moving bytes were last taken for a heartbeat
         self._news: dict[str, asyncio.Event] = {}  # there may be a message for a site
         self.arrived = threading.Event()  # a response is complete, or a site has connected
         self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -155,13 +178,20 @@ class Guard:
             if site not in self._instances:
                 raise Refusal(409, "anew")  # this server was restarted: the site must connect again
             raise Refusal(409, "elsewhere", "the key of this site is used from a second place", site)
+        if call not in ("activate-node", "deactivate-node"):
+            scope["extensions"][ALIVE] = partial(self._keep_online, site)
+            self._keep_online(site)
         size = _announced(headers, CALLS[path], site)
+        if call == "push-object" and PART.encode() in headers:
+            return 200, await self._receive_part(scope, headers, size, site)
         if call == "push-object":
             return 200, await self._receive_object(scope, headers, size, site)
         body = room(size)
         await self._read(scope, site, body)
+        if path == RENEW:
+            return 200, await self._renew(site, bytes(body))
         if call == "pull-object":
-            return 200, *self._pull(site, body)
+            return 200, *_sent(scope, self._pull(site, body), headers.get(REST.encode(), b""))
         match call:
             case "activate-node":
                 self._make_way(site, instance)
@@ -174,7 +204,9 @@ class Guard:
             raise Refusal(status, "refused", f"{call} was refused by Flower", site)
         match call:
             case "activate-node":
-                self._instances[site], self.tokens[site] = instance, secrets.token_hex(8)
+                if instance != self._instances.get(site):  # otherwise its requests and responses are not lost
+                    self.tokens[site] = secrets.token_hex(8)
+                self._instances[site] = instance
                 self.arrived.set()
             case "push-messages" if self._state.message_ins_id_to_message_res_id.get(asked) != reply:
                 begun = PushMessagesResponse.FromString(b"".join(parts)).session_id
@@ -199,6 +231,8 @@ class Guard:
         if not verify_signature(self._keys[site], signed.encode(), signature):
             raise Refusal(401, "signature", "a signature that is not of this key", site)
         self._first(site, signed)
+        if key in self.revoked:
+            raise Refusal(403, "revoked", "a key that was revoked", site)
         self._hear(site)
         return site
 
@@ -225,6 +259,40 @@ class Guard:
             raise Refusal(401, "replayed", "a request that was seen before", site)
         self._seen[site, signed] = clock
 
+    def _keep_online(self, site: str) -> None:
+        """Take moving bytes for a heartbeat, which may be late on a link that is busy with them."""
+        clock = self._heard[site] = time.monotonic()
+        if clock - self._kept_online.get(site, 0.0) > 1.0:
+            self._kept_online[site] = clock
+            (node,) = self._state.get_node_info(node_ids=[self._nodes[site]])
+            self._state.acknowledge_node_heartbeat(self._nodes[site], node.heartbeat_interval)
+
+    async def _receive_part(self, scope: Scope, headers: Mapping[bytes, bytes], size: int, site: str) -> bytes:
+        """Receive the rest of a chunk in its place, or as much of it as comes. The response is the number of bytes
+        that have arrived (-1: it is not received in parts) and whether the chunk is stored."""
+        name = headers.get(OBJECT.encode(), b"").decode("latin-1")
+        start, count, total = _part(headers[PART.encode()], size, site)
+        arrival, front = self.landings.arrival(site, name, total), room(size - count)
+        if arrival is not None:
+            arrival.pause()  # the last request counts: the site has given up the one before
+        if count and (arrival is None or start != arrival.arrived or count > len(arrival.rest)):
+            raise Refusal(416, "range")
+        await self._read(scope, site, front, *(() if arrival is None else (arrival.rest[:count],)), arrival=arrival)
+        request = _parsed(PushObjectRequest, front, site)
+        self._own(request, site)
+        if request.object_id != name:
+            raise Refusal(400, "odd", "a part of another object", site)
+        if arrival is not None and arrival.arrived < total:
+            return b"%d 0" % arrival.arrived
+        if arrival is None or not arrival.place.landing.complete(arrival):
+            return b"-1 %d" % self._is_available(name)
+        return b"%d %d" % (total, await run_in_threadpool(self._stored, request, memoryview(b""), arrival.place, site))
+
+    def _is_available(self, name: str) -> bool:
+        with self._store.lock_store:
+            entry = self._store.store.get(name)
+            return entry is not None and bool(entry.is_available)
+
     async def _receive_object(self, scope: Scope, headers: Mapping[bytes, bytes], size: int, site: str) -> bytes:
         """Receive and store a part of an answer, a chunk in its place if there is one; return the response."""
         place = self.landings.take(site, headers.get(OBJECT.encode(), b"").decode("latin-1"), size)
@@ -234,19 +302,28 @@ class Guard:
         push = partial(self._push, site, body, place)
         return push() if size < SMALL else await run_in_threadpool(push)
 
-    async def _read(self, scope: Scope, site: str, *parts: memoryview) -> None:
-        """Receive the body of a request in memory of its size."""
-        size, began, loop = sum(map(len, parts)), time.monotonic(), asyncio.get_running_loop()
+    async def _read(self, scope: Scope, site: str, *parts: memoryview, arrival: Arrival | None = None) -> None:
+        """Receive the body of a request in memory of its size. As long as bytes come, the site is told so."""
+        size, began, loop, known = sum(map(len, parts)), time.monotonic(), asyncio.get_running_loop(), 0
         body: Body = scope["extensions"][BODY](*parts)
+        if arrival is not None:
+            arrival.begin(body, len(parts[0]))
         try:
             while not body.over.done():
                 left = body.heard + self.pace.silence - loop.time()
                 if left <= 0:
                     raise TimeoutError
-                await asyncio.wait((body.over,), timeout=left)
+                await asyncio.wait((body.over,), timeout=min(left, CONFIRM))
                 self._keep_pace(began, body.size)
+                if not body.over.done() and body.size > known:
+                    known = body.size
+                    body.confirm()
+                    _alive(scope)
         except TimeoutError as problem:
             raise Refusal(408, "slow", "a request that trickled in", site) from problem
+        finally:
+            if arrival is not None and arrival.is_filled_by(body):
+                arrival.pause()
         if body.size < size:
             raise Refusal(400, "cut")
 
@@ -256,7 +333,7 @@ class Guard:
             raise TimeoutError
 
     async def _respond(self, scope: Scope, send: Send, status: int, parts: Sequence[Buffer]) -> None:
-        headers = [(b"content-length", b"%d" % sum(map(len, parts)))]
+        headers = [(b"content-length", b"%d" % sum(map(len, parts))), *scope["extensions"].get(HEADERS, ())]
         if status >= 400:
             headers.append((b"connection", b"close"))  # otherwise the rest of a refused request would be read
         began, size = time.monotonic(), 0
@@ -267,6 +344,7 @@ class Guard:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     size += len(piece)
                     self._keep_pace(began, size)
+                    _alive(scope)
                     watch.reschedule(asyncio.get_running_loop().time() + self.pace.silence)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
@@ -289,7 +367,9 @@ class Guard:
     # calls
 
     def online(self, site: str) -> bool:
-        """Return whether Flower considers a site connected."""
+        """Return whether Flower considers a site connected, and its key was not revoked."""
+        if self._public[site] in self.revoked:
+            return False
         return bool(self._state.get_node_info(node_ids=[self._nodes[site]], statuses=[NodeStatus.ONLINE]))
 
     def _make_way(self, site: str, instance: bytes) -> None:
@@ -392,6 +472,9 @@ class Guard:
         """Store a part of an answer, if it is wanted; return whether it was."""
         with self._state._lock_object_push_sessions:
             session = self._state._object_push_sessions.get(request.session_id)
+            if session is None and place is not None:  # the answer was announced again meanwhile
+                request.session_id = self._state._object_push_session_by_root.get(place.landing.reply, "")
+                session = self._state._object_push_sessions.get(request.session_id)
             if session is not None:
                 session.expires_at = FOREVER  # responses are dropped here; Flower's own way can deadlock
         try:
@@ -429,15 +512,32 @@ class Guard:
                 reserved = self.landings.reserve(site, roots[0], name, size, places)
                 self._pushed[site] += size if reserved else 0
 
-    def _pull(self, site: str, body: Buffer) -> list[Buffer]:
-        """Return the parts of a response with an object from the store, which is not copied."""
+    def _pull(self, site: str, body: Buffer) -> Content | None:
+        """Return an object from the store."""
         request = _parsed(PullObjectRequest, body, site)
         self._own(request, site)
-        return pulled(self._store.get(request.object_id))
+        return self._store.get(request.object_id)
 
     def _own(self, request: Any, site: str) -> None:
         if (request.node.node_id, request.run_id) != (self._nodes[site], self._run):
             raise Refusal(403, "odd", "a request in the name of another", site)
+
+    async def _renew(self, site: str, request: bytes) -> bytes:
+        """Return a new certificate for a site that asks for one with its own key."""
+        try:
+            made = await run_in_threadpool(self.renewal, site, request)
+        except PolysiteError as problem:
+            raise Refusal(400, "odd", f"asks for a certificate that it cannot have: {problem}", site) from problem
+        if made is None:
+            raise Refusal(404, "by hand", "needs a new certificate: have it send a request (polysite site renew)", site)
+        return made
+
+    def note_expiry(self, site: str, end: datetime) -> None:
+        """Record once a day that the certificate of a site expires soon."""
+        today = datetime.now(UTC)
+        if end - today < SOON and self._noted_expiry.get(site) != today.date():
+            self._noted_expiry[site] = today.date()
+            self.note(f"its certificate expires on {end:%Y-%m-%d}", None, site)
 
     # storage
 
@@ -504,6 +604,27 @@ def _announced(headers: Mapping[bytes, bytes], most: int, site: str) -> int:
     if b"transfer-encoding" in headers:
         raise Refusal(413, "large", "a request that does not announce its size", site)
     return int(announced)
+
+
+def _part(given: bytes, size: int, site: str) -> tuple[int, int, int]:
+    """Return where the bytes of a part of a chunk begin, how many come, and how many the chunk has."""
+    numbers = [int(each) for each in given.split() if each.isdigit() and len(each) < 12]
+    if len(numbers) != 3 or given.count(b" ") != 2 or not 0 < size - numbers[1] <= MAX_SMALL:
+        raise Refusal(400, "odd", "a part of an answer that is not described", site)
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _sent(scope: Scope, content: Content | None, rest: bytes) -> list[Buffer]:
+    """Return the parts of a response with an object, which is not copied; of a chunk perhaps only the rest."""
+    if isinstance(content, Chunk) and rest.isdigit() and len(rest) < 12 and 0 < int(rest) < len(content.data):
+        scope["extensions"][HEADERS] = [(REST.encode(), rest)]
+        return [memoryview(content.data)[int(rest) :]]
+    return pulled(content)
+
+
+def _alive(scope: Scope) -> None:
+    if ALIVE in scope["extensions"]:
+        scope["extensions"][ALIVE]()
 
 
 def _settled(place: Place, name: str) -> Chunk:

@@ -74,6 +74,7 @@ INNER_PARTS: tuple[str, ...] = (
         f"flwr.server.superlink.linkstate.in_memory_linkstate.InMemoryLinkState.{name}"
         for name in (
             "_cleanup_push_session",
+            "acknowledge_node_heartbeat",
             "activate_task",
             "claim_task",
             "create_node",

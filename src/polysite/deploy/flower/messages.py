@@ -48,6 +48,8 @@ except ModuleNotFoundError as problem:
 
 INSTANCE = "x-polysite-instance"  # HTTP header that identifies one start of a site's courier
 OBJECT = "x-polysite-object"  # HTTP header: name of the chunk that a request pushes, which may be received in place
+PART = "x-polysite-part"  # HTTP header of a pushed chunk: where its bytes begin, how many come, how many it has
+REST = "x-polysite-rest"  # HTTP header of a pulled chunk: how many of its bytes have arrived, so that the rest is sent
 WAIT = "x-polysite-wait"  # HTTP header: seconds that a request for messages may be held until there is one
 CHUNK = 16 << 20  # bytes of a chunk
 MAX_CHUNK_HEAD = 40  # bytes

@@ -10,7 +10,7 @@ from polysite.deploy.flower.messages import Chunk, Content
 from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest  # isort: skip
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-PIECE = 256 << 10  # bytes that are handed to a connection at a time, each within the time-out
+PIECE = 64 << 10  # bytes that are handed to a connection at a time, each within the time-out
 BYTES = 2  # protobuf's type of a field with a length
 MAX_SMALL = 64 << 10  # bytes of all fields of a request but the object
 

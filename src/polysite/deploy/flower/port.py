@@ -9,6 +9,8 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn  # isort: skip  # from here on: dependencies of Flower
@@ -21,14 +23,23 @@ if TYPE_CHECKING:
 MAX_HEADERS = 64 << 10  # bytes of the headers of a request
 MAX_CONNECTIONS = 8  # of a site, which needs four
 BLOCK = 16 << 10  # bytes that are parsed at a time, until the headers of a request have come
+WRITTEN = 64 << 10  # bytes that are written ahead of a connection, so that its progress is seen
 BODY = "polysite.body"  # extension of a scope: receives the body of its request in memory that is given
 
 
 class Body:
     """The body of a request, while it is received in memory of its size, which may be in several parts."""
 
-    def __init__(self, parts: Iterable[memoryview], early: bytearray, loop: asyncio.AbstractEventLoop):
+    def __init__(
+        self,
+        parts: Iterable[memoryview],
+        early: bytearray,
+        loop: asyncio.AbstractEventLoop,
+        confirm: Callable[[], None],
+    ):
         self._parts, self._loop = [part for part in parts if part], loop  # what is left of them
+        self.confirm = confirm  # tells the client that bytes arrive
+        self._abandoned: memoryview | None = None  # where bytes go that nobody wants
         self.size, self.heard = 0, loop.time()  # bytes that have come, and when the last ones did
         self.over = loop.create_future()  # when all have come, or no more will
         while self.size < len(early):
@@ -39,14 +50,21 @@ class Body:
     @property
     def slot(self) -> memoryview:
         """Where the next bytes belong."""
-        return self._parts[0]
+        return self._parts[0] if self._abandoned is None else self._abandoned
 
     def grow(self, count: int) -> bool:
         """Count bytes that were received in the slot; return whether the body is complete."""
+        if self._abandoned is not None:
+            return False
         self.size, self.heard = self.size + count, self._loop.time()
         rest = self._parts[0][count:]
         self._parts[:1] = [rest] if rest else []
         return not self._parts
+
+    def abandon(self) -> None:
+        """Write no more bytes to the memory that was given."""
+        self._parts, self._abandoned = [], memoryview(bytearray(BLOCK))
+        self.end()
 
     def end(self) -> None:
         """Expect no more bytes."""
@@ -113,8 +131,14 @@ class Server(uvicorn.Server):
                 self.guard.note("too many callers at once", address)
             task = loop.create_task(self._greet(caller, address))
             self.greetings[task] = None
-            task.add_done_callback(lambda done: self.greetings.pop(done, None))
+            task.add_done_callback(partial(self._dismiss, caller))
             await asyncio.sleep(0)  # other tasks get their turn, however many clients wait
+
+    def _dismiss(self, caller: socket.socket, greeting: asyncio.Task[None]) -> None:
+        """Forget a handshake that is over; one that was cancelled may not even have begun."""
+        self.greetings.pop(greeting, None)
+        if greeting.cancelled():
+            caller.close()
 
     async def _greet(self, caller: socket.socket, address: Any) -> None:
         """Perform the TLS handshake, which requires a certificate of the federation's CA."""
@@ -151,9 +175,12 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection and start the timer for its headers."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(WRITTEN)
         self._wait()
         name = _name(transport)
         self._site = name if name in self.app.callers else ""
+        if self._site and (end := _expiry(transport)) is not None:
+            self.app.note_expiry(self._site, end)
         self._mine = self.app.callers[self._site]
         self._mine[self] = None
         if len(self._mine) > MAX_CONNECTIONS:  # the oldest gives way: it may be a broken connection
@@ -196,7 +223,7 @@ class Connection(HttpToolsProtocol):
         if cycle.waiting_for_100_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             cycle.waiting_for_100_continue = False
-        body = Body(parts, cycle.body, self.loop)
+        body = Body(parts, cycle.body, self.loop, self._confirm)
         cycle.body = bytearray()
         if cycle.more_body and not cycle.disconnected:
             self.body = body
@@ -204,6 +231,11 @@ class Connection(HttpToolsProtocol):
             body.end()
         self.flow.resume_reading()
         return body
+
+    def _confirm(self) -> None:
+        """Tell the client that bytes arrive: its time-out counts from there."""
+        if not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def body_received(self, body: Body, count: int) -> None:
         """Count bytes of a body; after the last one the next request is parsed."""
@@ -262,6 +294,13 @@ class _Receiver(asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """Close the connection."""
+
+
+def _expiry(transport: asyncio.Transport) -> datetime | None:
+    """Return when the client certificate expires."""
+    shown = transport.get_extra_info("peercert") or {}
+    end = shown.get("notAfter")
+    return None if end is None else datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
 
 
 def _name(transport: asyncio.Transport) -> str:

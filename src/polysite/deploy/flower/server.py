@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from polysite.buffers import Buffer
-from polysite.deploy.flower.gateway import FOREVER, Guard, Pace
+from polysite.deploy.flower.gateway import FOREVER, Guard, Pace, Renewal
 from polysite.deploy.flower.messages import Header, content_of, deflate, inflate, pack, unpack, wrap
 from polysite.deploy.flower.port import Server
+from polysite.deploy.revocations import Revocations
 from polysite.errors import PayloadError, RunError
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
@@ -69,6 +70,8 @@ class Link:
         sites: Public key of every site.
         limit: Largest response in bytes.
         pace: How slow a client may be.
+        revoked: List of revoked keys, which is read again whenever it changes.
+        renewal: Returns a new certificate for a site and its request, or None if it has to be made by hand.
     """
 
     def __init__(
@@ -82,10 +85,13 @@ class Link:
         sites: Mapping[str, bytes],
         limit: int = 8 << 30,
         pace: Pace = Pace(),
+        revoked: Path | None = None,
+        renewal: Renewal = lambda site, request: None,
     ):
         self._at = host, port
         self._files = certificate, key, ca
         self._sites, self._limit, self._pace = dict(sites), limit, pace
+        self._revoked, self._renewal = Revocations(revoked), renewal
         self._sent: dict[str, str] = {}  # message → site
 
     def __enter__(self) -> Self:
@@ -101,6 +107,7 @@ class Link:
             site: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for site, key in self._sites.items()
         }
         self._guard = Guard(app, state, self._run, self._sites, keys, self._nodes, self._limit, self._pace)
+        self._guard.revoked, self._guard.renewal = self._revoked, self._renewal
         self._server = Server(self._guard, context)
         listener = _listen(*self._at)
         self._at = self._at[0], listener.getsockname()[1]
@@ -182,6 +189,10 @@ class Link:
                 self._guard.drop(name)
             if site := self._sent.pop(each, None):
                 self._guard.rest(site)
+
+    def note(self, what: str) -> None:
+        """Record an incident of the coordinator itself."""
+        self._guard.note(what, None)
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the refusals since the last call, each with its time, reason, sender address, site and count."""

@@ -15,22 +15,28 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from polysite.buffers import Buffer
+from polysite.deploy import certificates, enrolment
 from polysite.deploy.flower.client import Fleet, Incoming, Lost
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ipc
-from polysite.errors import PayloadError, RunError, shown
+from polysite.deploy.site.withdrawn import LEFT
+from polysite.errors import PayloadError, PolysiteError, RunError, shown
 from polysite.own_process import worker_command
+from polysite.storage import write_file
 
 log = logging.getLogger("polysite")
 
 MAX_CRASHES = 3  # of the worker over one request, which then fails
 MAX_INCIDENTS = 16  # that are kept for the coordinator
 WAIT = 4  # seconds for which the coordinator holds a poll until there is a request
+DAY = 86400.0  # seconds between two looks at the certificate
 SOON, LATER = 0.02, 1.0  # seconds between two polls that are not held: after the last request, and when none comes
+MAX_PAUSE = {False: 5.0, True: 60.0}  # seconds between two attempts to connect; longer where it is not the coordinator
 
 Say = Callable[[str], None]
 
@@ -136,6 +142,8 @@ class WorkerProcess:
 
 def run(site: SiteConfig, say: Say) -> None:
     """Serve requests until interrupted."""
+    if (site.state / LEFT).exists():
+        raise RunError(f"this hospital has left the federation; to take part again, delete {site.state / LEFT}")
     site.state.mkdir(parents=True, exist_ok=True)
     site.state.chmod(0o700)
     with _alone(site.state) as killed:
@@ -145,27 +153,54 @@ def run(site: SiteConfig, say: Say) -> None:
         worker.line()
         say(f"{site.name}: {worker.words}; {site.policy.name} read; connecting to {site.server}")
         try:
-            while True:
-                _serve(site, worker, say)
+            _serve(site, worker, say)
         finally:
             worker.stop()
 
 
 def _serve(site: SiteConfig, worker: WorkerProcess, say: Say) -> None:
-    """Serve requests until the connection is lost."""
-    with Fleet(site.server, key=site.key, certificate=site.certificate, ca=site.ca) as fleet:
+    """Serve requests. After a lost connection the site connects again and goes on with what it was doing."""
+    with Fleet(site.server, key=site.key, certificate=site.certificate, ca=site.ca, proxy=site.proxy) as fleet:
         _connect(fleet, say)
         say(f"connected to {site.server}; waiting to be asked")
-        busy = time.monotonic()
-        try:
-            while True:
+        busy, checked = time.monotonic(), 0.0
+        while True:
+            try:
+                if not checked or time.monotonic() > checked + DAY:
+                    checked = time.monotonic()
+                    _renew(site, fleet, say)
                 asked = time.monotonic()
                 if _turn(fleet, worker, say):
                     busy = time.monotonic()
                 elif time.monotonic() - asked < WAIT / 2:
                     time.sleep(min(SOON + (time.monotonic() - busy) / 20, LATER))
-        except Lost as problem:
-            worker.tell(f"the connection was lost: {problem}")
+            except Lost as problem:
+                worker.tell(f"the connection was lost: {problem}")
+                _connect(fleet, say)
+                say(f"connected to {site.server} again")
+
+
+def _renew(site: SiteConfig, fleet: Fleet, say: Say) -> None:
+    """Warn before the certificate expires, and get a new one where the coordinator signs by itself."""
+    try:
+        end = certificates.expiry(site.certificate)
+        if end - datetime.now(UTC) > certificates.SOON:
+            return
+        say(f"the certificate of this site expires on {end:%Y-%m-%d}; asking for a new one")
+        made = fleet.renew(certificates.signing_request(site.name, certificates.read_key(site.key)))
+        if made is None:
+            say("the coordinator signs by hand: run 'polysite site renew' and send it the request")
+            return
+        fresh = site.state / "renewed.crt"
+        write_file(fresh, lambda p: p.write_bytes(made))
+        end = enrolment.install(site.path, fresh)
+        fresh.unlink()
+        fleet.use(site.certificate, site.key)
+        say(f"the certificate was renewed; it expires on {end:%Y-%m-%d}")
+    except Lost:
+        raise
+    except PolysiteError as problem:  # it is tried again tomorrow
+        say(f"the certificate was not renewed: {problem}")
 
 
 def _turn(fleet: Fleet, worker: WorkerProcess, say: Say) -> bool:
@@ -174,27 +209,39 @@ def _turn(fleet: Fleet, worker: WorkerProcess, say: Say) -> bool:
         incoming = fleet.receive(WAIT)
         if incoming is None:
             return False
-        if fleet.answer(incoming, *_answer(worker, incoming, say)):
+        if _upload(fleet, worker, say, incoming, *_answer(worker, incoming, say)):
             worker.incidents = []
     except PayloadError as problem:  # a malformed message, or a response that is too large
         worker.tell(str(problem))
     return True
 
 
+def _upload(
+    fleet: Fleet, worker: WorkerProcess, say: Say, incoming: Incoming, header: Mapping[str, Any], body: Buffer
+) -> bool:
+    """Upload a response, however often the connection is cut; return False if it is no longer wanted."""
+    while True:
+        try:
+            return fleet.answer(incoming, header, body)
+        except Lost as problem:
+            worker.tell(f"the connection was lost: {problem}")
+            _connect(fleet, say)
+            say("connected again; the upload goes on")
+
+
 def _connect(fleet: Fleet, say: Say) -> None:
-    """Connect; try again until it works, or until it cannot work."""
+    """Connect; try again until it works, with growing pauses. Nothing that answers at the address can end a site."""
     said, pause = "", 0.5
     while True:
         try:
             return fleet.connect()
         except RunError as problem:
-            if getattr(problem, "hopeless", False):
-                raise
+            slowly = getattr(problem, "slowly", False)
             if str(problem) != said:
-                say(f"{problem}; trying again (it listens while a study runs)")
+                say(f"{problem}; trying again{'' if slowly else ' (it listens while a study runs)'}")
                 said = str(problem)
             time.sleep(pause)
-            pause = min(2 * pause, 5.0)
+            pause = min(2 * pause, MAX_PAUSE[slowly])
 
 
 def _answer(worker: WorkerProcess, incoming: Incoming, say: Say) -> tuple[dict[str, Any], Buffer]:

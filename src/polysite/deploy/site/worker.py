@@ -10,6 +10,8 @@ been.
     STATE/format                       version of this layout; 0.1.0 wrote none
     STATE/ledger.jsonl                 what was asked and what left
     STATE/secret                       key of the pseudonyms
+    STATE/withdrawn.txt                cases that no study may see any more
+    STATE/left                         the federation was left; in the folder of a study: that study was left
     STATE/runs/STUDY/study.toml        the study that this hospital agreed to
     STATE/runs/STUDY/memory/           the site's memory, by version
     STATE/runs/STUDY/phase-K           the model that phase K began from
@@ -57,6 +59,7 @@ from polysite.deploy.protocol import (
 from polysite.deploy.site.ledger import Ledger
 from polysite.deploy.site.policy import Intent, SitePolicy
 from polysite.deploy.site.pseudonyms import Pseudonyms
+from polysite.deploy.site.withdrawn import why_left, withdrawn_cases
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.run_folder import file_name
 from polysite.engines.site_memory import Memory
@@ -226,6 +229,7 @@ class Worker:
 
     def _answer(self, header: Mapping[str, Any], body: Buffer) -> Leaving:
         request = Request.parse(header, body)
+        self._obey(why_left(self.site.state, self._folder(request.study)))
         if request.kind == "hello":
             odd = difference(header)
             if odd:
@@ -293,7 +297,8 @@ class Worker:
         try:
             local = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
             _check_data(local.data, wanted.data)
-            cases = _cases(local, self.site.name)
+            withdrawn = withdrawn_cases(self.site.state)
+            cases = [case for case in _cases(local, self.site.name) if case.name not in withdrawn]
             whole = local.split.apply({self.site.name: cases}, local.split.seed_of(local.seed))
             volumes, splits = whole[self.site.name], study.cut(local, whole)[self.site.name]
         except ConfigError as problem:  # of this hospital's own configuration: it may name files

@@ -1,0 +1,236 @@
+"""Keys are made at the hospital; the coordinator signs requests, renews certificates and revokes keys while it runs."""
+
+import stat
+import zipfile
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from secrets import token_hex
+from ssl import DER_cert_to_PEM_cert, PEM_cert_to_DER_cert
+
+import pytest
+from typer.testing import CliRunner
+
+from consortium import free_port
+from polysite.cli import app
+from polysite.deploy import certificates, enrolment
+from polysite.deploy import project as projects
+from polysite.deploy.coordinator import run as coordinator
+from polysite.deploy.flower.client import Fleet, Lost, Refused
+from polysite.deploy.project import Project, SiteConfig
+from polysite.deploy.site import courier
+from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, RunError
+from wire_ends import HEADER, collected, exchange, received, until
+
+ADDRESS = "fl.example.org:9443"
+
+
+def polysite(*words):
+    found = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project for hospitals elsewhere, in which nobody is enrolled."""
+    return projects.init(tmp_path / "project", ["north", "South 2"], ADDRESS)
+
+
+def invited(project, name, folder):
+    with zipfile.ZipFile(project.archive(name)) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def site(project, tmp_path):
+    return invited(project, "north", tmp_path / "north")
+
+
+def enrolled(project, folder):
+    """Enrol a hospital, from its key to its certificate."""
+    request, _ = enrolment.enrol(folder)
+    enrolment.install(folder, enrolment.sign(project.folder, request).certificate)
+    return SiteConfig.load(folder)
+
+
+def test_no_private_key_of_a_hospital_is_ever_at_the_coordinator(project, site):
+    assert "PRIVATE KEY" not in "".join((site / f).read_text() for f in ("README.md", "site.toml", "ca.crt"))
+    assert {p.name for p in site.iterdir()} == {"site.toml", "policy.toml", "ca.crt", "README.md"}
+    said = polysite("site", "enrol", site)
+    key, request = site / "site.key", site / "site.csr"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600 and b"PRIVATE" not in request.read_bytes()
+    signed = polysite("deploy", "sign", request, "--project", project.folder)
+    (mark,) = {line.rpartition(": ")[2] for line in said.splitlines() if "fingerprint" in line}
+    assert mark in signed  # both read the same fingerprint
+    polysite("site", "install", project.folder / "sites" / "north.crt", site)
+    secret = key.read_bytes().splitlines()[1]
+    assert not any(secret in p.read_bytes() for p in project.folder.rglob("*") if p.is_file())
+    assert SiteConfig.load(site).name == "north"
+    after = Project.load(project.folder)
+    assert list(after.sites) == ["north"] and after.invited == ("South 2",)
+    assert "South 2 has no certificate yet" in " ".join(after.remarks)
+    with pytest.raises(ConfigError, match="1 of 2 hospitals are enrolled, and a round needs 2"):
+        after.check_enrolled(after.min_sites)
+
+
+def test_a_local_project_needs_one_command(tmp_path):
+    polysite("deploy", "init", tmp_path / "p", "--site", "a", "--site", "b", "--address", "localhost:9443")
+    made = Project.load(tmp_path / "p")
+    assert list(made.sites) == ["a", "b"] and SiteConfig.load(invited(made, "a", tmp_path / "a")).name == "a"
+    polysite("deploy", "add", "c", "--project", tmp_path / "p")
+    assert list(Project.load(tmp_path / "p").sites) == ["a", "b", "c"]
+
+
+def other_request(site, name):
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    path = site / f"{token_hex(4)}.csr"
+    path.write_bytes(certificates.signing_request(name, ec.generate_private_key(ec.SECP384R1())))
+    return path
+
+
+def test_requests_that_must_not_be_signed_change_nothing(project, site):
+    enrolled(project, site)
+    altered = site / "altered.csr"
+    der = PEM_cert_to_DER_cert((site / "site.csr").read_text().replace(" REQUEST", ""))
+    altered.write_text(
+        DER_cert_to_PEM_cert(der.replace(b"north", b"South")).replace("CERTIFICATE", "CERTIFICATE REQUEST")
+    )
+    before = {p: p.read_bytes() for p in project.folder.rglob("*") if p.is_file()}
+    for request, said in (
+        (other_request(site, "north"), "north has another key"),
+        (other_request(site, "../north"), "is not among the hospitals"),
+        (other_request(site, "east"), "'polysite deploy add' invites it"),
+        (altered, "is not signed with a P-384 key of its own"),
+        (site / "site.key", "is not a request for a certificate"),
+        (site / "none", "cannot be read"),
+    ):
+        with pytest.raises(DataError, match=said):
+            enrolment.sign(project.folder, request)
+    project.ca_key.rename(project.folder.parent / "safe.key")
+    with pytest.raises(DataError, match=r"ca\.key is missing"):
+        enrolment.sign(project.folder, site / "site.csr")
+    (project.folder.parent / "safe.key").rename(project.ca_key)
+    assert {p: p.read_bytes() for p in project.folder.rglob("*") if p.is_file()} == before
+    with pytest.raises(RunError, match="no key is overwritten"):
+        enrolment.enrol(site)
+
+
+def test_a_certificate_of_another_is_not_installed(project, site, tmp_path):
+    enrolled(project, site)
+    south = invited(project, "South 2", tmp_path / "south")
+    enrolment.enrol(south)
+    before = (site / "site.crt").read_bytes()
+    made = enrolment.sign(project.folder, south / "site.csr").certificate
+    for wrong, said in (
+        (made, "is not the key of"),
+        (project.certificate, "is not the key of"),
+        (site / "no", "missing"),
+    ):
+        with pytest.raises(PolysiteError, match=said):
+            enrolment.install(site, wrong)
+    assert (site / "site.crt").read_bytes() == before
+
+
+def test_a_renewal_with_the_same_key_needs_no_question_and_one_after_expiry_works(project, site, monkeypatch):
+    enrolled(project, site)
+    key, before = (site / "site.key").read_bytes(), certificates.expiry(site / "site.crt")
+    later = datetime.now(UTC) + timedelta(days=725)
+    assert any("expires on" in remark for remark in SiteConfig.load(site, now=later).remarks)
+    with pytest.raises(DataError, match="'polysite site renew' at a hospital"):
+        SiteConfig.load(site, now=later + timedelta(days=100))
+    polysite("site", "renew", site)
+    made = enrolment.sign(project.folder, site / "site.csr", days=1000)
+    assert made.renewed and enrolment.install(site, made.certificate) > before
+    assert (site / "site.key").read_bytes() == key and Project.load(project.folder).sites.keys() == {"north"}
+
+
+def test_a_revoked_key_is_never_signed_again_and_its_hospital_enrols_with_another(project, site):
+    enrolled(project, site)
+    polysite("deploy", "revoke", "north", "--project", project.folder)
+    assert Project.load(project.folder).invited == ("north", "South 2")
+    enrolment.renew(site)
+    with pytest.raises(DataError, match="was revoked"):
+        enrolment.sign(project.folder, site / "site.csr")
+    with pytest.raises(DataError, match="'north' has no key"):
+        enrolment.revoke(project.folder, "north")
+    (site / "site.key").unlink()
+    enrolled(project, site)
+    assert list(Project.load(project.folder).sites) == ["north"]
+
+
+# while a server runs
+
+
+@contextmanager
+def running(tmp_path, days=certificates.DAYS):
+    """A server, and a hospital that is connected to it."""
+    made = projects.init(tmp_path / "p", ["north"], f"localhost:{free_port()}", local=False)
+    folder = invited(made, "north", tmp_path / "n")
+    request, _ = enrolment.enrol(folder)
+    enrolment.install(folder, enrolment.sign(made.folder, request, days=days).certificate)
+    made, site = Project.load(made.folder), SiteConfig.load(folder)
+    site.state.mkdir()
+    files = {"key": site.key, "certificate": site.certificate, "ca": site.ca}
+    with coordinator.listening(made) as link, Fleet(site.server, **files, patience=0.2) as fleet:
+        fleet.connect()
+        yield made, site, link, fleet
+
+
+def test_a_key_that_is_revoked_is_refused_at_the_next_message(tmp_path):
+    with running(tmp_path) as (project, _, link, north):
+        sent = link.send("north", HEADER, b"abc", 60, "1")
+        asked = received(north)
+        enrolment.revoke(project.folder, "north")
+        assert link.online() == {}
+        with pytest.raises(Lost, match="has revoked this site's key"):
+            north.answer(asked, {}, b"late", patience=0.2)
+        with pytest.raises(Refused, match="has revoked this site's key") as refused:
+            north.connect()
+        assert refused.value.slowly  # it waits for the hospital's people, and goes on trying
+        assert list(link.collect([sent])) == []
+        assert {"a key that was revoked"} == {i["what"] for i in link.incidents() if i["site"] == "north"}
+        project.revoked.unlink()  # a mistake, mended while the server runs
+        north.connect()
+        assert north.answer(asked, {}, b"late") and collected(link, sent)[0].body == b"late"
+
+
+def test_a_certificate_is_renewed_before_it_expires_and_both_sides_are_warned(tmp_path):
+    said = []
+    with running(tmp_path, days=5) as (project, site, link, north):
+        (noted,) = [i["what"] for i in link.incidents() if i["site"] == "north"]
+        assert noted.startswith("its certificate expires on ")
+        before = certificates.expiry(site.certificate)
+        project.ca_key.rename(tmp_path / "safe.key")
+        courier._renew(site, north, said.append)
+        assert "expires on" in said[0] and "the coordinator signs by hand" in said[1]
+        assert certificates.expiry(site.certificate) == before
+        (tmp_path / "safe.key").rename(project.ca_key)
+        courier._renew(site, north, said.append)
+        assert "was renewed" in said[-1] and certificates.expiry(site.certificate) > before + timedelta(days=700)
+        count = len(said)
+        courier._renew(site, north, said.append)
+        assert len(said) == count  # it is valid for long
+        north.connect()
+        link.incidents()
+        exchange(link, north, size=1000)
+        until(lambda: link.online())
+        assert link.incidents() == []
+
+
+def test_the_page_of_a_study_warns_of_a_server_certificate_that_expires(tmp_path):
+    made = projects.init(tmp_path / "p", ["north"], f"localhost:{free_port()}", days=5)
+    with coordinator.listening(made) as link:
+        assert any("server.crt expires on" in incident["what"] for incident in link.incidents())
+
+
+def test_a_renewal_is_only_for_the_own_name_and_key(tmp_path):
+    with running(tmp_path) as (_, site, link, north):
+        for request in (other_request(tmp_path, "north"), other_request(tmp_path, "server")):
+            with pytest.raises(Lost, match="400 odd"):
+                north.renew(request.read_bytes())
+        with pytest.raises(PayloadError):
+            north.renew(b"x" * 100_000)
+        assert "asks for a certificate that it cannot have" in str(link.incidents())
+        assert north.renew(certificates.signing_request("north", certificates.read_key(site.key)))
