@@ -19,6 +19,8 @@ True
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST = 200  # characters of a name that are compared with known ones
+
 
 class PolysiteError(Exception):
     """Base class of all errors of polysite. Its text is one sentence that a user can act on."""
@@ -53,7 +55,7 @@ def nearest(given: str, known: Iterable[str]) -> str:
     'known: fedavg, scaffold'
     """
     known = sorted(known)
-    close = get_close_matches(given, known, n=1, cutoff=0.6)
+    close = get_close_matches(given[:LONGEST], known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 

@@ -34,6 +34,7 @@ from typing import Any
 from polysite.data.case import SPLITS
 from polysite.data.images import SUFFIXES, suffix
 from polysite.errors import DataError, shown
+from polysite.foreign import parse_json
 from polysite.payload import natural as natural
 from polysite.storage import write_file
 
@@ -229,7 +230,7 @@ def _json_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:
-                cells = json.loads(line)
+                cells = parse_json(line)
             except (ValueError, RecursionError) as problem:
                 raise DataError(f"{path}, line {number}: not a JSON object of a case: {problem}") from problem
             if not isinstance(cells, dict):

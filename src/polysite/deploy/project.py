@@ -25,7 +25,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
-from tomllib import TOMLDecodeError, loads
 from typing import Any
 
 from polysite.deploy.certificates import (
@@ -42,6 +41,7 @@ from polysite.deploy.certificates import (
 from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.site.policy import TEXT, SitePolicy, settings
 from polysite.errors import ConfigError, DataError, RunError
+from polysite.foreign import parse_toml
 from polysite.storage import draft_folder, write_file
 
 SITE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9_-])?")  # also a file name and a common name
@@ -410,8 +410,8 @@ def _line(name: str, public: str) -> str:
 
 def _sites(text: str) -> dict[str, Any]:
     try:
-        return dict(loads(text)["sites"])
-    except (TOMLDecodeError, KeyError, TypeError, ValueError):
+        return dict(parse_toml(text, "server.toml")["sites"])
+    except (ConfigError, KeyError, TypeError, ValueError):
         return {}
 
 

@@ -45,6 +45,7 @@ from polysite.engines import checkpoint, site_memory
 from polysite.engines.record import Result, RoundRecord, read_records
 from polysite.engines.site_memory import Memory
 from polysite.errors import RunError
+from polysite.foreign import parse_json
 from polysite.payload import plain
 from polysite.storage import draft_folder, link_file, write_file
 from polysite.tree import Tree
@@ -113,7 +114,7 @@ class RunFolder:
         if not (path / "config.toml").is_file():
             raise RunError(f"{path} is not a run folder: it holds no config.toml")
         try:
-            format = json.loads((path / "versions.json").read_text()).get("format", 1)
+            format = parse_json((path / "versions.json").read_text()).get("format", 1)
         except (OSError, ValueError, AttributeError) as problem:
             raise RunError(
                 f"the run folder {path} is damaged: its versions.json cannot be read: {problem}"
@@ -223,7 +224,7 @@ class RunFolder:
         found: dict[str, int] = {}
         for path in sorted((self.path / "checkpoints").glob("own-*.safetensors")):
             if (round := _round(path)) <= until:
-                found |= dict.fromkeys(json.loads(path.with_suffix(".json").read_text()), round)
+                found |= dict.fromkeys(parse_json(path.with_suffix(".json").read_text()), round)
         return found
 
     def phase(self, phase: int) -> Path:
@@ -266,7 +267,7 @@ class RunFolder:
         """Return the versions of memories kept elsewhere that a checkpoint continues from."""
         found: dict[str, set[int]] = {}
         for path in (self.path / "checkpoints").glob("*.json"):
-            for site, needed in json.loads(path.read_text()).items():
+            for site, needed in parse_json(path.read_text()).items():
                 found.setdefault(site, set()).add(needed)
         return found
 

@@ -123,7 +123,10 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
 def _clusters(folder: RunFolder, chosen: Study) -> CaseClusters:
     """Return the clusters of patients with their models, from the checkpoint of the best round."""
     algorithm = config.phases(chosen)[folder.result.best_phase].algorithm
-    kept: Checkpoint = checkpoint.load(folder.best(folder.result.best_round), modules={type(algorithm).__module__})
+    path = folder.best(folder.result.best_round)
+    kept: Checkpoint = checkpoint.load(path, modules={type(algorithm).__module__})
+    if not isinstance(kept, Checkpoint):
+        raise RunError(f"{path} does not hold the checkpoint of a round")
     known = case_clusters(algorithm, serving_payloads(algorithm, kept.at.state, ["anyone"])["anyone"])
     if known is None:
         raise RunError(

@@ -7,7 +7,6 @@ that several runs of a method evaluate counts once, with the mean of its scores.
 import csv
 import json
 import re
-import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from polysite.engines.phases import SHARED
 from polysite.engines.record import RoundRecord, mean_score, measure_of
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
+from polysite.foreign import parse_json, parse_toml
 from polysite.metrics import averages
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.site import CaseScore, Count, Counts, Scores
@@ -108,7 +108,7 @@ class Summary:
         """Members and weights of an ensemble; empty for any other run."""
         path = self.path / "ensemble.json"
         try:
-            found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            found: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
             return found
         except (OSError, ValueError) as problem:
             raise RunError(f"{path} cannot be read: {problem}; make the ensemble again") from problem
@@ -121,7 +121,7 @@ class Summary:
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """The configuration as nested mappings."""
-        return tomllib.loads(self.config)
+        return parse_toml(self.config, str(self.path / "config.toml"))
 
     @property
     def groups(self) -> Mapping[str, Sequence[str]]:
@@ -408,7 +408,7 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
     """Read a run folder and one of its evaluations: by default that of the split which the result is reported on."""
     folder = RunFolder.open(path)
     try:
-        versions, records = json.loads((path / "versions.json").read_text()), folder.records()
+        versions, records = parse_json((path / "versions.json").read_text()), folder.records()
         bare = Summary(path, name or title(path), folder.config, versions, records)
         _ = bare.settings["algorithm"]
         if not folder.finished:
@@ -452,7 +452,7 @@ def read_evaluation(path: Path, name: str) -> Evaluation | None:
     try:
         with (place / "cases.csv").open(newline="", encoding="utf-8") as file:
             rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        about = json.loads((place / "about.json").read_text(encoding="utf-8"))
+        about = parse_json((place / "about.json").read_text(encoding="utf-8"))
         counts = _read_counts(place / "counts.csv")
         declared, present = sum(about["cases"].values()), len({(row["site"], row["case"]) for row in rows})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:

@@ -24,6 +24,7 @@ from polysite.benchmark.scores import LAST, last_scores
 from polysite.config import Study
 from polysite.costs.budget import Kind
 from polysite.errors import ConfigError, RunError
+from polysite.foreign import read_toml
 from polysite.report.live import Standing
 from polysite.storage import write_file
 from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
@@ -244,7 +245,7 @@ def same_settings(out: Path, name: str, settings: Mapping[str, Any]) -> None:
     file = out / name
     if not file.exists():
         return
-    before = tomllib.loads(file.read_text(encoding="utf-8"))
+    before = read_toml(file)
     asked = tomllib.loads(tomli_w.dumps(dict(settings)))
     for given in (before, asked):
         given["study"] = config.parse(given["study"])  # a later version may write more keys

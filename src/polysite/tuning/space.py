@@ -29,6 +29,7 @@ from polysite.benchmark.axes import FIXED
 from polysite.benchmark.equal_tuning import words
 from polysite.config import Study
 from polysite.errors import ConfigError, nearest
+from polysite.foreign import read_toml
 
 KEYS = ("reference", "default", "search", "methods")
 
@@ -124,10 +125,7 @@ def load(file: Path | None = None, methods: Sequence[str] = ()) -> Space:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise ConfigError(f"the search space {file} cannot be read: {problem}") from problem
+    given = read_toml(file, "the search space")
     odd = next((key for key in given if key not in KEYS), None)
     if odd is not None:
         raise ConfigError(f"{file} has a key {odd!r}; {nearest(odd, KEYS)}")

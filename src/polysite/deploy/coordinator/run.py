@@ -33,6 +33,7 @@ from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
+from polysite.foreign import parse_json
 from polysite.study import Run
 from polysite.tree import Tree
 
@@ -138,7 +139,7 @@ def resume(
     if folder.finished:
         return Run(folder, folder.result)
     try:
-        known = json.loads((folder.path / FILE).read_text())
+        known = parse_json((folder.path / FILE).read_text())
         id, names = str(known["study"]), list(known["sites"])
     except (OSError, ValueError, KeyError) as problem:
         raise RunError(f"{path} is no run over real sites: its {FILE} cannot be read") from problem
@@ -301,7 +302,7 @@ def _noted(path: Path) -> Iterator[Incident]:
     """Yield the incidents of a journal without lines that were cut short."""
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         try:
-            incident = json.loads(line)
+            incident = parse_json(line)
         except ValueError:
             continue
         if isinstance(incident, dict):

@@ -58,7 +58,7 @@ class WorkerProcess:
                 line = self.line()
                 ipc.send(line, {"request": dict(header), "incidents": self.incidents}, body)
                 frame = ipc.receive(line)
-            except (OSError, RunError) as problem:
+            except (OSError, RunError, PayloadError) as problem:
                 log.warning("%s", problem)
                 frame = None
             if frame is not None:
@@ -101,12 +101,13 @@ class WorkerProcess:
             frame = ipc.receive(line)  # a busy worker finishes its request first
         except FileNotFoundError:
             return None
-        except OSError:
+        except (OSError, PayloadError):
             if not self._crash_reported:
                 self.tell("the former worker was killed")
             return None
-        if frame is not None and frame[0].get("config") == self.site.fingerprint:
-            self._pid, self.words = int(frame[0]["pid"]), str(frame[0]["cases"])
+        pid = frame[0].get("pid") if frame is not None else None
+        if frame is not None and type(pid) is int and frame[0].get("config") == self.site.fingerprint:
+            self._pid, self.words = pid, str(frame[0].get("cases", ""))
             return line
         if frame is not None:
             ipc.send(line, {"courier": "stop"})

@@ -8,7 +8,6 @@ described as the Dice of every case, and now covers all measures.
 """
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,7 +18,8 @@ from typing import Any, get_args, get_type_hints
 
 from polysite.algorithms.base import Kind
 from polysite.deploy.protocol import RequestKind
-from polysite.errors import ConfigError, nearest
+from polysite.errors import ConfigError, nearest, shown
+from polysite.foreign import read_toml
 
 VERSION = 2  # of policy.toml
 WORK = ("assess", "train", "score", "examine")  # requests that occupy the machine for a while
@@ -242,16 +242,14 @@ class SitePolicy:
 def settings(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
     """Read a TOML file; refuse an unknown key or a value of the wrong type."""
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
-    except FileNotFoundError as problem:
-        raise ConfigError(f"{path} is missing; it came with the archive or the project, put it back") from problem
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path} cannot be read: {problem}") from problem
-    except tomllib.TOMLDecodeError as problem:
-        raise ConfigError(f"{path} is not valid TOML: {problem}") from problem
+        given = read_toml(path)
+    except ConfigError as problem:
+        if not path.exists():
+            raise ConfigError(f"{path} is missing; it came with the archive or the project, put it back") from problem
+        raise
     for key in given:
         if key not in known:
-            raise ConfigError(f"{path} has an unknown key {key!r}; {nearest(key, known)}")
+            raise ConfigError(f"{path} has an unknown key {shown(key, 80)!r}; {nearest(key, known)}")
     return {key: _typed(f"{path}: {key}", value, known[key]) for key, value in given.items()}
 
 
@@ -263,4 +261,4 @@ def _typed(what: str, value: Any, kind: Any) -> Any:
     if type(value) is kind:
         return value
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section"}
-    raise ConfigError(f"{what} = {value!r} must be {words.get(kind, 'a list of texts')}")
+    raise ConfigError(f"{what} = {shown(repr(value))} must be {words.get(kind, 'a list of texts')}")

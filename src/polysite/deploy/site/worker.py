@@ -442,7 +442,9 @@ class Worker:
     def _at(self, agreed: Agreed, phase: int, round: int) -> TorchSite:
         if phase not in agreed.begun:
             site = agreed.phases[phase][1]
-            start: Memory = checkpoint.load(self._start_file(agreed, phase), site.lift)
+            start = checkpoint.load(self._start_file(agreed, phase), site.lift)
+            if not isinstance(start, Memory) or "model" not in start.content:
+                raise DataError(f"{self._start_file(agreed, phase)} holds no model that a phase begins from")
             self._enter(agreed, phase, start.version, start.content["model"])
         return agreed.phases[phase][1].at(round)
 
