@@ -17,8 +17,8 @@ from polysite.errors import ConfigError, shown
 MAX_TOML = 4 << 20  # characters
 MAX_DEPTH = 40  # of nested lists, tables and parts of a dotted key
 WHOLE = range(-(2**63), 2**63)  # whole numbers that TOML has
-# a token that has to do with depth, or a text or comment, in which brackets and dots mean nothing. A text without an end
-# reaches as far as it can, since the parser stops there; so no token is read twice
+# a token that has to do with depth, or a text or comment, in which brackets and dots mean nothing. A text without an
+# end reaches as far as it can, since the parser stops there; so no token is read twice
 TOKEN = re.compile(
     r"""(?P<comment>\#[^\n]*+)
     | (?P<text>\"\"\"(?:[^"\\]|\\.|"(?!""))*+\"{0,5} | '''(?:[^']|'(?!''))*+'{0,5}

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from shutil import copyfile, rmtree
@@ -37,6 +37,17 @@ def write_file(path: Path, fill: Callable[[Path], Any], *, sync: bool = True) ->
         raise
 
 
+def write_private(path: Path, content: bytes | str, *, sync: bool = True) -> None:
+    """Write a file that only its owner can read, at no moment with wider permissions."""
+    data = content.encode() if isinstance(content, str) else content
+
+    def fill(draft: Path) -> None:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+
+    write_file(path, fill, sync=sync)
+
+
 def link_file(source: Path, path: Path) -> None:
     """Let ``path`` be a second name of a file (a hard link), or a copy where the file system has no such links.
 
@@ -51,6 +62,12 @@ def link_file(source: Path, path: Path) -> None:
 
     if not (path.exists() and path.samefile(source)):  # renaming a link to another name of its file does nothing
         write_file(path, fill)
+
+
+def set_aside(path: Path) -> None:
+    """Rename a damaged file, so that it is out of the way but not lost; a missing file is no error."""
+    with suppress(FileNotFoundError):
+        path.replace(path.with_name(f"{path.name}.damaged"))
 
 
 @contextmanager

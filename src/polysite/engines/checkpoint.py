@@ -39,6 +39,10 @@ MOVED = {
 }
 
 
+class Damaged(RunError):
+    """A file that cannot be read as what it was written as, or is missing."""
+
+
 def save(path: Path, value: Any, twins: Iterable[Path] = ()) -> None:
     """Write a value to a file; if one of the ``twins`` holds the same value, let the file be another name of it."""
     arrays: dict[str, np.ndarray] = {}
@@ -52,7 +56,7 @@ def save(path: Path, value: Any, twins: Iterable[Path] = ()) -> None:
 
 
 def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), mapped: bool = False) -> Any:
-    """Return the value in a file; RunError if it is damaged.
+    """Return the value in a file; ``Damaged`` if it cannot be read.
 
     Args:
         path: The file.
@@ -66,12 +70,13 @@ def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), ma
             arrays = map_arrays(path)[1] if mapped else {k: file.get_tensor(k) for k in list(file.keys())}
         digest, _, shape = header["checkpoint"].partition(" ")
         if digest != _digest(shape, arrays):
-            raise RunError(f"{path} is damaged: its content does not match its digest")
+            raise Damaged(f"{path} is damaged: its content does not match its digest")
         return _restore(parse_json(shape), dict(lift(arrays)), modules)
-    except RunError:
+    except Damaged:
         raise
     except DAMAGE as problem:
-        raise RunError(f"{path} cannot be read as a checkpoint: {shown(problem)}") from problem
+        kind = RunError if isinstance(problem, OSError | MemoryError) and path.exists() else Damaged  # may pass
+        raise kind(f"{path} cannot be read as a checkpoint: {shown(problem)}") from problem
 
 
 def map_arrays(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:

@@ -41,7 +41,7 @@ def load(path: Path, site: SiteId, algorithm: str, version: int, lift: checkpoin
     """
     found = checkpoint.load(path, lift) if lift else checkpoint.load(path, mapped=True)
     if not isinstance(found, Memory) or found.format != FORMAT:
-        raise RunError(f"{path} holds no memory of a site that this version of polysite can read")
+        raise checkpoint.Damaged(f"{path} holds no memory of a site that this version of polysite can read")
     for what, there, wanted in (
         ("site", found.site, site),
         ("algorithm", found.algorithm, algorithm),

@@ -62,6 +62,8 @@ class WorkerProcess:
                 log.warning("%s", problem)
                 frame = None
             if frame is not None:
+                noted = frame[0].get("incidents", self.incidents)  # the worker may have added some of its own
+                self.incidents = list(noted)[-MAX_INCIDENTS:] if isinstance(noted, list) else self.incidents
                 return frame
             self._drop()
             self._crash_reported = True
