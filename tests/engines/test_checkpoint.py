@@ -46,6 +46,8 @@ FORGED = [
     class_of(Checkpoint, at={"is": None}),
     class_of(Checkpoint, at=class_of(Progress, round={"is": "x"}, state={"is": 1}, memories={"map": []})),
     class_of(Checkpoint, at=class_of(Progress, round={"is": 1}, state={"is": 1}, memories={"is": 5})),
+    class_of(Checkpoint, at={"array": "value/w"}),
+    class_of(Checkpoint, at=class_of(Progress, round={"is": 1}, state={"is": 1}, memories={"array": "value/w"})),
     class_of(Memory, site={"is": "a"}, algorithm={"is": "b"}, version={"is": 0}, content={"is": None}),
 ]
 

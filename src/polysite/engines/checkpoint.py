@@ -8,6 +8,7 @@ Classes are looked up by name in polysite or in the algorithm's own module; no c
 import hashlib
 import json
 import sys
+from collections import abc
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -163,8 +164,10 @@ def _fits(value: Any, hint: Any) -> bool:
     origin, inside = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in inside)
+    if hasattr(value, "dtype"):  # an array, or a tensor where one is stated
+        return not (is_dataclass(origin) or origin in (abc.Mapping, dict, str, tuple))
     if origin in (int, float):
-        return isinstance(value, int | float) or hasattr(value, "dtype")
+        return isinstance(value, int | float)
     if origin is tuple:
         return isinstance(value, tuple | list)
     if origin is NoneType:
