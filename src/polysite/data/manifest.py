@@ -36,6 +36,7 @@ from polysite.data.images import SUFFIXES, suffix
 from polysite.errors import DataError, shown
 from polysite.foreign import parse_json
 from polysite.payload import natural as natural
+from polysite.spreadsheets import Writer, plain_cell
 from polysite.storage import write_file
 
 Labels = Mapping[str, tuple[int, ...]]  # name -> values of the label map
@@ -165,7 +166,7 @@ def write(manifest: Manifest, path: Path) -> None:
         text = "".join(json.dumps({k: r[k] for k in used if r.get(k)}) + "\n" for r in rows)
     else:
         out = io.StringIO()
-        table = csv.writer(out, lineterminator="\n")
+        table = Writer(out)
         table.writerow(used)
         table.writerows([r.get(k, "") for k in used] for r in rows)
         text = out.getvalue()
@@ -216,7 +217,7 @@ def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         if None in cells or None in cells.values():
             raise DataError(f"{path}, line {table.line_num}: the row has more or fewer cells than the header")
         if any(cells.values()):
-            yield table.line_num, {k.strip(): v.strip() for k, v in cells.items()}
+            yield table.line_num, {plain_cell(k.strip()): plain_cell(v.strip()) for k, v in cells.items()}
 
 
 def _lines(table: "csv.DictReader[str]", path: Path) -> Iterator[dict[str, str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from polysite.engines import checkpoint
 from polysite.errors import RunError
 from polysite.payload import Payload, SiteId
+from polysite.storage import private_folder
 
 FORMAT = 1  # of the file
 
@@ -30,7 +31,7 @@ class Memory:
 
 def save(path: Path, memory: Memory, twins: Iterable[Path] = ()) -> None:
     """Write a memory; if one of the ``twins`` holds the same one, let the file be another name of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     checkpoint.save(path, memory, twins)
 
 

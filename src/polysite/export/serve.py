@@ -10,7 +10,6 @@
         docs/README.md             description and instructions
 """
 
-import csv
 import io
 import json
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from polysite.export.bundle import WEIGHTS, Bundle, Config, Scans, Whose, infere
 from polysite.export.routing import CLUSTERS, cluster_file
 from polysite.payload import SiteId
 from polysite.report.runs import title
+from polysite.spreadsheets import rows as csv_rows
 from polysite.storage import draft_folder, vacant
 from polysite.tree import Tree
 
@@ -60,7 +60,7 @@ def serve_model(run: Path | str, site: SiteId | None = None, out: Path | str | N
         "configs/metadata.json": _json(metadata(bundle, models)),
         "docs/README.md": readme(bundle, target.name).encode(),
     }
-    with draft_folder(target, "bundle") as draft:
+    with draft_folder(target, "bundle", private=False) as draft:
         for name, content in {**models, **files}.items():
             (draft / name).parent.mkdir(exist_ok=True)
             (draft / name).write_bytes(content)
@@ -87,7 +87,7 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
     """Return the model of a hospital, or the shared one, with its description."""
     result, hospitals = folder.result, sorted(folder.result.validation)
     chosen = postprocessing.study_of(folder)
-    sites = {row["Site"] for row in csv.DictReader(io.StringIO(folder.split))}
+    sites = {row["Site"] for row in csv_rows(io.StringIO(folder.split))}
     if site is not None and site not in sites:
         raise ConfigError(f"there is no site {site!r} in {folder.path}; {nearest(site, hospitals)}")
     if site is not None and site not in hospitals:

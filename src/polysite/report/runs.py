@@ -4,7 +4,6 @@ A ``Summary`` is one run. A ``Method`` is one row of a table: the runs that diff
 that several runs of a method evaluate counts once, with the mean of its scores.
 """
 
-import csv
 import json
 import re
 import zlib
@@ -28,6 +27,7 @@ from polysite.foreign import parse_json, parse_toml
 from polysite.metrics import averages
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.site import CaseScore, Count, Counts, Scores
+from polysite.spreadsheets import rows as csv_rows
 
 Key = tuple[str, str]  # site and case
 Table = tuple[str, EmptyMaskPolicy, str | None]  # measure, policy and label of a table of values
@@ -72,7 +72,7 @@ class Evaluation:
             return []
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                return list(csv.DictReader(file))
+                return list(csv_rows(file))
         except (OSError, ValueError) as problem:
             raise RunError(f"{path} cannot be read: {problem}; 'polysite evaluate --again' makes it anew") from problem
 
@@ -194,7 +194,7 @@ class Summary:
         counts: dict[str, dict[str, int]] = {}
         try:
             with (self.path / "split.csv").open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
+                for row in csv_rows(file):
                     splits = counts.setdefault(row["Site"], {})
                     splits[row[SPLIT]] = splits.get(row[SPLIT], 0) + 1
         except (OSError, ValueError, KeyError):
@@ -451,7 +451,7 @@ def read_evaluation(path: Path, name: str) -> Evaluation | None:
         return None
     try:
         with (place / "cases.csv").open(newline="", encoding="utf-8") as file:
-            rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+            rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in csv_rows(file)]
         about = parse_json((place / "about.json").read_text(encoding="utf-8"))
         counts = _read_counts(place / "counts.csv")
         declared, present = sum(about["cases"].values()), len({(row["site"], row["case"]) for row in rows})
@@ -470,7 +470,7 @@ def _read_counts(path: Path) -> Mapping[tuple[str, str, str], Counts]:
         return {}
     counts: dict[tuple[str, str, str], dict[str, Count]] = {}
     with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
+        for row in csv_rows(file):
             count = int(row["tp"]), int(row["fp"]), int(row["fn"]), int(row["tn"])
             counts.setdefault((row["model"], row["site"], row["case"]), {})[row["label"]] = count
     return counts

@@ -5,7 +5,6 @@ them. What goes on at a rung follows from the scores in the run folders alone, s
 with the same choice when the same command is given again.
 """
 
-import csv
 import io
 import json
 import tomllib
@@ -26,6 +25,7 @@ from polysite.costs.budget import Kind
 from polysite.errors import ConfigError, RunError
 from polysite.foreign import read_toml
 from polysite.report.live import Standing
+from polysite.spreadsheets import Writer
 from polysite.storage import write_file
 from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
 from polysite.tuning.runners import Runner, Simulated
@@ -258,7 +258,7 @@ def _write(out: Path, rows: Mapping[str, Row]) -> None:
     """Write the table of all candidates so far, and the same as JSON."""
     sites = sorted({site for row in rows.values() for site in row.sites})
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
+    table = Writer(text)
     table.writerow(["run", "method", "settings", "share of a training", "score", *sites, "failed"])
     for name, row in rows.items():
         values = json.dumps(dict(row.candidate.values))

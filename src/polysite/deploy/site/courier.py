@@ -24,6 +24,7 @@ from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ipc
 from polysite.errors import PayloadError, RunError, shown
 from polysite.own_process import worker_command
+from polysite.storage import private_folder
 
 log = logging.getLogger("polysite")
 
@@ -139,8 +140,7 @@ class WorkerProcess:
 
 def run(site: SiteConfig, say: Say) -> None:
     """Serve requests until interrupted."""
-    site.state.mkdir(parents=True, exist_ok=True)
-    site.state.chmod(0o700)
+    private_folder(site.state)
     with _alone(site.state) as killed:
         worker = WorkerProcess(site, say)
         if killed:

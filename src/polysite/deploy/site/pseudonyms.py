@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from polysite.data.slices import volume_of
-from polysite.storage import write_private
+from polysite.storage import private_folder, write_private
 
 
 class Pseudonyms:
@@ -22,8 +22,7 @@ class Pseudonyms:
     """
 
     def __init__(self, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o700)
+        private_folder(path.parent)
         if not path.exists():
             write_private(path, secrets.token_bytes(32))
         self._key = path.read_bytes()

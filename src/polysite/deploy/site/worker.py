@@ -81,7 +81,7 @@ from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError,
 from polysite.models.encoders import Bundled
 from polysite.payload import Payload, decode, encode, plain
 from polysite.site import Cases, Fit
-from polysite.storage import set_aside, write_file
+from polysite.storage import private_folder, set_aside, write_file
 from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
@@ -357,7 +357,8 @@ class Worker:
         trace = self._trace(id, local, volumes, splits)
         if new:
             self._obey(self._refuse_similar(trace))
-        (folder / "memory").mkdir(parents=True, exist_ok=True)
+        for inside in (folder, folder / "memory"):
+            private_folder(inside)
         kept.write(folder / "split.json")
         if new:  # before any work: it counts as a study, however it ends
             write_file(folder / "study.toml", lambda p: p.write_text(text))
@@ -518,7 +519,7 @@ class Worker:
             arrays = {n: plain(v) for n, v in model.items()}
             group = f".group-{k}" if len(models) > 1 else ""
             self._make_room(agreed, sum(int(a.nbytes) for a in arrays.values()))
-            folder.mkdir(exist_ok=True)
+            private_folder(folder)
             write_file(
                 folder / f"{file_name(request.name)}{group}.safetensors",
                 lambda p, a=arrays: safetensors.numpy.save_file(a, p),  # type: ignore[misc]
@@ -636,7 +637,7 @@ def _check_state(state: Path) -> None:
             f"{state} has format {shown(given, 20)}, and this polysite reads up to {STATE_FORMAT}: install a newer one"
         )
     if given != str(STATE_FORMAT):
-        state.mkdir(parents=True, exist_ok=True)
+        private_folder(state)
         write_file(file, lambda p: p.write_text(f"{STATE_FORMAT}\n"))
 
 
