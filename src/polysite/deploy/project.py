@@ -270,7 +270,7 @@ def init(
     authority = find_authority(ca, ca_key)
     server = server_certificate(authority, host, certificate, key, ca, days)
     keys: dict[str, str] = {}
-    with draft_folder(folder, "project") as draft:
+    with draft_folder(folder, "project", private=False) as draft:  # each file has its own mode
         draft.chmod(0o700)
         _put(draft / "ca.crt", authority.pem)
         if ca_key is None:
