@@ -44,7 +44,6 @@ from polysite.data.sources import Phantom, PhantomClasses
 from polysite.engines.run_folder import RunFolder
 from polysite.ensembles import ensemble
 from polysite.errors import ConfigError, RunError
-from polysite.foreign import parse_json
 from polysite.heterogeneity.verdict import Verdict
 from polysite.metrics import shrinkage
 from polysite.metrics.statistics import signed_rank
@@ -221,7 +220,7 @@ def _assessed(base: Study, folder: Path) -> Verdict:
     """Return the recommendations of an assessment, from its folder if it is there."""
     if not (folder / "assessment.json").exists():
         return assessment.assess(base, folder).verdict
-    return Verdict.of(parse_json((folder / "assessment.json").read_text(encoding="utf-8"))["verdict"])
+    return assessment.read_verdict(folder)
 
 
 def _recipes() -> tuning.Space:

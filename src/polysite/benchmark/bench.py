@@ -229,7 +229,7 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     if scale not in ("full", *scales):
         raise ConfigError(f"the benchmark {name} has no {scale} scale; leave out --scale {scale}")
     odd = next((k for part in (given, *scales.values()) for k in part if k not in KEYS), None)
-    if odd:
+    if odd is not None:
         raise ConfigError(f"unknown key {odd!r} in the benchmark {name}; {nearest(odd, KEYS)}")
     for part in (given, *scales.values()):
         _check_kinds(name, part)

@@ -25,7 +25,7 @@ from polysite.data.sources import Source
 from polysite.data.split import SiteSplit, table
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
-from polysite.foreign import parse_json, read_toml
+from polysite.foreign import read_toml
 from polysite.report.live import Standing
 
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
@@ -288,8 +288,7 @@ def assess_federations(bench: Bench, out: Path, overrides: Mapping[str, str], st
 
 def _distances(folder: Path) -> Mapping[str, Any]:
     """Return the distances between the hospitals from the folder of an assessment."""
-    found: Mapping[str, Any] = parse_json((folder / "assessment.json").read_text(encoding="utf-8"))["distances"]
-    return found
+    return assessment.read_part(folder, "distances")
 
 
 def _advised(chosen: Study, method: Mapping[str, Any], distances: Mapping[str, Any]) -> Study:

@@ -88,7 +88,7 @@ class RoundRecord:
                 found[name] = tuple(found.get(name, ()))
             known = {f.name for f in fields(cls)}
             return cls(**{k: v for k, v in found.items() if k in known})
-        except (TypeError, KeyError, AttributeError) as problem:
+        except (TypeError, KeyError, AttributeError, OverflowError) as problem:
             raise ValueError(f"not the record of a round: {problem!r}") from problem
 
 
@@ -176,7 +176,7 @@ class Result:
             for name in ("labels", "modalities", "incidents"):
                 found[name] = tuple(found.get(name, ()))
             return cls(**{"task": "segmentation", "best_phase": 0, **found})
-        except (TypeError, KeyError, AttributeError) as problem:
+        except (TypeError, KeyError, AttributeError, OverflowError) as problem:
             raise ValueError(f"not the result of a run: {problem!r}") from problem
 
 

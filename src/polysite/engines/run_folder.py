@@ -224,7 +224,7 @@ class RunFolder:
         found: dict[str, int] = {}
         for path in sorted((self.path / "checkpoints").glob("own-*.safetensors")):
             if (round := _round(path)) <= until:
-                found |= dict.fromkeys(parse_json(path.with_suffix(".json").read_text()), round)
+                found |= dict.fromkeys(_versions(path.with_suffix(".json")), round)
         return found
 
     def phase(self, phase: int) -> Path:
@@ -267,7 +267,7 @@ class RunFolder:
         """Return the versions of memories kept elsewhere that a checkpoint continues from."""
         found: dict[str, set[int]] = {}
         for path in (self.path / "checkpoints").glob("*.json"):
-            for site, needed in parse_json(path.read_text()).items():
+            for site, needed in _versions(path).items():
                 found.setdefault(site, set()).add(needed)
         return found
 
@@ -307,6 +307,17 @@ class RunFolder:
 def _link(source: str, target: str) -> None:
     """Share a finished file with another run folder; neither ever changes it in place."""
     link_file(Path(source), Path(target))
+
+
+def _versions(path: Path) -> dict[str, int]:
+    """Return the version of every site's memory, from the file beside a checkpoint."""
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{path} cannot be read: {problem}; remove the checkpoint of this name") from problem
+    if not isinstance(found, dict) or any(type(version) is not int for version in found.values()):
+        raise RunError(f"{path} does not have the version of every site; remove the checkpoint of this name")
+    return found
 
 
 def _round(path: Path) -> int:

@@ -345,7 +345,7 @@ def _assessed(folder: Path) -> Section:
             if drawn[n].is_file()
         ]
         return Section("assessed", "How the hospitals differ", (assessment["verdict"]["summary"], *pictures))
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RunError(f"{folder} is no assessment that can be read: {problem}") from problem
 
 

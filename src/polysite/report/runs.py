@@ -6,15 +6,16 @@ that several runs of a method evaluate counts once, with the mean of its scores.
 
 import json
 import re
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isnan, nan
+from math import isnan, nan, prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -33,6 +34,14 @@ Key = tuple[str, str]  # site and case
 Table = tuple[str, EmptyMaskPolicy, str | None]  # measure, policy and label of a table of values
 MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
 TEXT_COLUMNS = ("model", "site", "case", "label")  # of cases.csv; all other columns are numbers
+
+
+DEFLATE = 1100  # times that an archive can make its content smaller
+# what NumPy and the archive of a damaged .npz file may raise
+UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, EOFError, RuntimeError, ArithmeticError, MemoryError, BadZipFile,
+    zlib.error, struct.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,10 +89,25 @@ class Evaluation:
         if not (self.path / file).exists():  # nothing was kept, as in a deployed run
             return None
         try:
-            with np.load(self.path / file, allow_pickle=False) as kept:
-                return kept[name] if name in kept.files else None
-        except (OSError, ValueError, BadZipFile, zlib.error) as problem:
-            raise RunError(f"{self.path / file} cannot be read: {problem}; {MEND}") from problem
+            return _array(self.path / file, name)
+        except UNREADABLE as problem:
+            raise RunError(f"{self.path / file} cannot be read: {problem!r:.200}; {MEND}") from problem
+
+
+def _array(path: Path, name: str) -> np.ndarray | None:
+    """Return an array of an .npz file, or None; ValueError if it claims more than can be in the file."""
+    with ZipFile(path) as archive:
+        if f"{name}.npy" not in archive.namelist():
+            return None
+        with archive.open(f"{name}.npy") as stream:
+            version = np.lib.format.read_magic(stream)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(stream)
+        if prod(shape) * dtype.itemsize > DEFLATE * path.stat().st_size:
+            raise ValueError(f"{name!r} claims the shape {shape}")
+        with archive.open(f"{name}.npy") as stream:
+            found: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+            return found
 
 
 @dataclass(frozen=True)
@@ -417,7 +441,7 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
         split, best = result.split, result.best_round
         scores: Mapping[str, Scores] = {site: cases for site, cases in result.scores.items() if cases}
         own, common, clean = result.best_rounds, result.common.get(split, {}), result.cleaning
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
         raise RunError(f"the run folder {path} is damaged and cannot be read: {problem!r}") from problem
     measured = read_evaluation(path, evaluation or split)
     if evaluation and measured is None:
@@ -455,7 +479,7 @@ def read_evaluation(path: Path, name: str) -> Evaluation | None:
         about = parse_json((place / "about.json").read_text(encoding="utf-8"))
         counts = _read_counts(place / "counts.csv")
         declared, present = sum(about["cases"].values()), len({(row["site"], row["case"]) for row in rows})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
         raise RunError(f"the evaluation {place} cannot be read ({problem!r}); 'polysite evaluate --again'") from problem
     if present != declared:
         raise RunError(

@@ -33,7 +33,7 @@ class SiteDistances:
             matrices |= {
                 NAMES.get(k, k): np.array(d["matrix"], np.float64) for k, d in stored["distances"].items() if d
             }
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as problem:
             raise RunError(f"{folder} is no assessment that can be read: {problem!r}") from problem
         return cls(matrices)
 

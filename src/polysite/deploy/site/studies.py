@@ -89,7 +89,7 @@ class Studies:
         try:
             text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
             return [_trace(parse_json(line)) for line in text.splitlines()]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
             raise DataError(
                 f"{self.path}, the list of the studies that this hospital agreed to, cannot be read ({problem}): "
                 "restore it from a backup, or move it aside to begin a new one"
@@ -103,4 +103,8 @@ def _close(difference: int, fewest: int) -> bool:
 def _trace(found: Mapping[str, Any]) -> Trace:
     values = {f.name: found[f.name] for f in fields(Trace)}
     lists = {name: tuple(values[name]) for name in ("train", "assessed", "seen")}
+    if not all(isinstance(text, str) for text in (values["study"], *lists["train"], *lists["assessed"])):
+        raise ValueError("a digest or a name is no text")
+    if not all(type(n) is int for n in (*lists["seen"], values["of_one"])):
+        raise ValueError("a number of cases is no whole number")
     return Trace(**{**values, **lists, "time": float(values["time"]), "seed": int(values["seed"])})
