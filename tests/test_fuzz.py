@@ -1,4 +1,4 @@
-"""Damaged files and messages: every reader accepts them or refuses them with one sentence, soon and in little memory."""
+"""Damaged files and messages: every reader accepts them or refuses them with one sentence, soon, in little memory."""
 
 import importlib
 import re

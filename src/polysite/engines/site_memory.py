@@ -35,14 +35,20 @@ def save(path: Path, memory: Memory, twins: Iterable[Path] = ()) -> None:
     checkpoint.save(path, memory, twins)
 
 
+def load_any(path: Path, lift: checkpoint.Lift | None = None) -> Memory:
+    """Return a memory of any site, algorithm and version."""
+    found = checkpoint.load(path, lift) if lift else checkpoint.load(path, mapped=True)
+    if not isinstance(found, Memory) or found.format != FORMAT:
+        raise checkpoint.Damaged(f"{path} holds no memory of a site that this version of polysite can read")
+    return found
+
+
 def load(path: Path, site: SiteId, algorithm: str, version: int, lift: checkpoint.Lift | None = None) -> Payload:
     """Return the content of a memory; refuse one of another site, algorithm or version.
 
     Without ``lift``, which moves arrays to the device of the computation, the arrays are mapped into memory.
     """
-    found = checkpoint.load(path, lift) if lift else checkpoint.load(path, mapped=True)
-    if not isinstance(found, Memory) or found.format != FORMAT:
-        raise checkpoint.Damaged(f"{path} holds no memory of a site that this version of polysite can read")
+    found = load_any(path, lift)
     for what, there, wanted in (
         ("site", found.site, site),
         ("algorithm", found.algorithm, algorithm),

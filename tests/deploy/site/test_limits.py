@@ -351,6 +351,21 @@ def test_the_last_sound_memory_is_used_and_that_of_another_phase_is_not(hospital
     assert (memory / "round-000005.safetensors").exists()
 
 
+def test_the_model_that_a_phase_began_from_has_a_copy(hospital):
+    host = hospital()
+    text = GENERATED.format(**SMALL) + '[[then]]\nalgorithm = "fine_tune"\nrun.rounds = 2\n'
+    ask(host, "hello", config=text)
+    start = encode(Payload(model={k: v.numpy() for k, v in host.agreed.phases[0][1].start.items()}))
+    ask(host, "begin", start, phase=1, begins=3, before=0, round=2, version=-1)
+    folder = host.site.state / "runs" / "s"
+    damage(folder / "phase-1.safetensors")
+    again = hospital()
+    answer = ask(again, "train", start, phase=1, round=3, version=-1)
+    assert "copy" in answer["incidents"][0] and "error" not in answer
+    damage(folder / "phase-1.copy.safetensors")
+    assert "error" in ask(hospital(), "train", start, phase=1, round=4, version=-1)
+
+
 def test_a_limit_that_makes_no_sense_is_refused():
     odd = {"memory": 0.0, "disk": -1.0, "seconds": float("nan"), "similar_days": -1.0, "parameters": 0}
     for key, value in odd.items():

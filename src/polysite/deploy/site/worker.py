@@ -14,7 +14,7 @@ been.
     STATE/runs/STUDY/study.toml        the study that this hospital agreed to
     STATE/runs/STUDY/split.json        the part of every case, by digest, so that no change of the data moves a case
     STATE/runs/STUDY/memory/           the site's memory, by version
-    STATE/runs/STUDY/phase-K           the model that phase K began from
+    STATE/runs/STUDY/phase-K           the model that phase K began from, and a copy
     STATE/runs/STUDY/KIND.count        how many requests of a kind were answered; "late": how many took too long
     STATE/runs/STUDY/models/           the models that this hospital is served, best and last
 """
@@ -533,7 +533,9 @@ class Worker:
         if len(models) != 1:
             raise Refusal(f"phase {request.phase + 1} starts from one model, and this site has {len(models)}")
         start = Memory(self.site.name, "start", request.begins, Payload(model=models[0]))
-        site_memory.save(self._start_file(agreed, request.phase), start)
+        self._make_room(agreed, 2 * start.content.nbytes)
+        for file in self._start_files(agreed, request.phase):
+            site_memory.save(file, start)
         self._enter(agreed, request.phase, request.begins, models[0])
         return Leaving()
 
@@ -542,9 +544,7 @@ class Worker:
     def _at(self, agreed: Agreed, phase: int, round: int) -> TorchSite:
         if phase not in agreed.begun:
             site = agreed.phases[phase][1]
-            start = checkpoint.load(self._start_file(agreed, phase), site.lift)
-            if not isinstance(start, Memory) or "model" not in start.content:
-                raise DataError(f"{self._start_file(agreed, phase)} holds no model that a phase begins from")
+            start = self._started(agreed, phase, site)
             self._enter(agreed, phase, start.version, start.content["model"])
         return agreed.phases[phase][1].at(round)
 
@@ -555,8 +555,21 @@ class Worker:
         agreed.begun.add(phase)
 
     @staticmethod
-    def _start_file(agreed: Agreed, phase: int) -> Path:
-        return agreed.folder / f"phase-{phase}.safetensors"
+    def _start_files(agreed: Agreed, phase: int) -> tuple[Path, Path]:
+        """Return the file with the model that a phase began from, which is not sent again, and a copy of it."""
+        return agreed.folder / f"phase-{phase}.safetensors", agreed.folder / f"phase-{phase}.copy.safetensors"
+
+    def _started(self, agreed: Agreed, phase: int, site: TorchSite) -> Memory:
+        """Return what a phase began from; if the file is damaged, from the copy."""
+        first, copy = self._start_files(agreed, phase)
+        try:
+            return site_memory.load_any(first, site.lift)
+        except checkpoint.Damaged as problem:
+            found = site_memory.load_any(copy, site.lift)
+            log.error("%s", problem)
+            set_aside(first)
+            self._note(f"the model that phase {phase + 1} began from was damaged: it goes on from the copy")
+            return found
 
     def _served(
         self, agreed: Agreed, request: Request, phase: int, split: str
