@@ -60,6 +60,11 @@ def test_depth_is_counted_where_it_matters():
     assert len(parse_toml(many, "it")["then"]) == 100
 
 
+def test_a_study_has_a_bounded_number_of_phases():
+    with pytest.raises(ConfigError, match="then has 5000 phases"):
+        config.parse("[[then]]\nrun.rounds = 1\n" * 5000)
+
+
 def test_json_that_is_nested_too_deeply_is_a_value_error():
     with pytest.raises(ValueError, match="nested"):
         parse_json("[" * 100_000)

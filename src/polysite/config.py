@@ -39,6 +39,7 @@ from polysite.models.encoders import ENCODERS, Bundled, Encoder
 from polysite.training.settings import Train
 
 T = TypeVar("T")
+MAX_PHASES = 100  # after the first; each is built and checked as a study of its own
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Study:
     then: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.then) > MAX_PHASES:
+            raise ConfigError(f"then has {len(self.then)} phases; a study has at most {MAX_PHASES} after the first")
         odd = next((phase for phase in self.then if not isinstance(phase, Mapping)), None)
         if odd is not None:
             raise ConfigError(f"then holds {odd!r}; a phase is a section, as in [[then]] algorithm.name = 'fine_tune'")
