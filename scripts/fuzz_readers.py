@@ -1,8 +1,10 @@
 """Everything in polysite that reads what others wrote, with sound examples, for ``scripts/fuzz.py``."""
 
 import json
+import math
 import shutil
 import socket
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +14,8 @@ from typing import Any
 import fuzz_mutations as mutate
 import nibabel as nib
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from PIL import Image
 
 from polysite import config, evidence, payload
@@ -30,9 +34,11 @@ from polysite.engines import checkpoint, site_memory
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import PolysiteError
 from polysite.evidence.lines import from_json
+from polysite.metrics.measures import MEASURES
 from polysite.payload import Payload
 from polysite.report import runs
 from polysite.report.site_distances import SiteDistances
+from polysite.site import CaseScore, Examined
 from polysite.tuning import space
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "v0.1.0"
@@ -83,13 +89,19 @@ def _settings(folder: Path) -> Iterator[Reader]:
                  from_file(folder / "site.toml", partial(SiteConfig.load, check=False)), mutate.TOML)  # fmt: skip
     server = b'address = "localhost:9443"\nport = 9443\nmin_sites = 1\ndeadline = 60\n[sites]\n'
     read = from_file(folder / "project" / "server.toml", lambda path: Project.load(path.parent, check=False))
-    yield Reader("server.toml", (server + b'north = "AAAA"\n', server), read, mutate.TOML, accepts=False)
+    yield Reader("server.toml", (server + b'north = "%s"\n' % _public_key(), server), read, mutate.TOML)
     small = b'seeds = [0, 1]\n[study]\nrun.rounds = 2\n[methods.fedavg]\n[methods.m]\nalgorithm = "fedprox"\n'
     more = small + b'[sweep]\n"train.lr" = [0.1]\n[tiny.study]\nrun.rounds = 1\n[compare]\nalpha = 0.05\n'
     read = from_file(folder / "b.toml", lambda path: bench.load(str(path)))
     yield Reader("benchmark", (small, more), read, mutate.TOML)
     tried = b'reference = "fedavg"\ndefault = ["m"]\n[search]\n"train.lr" = [0.1]\n[methods.m]\nalgorithm = "fedprox"\n'
     yield Reader("search space", (tried,), from_file(folder / "space.toml", space.load), mutate.TOML)
+
+
+def _public_key() -> bytes:
+    """Return the public key of a hospital, as server.toml has it."""
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return b64encode(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
 
 
 def _run_folders(folder: Path) -> Iterator[Reader]:
@@ -127,8 +139,8 @@ def _at_hospitals(folder: Path) -> Iterator[Reader]:
     """Yield the readers of a hospital's state folder and of the socket between its processes."""
     state = DEPLOYED / "a" / "state"
     memory = next((state / "runs").glob("*/memory/round-000003.safetensors"))
-    load = from_file(folder / "memory.safetensors", lambda path: site_memory.load(path, "a", "scaffold", 3))
-    yield Reader("site memory", (memory.read_bytes(),), load, mutate.TENSORS, accepts=False)
+    load = from_file(folder / "memory.safetensors", site_memory.load_any)
+    yield Reader("site memory", (memory.read_bytes(),), load, mutate.TENSORS)
     log = folder / "ledger"
     log.mkdir()
     shutil.copy(state / "ledger.jsonl.head", log)
@@ -149,13 +161,19 @@ def _at_hospitals(folder: Path) -> Iterator[Reader]:
 
 def _data(folder: Path) -> Iterator[Reader]:
     """Yield the readers of manifests, tables, splits and images."""
-    kept = (DEPLOYED / "run" / "split.csv").read_bytes(), b"Subject_ID,Partition_ID,Split,Site\na,b,train,b\n"
-    yield Reader("split.csv", kept, from_file(folder / "split.csv", _split), accepts=False)
+    rows = b"Subject_ID,Partition_ID,Split,Site\na,b,train,b\nc,b,validation,b\nd,b,train,b\ne,b,test,b\n"
+    yield Reader(
+        "split.csv", (rows, (DEPLOYED / "run" / "split.csv").read_bytes()), from_file(folder / "split.csv", _split)
+    )
     table = b'site,case,t1,label,labels\nnorth,a,a.nii,a_seg.nii,tumour=1\nsouth,b,b.nii,b_seg.nii,"tumour=1,4"\n'
     yield Reader("manifest", (table,), from_file(folder / "manifest.csv", manifest.read))
-    row = b'{"site": "n", "case": "a", "t1": "a.nii", "label": "s.nii", "labels": {"tumour": [1]}, "box": [1, 2]}'
-    yield Reader("manifest of JSON", (row + b"\n" + row,), from_file(folder / "m.jsonl", manifest.read), mutate.JSON,
-                 accepts=False)  # fmt: skip
+    row = b'{"site": "n", "case": "a", "t1": "a.nii", "label": "s.nii", "labels": {"tumour": [1]}}'
+    yield Reader(
+        "manifest of JSON",
+        (row + b"\n" + row.replace(b'"a"', b'"b"'),),
+        from_file(folder / "m.jsonl", manifest.read),
+        mutate.JSON,
+    )
     people = b"participant_id\tsite\tgrade\nsub-01\t1\tHGG\nsub-02\t2\tLGG\n"
     yield Reader("table", (people,), from_file(folder / "participants.tsv", tables.read_rows))
     nib.save(nib.Nifti1Image(np.arange(60, dtype=np.int16).reshape(3, 4, 5), np.eye(4)), folder / "whole.nii")
@@ -182,7 +200,7 @@ def _messages() -> Iterator[Reader]:
         wanted = protocol.Request(kind=kind, study=STUDY, split="test")
         parse = partial(protocol.parse_response, wanted, cases=cases, subject=subject)
         yield Reader(f"response {kind}", (json.dumps(_answer(cases)).encode(),),
-                     lambda b, parse=parse: _response(parse(_header(b))), mutate.JSON, kind != "examine")  # fmt: skip
+                     lambda b, parse=parse: _response(parse(_header(b))), mutate.JSON)  # fmt: skip
 
 
 def _answer(cases: dict[str, int]) -> dict[str, Any]:
@@ -191,8 +209,16 @@ def _answer(cases: dict[str, int]) -> dict[str, Any]:
     return {
         **cases, "may_score": True, "torch": "2", "device": "cpu", "seconds": 1.5, "fit_loss": [0.5], "fit_steps": [3],
         "fit_lr_sum": [0.1], "fit_reach": [1.0], "scores": json.dumps({"case": score}), "digests": ["0" * 64],
-        "measures": json.dumps({"case": {**score, "measures": {}, "unit": "mm"}}), "studies": 3,
+        "measures": _measures(), "studies": 3,
     }  # fmt: skip
+
+
+def _measures() -> str:
+    """Return the measures of a case as a site sends them."""
+    low = {name: max(known.low, 0.0) for name, known in MEASURES.items()}
+    score = CaseScore({"tumour": 0.5, "oedema": 0.25}, math.nan, counts={})
+    case = Examined("case", score, {"tumour": low, "oedema": low}, None, "mm")
+    return str(protocol.Measured((case,)).header()["measures"])
 
 
 def _header(content: bytes) -> dict[str, Any]:
@@ -249,4 +275,4 @@ def _evidence_line() -> bytes:
 
 
 def _split(path: Path) -> object:
-    return Split(file=str(path)).apply({"a": []}, 0)
+    return Split(file=str(path)).apply({"b": [CaseRef("b", name, None, None) for name in "aced"]}, 0)  # type: ignore[arg-type]
