@@ -23,7 +23,7 @@ from polysite.data.split import SPLIT
 from polysite.engines.phases import SHARED
 from polysite.engines.record import RoundRecord, mean_score, measure_of
 from polysite.engines.run_folder import RunFolder
-from polysite.errors import RunError
+from polysite.errors import ConfigError, RunError
 from polysite.foreign import parse_json, parse_toml
 from polysite.metrics import averages
 from polysite.metrics.measures import EmptyMaskPolicy
@@ -441,7 +441,7 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
         split, best = result.split, result.best_round
         scores: Mapping[str, Scores] = {site: cases for site, cases in result.scores.items() if cases}
         own, common, clean = result.best_rounds, result.common.get(split, {}), result.cleaning
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
         raise RunError(f"the run folder {path} is damaged and cannot be read: {problem!r}") from problem
     measured = read_evaluation(path, evaluation or split)
     if evaluation and measured is None:
