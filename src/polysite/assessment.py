@@ -19,7 +19,8 @@ from polysite.engines.rounds import Watch, run_rounds
 from polysite.engines.run_folder import RunFolder, versions
 from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Transport
-from polysite.errors import ConfigError, nearest
+from polysite.errors import ConfigError, RunError, nearest
+from polysite.foreign import parse_json
 from polysite.heterogeneity.assessment import Assessment, analyse, random_case_angles
 from polysite.heterogeneity.exchange import INTENSITY
 from polysite.heterogeneity.verdict import Verdict, judge
@@ -141,6 +142,22 @@ def _publish(
         (draft / "assessment.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
         (draft / "distances.csv").write_text(assessment.table(), encoding="utf-8")
         assess_page.write(draft, assessment, verdict, about)
+
+
+def read_verdict(folder: Path) -> Verdict:
+    """Return the recommendations of a finished assessment."""
+    return Verdict.of(read_part(folder, "verdict"))
+
+
+def read_part(folder: Path, part: str) -> dict[str, Any]:
+    """Return one part of ``assessment.json``; RunError if the file is damaged."""
+    try:
+        found = parse_json((folder / "assessment.json").read_bytes())[part]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as problem:
+        raise RunError(f"{folder} is no assessment that can be read: {problem!r}") from problem
+    if not isinstance(found, dict):
+        raise RunError(f"{folder} is no assessment that can be read: its {part} is a {type(found).__name__}")
+    return found
 
 
 def assessed_sites(study: Study, watch: Watch = Watch(), dealt: Mapping[str, SiteSplit] | None = None) -> Simulator:

@@ -31,13 +31,15 @@ from polysite.data.slices import Slices, Step
 from polysite.data.sources import SOURCES, Counted, Phantom, Source
 from polysite.data.split import Split
 from polysite.engines.plan import Plan
-from polysite.errors import ConfigError, nearest
+from polysite.errors import ConfigError, nearest, shown
+from polysite.foreign import parse_toml
 from polysite.heterogeneity.exchange import Assess
 from polysite.models import CHOICES, MODELS, Model
 from polysite.models.encoders import ENCODERS, Bundled, Encoder
 from polysite.training.settings import Train
 
 T = TypeVar("T")
+MAX_PHASES = 100  # after the first; each is built and checked as a study of its own
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Study:
     then: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.then) > MAX_PHASES:
+            raise ConfigError(f"then has {len(self.then)} phases; a study has at most {MAX_PHASES} after the first")
         odd = next((phase for phase in self.then if not isinstance(phase, Mapping)), None)
         if odd is not None:
             raise ConfigError(f"then holds {odd!r}; a phase is a section, as in [[then]] algorithm.name = 'fine_tune'")
@@ -307,11 +311,7 @@ def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "t
     >>> study.seed, study.algorithm.lr, study.run.rounds
     (3, 0.2, 5)
     """
-    try:
-        given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
-        raise ConfigError(f"{where} is not valid TOML: {problem}") from problem
-    return build(given, overrides)
+    return build(parse_toml(text, where), overrides)
 
 
 def build(given: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Study:
@@ -637,7 +637,7 @@ def _hint(at: str, key: str, known: Mapping[str, Any]) -> str:
 
 
 def _refuse(at: str, given: Any, why: str) -> Any:
-    raise ConfigError(f"{at or 'the configuration'} = {given!r} {why}")
+    raise ConfigError(f"{at or 'the configuration'} = {shown(repr(given))} {why}")
 
 
 def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
@@ -668,8 +668,8 @@ def _toml_value(text: str) -> Any:
     (2, 'dice', ['t1', 't2'])
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}", "a value")["value"]
+    except ConfigError:
         inside = text.strip().removeprefix("[").removesuffix("]")
         return [w.strip() for w in inside.split(",")] if text.strip() == f"[{inside}]" else text
 

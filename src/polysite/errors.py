@@ -19,9 +19,17 @@ True
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST = 200  # characters of a name that are compared with known ones
+
+
+MAX_SENTENCE = 1500  # characters; a longer sentence, because it quotes a long value, is shortened in the middle
+
 
 class PolysiteError(Exception):
     """Base class of all errors of polysite. Its text is one sentence that a user can act on."""
+
+    def __init__(self, *args: object):
+        super().__init__(*(_sentence(given) if isinstance(given, str) else given for given in args))
 
 
 class ConfigError(PolysiteError):
@@ -44,6 +52,16 @@ class Paused(Exception):
     """Training stopped after the round that ``until`` names; its checkpoint is written, and it can be resumed."""
 
 
+def _sentence(text: str) -> str:
+    """Return a text in one line and of bounded length.
+
+    >>> _sentence("one\\ntwo")
+    'one two'
+    """
+    text = " ".join(text.splitlines()) if len(text.splitlines()) > 1 else text
+    return text if len(text) <= MAX_SENTENCE else f"{text[: MAX_SENTENCE - 400]} ... {text[-390:]}"
+
+
 def nearest(given: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name: the closest known name, or all of them.
 
@@ -53,7 +71,7 @@ def nearest(given: str, known: Iterable[str]) -> str:
     'known: fedavg, scaffold'
     """
     known = sorted(known)
-    close = get_close_matches(given, known, n=1, cutoff=0.6)
+    close = get_close_matches(given[:LONGEST], known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 

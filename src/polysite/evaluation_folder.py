@@ -15,7 +15,6 @@ The owner of a model is the hospital that uses it, or ``*`` where all use the sa
 ``scans.npz`` are images of patients: they are written only where the images are, so a deployed run has neither.
 """
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -43,6 +42,7 @@ from polysite.payload import SiteId
 from polysite.report.preview import axes_of
 from polysite.report.scans import upright_scan
 from polysite.site import Cases, Examined
+from polysite.spreadsheets import write_mappings
 from polysite.storage import draft_folder
 
 Row = dict[str, Any]
@@ -234,9 +234,7 @@ def _add(archive: ZipFile, name: str, array: np.ndarray) -> None:
 
 def _write_csv(path: Path, rows: Sequence[Row]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+        write_mappings(file, rows)
 
 
 def _write_parquet(path: Path, rows: Sequence[Row]) -> None:

@@ -21,7 +21,6 @@ Features are cached under a digest of the files, the preparation and the setting
 interrupted run continues. The folder is written as a whole or not at all.
 """
 
-import csv
 import io
 import json
 from collections import Counter
@@ -60,6 +59,7 @@ from polysite.report.figure_files import Picture, write_figures
 from polysite.report.grid import Grid, Line, name, number
 from polysite.report.preview import axes_of
 from polysite.report.scans import upright_scan
+from polysite.spreadsheets import Writer
 from polysite.storage import draft_folder, vacant
 from polysite.study import deal_cases
 
@@ -519,7 +519,7 @@ def _cell(value: float) -> str:
 
 def _write(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    writer = Writer(text)
     writer.writerow(head)
     writer.writerows(rows)
     path.write_text(text.getvalue(), encoding="utf-8")

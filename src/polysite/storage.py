@@ -1,8 +1,12 @@
-"""Atomic writes: a crash leaves a file or folder as it was before, or complete, never half-written."""
+"""Atomic writes: a crash leaves a file or folder as it was before, or complete, never half-written.
+
+What is made of patients' data is private: folders have mode 0700 and files 0600, whatever the umask is. A file in a
+private folder is private, too.
+"""
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from shutil import copyfile, rmtree
@@ -12,9 +16,23 @@ import safetensors
 
 from polysite.errors import RunError
 
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether only its owner can open a folder."""
+    return not folder.stat().st_mode & 0o077
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that only its owner can open, or close one that is there; return it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
+    folder.chmod(PRIVATE_FOLDER)
+    return folder
+
 
 def write_file(path: Path, fill: Callable[[Path], Any], *, sync: bool = True) -> None:
-    """Fill a temporary file, flush it to disk and rename it to ``path``.
+    """Fill a temporary file, flush it to disk and rename it to ``path``. In a private folder the file is private.
 
     Args:
         path: The final file; replaced if it exists.
@@ -24,6 +42,8 @@ def write_file(path: Path, fill: Callable[[Path], Any], *, sync: bool = True) ->
     draft = path.with_name(f".{path.name}.{token_hex(6)}.partial")
     try:
         fill(draft)
+        if is_private(path.parent):
+            draft.chmod(PRIVATE_FILE)
         if sync:
             _sync(draft)
         draft.replace(path)
@@ -35,6 +55,17 @@ def write_file(path: Path, fill: Callable[[Path], Any], *, sync: bool = True) ->
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def write_private(path: Path, content: bytes | str, *, sync: bool = True) -> None:
+    """Write a file that only its owner can read, at no moment with wider permissions."""
+    data = content.encode() if isinstance(content, str) else content
+
+    def fill(draft: Path) -> None:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "wb") as file:
+            file.write(data)
+
+    write_file(path, fill, sync=sync)
 
 
 def link_file(source: Path, path: Path) -> None:
@@ -53,17 +84,31 @@ def link_file(source: Path, path: Path) -> None:
         write_file(path, fill)
 
 
+def set_aside(path: Path) -> None:
+    """Rename a damaged file, so that it is out of the way but not lost; a missing file is no error."""
+    with suppress(FileNotFoundError):
+        path.replace(path.with_name(f"{path.name}.damaged"))
+
+
 @contextmanager
-def draft_folder(folder: Path, what: str) -> Iterator[Path]:
+def draft_folder(folder: Path, what: str, *, private: bool = True) -> Iterator[Path]:
     """Yield an empty folder that becomes ``folder`` when the block ends without an error.
 
     A folder that was there before is removed only after the new one is in its place.
+
+    Args:
+        folder: The final folder.
+        what: What it is, for the error.
+        private: Only the owner can open it and everything in it; otherwise the umask decides.
     """
     draft = folder.with_name(f".{folder.name}.{token_hex(4)}.partial")
     old = draft.with_name(f"{draft.name}.old")
     try:
-        draft.mkdir(parents=True)
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir(mode=PRIVATE_FOLDER if private else 0o777)
         yield draft
+        for each in (draft, *draft.rglob("*")) if private else ():
+            each.chmod(PRIVATE_FOLDER if each.is_dir() else PRIVATE_FILE)
         if folder.exists():
             folder.rename(old)
         draft.rename(folder)

@@ -65,7 +65,7 @@ def test_a_candidate_of_the_study_as_it_is_is_the_study():
         ("[method.a]\n", "did you mean 'methods'"),
         ("reference = 'fedavgg'", "did you mean 'fedavg'"),
         ("[methods]\na = 3", "must be a table"),
-        ("not toml", "cannot be read"),
+        ("not toml", "not valid TOML"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path, text, words):

@@ -267,7 +267,7 @@ def _assessed(base: Study, folder: Path) -> Verdict:
     """Return the recommendations of an assessment, from its folder if it is there."""
     if not (folder / "assessment.json").exists():
         return assessment.assess(base, folder).verdict
-    return Verdict.of(json.loads((folder / "assessment.json").read_text(encoding="utf-8"))["verdict"])
+    return assessment.read_verdict(folder)
 
 
 def _recipes() -> tuning.Space:

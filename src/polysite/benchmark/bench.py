@@ -1,6 +1,5 @@
 """A benchmark as a TOML file: methods, what they share, and what they are compared with."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -15,17 +14,20 @@ from polysite.benchmark.mixed import EnsembleOf, inner_folds
 from polysite.benchmark.mixed import check as check_ensembles
 from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
-from polysite.errors import ConfigError, nearest
+from polysite.errors import ConfigError, nearest, shown
+from polysite.foreign import parse_toml
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
 from polysite.report.paper_figures import PAPER_FIGURES
 from polysite.report.published import Paper
 
-KEYS = (
-    "title", "about", "reference", "preset", "seeds", "folds", "needs", "sizes", "study", "methods", "federations",
-    "sweep", "sweep_methods", "published_folds", "published", "compare", "radiomics", "budget",
-    "ensembles", "tuning",
-)  # fmt: skip
+KEYS: Mapping[str, type] = {  # of a benchmark's file, and what their values are
+    **dict.fromkeys(("title", "about", "reference", "preset", "needs", "sizes", "budget"), str),
+    **dict.fromkeys(("study", "methods", "sweep", "published_folds", "published", "compare", "radiomics"), dict),
+    **dict.fromkeys(("ensembles", "tuning"), dict),
+    **dict.fromkeys(("seeds", "federations", "sweep_methods"), list),
+    "folds": int,
+}
 SCALES = {  # besides "full", and tables of changes in a benchmark's file
     "small": "phantoms and few rounds: minutes",
     "tiny": "the data themselves, a tiny network and one or two rounds: shows that everything runs",
@@ -211,26 +213,26 @@ def load(name: str, scale: str = "full") -> Bench:
     if path.suffix == ".toml":
         try:
             text = path.read_text(encoding="utf-8")
-        except OSError as problem:
+        except (OSError, UnicodeDecodeError) as problem:
             raise ConfigError(f"the benchmark {path} cannot be read: {problem}") from problem
     elif name in names():
         text = resources.files("polysite").joinpath("benches", f"{name}.toml").read_text(encoding="utf-8")
     else:
         raise ConfigError(f"there is no benchmark called {name!r}; {nearest(name, names())}, or name a .toml file")
-    try:
-        given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
-        raise ConfigError(f"the benchmark {name} is not valid TOML: {problem}") from problem
-    return _bench(path.stem, given, scale)
+    return _bench(path.stem, parse_toml(text, f"the benchmark {name}"), scale)
 
 
 def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
     scales = {k: given.pop(k) for k in SCALES if k in given}
+    for key, changes in scales.items():
+        _check_kind(name, key, changes, dict)
     if scale not in ("full", *scales):
         raise ConfigError(f"the benchmark {name} has no {scale} scale; leave out --scale {scale}")
     odd = next((k for part in (given, *scales.values()) for k in part if k not in KEYS), None)
-    if odd:
+    if odd is not None:
         raise ConfigError(f"unknown key {odd!r} in the benchmark {name}; {nearest(odd, KEYS)}")
+    for part in (given, *scales.values()):
+        _check_kinds(name, part)
     _check_federations(name, given)
     if scale != "full":
         given = config.merge(given, scales[scale])
@@ -262,7 +264,7 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
         reference=given.get("reference"),
         seeds=tuple(given.get("seeds", (0,))),
         folds=given.get("folds", 0),
-        phantoms="data" in study and study["data"].get("name", "phantom") == "phantom",
+        phantoms="data" in study and _source(study["data"]) == "phantom",
         needs=given.get("needs", ""),
         sizes=given.get("sizes", ""),
         published_folds=config.convert(Folds, folds, "published_folds") if folds and real else None,
@@ -272,6 +274,30 @@ def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
         scales=("full", *scales),
         remarks=(TINY,) if scale == "tiny" else (),
     ).at_equal(given.get("budget"))
+
+
+def _source(data: Any) -> Any:
+    """Return the name of a source of cases, given as a section or by its name alone."""
+    return data if isinstance(data, str) else data.get("name", "phantom")
+
+
+def _check_kinds(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse values of the wrong kind, and methods or members of the study that are no sections."""
+    for key, value in given.items():
+        _check_kind(name, key, value, KEYS[key])
+    for method, changes in given.get("methods", {}).items():
+        _check_kind(name, f"methods.{method}", changes, dict)
+    for key in ("data", "algorithm"):
+        if not isinstance(given.get("study", {}).get(key, ""), str):
+            _check_kind(name, f"study.{key}", given["study"][key], dict)
+    for seed in given.get("seeds", ()):
+        _check_kind(name, "seeds", seed, int)
+
+
+def _check_kind(name: str, key: str, value: Any, kind: type) -> None:
+    if type(value) is not kind:
+        words = {str: "a text", dict: "a section", list: "a list", int: "a whole number"}
+        raise ConfigError(f"the benchmark {name}: {key} = {shown(repr(value), 80)} must be {words[kind]}")
 
 
 def _check_tuning(

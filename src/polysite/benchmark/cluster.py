@@ -25,6 +25,7 @@ from polysite.benchmark.last_run import LastRun
 from polysite.benchmark.worker import Order, perform, release
 from polysite.benchmark.workers import order, reason
 from polysite.errors import ConfigError
+from polysite.foreign import parse_json
 from polysite.own_process import begin
 from polysite.storage import write_file
 
@@ -147,7 +148,7 @@ def _value(text: str) -> Any:
     (60, 'gpu', ['module load cuda'])
     """
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 
@@ -191,7 +192,7 @@ def _running(folder: Path, left: Sequence[Job]) -> list[Task]:
 
 def _noted(folder: Path) -> dict[str, str]:
     file = folder / "jobs.json"
-    return dict(json.loads(file.read_text())) if file.exists() else {}
+    return dict(parse_json(file.read_text())) if file.exists() else {}
 
 
 def _collect(task: Task, step: Step) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The runs of a benchmark as studies, and everything that is checked before the first one trains."""
 
-import json
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +25,7 @@ from polysite.data.sources import Source
 from polysite.data.split import SiteSplit, table
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
+from polysite.foreign import read_toml
 from polysite.report.live import Standing
 
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
@@ -288,8 +288,7 @@ def assess_federations(bench: Bench, out: Path, overrides: Mapping[str, str], st
 
 def _distances(folder: Path) -> Mapping[str, Any]:
     """Return the distances between the hospitals from the folder of an assessment."""
-    found: Mapping[str, Any] = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))["distances"]
-    return found
+    return assessment.read_part(folder, "distances")
 
 
 def _advised(chosen: Study, method: Mapping[str, Any], distances: Mapping[str, Any]) -> Study:
@@ -320,7 +319,7 @@ def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
     file = out / "bench.toml"
     if not file.exists():
         return tomli_w.dumps({**asked, "ensembles": mixed} if mixed else asked)
-    before = {"budget": "rounds", **tomllib.loads(file.read_text(encoding="utf-8"))}  # older folders name no budget
+    before = {"budget": "rounds", **read_toml(file)}  # older folders name no budget
     keys = [*asked, *(k for k in ("federations", "sweep", "tuning") if k in before and k not in asked)]
     odd = [k for k in keys if k != "methods" and before.get(k) != asked.get(k)]
     known = before["methods"]

@@ -30,7 +30,7 @@ def describe(bench: Bench, out: Path, overrides: Mapping[str, str], watch: Watch
     drawn = clusters_page.sections(extract.shown_clusters(_clusters(done)), study.seed)
     sections = [*([Section("published", "Published and measured", tuple(beside))] if beside else []), *drawn]
     page = layout(bench.title, bench.about, sections, done.about["versions"]["polysite"], remarks=bench.remarks)
-    with draft_folder(out / "comparison", "comparison") as draft:
+    with draft_folder(out / "comparison", "comparison", private=False) as draft:
         page.write(draft)
         for grid in beside:
             (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")

@@ -1,6 +1,5 @@
 """Run all jobs of a benchmark, in parallel as memory allows; write the comparison of every federation, and of all."""
 
-import csv
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from polysite.report.grid import Grid
 from polysite.report.page import Options
 from polysite.report.publish import comparison as write_comparison
 from polysite.report.runs import Method, read
+from polysite.spreadsheets import rows as csv_rows
 from polysite.storage import write_file
 
 EXECUTORS = ("processes", "submitit", "submitit-local")
@@ -206,7 +206,7 @@ def _assessed(out: Path, federation: str) -> list[Path]:
 def _cases(methods: Sequence[Method]) -> set[str]:
     """Return the names of all cases of the runs, whatever their split."""
     runs = [run for method in methods for run in method.runs]
-    return {row["Subject_ID"] for run in runs for row in csv.DictReader(RunFolder(run.path).split.splitlines())}
+    return {row["Subject_ID"] for run in runs for row in csv_rows(RunFolder(run.path).split.splitlines())}
 
 
 def _known(question: str, names: Sequence[str]) -> bool:

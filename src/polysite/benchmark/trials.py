@@ -16,6 +16,7 @@ from polysite import config
 from polysite.benchmark.equal_tuning import Tuning, Values, words
 from polysite.benchmark.jobs import Job, Step
 from polysite.benchmark.scores import last_scores
+from polysite.foreign import parse_json
 from polysite.storage import write_file
 
 
@@ -127,7 +128,7 @@ def _file(job: Job) -> Path:
 def _read(job: Job) -> list[float | None]:
     """Return the scores of the trials of a job; empty if they have not ended."""
     file = _file(job)
-    found: list[float | None] = json.loads(file.read_text(encoding="utf-8"))["scores"] if file.exists() else []
+    found: list[float | None] = parse_json(file.read_text(encoding="utf-8"))["scores"] if file.exists() else []
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from polysite.cli.base import Json, Quiet, app, watching
+from polysite.foreign import parse_json
 
 
 @app.command()
@@ -33,7 +34,7 @@ def ensemble(
     with watching(quiet, as_json) as watch:
         run = ensembles.ensemble(runs, out, weights, watch)
     made = methods([read(run.folder.path)])
-    about = json.loads((run.folder.path / "ensemble.json").read_text())
+    about = parse_json((run.folder.path / "ensemble.json").read_text())
     if page:
         publish.page(run.folder.path / "index.html", made)
     if as_json:

@@ -26,6 +26,7 @@ import safetensors.numpy
 from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError, RunError
+from polysite.foreign import parse_json
 from polysite.storage import write_file
 
 VERSION = 1  # of the preparation; a new version makes every entry again, and so does another MONAI
@@ -115,7 +116,7 @@ class Cache:
             stamp = [is_now.st_size, is_now.st_mtime_ns, is_now.st_ctime_ns, is_now.st_ino]
             note = self.root / "stamps" / blake2b(os.fsencode(file.resolve()), digest_size=20).hexdigest()
             try:
-                known = json.loads(note.read_bytes())
+                known = parse_json(note.read_bytes())
                 if known["stamp"] == stamp:
                     return str(known["digest"])
             except (OSError, ValueError, TypeError, KeyError):
@@ -163,8 +164,8 @@ def _open(file: Path) -> Case | None:
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            head: dict[str, Any] = json.loads(stream.read(min(length, 1 << 20)))
-        facts = json.loads(head["__metadata__"]["polysite"])
+            head: dict[str, Any] = parse_json(stream.read(min(length, 1 << 20)))
+        facts = parse_json(head["__metadata__"]["polysite"])
         arrays = []
         for name, checksum in zip(("image", "label"), facts["sum"], strict=True):
             entry = head[name]

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -289,7 +289,7 @@ def _flat(file: Path) -> Image:
     from PIL import Image as Pillow
 
     try:
-        opened = Pillow.open(file)
+        opened = Pillow.open(BytesIO(file.read_bytes()))  # a file would be asked for as many bytes as it claims
     except Pillow.DecompressionBombError as problem:
         raise ValueError("it claims more pixels than a picture has") from problem
     with opened as picture:

@@ -5,7 +5,6 @@ empty that the folder does not determine (site, label map, meaning of values). `
 from the files themselves, with a remark on each.
 """
 
-import json
 import os
 import re
 from collections import Counter, defaultdict
@@ -21,6 +20,7 @@ from polysite.data.images import SUFFIXES, Image, read, stem, suffix
 from polysite.data.manifest import COLUMNS, Labels, Manifest, Row, natural
 from polysite.data.tables import INSTITUTION, SPLITS, find_facts, joined, keys, read_rows, remark, sensible
 from polysite.errors import ConfigError, DataError, nearest
+from polysite.foreign import parse_json
 
 Layout = Callable[[Path], list[Row]]
 
@@ -463,7 +463,7 @@ def _placed(row: Row, folders: Sequence[str]) -> Row:
 
 def _about(file: Path) -> Mapping[str, Any]:
     """Read a dataset.json; an empty mapping if there is none."""
-    about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}
+    about: dict[str, Any] = parse_json(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}
     if (ending := about.get("file_ending")) and not suffix(ending):
         raise DataError(f"{file}: images of the kind {ending!r} are not read; write {', '.join(SUFFIXES)}")
     return about

@@ -34,7 +34,9 @@ from typing import Any
 from polysite.data.case import SPLITS
 from polysite.data.images import SUFFIXES, suffix
 from polysite.errors import DataError, shown
+from polysite.foreign import parse_json
 from polysite.payload import natural as natural
+from polysite.spreadsheets import Writer, plain_cell
 from polysite.storage import write_file
 
 Labels = Mapping[str, tuple[int, ...]]  # name -> values of the label map
@@ -164,7 +166,7 @@ def write(manifest: Manifest, path: Path) -> None:
         text = "".join(json.dumps({k: r[k] for k in used if r.get(k)}) + "\n" for r in rows)
     else:
         out = io.StringIO()
-        table = csv.writer(out, lineterminator="\n")
+        table = Writer(out)
         table.writerow(used)
         table.writerows([r.get(k, "") for k in used] for r in rows)
         text = out.getvalue()
@@ -215,7 +217,7 @@ def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         if None in cells or None in cells.values():
             raise DataError(f"{path}, line {table.line_num}: the row has more or fewer cells than the header")
         if any(cells.values()):
-            yield table.line_num, {k.strip(): v.strip() for k, v in cells.items()}
+            yield table.line_num, {plain_cell(k.strip()): plain_cell(v.strip()) for k, v in cells.items()}
 
 
 def _lines(table: "csv.DictReader[str]", path: Path) -> Iterator[dict[str, str]]:
@@ -229,7 +231,7 @@ def _json_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:
-                cells = json.loads(line)
+                cells = parse_json(line)
             except (ValueError, RecursionError) as problem:
                 raise DataError(f"{path}, line {number}: not a JSON object of a case: {problem}") from problem
             if not isinstance(cells, dict):

@@ -19,6 +19,8 @@ import numpy as np
 
 from polysite.data.case import SPLITS, CaseRef
 from polysite.errors import ConfigError, DataError
+from polysite.spreadsheets import Writer
+from polysite.spreadsheets import rows as csv_rows
 
 SiteSplit = Mapping[str, list[CaseRef]]  # train, validation, test
 PatientCases = tuple[CaseRef, ...]  # all cases of one patient
@@ -245,7 +247,7 @@ def table(splits: Mapping[str, SiteSplit]) -> str:
     A volume that is cut into slices has one row.
     """
     out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
+    rows = Writer(out)
     rows.writerow([SUBJECT, PARTITION, SPLIT, "Site"])
     for site, each in splits.items():
         for split in SPLITS:
@@ -300,7 +302,7 @@ def _read(file: Path) -> list[tuple[str, str, str]]:
 
 def _rows(file: Path) -> list[dict[str, str]]:
     try:
-        rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8-sig"))))
+        rows = list(csv_rows(io.StringIO(file.read_text(encoding="utf-8-sig"))))
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise DataError(f"the split {file} cannot be read: {problem}") from problem
     if not rows or any(not r.get(SUBJECT) or not r.get(PARTITION) for r in rows):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from polysite.data.manifest import Row, natural
 from polysite.errors import DataError
+from polysite.spreadsheets import rows as csv_rows
 
 Facts = Mapping[str, Mapping[str, str]]  # case -> its columns in a table: site, group, split
 
@@ -92,7 +93,7 @@ def read_rows(file: Path) -> list[dict[str, str]]:
     """Return the rows of a table; names of columns in lower case, without parentheses."""
     with sensible(file):
         lines = file.read_text(encoding="utf-8-sig").splitlines()
-        rows = list(csv.DictReader(lines, delimiter=max(",;\t", key="".join(lines[:1]).count)))
+        rows = list(csv_rows(lines, delimiter=max(",;\t", key="".join(lines[:1]).count)))
     heads = {k: re.sub(r"\W+", "_", k.partition("(")[0].strip().lower()) for k in (rows[0] if rows else ()) if k}
     clean = {"na": "", "n/a": "", "nan": ""}
     return [{h: clean.get(v.lower(), v) for k, h in heads.items() for v in [(r[k] or "").strip()]} for r in rows]

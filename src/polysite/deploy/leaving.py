@@ -35,6 +35,7 @@ from polysite.deploy.site.withdrawn import LEFT, withdraw_case, withdrawn_cases
 from polysite.engines.record import RoundRecord
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import DataError, RunError, nearest, shown
+from polysite.foreign import parse_json
 from polysite.storage import write_file
 
 DEPLOYMENT = "deployment.json"
@@ -218,9 +219,9 @@ def read_statement(path: Path, project: Project) -> Statement:
     try:
         if path.stat().st_size > MAX_STATEMENT:
             raise ValueError("it is too long")
-        outer = json.loads(path.read_text(encoding="utf-8"))
+        outer = parse_json(path.read_text(encoding="utf-8"))
         text, signature = str(outer["statement"]), base64.b64decode(outer["signature"], validate=True)
-        given = json.loads(text)
+        given = parse_json(text)
         if given.pop("format") != FORMAT:
             raise ValueError("its format is that of another version")
         studies, cases = (tuple(map(str, given[k])) for k in ("studies", "cases"))
@@ -253,7 +254,7 @@ def concerned(runs: Path, statement: Statement) -> Iterator[RunFolder]:
     """Yield the deployed runs below a folder that a statement is about."""
     for file in sorted(runs.rglob(DEPLOYMENT)):
         try:
-            known = json.loads(file.read_text(encoding="utf-8"))
+            known = parse_json(file.read_text(encoding="utf-8"))
             study, sites = str(known["study"]), set(known["sites"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
@@ -340,7 +341,7 @@ def _names(path: Path, site: str) -> bool:
 def _all_noted(run: RunFolder) -> list[Mapping[str, Any]]:
     path = run.path / REMAINS
     try:
-        noted = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        noted = parse_json(path.read_text(encoding="utf-8")) if path.exists() else []
     except ValueError:
         noted = []
     return [each for each in noted if isinstance(each, dict)] if isinstance(noted, list) else []

@@ -30,7 +30,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
-from tomllib import TOMLDecodeError, loads
 from typing import Any
 
 from polysite.deploy.certificates import (
@@ -48,6 +47,7 @@ from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.proxy import Proxy
 from polysite.deploy.site.policy import TEXT, SitePolicy, settings
 from polysite.errors import ConfigError, DataError, RunError
+from polysite.foreign import parse_toml
 from polysite.storage import draft_folder, write_file
 
 SITE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9_-])?")  # also a file name and a common name
@@ -317,7 +317,7 @@ def init(
     authority = find_authority(ca, ca_key)
     server = server_certificate(authority, host, certificate, key, ca, days)
     keys: dict[str, str] = {}
-    with draft_folder(folder, "project") as draft:
+    with draft_folder(folder, "project", private=False) as draft:  # each file has its own mode
         draft.chmod(0o700)
         put(draft / "ca.crt", authority.pem)
         if ca_key is None:
@@ -497,8 +497,8 @@ def _line(name: str, public: str) -> str:
 
 def _sites(text: str) -> dict[str, Any]:
     try:
-        return dict(loads(text)["sites"])
-    except (TOMLDecodeError, KeyError, TypeError, ValueError):
+        return dict(parse_toml(text, "server.toml")["sites"])
+    except (ConfigError, KeyError, TypeError, ValueError):
         return {}
 
 

@@ -8,21 +8,29 @@ Classes are looked up by name in polysite or in the algorithm's own module; no c
 import hashlib
 import json
 import sys
+from collections import abc
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from polysite.errors import RunError
+from polysite.errors import PolysiteError, RunError, shown
+from polysite.foreign import parse_json
 from polysite.payload import TYPES, Payload, plain
 from polysite.storage import link_file, write_file
 from polysite.tree import Tree
 
 Lift = Callable[[Tree], Tree]
+# what reading a damaged file may raise, also one with a digest that was computed anew
+DAMAGE = (
+    safetensors.SafetensorError, PolysiteError, OSError, LookupError, ValueError, TypeError, AttributeError,
+    ArithmeticError, RecursionError, MemoryError,
+)  # fmt: skip
 # modules and classes that have moved since 0.1.0, whose names old files hold
 MOVED = {
     "polysite.engines.rounds:Checkpoint": "polysite.engines.phases:Checkpoint",
@@ -30,6 +38,10 @@ MOVED = {
     "polysite.algorithms.costs": "polysite.algorithms.cost_weighted",
     "polysite.algorithms.server": "polysite.algorithms.server_optimisers",
 }
+
+
+class Damaged(RunError):
+    """A file that cannot be read as what it was written as, or is missing."""
 
 
 def save(path: Path, value: Any, twins: Iterable[Path] = ()) -> None:
@@ -45,7 +57,7 @@ def save(path: Path, value: Any, twins: Iterable[Path] = ()) -> None:
 
 
 def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), mapped: bool = False) -> Any:
-    """Return the value in a file; RunError if it is damaged.
+    """Return the value in a file; ``Damaged`` if it cannot be read.
 
     Args:
         path: The file.
@@ -59,17 +71,20 @@ def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), ma
             arrays = map_arrays(path)[1] if mapped else {k: file.get_tensor(k) for k in list(file.keys())}
         digest, _, shape = header["checkpoint"].partition(" ")
         if digest != _digest(shape, arrays):
-            raise RunError(f"{path} is damaged: its content does not match its digest")
-        return _restore(json.loads(shape), dict(lift(arrays)), modules)
-    except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
-        raise RunError(f"{path} cannot be read as a checkpoint: {problem}") from problem
+            raise Damaged(f"{path} is damaged: its content does not match its digest")
+        return _restore(parse_json(shape), dict(lift(arrays)), modules)
+    except Damaged:
+        raise
+    except DAMAGE as problem:
+        kind = RunError if isinstance(problem, OSError | MemoryError) and path.exists() else Damaged  # may pass
+        raise kind(f"{path} cannot be read as a checkpoint: {shown(problem)}") from problem
 
 
 def map_arrays(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Return the texts in the header of a safetensors file, and its arrays, mapped into memory (copy-on-write)."""
     whole = np.asarray(np.memmap(path, np.uint8, "c"))
     begin = 8 + int.from_bytes(whole[:8].tobytes(), "little")
-    header = json.loads(whole[8:begin].tobytes())
+    header = parse_json(whole[8:begin].tobytes())
     texts = header.pop("__metadata__", {})
     places = {k: (slice(*(begin + at for at in entry["data_offsets"])), entry) for k, entry in header.items()}
     return texts, {k: whole[here].view(TYPES[e["dtype"]]).reshape(e["shape"]) for k, (here, e) in places.items()}
@@ -130,8 +145,36 @@ def _restore(x: Any, arrays: Mapping[str, Any], modules: Collection[str]) -> Any
         case {"list": items}:
             return [deeper(v) for v in items]
         case {"class": name, "fields": inside}:
-            return _dataclass(name, modules)(**{k: deeper(v) for k, v in inside.items()})
+            return _built(_dataclass(name, modules), {k: deeper(v) for k, v in inside.items()})
     raise ValueError(f"unknown entry {str(x)[:60]!r}")
+
+
+def _built(kind: Any, values: dict[str, Any]) -> Any:
+    """Return a dataclass with these values; ValueError if one is not of the kind that polysite's own classes state."""
+    if kind.__module__.startswith("polysite."):
+        hints = get_type_hints(kind)
+        for name, value in values.items():
+            if not _fits(value, hints.get(name, Any)):
+                raise ValueError(f"{kind.__qualname__}.{name} may not be a {type(value).__name__}")
+    return kind(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value may stand where a type is stated; a number may be an array, and unusual types fit anything."""
+    origin, inside = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in inside)
+    if hasattr(value, "dtype"):  # an array, or a tensor where one is stated
+        return not (is_dataclass(origin) or origin in (abc.Mapping, dict, str, tuple))
+    if origin in (int, float):
+        return isinstance(value, int | float)
+    if origin is tuple:
+        return isinstance(value, tuple | list)
+    if origin is NoneType:
+        return value is None
+    if origin is Any or not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
+        return True
+    return isinstance(value, origin)
 
 
 def _dataclass(name: str, modules: Collection[str]) -> Any:

@@ -6,7 +6,6 @@ a temporary folder (``TMPDIR`` chooses where), which are memory-mapped when they
 hundreds of sites do not fill the GPU. Moving changes no bit.
 """
 
-import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from polysite import machine
 from polysite.engines.checkpoint import map_arrays
+from polysite.foreign import parse_json
 from polysite.payload import Payload, SiteId, encode
 from polysite.storage import write_file
 
@@ -133,6 +133,6 @@ def _mapped(path: Path) -> Payload:
     header, arrays = map_arrays(path)
     fields = {
         field: float(arrays[field]) if names is None else {k: arrays[f"{field}/{k}"] for k in names}
-        for field, names in json.loads(header["payload"])
+        for field, names in parse_json(header["payload"])
     }
     return Payload(**fields)

@@ -255,7 +255,7 @@ def _load(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
     modules = {type(phase.algorithm).__module__ for phase in phases}  # a state may hold their classes
     lift = phases[0].transport.lift
     loaded: Checkpoint = checkpoint.load(path, lift, modules)
-    if not isinstance(loaded, Checkpoint) or loaded.at.phase >= len(phases):
+    if not isinstance(loaded, Checkpoint) or loaded.at.phase not in range(len(phases)):
         raise RunError(f"{path} does not belong to this study")
     at = loaded.at
     name = name_of(phases[at.phase].algorithm)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from polysite.foreign import parse_json
 from polysite.metrics import averages
 from polysite.payload import SiteId
 from polysite.site import CaseScore, Counts, Scores
@@ -77,7 +78,7 @@ class RoundRecord:
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
         """Parse a line of ``rounds.jsonl``; raise ValueError if it is not a record."""
-        found = json.loads(line)
+        found = parse_json(line)
         try:
             found["diagnostics"] = found.pop("told", {}) or found.get("diagnostics", {})
             found["sites"] = {i: _site_record(s) for i, s in found["sites"].items()}
@@ -87,7 +88,7 @@ class RoundRecord:
                 found[name] = tuple(found.get(name, ()))
             known = {f.name for f in fields(cls)}
             return cls(**{k: v for k, v in found.items() if k in known})
-        except (TypeError, KeyError, AttributeError) as problem:
+        except (TypeError, KeyError, AttributeError, OverflowError) as problem:
             raise ValueError(f"not the record of a round: {problem!r}") from problem
 
 
@@ -167,7 +168,7 @@ class Result:
     @classmethod
     def from_json(cls, text: str) -> "Result":
         """Parse the text of ``result.json``; raise ValueError if it is not a result."""
-        found = json.loads(text)
+        found = parse_json(text)
         try:
             for name in ("validation", "test"):
                 found[name] = _sites_from_plain(found[name])
@@ -175,7 +176,7 @@ class Result:
             for name in ("labels", "modalities", "incidents"):
                 found[name] = tuple(found.get(name, ()))
             return cls(**{"task": "segmentation", "best_phase": 0, **found})
-        except (TypeError, KeyError, AttributeError) as problem:
+        except (TypeError, KeyError, AttributeError, OverflowError) as problem:
             raise ValueError(f"not the result of a run: {problem!r}") from problem
 
 

@@ -45,6 +45,7 @@ from polysite.engines import checkpoint, site_memory
 from polysite.engines.record import Result, RoundRecord, read_records
 from polysite.engines.site_memory import Memory
 from polysite.errors import RunError
+from polysite.foreign import parse_json
 from polysite.payload import plain
 from polysite.storage import draft_folder, link_file, write_file
 from polysite.tree import Tree
@@ -113,7 +114,7 @@ class RunFolder:
         if not (path / "config.toml").is_file():
             raise RunError(f"{path} is not a run folder: it holds no config.toml")
         try:
-            format = json.loads((path / "versions.json").read_text()).get("format", 1)
+            format = parse_json((path / "versions.json").read_text()).get("format", 1)
         except (OSError, ValueError, AttributeError) as problem:
             raise RunError(
                 f"the run folder {path} is damaged: its versions.json cannot be read: {problem}"
@@ -223,7 +224,7 @@ class RunFolder:
         found: dict[str, int] = {}
         for path in sorted((self.path / "checkpoints").glob("own-*.safetensors")):
             if (round := _round(path)) <= until:
-                found |= dict.fromkeys(json.loads(path.with_suffix(".json").read_text()), round)
+                found |= dict.fromkeys(_versions(path.with_suffix(".json")), round)
         return found
 
     def phase(self, phase: int) -> Path:
@@ -266,7 +267,7 @@ class RunFolder:
         """Return the versions of memories kept elsewhere that a checkpoint continues from."""
         found: dict[str, set[int]] = {}
         for path in (self.path / "checkpoints").glob("*.json"):
-            for site, needed in json.loads(path.read_text()).items():
+            for site, needed in _versions(path).items():
                 found.setdefault(site, set()).add(needed)
         return found
 
@@ -306,6 +307,17 @@ class RunFolder:
 def _link(source: str, target: str) -> None:
     """Share a finished file with another run folder; neither ever changes it in place."""
     link_file(Path(source), Path(target))
+
+
+def _versions(path: Path) -> dict[str, int]:
+    """Return the version of every site's memory, from the file beside a checkpoint."""
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{path} cannot be read: {problem}; remove the checkpoint of this name") from problem
+    if not isinstance(found, dict) or any(type(version) is not int for version in found.values()):
+        raise RunError(f"{path} does not have the version of every site; remove the checkpoint of this name")
+    return found
 
 
 def _round(path: Path) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from polysite.engines import checkpoint
 from polysite.errors import RunError
 from polysite.payload import Payload, SiteId
+from polysite.storage import private_folder
 
 FORMAT = 1  # of the file
 
@@ -30,8 +31,16 @@ class Memory:
 
 def save(path: Path, memory: Memory, twins: Iterable[Path] = ()) -> None:
     """Write a memory; if one of the ``twins`` holds the same one, let the file be another name of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     checkpoint.save(path, memory, twins)
+
+
+def load_any(path: Path, lift: checkpoint.Lift | None = None) -> Memory:
+    """Return a memory of any site, algorithm and version."""
+    found = checkpoint.load(path, lift) if lift else checkpoint.load(path, mapped=True)
+    if not isinstance(found, Memory) or found.format != FORMAT:
+        raise checkpoint.Damaged(f"{path} holds no memory of a site that this version of polysite can read")
+    return found
 
 
 def load(path: Path, site: SiteId, algorithm: str, version: int, lift: checkpoint.Lift | None = None) -> Payload:
@@ -39,9 +48,7 @@ def load(path: Path, site: SiteId, algorithm: str, version: int, lift: checkpoin
 
     Without ``lift``, which moves arrays to the device of the computation, the arrays are mapped into memory.
     """
-    found = checkpoint.load(path, lift) if lift else checkpoint.load(path, mapped=True)
-    if not isinstance(found, Memory) or found.format != FORMAT:
-        raise RunError(f"{path} holds no memory of a site that this version of polysite can read")
+    found = load_any(path, lift)
     for what, there, wanted in (
         ("site", found.site, site),
         ("algorithm", found.algorithm, algorithm),

@@ -4,7 +4,6 @@ If all members have one model for all hospitals and equal weights, the ensemble 
 hospitals can use it). Otherwise every hospital has its own.
 """
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +29,7 @@ from polysite.ensembles.weights import Choice, equal, on_validation
 from polysite.errors import ConfigError, RunError
 from polysite.models.ensemble import Ensemble, joined
 from polysite.payload import Payload, SiteId
+from polysite.spreadsheets import Writer
 from polysite.study import OpenedStudy, Run
 from polysite.training.cleaning import Clean
 from polysite.training.network import Network
@@ -125,7 +125,7 @@ def _study(members: Sequence[MemberRun], out: Path) -> tuple[Study, Mapping[Site
 
 def _write(file: Path, parts: Parts) -> None:
     with file.open("w", newline="", encoding="utf-8") as text:
-        rows = csv.writer(text)
+        rows = Writer(text, "\r\n")
         rows.writerow([SUBJECT, PARTITION, SPLIT])
         rows.writerows([name, origin, part] for (origin, name), (part, _) in parts.items())
 

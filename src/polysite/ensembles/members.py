@@ -6,7 +6,6 @@ validation case of all members that know it is one of the ensemble; any other ca
 cases that ``split.inner`` leaves out of a run are test cases that this run has not seen.
 """
 
-import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from polysite.models.ensemble import Ensemble, Member
 from polysite.models.unet import UNet
 from polysite.payload import SiteId
 from polysite.report.runs import title
+from polysite.spreadsheets import rows as csv_rows
 from polysite.tree import Tree, drop
 
 Source = tuple[str, str]  # site and name of a case in the data
@@ -68,7 +68,7 @@ def read(runs: Sequence[Path | str]) -> list[MemberRun]:
 
 def _read(folder: RunFolder) -> MemberRun:
     chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
-    rows = csv.DictReader(io.StringIO(folder.split))
+    rows = csv_rows(io.StringIO(folder.split))
     parts = {(row[PARTITION], row[SUBJECT]): (row[SPLIT], row["Site"]) for row in rows}
     if chosen.split.inner:
         whole = study.deal_volumes(replace(chosen, split=replace(chosen.split, inner=0, inner_fold=0)))

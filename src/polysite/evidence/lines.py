@@ -133,5 +133,5 @@ def from_json(text: str) -> AnyLine:
         kind = KINDS[found["kind"]]
         known = {f.name for f in fields(kind)}
         return kind(**{k: v for k, v in found.items() if k in known})
-    except (TypeError, KeyError, AttributeError, RecursionError) as problem:
+    except (TypeError, KeyError, AttributeError, RecursionError, OverflowError) as problem:
         raise ValueError(f"no line of the evidence bank: {problem!r}") from problem

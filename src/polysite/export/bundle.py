@@ -427,7 +427,9 @@ def _writing(bundle: Bundle) -> Config:
     scans.
     """
     if bundle.classifies:
-        rows = "([@case_of(done['image'].meta), *done['pred'].tolist()] for done in map(@evaluator, @dataset))"
+        # a name that a spreadsheet would compute gets an apostrophe; chr(64) is the sign that begins a reference here
+        name = "(lambda n: chr(39) * (n[:1] in ('=', '+', '-', chr(64))) + n)(@case_of(done['image'].meta))"
+        rows = f"([{name}, *done['pred'].tolist()] for done in map(@evaluator, @dataset))"
         file = "pathlib.Path(@output_dir, 'probabilities.csv')"
         return {
             "classes": bundle.labels,

@@ -14,7 +14,6 @@ share w (Hotelling's prediction region):
 With v < D the covariance says nothing about new cases, and only the first rule applies.
 """
 
-import csv
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import torch
 
 from polysite.cluster.mixture import Mixture, Values, squared_mahalanobis
 from polysite.data.prepare import Prepare
+from polysite.spreadsheets import Writer
 from polysite.training.torch_site import radiomics_of
 
 QUANTILE = 0.999
@@ -141,7 +141,7 @@ class Router:
         path = Path(folder) / "routes.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
+            writer = Writer(file)
             writer.writerow(["case", "cluster", "model", "distance"])
             for meta, found in self.routes:
                 model = "global" if found.model == GLOBAL else f"cluster {found.model}"

@@ -10,7 +10,6 @@
         docs/README.md             description and instructions
 """
 
-import csv
 import io
 import json
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from polysite.export.bundle import WEIGHTS, Bundle, Config, Scans, Whose, infere
 from polysite.export.routing import CLUSTERS, cluster_file
 from polysite.payload import SiteId
 from polysite.report.runs import title
+from polysite.spreadsheets import rows as csv_rows
 from polysite.storage import draft_folder, vacant
 from polysite.tree import Tree
 
@@ -60,7 +60,7 @@ def serve_model(run: Path | str, site: SiteId | None = None, out: Path | str | N
         "configs/metadata.json": _json(metadata(bundle, models)),
         "docs/README.md": readme(bundle, target.name).encode(),
     }
-    with draft_folder(target, "bundle") as draft:
+    with draft_folder(target, "bundle", private=False) as draft:
         for name, content in {**models, **files}.items():
             (draft / name).parent.mkdir(exist_ok=True)
             (draft / name).write_bytes(content)
@@ -87,7 +87,7 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
     """Return the model of a hospital, or the shared one, with its description."""
     result, hospitals = folder.result, sorted(folder.result.validation)
     chosen = postprocessing.study_of(folder)
-    sites = {row["Site"] for row in csv.DictReader(io.StringIO(folder.split))}
+    sites = {row["Site"] for row in csv_rows(io.StringIO(folder.split))}
     if site is not None and site not in sites:
         raise ConfigError(f"there is no site {site!r} in {folder.path}; {nearest(site, hospitals)}")
     if site is not None and site not in hospitals:
@@ -123,7 +123,10 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
 def _clusters(folder: RunFolder, chosen: Study) -> CaseClusters:
     """Return the clusters of patients with their models, from the checkpoint of the best round."""
     algorithm = config.phases(chosen)[folder.result.best_phase].algorithm
-    kept: Checkpoint = checkpoint.load(folder.best(folder.result.best_round), modules={type(algorithm).__module__})
+    path = folder.best(folder.result.best_round)
+    kept: Checkpoint = checkpoint.load(path, modules={type(algorithm).__module__})
+    if not isinstance(kept, Checkpoint):
+        raise RunError(f"{path} does not hold the checkpoint of a round")
     known = case_clusters(algorithm, serving_payloads(algorithm, kept.at.state, ["anyone"])["anyone"])
     if known is None:
         raise RunError(

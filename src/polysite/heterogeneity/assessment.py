@@ -13,7 +13,6 @@ computed on the same embeddings.
     outlier    the site with the largest sum of distances to the others
 """
 
-import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -30,6 +29,7 @@ from polysite.heterogeneity.distances import SQUARES, Values, angle, earth_mover
 from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME, Assess, component, left, odd
 from polysite.metrics.statistics import holm
 from polysite.payload import Payload, SiteId, natural
+from polysite.spreadsheets import Writer
 
 Groups = tuple[tuple[SiteId, ...], ...]
 LEVEL = 0.05  # familywise error rate of all tests
@@ -162,7 +162,7 @@ class Assessment:
     def table(self) -> str:
         """Return a CSV with a line for every distance and pair."""
         text = io.StringIO()
-        lines = csv.writer(text, lineterminator="\n")
+        lines = Writer(text)
         lines.writerow(["distance", "site", "other", "value", "low", "high", "chance", "p", "p_holm"])
         for d in self.distances.values():
             for (i, one), (j, other) in combinations(enumerate(self.sites), 2):

@@ -43,6 +43,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from polysite.errors import DataError
 from polysite.heterogeneity.assessment import (
     LARGE,
     LEVEL,
@@ -122,9 +123,12 @@ class Verdict:
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Verdict":
         """Return the recommendations that ``assessment.json`` holds."""
-        strategies = tuple(Strategy(**{**s, "reasons": tuple(s["reasons"])}) for s in plain["strategies"])
-        findings = tuple(Finding(**f) for f in plain["findings"])
-        return cls(plain["summary"], findings, strategies, tuple(plain["cautions"]))
+        try:
+            strategies = tuple(Strategy(**{**s, "reasons": tuple(s["reasons"])}) for s in plain["strategies"])
+            findings = tuple(Finding(**f) for f in plain["findings"])
+            return cls(str(plain["summary"]), findings, strategies, tuple(plain["cautions"]))
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise DataError(f"the recommendations of an assessment cannot be read: {problem!r}") from problem
 
 
 def judge(assessment: Assessment, modalities_can_change: bool = True, unseen: bool = False) -> Verdict:

@@ -7,7 +7,6 @@ loss       score of the reference minus score of the method, on the cases that b
            reference is pooled training in the same federation or, without any, the method in the first federation.
 """
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -26,6 +25,7 @@ from polysite.report.published import Number, Paper, numbers
 from polysite.report.runs import Key, Method, Summary
 from polysite.report.site_distances import SiteDistances
 from polysite.site import Scores
+from polysite.spreadsheets import rows as csv_rows
 
 ENOUGH = 5  # fewest federations with an interval; resamples of fewer are too similar
 
@@ -77,7 +77,7 @@ def sources(run: Summary) -> dict[Key, Key]:
     """
     known: dict[Key, Key] = {}
     folder = run.like.path if isinstance(run, Regrouped) and run.like else run.path
-    for row in csv.DictReader(RunFolder(folder).split.splitlines()):
+    for row in csv_rows(RunFolder(folder).split.splitlines()):
         source = row[PARTITION], row[SUBJECT]
         known |= {(row["Site"], row[SUBJECT]): source, (row["Site"], ".".join(source)): source}
     found: dict[Key, Key] = {}

@@ -51,7 +51,7 @@ def write(
     sections = list(_sections(results, {grid.name: grid for grid in grids}, pages, paper))
     version = results[0].comparison.methods[0].first.versions["polysite"]
     page = layout(title, lead, sections, version, remarks=remarks)
-    with draft_folder(folder, "comparison") as draft:
+    with draft_folder(folder, "comparison", private=False) as draft:
         page.write(draft)
         body = "\n".join(g.markdown() for g in grids)
         (draft / "tables.md").write_text("\n\n".join([f"# {title}", *remarks, body]), encoding="utf-8")

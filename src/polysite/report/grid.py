@@ -10,6 +10,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from polysite.spreadsheets import shielded
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -83,10 +85,10 @@ class Grid:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         numbers = [k for k in range(len(self.head)) if any(line.cells[k].value is not None for line in self.lines)]
-        writer.writerow([*self.head, *(f"{self.head[k]} (value)" for k in numbers)])
+        writer.writerow(shielded(name) for name in [*self.head, *(f"{self.head[k]} (value)" for k in numbers)])
         for line in self.lines:
             values = ("" if (v := line.cells[k].value) is None else repr(float(v)) for k in numbers)
-            writer.writerow([*(_harmless(c) for c in line.cells), *values])
+            writer.writerow([*(shielded(c.text) if c.value is None else c.text for c in line.cells), *values])
         return text.getvalue()
 
     def terminal(self) -> Table:
@@ -144,11 +146,6 @@ def mark_best(lines: Sequence[Line], better: Sequence[int]) -> tuple[Line, ...]:
         return Cell(c.text, c.value, top is not None and c.value == top)
 
     return tuple(Line(tuple(cell(c, top) for c, top in zip(line.cells, at, strict=True)), line.kind) for line in lines)
-
-
-def _harmless(cell: Cell) -> str:
-    """Return the text, quoted if a spreadsheet would take it for a formula."""
-    return f"'{cell.text}" if cell.value is None and cell.text[:1] in ("=", "+", "-", "@") else cell.text
 
 
 def _bold(text: str) -> str:

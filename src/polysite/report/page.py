@@ -3,7 +3,6 @@
 It is built from the run folders alone: results, tests, example cases, training curves, costs, configuration.
 """
 
-import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from markupsafe import Markup
 
 from polysite.costs.speeds import Speeds
 from polysite.errors import RunError
+from polysite.foreign import parse_json
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
 from polysite.report import costs, example_cases, figures, predicting, published, viewer
@@ -337,7 +337,7 @@ def _incidents(methods: Sequence[Method]) -> Grid:
 def _assessed(folder: Path) -> Section:
     """Return the summary and figures of an assessment folder."""
     try:
-        assessment = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
+        assessment = parse_json((folder / "assessment.json").read_text(encoding="utf-8"))
         drawn = {n: (folder / "figures" / f"{n}.svg") for n in ("distances-emd", "distances-euclidean", "tree-emd")}
         pictures = [
             Picture(title, _inline(drawn[n].read_bytes()), "", narrow=True)
@@ -345,7 +345,7 @@ def _assessed(folder: Path) -> Section:
             if drawn[n].is_file()
         ]
         return Section("assessed", "How the hospitals differ", (assessment["verdict"]["summary"], *pictures))
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RunError(f"{folder} is no assessment that can be read: {problem}") from problem
 
 

@@ -42,7 +42,7 @@ def comparison(
     grids = [*tables(compared), costs.table(compared.methods, options.speeds), *beside]
     words = "\n\n".join([f"# {title}", *summary(compared), *options.remarks, *compared.remarks])
     text = build(title, methods, options)
-    with draft_folder(folder, "comparison") as draft:
+    with draft_folder(folder, "comparison", private=False) as draft:
         text.write(draft)
         body = "\n".join(g.markdown() for g in grids)
         (draft / "tables.md").write_text(f"{words}\n\n{body}", encoding="utf-8")

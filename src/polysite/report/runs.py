@@ -4,19 +4,18 @@ A ``Summary`` is one run. A ``Method`` is one row of a table: the runs that diff
 that several runs of a method evaluate counts once, with the mean of its scores.
 """
 
-import csv
 import json
 import re
-import tomllib
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isnan, nan
+from math import isnan, nan, prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -24,15 +23,25 @@ from polysite.data.split import SPLIT
 from polysite.engines.phases import SHARED
 from polysite.engines.record import RoundRecord, mean_score, measure_of
 from polysite.engines.run_folder import RunFolder
-from polysite.errors import RunError
+from polysite.errors import ConfigError, RunError
+from polysite.foreign import parse_json, parse_toml
 from polysite.metrics import averages
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.site import CaseScore, Count, Counts, Scores
+from polysite.spreadsheets import rows as csv_rows
 
 Key = tuple[str, str]  # site and case
 Table = tuple[str, EmptyMaskPolicy, str | None]  # measure, policy and label of a table of values
 MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
 TEXT_COLUMNS = ("model", "site", "case", "label")  # of cases.csv; all other columns are numbers
+
+
+DEFLATE = 1100  # times that an archive can make its content smaller
+# what NumPy and the archive of a damaged .npz file may raise
+UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, EOFError, RuntimeError, ArithmeticError, MemoryError, BadZipFile,
+    zlib.error, struct.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class Evaluation:
             return []
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                return list(csv.DictReader(file))
+                return list(csv_rows(file))
         except (OSError, ValueError) as problem:
             raise RunError(f"{path} cannot be read: {problem}; 'polysite evaluate --again' makes it anew") from problem
 
@@ -80,10 +89,25 @@ class Evaluation:
         if not (self.path / file).exists():  # nothing was kept, as in a deployed run
             return None
         try:
-            with np.load(self.path / file, allow_pickle=False) as kept:
-                return kept[name] if name in kept.files else None
-        except (OSError, ValueError, BadZipFile, zlib.error) as problem:
-            raise RunError(f"{self.path / file} cannot be read: {problem}; {MEND}") from problem
+            return _array(self.path / file, name)
+        except UNREADABLE as problem:
+            raise RunError(f"{self.path / file} cannot be read: {problem!r:.200}; {MEND}") from problem
+
+
+def _array(path: Path, name: str) -> np.ndarray | None:
+    """Return an array of an .npz file, or None; ValueError if it claims more than can be in the file."""
+    with ZipFile(path) as archive:
+        if f"{name}.npy" not in archive.namelist():
+            return None
+        with archive.open(f"{name}.npy") as stream:
+            version = np.lib.format.read_magic(stream)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(stream)
+        if prod(shape) * dtype.itemsize > DEFLATE * path.stat().st_size:
+            raise ValueError(f"{name!r} claims the shape {shape}")
+        with archive.open(f"{name}.npy") as stream:
+            found: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+            return found
 
 
 @dataclass(frozen=True)
@@ -108,7 +132,7 @@ class Summary:
         """Members and weights of an ensemble; empty for any other run."""
         path = self.path / "ensemble.json"
         try:
-            found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            found: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
             return found
         except (OSError, ValueError) as problem:
             raise RunError(f"{path} cannot be read: {problem}; make the ensemble again") from problem
@@ -121,7 +145,7 @@ class Summary:
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """The configuration as nested mappings."""
-        return tomllib.loads(self.config)
+        return parse_toml(self.config, str(self.path / "config.toml"))
 
     @property
     def groups(self) -> Mapping[str, Sequence[str]]:
@@ -194,7 +218,7 @@ class Summary:
         counts: dict[str, dict[str, int]] = {}
         try:
             with (self.path / "split.csv").open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
+                for row in csv_rows(file):
                     splits = counts.setdefault(row["Site"], {})
                     splits[row[SPLIT]] = splits.get(row[SPLIT], 0) + 1
         except (OSError, ValueError, KeyError):
@@ -408,7 +432,7 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
     """Read a run folder and one of its evaluations: by default that of the split which the result is reported on."""
     folder = RunFolder.open(path)
     try:
-        versions, records = json.loads((path / "versions.json").read_text()), folder.records()
+        versions, records = parse_json((path / "versions.json").read_text()), folder.records()
         bare = Summary(path, name or title(path), folder.config, versions, records)
         _ = bare.settings["algorithm"]
         if not folder.finished:
@@ -417,7 +441,7 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
         split, best = result.split, result.best_round
         scores: Mapping[str, Scores] = {site: cases for site, cases in result.scores.items() if cases}
         own, common, clean = result.best_rounds, result.common.get(split, {}), result.cleaning
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
         raise RunError(f"the run folder {path} is damaged and cannot be read: {problem!r}") from problem
     measured = read_evaluation(path, evaluation or split)
     if evaluation and measured is None:
@@ -451,11 +475,11 @@ def read_evaluation(path: Path, name: str) -> Evaluation | None:
         return None
     try:
         with (place / "cases.csv").open(newline="", encoding="utf-8") as file:
-            rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        about = json.loads((place / "about.json").read_text(encoding="utf-8"))
+            rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in csv_rows(file)]
+        about = parse_json((place / "about.json").read_text(encoding="utf-8"))
         counts = _read_counts(place / "counts.csv")
         declared, present = sum(about["cases"].values()), len({(row["site"], row["case"]) for row in rows})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
         raise RunError(f"the evaluation {place} cannot be read ({problem!r}); 'polysite evaluate --again'") from problem
     if present != declared:
         raise RunError(
@@ -470,7 +494,7 @@ def _read_counts(path: Path) -> Mapping[tuple[str, str, str], Counts]:
         return {}
     counts: dict[tuple[str, str, str], dict[str, Count]] = {}
     with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
+        for row in csv_rows(file):
             count = int(row["tp"]), int(row["fp"]), int(row["fn"]), int(row["tn"])
             counts.setdefault((row["model"], row["site"], row["case"]), {})[row["label"]] = count
     return counts

@@ -1,6 +1,5 @@
 """Distances between sites as matrices, read from the folder of an assessment."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polysite.errors import RunError
+from polysite.foreign import parse_json
 from polysite.heterogeneity.exchange import INTENSITY
 
 NAMES = {"emd": "EMD", "euclidean": "EUC", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
@@ -24,7 +24,7 @@ class SiteDistances:
     def read(cls, folder: Path) -> "SiteDistances":
         """Read the folder of an assessment."""
         try:
-            stored = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
+            stored = parse_json((folder / "assessment.json").read_text(encoding="utf-8"))
             found: dict[str, list[NDArray[np.float64]]] = {}
             for quantity in stored["quantities"].values():
                 kind = "EMD_maxI" if quantity["kind"] == INTENSITY else "EMD_maxL"
@@ -33,7 +33,7 @@ class SiteDistances:
             matrices |= {
                 NAMES.get(k, k): np.array(d["matrix"], np.float64) for k, d in stored["distances"].items() if d
             }
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as problem:
             raise RunError(f"{folder} is no assessment that can be read: {problem!r}") from problem
         return cls(matrices)
 

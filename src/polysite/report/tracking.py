@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib import import_module
@@ -22,6 +21,7 @@ from polysite.engines.record import RoundRecord
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError, nearest
+from polysite.foreign import parse_toml
 from polysite.own_process import unblock
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class MLflow(Watch):
         experiment = known.experiment_id if known else self.client.create_experiment(name)
         tags = {"polysite.folder": str(self.folder.resolve())}
         run: str = self.client.create_run(experiment, run_name=title, tags=tags).info.run_id
-        given = _flat(tomllib.loads(RunFolder(self.folder).config))
+        given = _flat(parse_toml(RunFolder(self.folder).config, str(self.folder / "config.toml")))
         for some in _chunks([self.entities.Param(k, v) for k, v in given.items()], MAX_PARAMS):
             self.client.log_batch(run, params=some)
         note.parent.mkdir(exist_ok=True)

@@ -22,6 +22,7 @@ from polysite.engines.run_folder import RunFolder
 from polysite.errors import Paused, RunError
 from polysite.evaluation_folder import EvaluationFolder, ExaminedSite
 from polysite.models.ensemble import Ensemble
+from polysite.storage import PRIVATE_FILE
 from polysite.study.cases import deal_cases, deal_volumes, pinned
 from polysite.study.engine import Engine, OpenedStudy, open_study
 from polysite.study.sites import POOLED, Materials, check
@@ -263,6 +264,7 @@ def logged(folder: RunFolder) -> Iterator[logging.Logger]:
     """Copy everything logged meanwhile into the folder's log.txt."""
     log = logging.getLogger("polysite")
     try:
+        (folder.path / "log.txt").touch(PRIVATE_FILE)
         handler = logging.FileHandler(folder.path / "log.txt")
     except OSError as problem:
         raise RunError(f"the log of {folder.path} cannot be written: {problem}") from problem

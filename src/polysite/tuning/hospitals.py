@@ -27,6 +27,7 @@ from polysite.engines.record import RoundRecord
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, Paused, PolysiteError, RunError
+from polysite.foreign import parse_json
 from polysite.storage import write_file
 from polysite.study import Sizes
 
@@ -170,7 +171,7 @@ class Hospitals:
         if not self._file.exists():
             return {"search": secrets.token_hex(4), "cases": {}, "agreed": []}
         try:
-            found: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
+            found: dict[str, Any] = parse_json(self._file.read_text(encoding="utf-8"))
             return {"search": str(found["search"]), "cases": dict(found["cases"]), "agreed": list(found["agreed"])}
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise RunError(f"{self._file} cannot be read: {problem}; choose another --out") from problem

@@ -5,7 +5,6 @@ them. What goes on at a rung follows from the scores in the run folders alone, s
 with the same choice when the same command is given again.
 """
 
-import csv
 import io
 import json
 import tomllib
@@ -24,7 +23,9 @@ from polysite.benchmark.scores import LAST, last_scores
 from polysite.config import Study
 from polysite.costs.budget import Kind
 from polysite.errors import ConfigError, RunError
+from polysite.foreign import read_toml
 from polysite.report.live import Standing
+from polysite.spreadsheets import Writer
 from polysite.storage import write_file
 from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
 from polysite.tuning.runners import Runner, Simulated
@@ -244,7 +245,7 @@ def same_settings(out: Path, name: str, settings: Mapping[str, Any]) -> None:
     file = out / name
     if not file.exists():
         return
-    before = tomllib.loads(file.read_text(encoding="utf-8"))
+    before = read_toml(file)
     asked = tomllib.loads(tomli_w.dumps(dict(settings)))
     for given in (before, asked):
         given["study"] = config.parse(given["study"])  # a later version may write more keys
@@ -258,7 +259,7 @@ def _write(out: Path, rows: Mapping[str, Row]) -> None:
     """Write the table of all candidates so far, and the same as JSON."""
     sites = sorted({site for row in rows.values() for site in row.sites})
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
+    table = Writer(text)
     table.writerow(["run", "method", "settings", "share of a training", "score", *sites, "failed"])
     for name, row in rows.items():
         values = json.dumps(dict(row.candidate.values))

@@ -28,9 +28,11 @@ from polysite import config
 from polysite.benchmark.axes import FIXED
 from polysite.benchmark.equal_tuning import words
 from polysite.config import Study
-from polysite.errors import ConfigError, nearest
+from polysite.errors import ConfigError, nearest, shown
+from polysite.foreign import read_toml
 
-KEYS = ("reference", "default", "search", "methods")
+KEYS: Mapping[str, type] = {"reference": str, "default": list, "search": dict, "methods": dict}
+WORDS: Mapping[type, str] = {str: "a text", list: "a list", dict: "a section"}
 
 
 @dataclass(frozen=True)
@@ -124,13 +126,16 @@ def load(file: Path | None = None, methods: Sequence[str] = ()) -> Space:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise ConfigError(f"the search space {file} cannot be read: {problem}") from problem
+    given = read_toml(file, "the search space")
     odd = next((key for key in given if key not in KEYS), None)
     if odd is not None:
         raise ConfigError(f"{file} has a key {odd!r}; {nearest(odd, KEYS)}")
+    for key, value in given.items():
+        if type(value) is not KEYS[key]:
+            raise ConfigError(f"{file}: {key} = {shown(repr(value), 80)} must be {WORDS[KEYS[key]]}")
+    default = given.get("default", [])
+    if not all(isinstance(name, str) for name in default):
+        raise ConfigError(f"{file}: default = {shown(repr(default), 80)} must be a list of names of methods")
     return given
 
 

@@ -19,7 +19,7 @@ from polysite.deploy.flower.client import Incoming
 from polysite.deploy.identity import identity
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import PROTOCOL
-from polysite.deploy.site import courier, ledger, process
+from polysite.deploy.site import courier, ipc, ledger, process
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
 from polysite.errors import ConfigError, RunError
@@ -323,7 +323,7 @@ def test_nothing_is_answered_without_end(hospital, kind, most):
     where = {"phase": 0, "round": 0, "version": -1, "split": "test", "before": 0, "begins": 0}
     said = [ask(host, kind, start, **where, keep=[k]) for k in range(most + 2)]
     assert ["refused" in answer for answer, _ in said] == [False] * most + [True] * 2
-    assert len(list((host.site.state / "runs").rglob("*.safetensors"))) <= 1
+    assert len(list((host.site.state / "runs").rglob("*.safetensors"))) <= 2
 
 
 def test_an_examination_counts_as_scoring(hospital):
@@ -433,3 +433,24 @@ def test_an_assessment_of_slices_describes_volumes(hospital):
     ask(host, "hello", config=SLICED % ("", "[assess]\nprojections = 0\nfewest = 2\n"))
     answer, body = ask(host, "assess", encode(Payload()), phase=0, round=0, version=-1)
     assert "refused" not in answer and decode(body)["cases"] == 8
+
+
+FRAMES = [b"{", b"[]", b"3", b'"x"', b"[" * 100_000, b"\xff\xfe", b"{}", b'{"request": 3}', b'{"incidents": 1}',
+          b'{"request": {}, "incidents": {}}', b'{"request": ' + b'{"a":' * 900 + b"1" + b"}" * 901]  # fmt: skip
+
+
+def test_frames_that_are_no_request_do_not_end_the_listener(line):
+    resident, host = line
+    for text in FRAMES:
+        resident._line.sendall(ipc.LENGTHS.pack(len(text), 0) + text)
+        answer, body = ipc.receive(resident._line)
+        assert ({"error", "refused"} & answer.keys()) and not body and "brain" not in json.dumps(answer)
+    ipc.send(resident._line, {"courier": "ping"})
+    assert ipc.receive(resident._line)[0]["cases"] == host.words
+
+
+def test_a_frame_that_is_too_large_ends_the_connection_but_not_the_worker(hospital):
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(ipc.LENGTHS.pack(1 << 60, 1 << 60))
+        assert not process.attend(hospital(), there)  # and the worker waits for the next courier

@@ -36,6 +36,7 @@ from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
+from polysite.foreign import parse_json
 from polysite.study import Run
 from polysite.tree import Tree
 
@@ -279,7 +280,7 @@ def check(chosen: Study) -> None:
 def _known(folder: RunFolder) -> dict[str, Any]:
     """Return what is known of a deployed run: at least the name of its study, and its sites."""
     try:
-        known = json.loads((folder.path / FILE).read_text())
+        known = parse_json((folder.path / FILE).read_text())
         return {**known, "study": str(known["study"]), "sites": dict(known["sites"])}
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RunError(f"{folder.path} is no run over real sites: its {FILE} cannot be read") from problem
@@ -369,7 +370,7 @@ def _noted(path: Path) -> Iterator[Incident]:
     """Yield the incidents of a journal without lines that were cut short."""
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         try:
-            incident = json.loads(line)
+            incident = parse_json(line)
         except ValueError:
             continue
         if isinstance(incident, dict):

@@ -27,7 +27,7 @@ from polysite.deploy.site import ipc
 from polysite.deploy.site.withdrawn import LEFT
 from polysite.errors import PayloadError, PolysiteError, RunError, shown
 from polysite.own_process import worker_command
-from polysite.storage import write_file
+from polysite.storage import private_folder, write_file
 
 log = logging.getLogger("polysite")
 
@@ -64,10 +64,12 @@ class WorkerProcess:
                 line = self.line()
                 ipc.send(line, {"request": dict(header), "incidents": self.incidents}, body)
                 frame = ipc.receive(line)
-            except (OSError, RunError) as problem:
+            except (OSError, RunError, PayloadError) as problem:
                 log.warning("%s", problem)
                 frame = None
             if frame is not None:
+                noted = frame[0].get("incidents", self.incidents)  # the worker may have added some of its own
+                self.incidents = list(noted)[-MAX_INCIDENTS:] if isinstance(noted, list) else self.incidents
                 return frame
             self._drop()
             self._crash_reported = True
@@ -107,12 +109,13 @@ class WorkerProcess:
             frame = ipc.receive(line)  # a busy worker finishes its request first
         except FileNotFoundError:
             return None
-        except OSError:
+        except (OSError, PayloadError):
             if not self._crash_reported:
                 self.tell("the former worker was killed")
             return None
-        if frame is not None and frame[0].get("config") == self.site.fingerprint:
-            self._pid, self.words = int(frame[0]["pid"]), str(frame[0]["cases"])
+        pid = frame[0].get("pid") if frame is not None else None
+        if frame is not None and type(pid) is int and frame[0].get("config") == self.site.fingerprint:
+            self._pid, self.words = pid, str(frame[0].get("cases", ""))
             return line
         if frame is not None:
             ipc.send(line, {"courier": "stop"})
@@ -144,8 +147,7 @@ def run(site: SiteConfig, say: Say) -> None:
     """Serve requests until interrupted."""
     if (site.state / LEFT).exists():
         raise RunError(f"this hospital has left the federation; to take part again, delete {site.state / LEFT}")
-    site.state.mkdir(parents=True, exist_ok=True)
-    site.state.chmod(0o700)
+    private_folder(site.state)
     with _alone(site.state) as killed:
         worker = WorkerProcess(site, say)
         if killed:

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from polysite.buffers import Buffer, room
-from polysite.errors import PayloadError, RunError
+from polysite.errors import PayloadError, RunError, shown
+from polysite.foreign import parse_json
 
 LENGTHS = struct.Struct(">QQ")
 MAX_HEADER, MAX_BODY = 64 << 20, 8 << 30  # bytes
 PIECE = 1 << 30  # bytes that are asked of the system at once
+
+
+class TooLarge(PayloadError):
+    """A frame that is too large to be read, so that the next one cannot be found either."""
 
 
 def listen(path: Path) -> socket.socket:
@@ -55,18 +60,28 @@ def send(to: socket.socket, header: Mapping[str, Any], body: Buffer = b"") -> No
 
 
 def receive(of: socket.socket) -> tuple[dict[str, Any], memoryview] | None:
-    """Return the next frame, or None if the other side has disconnected."""
+    """Return the next frame, or None if the other side has disconnected.
+
+    Raises:
+        PayloadError: The frame is too large (the connection is of no use then), or its header is no JSON object.
+    """
     lengths = _exactly(of, LENGTHS.size)
     if lengths is None:
         return None
     header, body = LENGTHS.unpack(lengths)
     if header > MAX_HEADER or body > MAX_BODY:
-        raise PayloadError(f"a frame of {header} and {body} bytes is more than is accepted here")
+        raise TooLarge(f"a frame of {header} and {body} bytes is more than is accepted here")
     text = _exactly(of, header)
     content = None if text is None else _exactly(of, body)
     if text is None or content is None:
         return None
-    return json.loads(bytes(text)), content
+    try:
+        found = parse_json(text)
+    except ValueError as problem:
+        raise PayloadError(f"the header of a frame is not valid JSON: {shown(problem, 100)}") from problem
+    if not isinstance(found, dict):
+        raise PayloadError(f"the header of a frame is no JSON object, but a {type(found).__name__}")
+    return found, content
 
 
 def _exactly(of: socket.socket, size: int) -> memoryview | None:

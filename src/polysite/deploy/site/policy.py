@@ -8,7 +8,6 @@ described as the Dice of every case, and now covers all measures.
 """
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,10 +18,14 @@ from typing import Any, get_args, get_type_hints
 
 from polysite.algorithms.base import Kind
 from polysite.deploy.protocol import RequestKind
-from polysite.errors import ConfigError, nearest
+from polysite.deploy.site.demand import Demand
+from polysite.errors import ConfigError, nearest, shown
+from polysite.foreign import read_toml
 
 VERSION = 2  # of policy.toml
 WORK = ("assess", "train", "score", "examine")  # requests that occupy the machine for a while
+MAX_LIMIT, MAX_DAYS = 1e7, 400
+GIGABYTE = 1e9
 BARE = ("one", "rate")  # kinds that say nothing about cases
 KINDS: tuple[Kind, ...] = tuple(k for k in get_args(Kind) if k != "cases")  # these have a key of their own
 CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|24:00)")
@@ -54,7 +57,25 @@ small_sums = false
 rounds = 10000
 
 # most new studies within 24 hours: each one prepares all cases, and takes space on the disk
-studies = 100
+studies = 20
+
+# days for which a study is remembered: another one that differs from it by fewer than `fewest` training cases, or by
+# fewer than `fewest` cases that one training sees, is refused, since the difference of their results would be about
+# these few cases; 0 to allow it
+similar_days = 30
+
+# most parameters of a network; 100 million are 0.4 GB, and the large U-Net has 23 million
+parameters = 100_000_000
+
+# most main memory that a study may take, in GB, by an estimate before it begins (without a GPU also the training);
+# the memory of a GPU is limited by gpu_share
+memory = 12.0
+
+# most disk space of one study, in GB: prepared cases, memories, models; estimated before it begins, and checked after
+disk = 100.0
+
+# most seconds that one request may take; it is then stopped, and after three such requests the study is refused
+seconds = 21600
 
 # when this machine may work for a study, in local time, as in "20:00-06:00"; "" is always
 hours = ""
@@ -111,7 +132,12 @@ class SitePolicy:
     fewest: int = 5
     small_sums: bool = False
     rounds: int = 10000
-    studies: int = 100
+    studies: int = 20
+    similar_days: float = 30.0
+    parameters: int = 100_000_000
+    memory: float = 12.0
+    disk: float = 100.0
+    seconds: float = 21600.0
     hours: str = ""
     gpu_share: float = 1.0
     case_vectors: bool = False
@@ -126,9 +152,14 @@ class SitePolicy:
                 raise ConfigError("kinds names 'cases'; numbers of single cases have a key of their own, case_vectors")
             if kind not in KINDS:
                 raise ConfigError(f"kinds names {kind!r}, which is no kind of reply; {nearest(kind, KINDS)}")
-        for name in ("fewest", "rounds", "studies"):
+        for name in ("fewest", "rounds", "studies", "parameters"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
+        for name in ("memory", "disk", "seconds"):
+            if not 0 < getattr(self, name) <= MAX_LIMIT:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be more than 0 and at most {MAX_LIMIT:g}")
+        if not 0 <= self.similar_days <= MAX_DAYS:
+            raise ConfigError(f"similar_days = {self.similar_days} must lie between 0 and {MAX_DAYS}")
         if not 0 < self.gpu_share <= 1:
             raise ConfigError(f"gpu_share = {self.gpu_share} must be more than 0 and at most 1")
         if self.hours and (not CLOCK.fullmatch(self.hours) or len(set(self._span)) == 1):
@@ -167,6 +198,31 @@ class SitePolicy:
         if sums and not self.small_sums:
             return f"{sums}: policy.toml says fewest = {self.fewest} and small_sums = false"
         return f"{models}: policy.toml says fewest = {self.fewest}" if models else None
+
+    def refuse_demand(self, demand: Demand, main_memory: int, gpu_memory: int, free_disk: int) -> str | None:
+        """Return why a study that needs so much is refused, or None if it is allowed.
+
+        Args:
+            demand: What the study takes at least.
+            main_memory: Bytes of main memory of this machine.
+            gpu_memory: Bytes of memory of the GPU; 0 without one.
+            free_disk: Free bytes of the disk.
+        """
+        if demand.parameters > self.parameters:
+            size = f"{demand.parameters / 1e6:.0f} million parameters"
+            return f"the network of this study has {size}: policy.toml says parameters = {self.parameters}"
+        if demand.memory > min(self.memory * GIGABYTE, main_memory):
+            own = demand.memory <= self.memory * GIGABYTE
+            why = "more than this computer has" if own else f"policy.toml says memory = {self.memory:g}"
+            return f"this study takes at least {demand.memory / GIGABYTE:.1f} GB of memory: {why}"
+        if demand.gpu > self.gpu_share * gpu_memory:
+            size = f"{demand.gpu / GIGABYTE:.1f} GB of the memory of a GPU"
+            return f"this study takes at least {size}, more than there is with gpu_share = {self.gpu_share:g}"
+        if demand.disk > min(self.disk * GIGABYTE, free_disk):
+            own = demand.disk <= self.disk * GIGABYTE
+            why = "more than is free here" if own else f"policy.toml says disk = {self.disk:g}"
+            return f"this study takes at least {demand.disk / GIGABYTE:.1f} GB on the disk: {why}"
+        return None
 
     def refuse_reply(
         self,
@@ -242,16 +298,14 @@ class SitePolicy:
 def settings(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
     """Read a TOML file; refuse an unknown key or a value of the wrong type."""
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
-    except FileNotFoundError as problem:
-        raise ConfigError(f"{path} is missing; it came with the archive or the project, put it back") from problem
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path} cannot be read: {problem}") from problem
-    except tomllib.TOMLDecodeError as problem:
-        raise ConfigError(f"{path} is not valid TOML: {problem}") from problem
+        given = read_toml(path)
+    except ConfigError as problem:
+        if not path.exists():
+            raise ConfigError(f"{path} is missing; it came with the archive or the project, put it back") from problem
+        raise
     for key in given:
         if key not in known:
-            raise ConfigError(f"{path} has an unknown key {key!r}; {nearest(key, known)}")
+            raise ConfigError(f"{path} has an unknown key {shown(key, 80)!r}; {nearest(key, known)}")
     return {key: _typed(f"{path}: {key}", value, known[key]) for key, value in given.items()}
 
 
@@ -263,4 +317,4 @@ def _typed(what: str, value: Any, kind: Any) -> Any:
     if type(value) is kind:
         return value
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section"}
-    raise ConfigError(f"{what} = {value!r} must be {words.get(kind, 'a list of texts')}")
+    raise ConfigError(f"{what} = {shown(repr(value))} must be {words.get(kind, 'a list of texts')}")

@@ -5,13 +5,16 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from polysite.buffers import Buffer
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ipc
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
-from polysite.errors import PolysiteError, RunError
+from polysite.errors import PayloadError, PolysiteError, RunError
 
 IDLE = 600.0  # seconds without a courier after which the process ends
 
@@ -53,21 +56,38 @@ def _listen(worker: Worker) -> None:
 def attend(worker: Worker, courier: socket.socket) -> bool:
     """Answer until the courier disconnects; return True if it says stop."""
     try:
-        while (frame := ipc.receive(courier)) is not None:
-            header, body = frame
-            if header.get("courier") == "stop":
-                return True
-            if header.get("courier") == "ping":
-                about = {"pid": os.getpid(), "config": worker.site.fingerprint, "cases": worker.words}
-                ipc.send(courier, about)
-                continue
+        while True:
             try:
-                answer = worker.answer(header["request"], body, header["incidents"])
-            except RunError as problem:
-                log.error("%s", problem)
-                words = "its audit log cannot be written, so nothing leaves"
-                answer = {"error": words, "local": str(problem)}, b""
-            ipc.send(courier, *answer)
-    except OSError as problem:
+                frame = ipc.receive(courier)
+            except ipc.TooLarge:
+                raise
+            except PayloadError as problem:  # the next frame may be sound
+                log.warning("the courier sent what is no request: %s", problem)
+                ipc.send(courier, {"error": str(problem)})
+                continue
+            if frame is None:
+                return False
+            if frame[0].get("courier") == "stop":
+                return True
+            ipc.send(courier, *_answer(worker, *frame))
+    except (OSError, ipc.TooLarge) as problem:
         log.warning("the courier was lost: %s", problem)
     return False
+
+
+def _answer(worker: Worker, header: Mapping[str, Any], body: Buffer) -> tuple[dict[str, Any], Buffer]:
+    """Return the answer to a frame of the courier."""
+    if header.get("courier") == "ping":
+        return {"pid": os.getpid(), "config": worker.site.fingerprint, "cases": worker.words}, b""
+    request, incidents = header.get("request"), header.get("incidents", [])
+    if not isinstance(request, dict) or not isinstance(incidents, list):
+        log.warning("the courier sent a frame without a request")
+        return {"error": "the frame of the courier holds no request"}, b""
+    try:
+        return worker.answer(request, body, incidents)
+    except RecursionError:
+        log.warning("the courier sent a request that is nested too deeply")
+        return {"error": "the request is nested too deeply"}, b""
+    except RunError as problem:
+        log.error("%s", problem)
+        return {"error": "its audit log cannot be written, so nothing leaves", "local": str(problem)}, b""

@@ -1,11 +1,17 @@
-"""Pseudonyms of cases: numbers that only the hospital can trace back to its cases."""
+"""Pseudonyms and digests of cases: numbers that only the hospital can trace back to its cases.
+
+All are HMACs under a secret of the hospital, so that a person without the secret can neither find the name behind a
+number nor test whether a known name is behind it.
+"""
 
 import hmac
+import json
 import secrets
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from polysite.data.slices import volume_of
-from polysite.storage import write_file
+from polysite.storage import private_folder, write_private
 
 
 class Pseudonyms:
@@ -16,11 +22,9 @@ class Pseudonyms:
     """
 
     def __init__(self, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o700)
+        private_folder(path.parent)
         if not path.exists():
-            write_file(path, lambda p: p.write_bytes(secrets.token_bytes(32)))
-            path.chmod(0o600)
+            write_private(path, secrets.token_bytes(32))
         self._key = path.read_bytes()
 
     def of(self, case: str) -> str:
@@ -31,3 +35,20 @@ class Pseudonyms:
         volume = volume_of(case)
         number = hmac.new(self._key, volume.encode(), "sha256").hexdigest()[:10]
         return f"case-{number}{case.removeprefix(volume)}"
+
+    def digest(self, case: str) -> str:
+        """Return a digest of a case, for files that stay here; of a slice, that of its volume."""
+        return self._hmac("case", volume_of(case)).hexdigest()[:32]
+
+    def list_digest(self, splits: Mapping[str, Iterable[str]]) -> str:
+        """Return a digest of which cases are in which split: it changes with any case, and identifies none.
+
+        Args:
+            splits: Names of the cases of every split. Their order does not matter; slices count as their volume.
+        """
+        listed = sorted((split, self.digest(case)) for split, cases in splits.items() for case in cases)
+        return self._hmac("list", json.dumps(sorted(set(listed)))).hexdigest()
+
+    def _hmac(self, purpose: str, text: str) -> "hmac.HMAC":
+        """Return an HMAC that has nothing to do with those of other purposes."""
+        return hmac.new(self._key, f"{purpose}\0{text}".encode(), "sha256")

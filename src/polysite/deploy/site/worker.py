@@ -12,20 +12,24 @@ been.
     STATE/secret                       key of the pseudonyms
     STATE/withdrawn.txt                cases that no study may see any more
     STATE/left                         the federation was left; in the folder of a study: that study was left
+    STATE/studies.jsonl                the studies that this hospital agreed to, with digests of their cases
     STATE/runs/STUDY/study.toml        the study that this hospital agreed to
+    STATE/runs/STUDY/split.json        the part of every case, by digest, so that no change of the data moves a case
     STATE/runs/STUDY/memory/           the site's memory, by version
-    STATE/runs/STUDY/phase-K           the model that phase K began from
-    STATE/runs/STUDY/KIND.count        how many requests of a kind were answered
+    STATE/runs/STUDY/phase-K           the model that phase K began from, and a copy
+    STATE/runs/STUDY/KIND.count        how many requests of a kind were answered; "late": how many took too long
     STATE/runs/STUDY/models/           the models that this hospital is served, best and last
 """
 
 import json
 import logging
 import math
+import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +45,7 @@ from polysite.algorithms import names_of
 from polysite.algorithms.base import Algorithm, Kind, facts, small_models, small_sums
 from polysite.buffers import Buffer
 from polysite.config import Study
+from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, CaseRef
 from polysite.data.sources import Phantom, PhantomClasses, Source
 from polysite.data.split import SiteSplit
@@ -56,31 +61,43 @@ from polysite.deploy.protocol import (
     Trained,
     model_digest,
 )
+from polysite.deploy.site.kept_split import keep_split
 from polysite.deploy.site.ledger import Ledger
-from polysite.deploy.site.policy import Intent, SitePolicy
+from polysite.deploy.site.limits import (
+    TimeIsUp,
+    estimate,
+    folder_size,
+    gpu_memory,
+    main_memory,
+    refuse_size,
+    time_limit,
+)
+from polysite.deploy.site.policy import GIGABYTE, Intent, SitePolicy
 from polysite.deploy.site.pseudonyms import Pseudonyms
+from polysite.deploy.site.studies import DAY, Studies, Trace
 from polysite.deploy.site.withdrawn import why_left, withdrawn_cases
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.run_folder import file_name
 from polysite.engines.site_memory import Memory
 from polysite.engines.site_turn import Turn, take_turn
-from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, shown
+from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, RunError, shown
 from polysite.models.encoders import Bundled
 from polysite.payload import Payload, decode, encode, plain
 from polysite.site import Cases, Fit
-from polysite.storage import write_file
+from polysite.storage import private_folder, set_aside, write_file
 from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
 log = logging.getLogger("polysite")
 
 Header = dict[str, Any]
-DAY = 86400.0  # seconds
 COMPARED = 1 << 20  # bytes that are compared at a time
 STATE_FORMAT = 2  # of the state folder; 0.1.0 wrote 1, without saying so
 # number of requests of a kind that count as one round of the policy: a server that was restarted repeats some requests,
 # and it scores both the validation and the test cases of a round
 REPEATED: Mapping[str, int] = {"score": 4, "serve": 4}
+MAX_LATE = 3  # requests of a study that took too long, after which it is refused
+MAX_INCIDENTS = 16  # that are kept for the coordinator
 
 
 class Refusal(PolysiteError):
@@ -156,6 +173,8 @@ class Worker:
         _check_state(site.state)
         self.ledger = Ledger(site.state / "ledger.jsonl")
         self.pseudonyms = Pseudonyms(site.state / "secret")
+        self.studies = Studies(site.state / "studies.jsonl")
+        self.incidents: list[str] = []  # sent to the coordinator with the next response
         self.agreed: Agreed | None = None
         self._last = Answered()
         self.words = "[data] names no cases: only rehearsals with generated patients are possible"
@@ -189,6 +208,7 @@ class Worker:
         """
         extra: Header = {"incidents": list(incidents)} if incidents else {}
         text = json.dumps(dict(header), sort_keys=True)
+        self.incidents = []
         began, kind = time.perf_counter(), shown(header.get("kind"), 40)
         if self._last.is_to(text, body):
             leaving = self._last.leaving
@@ -206,6 +226,8 @@ class Worker:
             log.exception("%s", kind)
             leaving = Leaving({"error": f"it failed ({type(problem).__name__}); its own log says why"})
         leaving.header["seconds"] = time.perf_counter() - began
+        if self.incidents:
+            extra["incidents"] = [*incidents, *self.incidents][-MAX_INCIDENTS:]
         self._record(header, body, leaving, extra)
         leaving.header["left"] = json.dumps(dict(leaving.fields))
         if kind != "hello" and "error" not in leaving.header and "refused" not in leaving.header:
@@ -227,9 +249,33 @@ class Worker:
             }
         )
 
+    def _note(self, what: str) -> None:
+        """Report an incident in the log and, with the response, to the coordinator: it names no case and no file."""
+        log.warning("%s", what)
+        self.incidents.append(what)
+
     def _answer(self, header: Mapping[str, Any], body: Buffer) -> Leaving:
+        """Return the response to a request, or refuse it when it takes longer than the policy allows."""
         request = Request.parse(header, body)
         self._obey(why_left(self.site.state, self._folder(request.study)))
+        late = self._folder(request.study) / "late.count"
+        if late.exists() and late.stat().st_size >= MAX_LATE:
+            raise Refusal(f"requests of this study took too long here: policy.toml says seconds = {self._seconds}")
+        try:
+            with time_limit(self.policy.seconds):
+                return self._respond(header, request)
+        except TimeIsUp:
+            self.agreed = None  # what was interrupted may be half done
+            if late.parent.is_dir():
+                with late.open("ab") as file:
+                    file.write(b".")
+            raise Refusal(f"{request.kind} took too long here: policy.toml says seconds = {self._seconds}") from None
+
+    @property
+    def _seconds(self) -> str:
+        return f"{self.policy.seconds:g}"
+
+    def _respond(self, header: Mapping[str, Any], request: Request) -> Leaving:
         if request.kind == "hello":
             odd = difference(header)
             if odd:
@@ -268,9 +314,10 @@ class Worker:
         return Leaving(greeting.header(), fields=fields)
 
     def _new_studies(self) -> int:
-        """Return how many studies were agreed to within a day."""
+        """Return how many studies were agreed to within a day, also those of which the folder was deleted."""
         files = (self.site.state / "runs").glob("*/study.toml")
-        return sum(time.time() - f.stat().st_mtime < DAY for f in files)
+        recent = {f.parent.name for f in files if time.time() - f.stat().st_mtime < DAY}
+        return len(recent | {file_name(trace.study) for trace in self.studies.within(1)})
 
     def _find(self, id: str) -> Agreed:
         """Return the study that is asked for; after a restart, from disk."""
@@ -294,23 +341,75 @@ class Worker:
             raise Refusal("split.file names a file of the coordinator's; the study must split by itself")
         if not isinstance(wanted.encoder, Bundled):
             raise Refusal("encoder.name names a file of the coordinator's; leave it out, for the one that is built in")
+        refuse_size(wanted)
+        folder = self._folder(id)
+        new = not (folder / "study.toml").exists()
         try:
             local = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
             _check_data(local.data, wanted.data)
             withdrawn = withdrawn_cases(self.site.state)
             cases = [case for case in _cases(local, self.site.name) if case.name not in withdrawn]
-            whole = local.split.apply({self.site.name: cases}, local.split.seed_of(local.seed))
-            volumes, splits = whole[self.site.name], study.cut(local, whole)[self.site.name]
         except ConfigError as problem:  # of this hospital's own configuration: it may name files
             raise DataError(str(problem)) from problem
+        self._check_demand(local, cases, new)
+        try:
+            whole = local.split.apply({self.site.name: cases}, local.split.seed_of(local.seed))
+            kept = keep_split(folder / "split.json", cases, whole[self.site.name], self.pseudonyms)
+            volumes, splits = kept.splits, study.cut(local, {self.site.name: kept.splits})[self.site.name]
+        except ConfigError as problem:
+            raise DataError(str(problem)) from problem
         self._check_study(local, len(volumes["train"]), splits)
-        folder = self._folder(id)
-        (folder / "memory").mkdir(parents=True, exist_ok=True)
-        if not (folder / "study.toml").exists():  # before any work: it counts as a study, however it ends
+        trace = self._trace(id, local, volumes, splits)
+        if new:
+            self._obey(self._refuse_similar(trace))
+        for inside in (folder, folder / "memory"):
+            private_folder(inside)
+        kept.write(folder / "split.json")
+        if new:  # before any work: it counts as a study, however it ends
             write_file(folder / "study.toml", lambda p: p.write_text(text))
+        if new and not isinstance(local.data, Phantom | PhantomClasses):
+            self.studies.add(trace)
+        if kept.changed:
+            self._note(
+                "its cases are not those with which it agreed to this study: every known case stays in its part of the "
+                "split, and new ones train"
+            )
         host = study.build_sites(local, {self.site.name: splits})[self.site.name]
         phases = [(p.algorithm, host.under(p.train)) for p in config.phases(local)]
         return Agreed(id, local, splits, volumes, phases, folder)
+
+    def _check_demand(self, local: Study, cases: Sequence[CaseRef], new: bool) -> None:
+        """Ask the policy about the memory and the disk space of a study, before anything is allocated."""
+        free = shutil.disk_usage(self.site.state).free + Cache(place()).size if new else sys.maxsize
+        demand = estimate(local, cases)
+        self._obey(self.policy.refuse_demand(demand, main_memory(), gpu_memory(local), free))
+
+    def _make_room(self, agreed: Agreed, count: int) -> None:
+        """Refuse to write more bytes for a study than the policy allows it on the disk."""
+        if folder_size(agreed.folder) + count > self.policy.disk * GIGABYTE:
+            most = f"{self.policy.disk:g}"
+            raise Refusal(f"the files of this study take too much space here: policy.toml says disk = {most}")
+
+    def _trace(self, id: str, local: Study, volumes: SiteSplit, splits: SiteSplit) -> Trace:
+        """Return what a study does with the cases here."""
+        digests = {part: sorted(self.pseudonyms.digest(c.name) for c in volumes[part]) for part in SPLITS}
+        every = sorted(d for part in SPLITS for d in digests[part])
+        assessed = () if not self.policy.assess else every if local.assess.cases == "all" else digests["train"]
+        seen = [n for p in config.phases(local) if (n := _most_seen(p, len(splits["train"]))) is not None]
+        of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
+        seed = local.seed
+        return Trace(id, time.time(), tuple(digests["train"]), tuple(assessed), seed, tuple(seen), of_one)
+
+    def _refuse_similar(self, trace: Trace) -> str | None:
+        """Return why a study that is too much like another is refused, or None."""
+        days, fewest = self.policy.similar_days, self.policy.fewest
+        if not self.studies.similar(trace, days, fewest):
+            return None
+        return (
+            "this study and another one (or two phases of it) differ by so few training cases or steps that the "
+            f"difference of their results would be about single cases: policy.toml says similar_days = {days:g} and "
+            f"fewest = {fewest}"
+        )
 
     def _check_study(self, wanted: Study, cases: int, splits: SiteSplit) -> None:
         """Ask the policy about everything that the study will want; rounds are counted through all phases.
@@ -424,7 +523,8 @@ class Worker:
         for k, model in enumerate(models if request.name else ()):
             arrays = {n: plain(v) for n, v in model.items()}
             group = f".group-{k}" if len(models) > 1 else ""
-            folder.mkdir(exist_ok=True)
+            self._make_room(agreed, sum(int(a.nbytes) for a in arrays.values()))
+            private_folder(folder)
             write_file(
                 folder / f"{file_name(request.name)}{group}.safetensors",
                 lambda p, a=arrays: safetensors.numpy.save_file(a, p),  # type: ignore[misc]
@@ -438,7 +538,9 @@ class Worker:
         if len(models) != 1:
             raise Refusal(f"phase {request.phase + 1} starts from one model, and this site has {len(models)}")
         start = Memory(self.site.name, "start", request.begins, Payload(model=models[0]))
-        site_memory.save(self._start_file(agreed, request.phase), start)
+        self._make_room(agreed, 2 * start.content.nbytes)
+        for file in self._start_files(agreed, request.phase):
+            site_memory.save(file, start)
         self._enter(agreed, request.phase, request.begins, models[0])
         return Leaving()
 
@@ -447,7 +549,7 @@ class Worker:
     def _at(self, agreed: Agreed, phase: int, round: int) -> TorchSite:
         if phase not in agreed.begun:
             site = agreed.phases[phase][1]
-            start: Memory = checkpoint.load(self._start_file(agreed, phase), site.lift)
+            start = self._started(agreed, phase, site)
             self._enter(agreed, phase, start.version, start.content["model"])
         return agreed.phases[phase][1].at(round)
 
@@ -458,8 +560,21 @@ class Worker:
         agreed.begun.add(phase)
 
     @staticmethod
-    def _start_file(agreed: Agreed, phase: int) -> Path:
-        return agreed.folder / f"phase-{phase}.safetensors"
+    def _start_files(agreed: Agreed, phase: int) -> tuple[Path, Path]:
+        """Return the file with the model that a phase began from, which is not sent again, and a copy of it."""
+        return agreed.folder / f"phase-{phase}.safetensors", agreed.folder / f"phase-{phase}.copy.safetensors"
+
+    def _started(self, agreed: Agreed, phase: int, site: TorchSite) -> Memory:
+        """Return what a phase began from; if the file is damaged, from the copy."""
+        first, copy = self._start_files(agreed, phase)
+        try:
+            return site_memory.load_any(first, site.lift)
+        except checkpoint.Damaged as problem:
+            found = site_memory.load_any(copy, site.lift)
+            log.error("%s", problem)
+            set_aside(first)
+            self._note(f"the model that phase {phase + 1} began from was damaged: it goes on from the copy")
+            return found
 
     def _served(
         self, agreed: Agreed, request: Request, phase: int, split: str
@@ -494,15 +609,40 @@ class Worker:
     def _remembered(self, agreed: Agreed, request: Request, site: TorchSite) -> Payload:
         if request.version < 0:
             return Payload()
-        path = self._memory_file(agreed, request.version)
-        return site_memory.load(path, self.site.name, _owner(agreed, request.phase), request.version, site.lift)
+        path, owner = self._memory_file(agreed, request.version), _owner(agreed, request.phase)
+        try:
+            return site_memory.load(path, self.site.name, owner, request.version, site.lift)
+        except checkpoint.Damaged as problem:
+            log.error("%s", problem)
+            return self._recovered(agreed, request, path, site)
+
+    def _recovered(self, agreed: Agreed, request: Request, path: Path, site: TorchSite) -> Payload:
+        """Return the newest sound memory before a damaged one, or an empty one, as of a site that has just joined.
+
+        The damaged file is renamed. The version of a memory is the last round that counted, so an earlier one is that
+        of a site that missed the rounds since then.
+        """
+        set_aside(path)
+        what = f"its memory of round {request.version + 1} was damaged"
+        names = sorted(agreed.folder.glob("memory/round-*.safetensors"), reverse=True)
+        earlier = [version for name in names if (version := _version(name)) < request.version]
+        for version in earlier:
+            with suppress(RunError):  # damaged, too, or of another phase
+                owner = _owner(agreed, request.phase)
+                file = self._memory_file(agreed, version)
+                found = site_memory.load(file, self.site.name, owner, version, site.lift)
+                self._note(f"{what}: it goes on from that of round {version + 1}")
+                return found
+        self._note(f"{what}: it goes on as if it had just joined")
+        return Payload()
 
     def _remember(self, agreed: Agreed, request: Request, content: Payload) -> None:
         """Write the new memory before the response leaves; delete versions that no checkpoint of the server needs."""
         memory = Memory(self.site.name, _owner(agreed, request.phase), request.round, content)
+        self._make_room(agreed, content.nbytes)
         site_memory.save(self._memory_file(agreed, request.round), memory)
         for path in (agreed.folder / "memory").glob("round-*.safetensors"):
-            if int(path.stem.rpartition("-")[2]) not in {*request.keep, request.version, request.round}:
+            if _version(path) not in {*request.keep, request.version, request.round}:
                 path.unlink()
 
 
@@ -515,7 +655,7 @@ def _check_state(state: Path) -> None:
             f"{state} has format {shown(given, 20)}, and this polysite reads up to {STATE_FORMAT}: install a newer one"
         )
     if given != str(STATE_FORMAT):
-        state.mkdir(parents=True, exist_ok=True)
+        private_folder(state)
         write_file(file, lambda p: p.write_text(f"{STATE_FORMAT}\n"))
 
 
@@ -557,6 +697,23 @@ def _cases_behind(fits: Sequence[Fit], agreed: Agreed) -> int:
     seen = [f.cases for f in fits if not f.minibatch] + ([frozenset().union(*batches)] if batches else [])
     volume = {case.name: case.source for case in agreed.splits["train"]}
     return min((len({volume.get(n, n) for n in names}) for names in seen), default=len(agreed.volumes["train"]))
+
+
+def _version(path: Path) -> int:
+    """Return the version in the name of a memory's file."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def _most_seen(phase: Study, cases: int) -> int | None:
+    """Return how many cases one training of a phase sees, with repetitions; None if nothing that was trained leaves."""
+    algorithm, train = phase.algorithm, phase.train
+    if not {"model", "update"} & set(algorithm.reply.values()):
+        return None
+    steps, epochs = (getattr(algorithm, name, None) for name in ("steps", "epochs"))
+    steps = train.steps if steps is None and epochs is None else steps
+    if steps is None:
+        return int(cases * (train.epochs if epochs is None else epochs))
+    return -(-int(steps) * train.batch // train.patches)
 
 
 def _fewest_seen(phase: Study) -> int:

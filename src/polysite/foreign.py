@@ -1,0 +1,104 @@
+"""Texts from outside, in TOML and JSON, parsed within bounds of size, depth and numbers.
+
+The parsers of Python recurse into nested values and take time that grows with the square of the length of a dotted key;
+a number may have any length. A file of a stranger could therefore end a process, or occupy it for hours. Everything
+that this module accepts can be read, copied, printed and written again without such surprises.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from polysite.errors import ConfigError, shown
+
+MAX_TOML = 4 << 20  # characters
+MAX_DEPTH = 40  # of nested lists, tables and parts of a dotted key
+WHOLE = range(-(2**63), 2**63)  # whole numbers that TOML has
+# a token that has to do with depth, or a text or comment, in which brackets and dots mean nothing. A text without an
+# end reaches as far as it can, since the parser stops there; so no token is read twice
+TOKEN = re.compile(
+    r"""(?P<comment>\#[^\n]*+)
+    | (?P<text>\"\"\"(?:[^"\\]|\\.|"(?!""))*+\"{0,5} | '''(?:[^']|'(?!''))*+'{0,5}
+        | "(?:[^"\\\n]|\\[^\n])*+"? | '[^'\n]*+'? | [A-Za-z0-9_+:-]++)
+    | (?P<space>[ \t]++)
+    | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Parse TOML; ConfigError with one sentence about ``where`` if it is not valid or not within bounds.
+
+    >>> parse_toml("a.b = 3", "the file")
+    {'a': {'b': 3}}
+    """
+    if len(text) > MAX_TOML:
+        raise ConfigError(f"{where} has {len(text)} characters; at most {MAX_TOML} are read: make it shorter")
+    if not _is_shallow(text):
+        raise ConfigError(f"{where} is nested more than {MAX_DEPTH} levels deep: write it with fewer levels")
+    try:
+        found = tomllib.loads(text)
+    except (ValueError, RecursionError, OverflowError) as problem:  # ValueError: also of a number that is too long
+        raise ConfigError(f"{where} is not valid TOML: {shown(problem, 200)}") from problem
+    for key, value in _leaves(found):
+        if type(value) is int and value not in WHOLE:
+            raise ConfigError(f"{where}: {shown(key, 80)} is a whole number that does not fit into 64 bits")
+    return found
+
+
+def read_toml(path: Path, what: str = "") -> dict[str, Any]:
+    """Read a TOML file; ConfigError if it cannot be read or parsed. ``what`` comes before its path in the sentence."""
+    where = f"{what} {path}".strip()
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"{where} cannot be read: {problem}") from problem
+    return parse_toml(text, where)
+
+
+def parse_json(text: str | bytes | memoryview) -> Any:
+    """Parse JSON; ValueError if it is not valid, and also if it is nested too deeply.
+
+    >>> parse_json("[1, 2]")
+    [1, 2]
+    """
+    try:
+        return json.loads(bytes(text) if isinstance(text, memoryview) else text)
+    except RecursionError as problem:
+        raise ValueError("the JSON is nested too deeply") from problem
+
+
+def _is_shallow(text: str) -> bool:
+    """Whether no bracket and no dotted key of a TOML text is deeper than ``MAX_DEPTH``, in one pass over the text."""
+    depth = dots = 0
+    for token in TOKEN.finditer(text):
+        kind = token.lastgroup
+        if kind != "other":
+            if kind == "comment":
+                dots = 0
+            continue
+        sign = token[0]
+        if sign == ".":
+            dots += 1
+        else:
+            dots = 0
+            depth += (sign in "[{") - (sign in "]}")
+        if dots + max(depth, 0) > MAX_DEPTH:
+            return False
+    return True
+
+
+def _leaves(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield every value that is no list and no table, with the key at the top under which it stands."""
+    queue: list[tuple[str, Any]] = list(found.items())
+    while queue:
+        key, value = queue.pop()
+        if isinstance(value, dict):
+            queue += [(key, inside) for inside in value.values()]
+        elif isinstance(value, list):
+            queue += [(key, inside) for inside in value]
+        else:
+            yield key, value
