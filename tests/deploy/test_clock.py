@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from polysite.deploy.flower import gateway
+from polysite.deploy.revocations import Revocations
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEHIND, AHEAD = 305, 5  # seconds
@@ -21,6 +22,7 @@ def guard():
     public = public_key_to_bytes(key.public_key())
     made = object.__new__(gateway.Guard)
     made._sites, made._keys, made._seen, made._heard = {public: "north"}, {"north": key.public_key()}, {}, {}
+    made.revoked = Revocations(None)
 
     def request(seconds):
         """Authenticate a request that was signed when the hospital's clock was so many seconds behind."""
