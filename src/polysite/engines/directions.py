@@ -1,0 +1,105 @@
+"""Directions of the sites' changes of a model, compared without holding the models.
+
+A change is kept as a sketch: every parameter is multiplied by a random sign and added to one of ``WIDTH`` numbers. Inner
+products of sketches estimate those of the changes (Charikar, Chen and Farach-Colton, ICALP 2002); the error of a cosine
+is about 1 / sqrt(WIDTH). The signs come from a secret of the server: a site that knew them could hide a direction.
+
+For every site, ``compare`` gives two cosines:
+
+    cosine       of the site's change with the mean direction of the others
+    coherence    how much the others agree without it: the median, over each of them, of its cosine with the rest
+
+A site that opposes others who agree is suspicious. Where the others do not agree among themselves, as in late rounds,
+a small or negative cosine says nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polysite.payload import SiteId, plain
+from polysite.tree import Tree
+
+WIDTH = 4096  # numbers in a sketch
+FEWEST = 3  # sites that can be compared: with two, nobody can say which of them is wrong
+
+Sketch = NDArray[np.float64]
+
+
+class Signs:
+    """Random signs of all parameters, drawn from a secret."""
+
+    def __init__(self, secret: int):
+        self._secret = secret
+        self._known: dict[tuple[int, int], NDArray[np.float32]] = {}
+
+    def sketch(self, change: Tree) -> Sketch:
+        """Return the sketch of a change."""
+        total, at = np.zeros(WIDTH), 0
+        for place, name in enumerate(sorted(change)):
+            flat = plain(change[name]).reshape(-1)
+            signed = np.zeros(-(-(at + flat.size) // WIDTH) * WIDTH)
+            np.multiply(flat, self._of(place, flat.size), out=signed[at : at + flat.size])
+            total += signed.reshape(-1, WIDTH).sum(0)
+            at = (at + flat.size) % WIDTH
+        return total
+
+    def _of(self, place: int, size: int) -> NDArray[np.float32]:
+        if (place, size) not in self._known:
+            random = np.random.default_rng([self._secret, place])
+            self._known[place, size] = random.integers(0, 2, size, np.int8).astype(np.float32) * 2 - 1
+        return self._known[place, size]
+
+
+def compare(
+    sketches: Mapping[SiteId, Sketch], factors: Mapping[SiteId, float]
+) -> dict[SiteId, tuple[float, float]]:
+    """Return (cosine, coherence of the others) of every site; empty for fewer than ``FEWEST`` sites.
+
+    Args:
+        sketches: Sketches of the changes.
+        factors: Weight of every site in the direction of the others.
+    """
+    names = sorted(sketches)
+    if len(names) < FEWEST:
+        return {}
+    rows = np.stack([_unit(sketches[i]) for i in names])
+    weight, products = np.array([factors[i] for i in names]), rows @ rows.T
+    with_all, whole = products @ weight, weight @ products @ weight
+    own = weight * products.diagonal()
+    alone = _ratio(with_all - own, whole - 2 * weight * with_all + weight * own)
+    pairs = weight * products  # [j, k]: part of k in the direction that j is compared with
+    rest = whole - 2 * weight * with_all + weight * own
+    without = rest[:, None] + rest - whole + 2 * weight[:, None] * pairs
+    among = _ratio((with_all - own)[:, None] - pairs, without)
+    return {i: (float(alone[k]), _coherence(among, k, weight)) for k, i in enumerate(names)}
+
+
+def _coherence(among: NDArray[np.float64], k: int, weight: NDArray[np.float64]) -> float:
+    """Return the median cosine of the other sites with each other; of those with full weight, if there are two."""
+    others = [j for j in range(len(weight)) if j != k]
+    trusted = [j for j in others if weight[j] == 1]
+    return float(np.median(among[trusted if len(trusted) > 1 else others, k]))
+
+
+def _unit(sketch: Sketch) -> Sketch:
+    length = float(np.sqrt(np.square(sketch).sum()))
+    return sketch / length if length > 0 else sketch
+
+
+def _ratio(products: NDArray[np.float64], squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return products over the lengths of directions; 0 where there is no direction."""
+    lengths = np.sqrt(np.maximum(squares, 0.0))
+    found: NDArray[np.float64] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 1e-9)
+    return np.clip(found, -1.0, 1.0)
+
+
+def differences(value: Tree, base: Tree) -> dict[str, NDArray[np.float64]]:
+    """Return value - base of the leaves that both have, in float64."""
+    return {k: plain(x).astype(np.float64) - plain(base[k]) for k, x in value.items() if k in base}
+
+
+def length(parts: Sequence[NDArray[np.float64]]) -> float:
+    """Return the Euclidean norm, summed in an order that does not depend on the number of threads."""
+    return float(np.sqrt(sum(float(np.square(x).sum()) for x in parts)))
