@@ -1,6 +1,6 @@
 """Directions of the sites' changes of a model, compared without holding the models.
 
-A change is kept as a sketch: every parameter is multiplied by a random sign and added to one of ``WIDTH`` numbers. Inner
+A change is kept as a sketch: every parameter is multiplied by a random sign and added to one of WIDTH numbers. Inner
 products of sketches estimate those of the changes (Charikar, Chen and Farach-Colton, ICALP 2002); the error of a cosine
 is about 1 / sqrt(WIDTH). The signs come from a secret of the server: a site that knew them could hide a direction.
 
@@ -52,9 +52,7 @@ class Signs:
         return self._known[place, size]
 
 
-def compare(
-    sketches: Mapping[SiteId, Sketch], factors: Mapping[SiteId, float]
-) -> dict[SiteId, tuple[float, float]]:
+def compare(sketches: Mapping[SiteId, Sketch], factors: Mapping[SiteId, float]) -> dict[SiteId, tuple[float, float]]:
     """Return (cosine, coherence of the others) of every site; empty for fewer than ``FEWEST`` sites.
 
     Args:

@@ -144,6 +144,7 @@ def _train(
         heard = {i: r.index for i in r.replies if i not in r.refused}
         versions = {**at.versions, **heard}
         at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)
+        at = replace(at, guard=r.guard_state)
         done, ended = r.index + 1 - at.first, is_finished(phase.algorithm, r.state)
         if done % plan.validate_every == 0 or done == plan.rounds or ended:
             at, record = _validate(phases, folder, at, record)
@@ -187,7 +188,8 @@ def _next(
     start, handed = _enter(phases, index, folder)
     phase = phases[index]
     state = phase.algorithm.init(phase.transport.lift(start or params), phase.transport.names)
-    at = replace(at, state=state, memories={}, versions={}, waited=0, phase=index, first=first, own={})
+    guard = at.guard.begin() if at.guard else None
+    at = replace(at, state=state, memories={}, versions={}, waited=0, phase=index, first=first, own={}, guard=guard)
     if _chooses_own(phases, index) and not phase.plan.best_from:
         scores = phase.transport.score(at.round, _served_now(phase, at), "validation")
         at = _choose_own(phase, folder, at, scores)[0] if any(scores.values()) else at

@@ -1,0 +1,317 @@
+"""Guarded aggregation: what one site can do to an aggregate is limited, and what it does is recorded.
+
+Between the reply checks and the merge, in both engines alike:
+
+    clip      a change of the model longer than clip * usual is shortened to that length; usual is the median length of
+              the round before (in the first round of a phase, of that round)
+    cap       no site has more than the share ``cap`` of a mean by weights, or 2/K among K < 5 sites
+    factor    a site whose changes lack the direction of the others, who agree among themselves, counts less
+
+The bound and the factors of a round are known before its replies, so replies can still be summed as they arrive, and a
+site that clips its own reply needs nothing else. Evidence about a site's direction is collected over rounds:
+
+    standing = (prior + sum_t h c) / (prior + sum_t h^2),    older rounds decay by MEMORY
+
+c is the cosine of the site's change with the mean direction of the others, h how much the others agree without it, at
+least 0 (``directions.py``). It is 1 for a site like all others, about 0 for noise, and -1 for a reversed change. An
+honest hospital that differs keeps a positive standing: it learns the same task. The factor falls from 1 at SOUND to
+``least`` at DOUBTFUL; it never becomes zero, because only a person can tell an unlike hospital from an attack.
+
+Running statistics of batch normalisation are clipped in the same way, as a part of their own.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, Literal
+
+from polysite import tree
+from polysite.algorithms.base import Kind
+from polysite.engines.directions import Signs, Sketch, compare, differences, length
+from polysite.engines.record import SiteGuard
+from polysite.engines.reply_checks import kinds_of
+from polysite.errors import ConfigError
+from polysite.payload import Payload, SiteId
+from polysite.tree import Tree
+
+PRIOR, MEMORY = 0.15, 0.8
+SOUND, DOUBTFUL = 0.2, 0.05  # standings
+STATISTICS = " statistics"  # suffix of the name of a part
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Limits on what a single site can do to an aggregate.
+
+    Args:
+        use: Whether the guard is on: auto means on in a deployment and off in a simulation.
+        clip: Longest change of a site, as a multiple of the usual length; at least 1.
+        cap: Largest share of a site in a mean by weights, more than 0 and at most 1; 2/K if that is more.
+        least: Factor of a site whose changes persistently lack the direction of the others, 0.01 to 1; 1: all
+            sites count fully.
+    """
+
+    use: Literal["auto", "on", "off"] = "auto"
+    clip: float = 2.0
+    cap: float = 0.4
+    least: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("clip", 1.0, 1e6), ("cap", 1e-3, 1.0), ("least", 0.01, 1.0)):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(
+                    f"run.guard.{name} = {getattr(self, name)} must lie between {low:g} and {high:g}; leave it out for "
+                    "the default"
+                )
+
+    def factor(self, standing: float) -> float:
+        """Return the factor of a site.
+
+        >>> Guard().factor(1.0), Guard().factor(-0.5)
+        (1.0, 0.1)
+        """
+        rise = min(max((standing - DOUBTFUL) / (SOUND - DOUBTFUL), 0.0), 1.0)
+        return 1.0 if rise == 1 else self.least + (1 - self.least) * rise
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known about the direction of a site's changes."""
+
+    agreement: float = 0.0  # sum of h c
+    amount: float = 0.0  # sum of h^2
+    rounds: int = 0
+
+    @property
+    def standing(self) -> float:
+        """1 for a site like all others, 0 for noise, -1 for reversed changes."""
+        return (PRIOR + self.agreement) / (PRIOR + self.amount)
+
+    def after(self, cosine: float, coherence: float) -> "Evidence":
+        """Return the evidence after one more round."""
+        h = max(coherence, 0.0)
+        return Evidence(MEMORY * self.agreement + h * cosine, MEMORY * self.amount + h * h, self.rounds + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardState:
+    """What the guard remembers from round to round: a part of every checkpoint."""
+
+    usual: Mapping[str, float] = field(default_factory=dict)  # length of a change, by part
+    evidence: Mapping[SiteId, Evidence] = field(default_factory=dict)
+    clips: Mapping[SiteId, int] = field(default_factory=dict)  # rounds in which a change was shortened
+    caps: Mapping[SiteId, int] = field(default_factory=dict)  # rounds in which the share was limited
+
+    def begin(self) -> "GuardState":
+        """Return the state at the beginning of a phase: lengths may be others."""
+        return replace(self, usual={})
+
+
+class RoundGuard:
+    """The guard in one round.
+
+    Args:
+        guard: The settings.
+        state: What is known from the rounds before.
+        reply: Fields of a reply and their kinds.
+        sent: The payloads of the round.
+        signs: Signs of the sketches.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        state: GuardState,
+        reply: Mapping[str, Kind],
+        sent: Mapping[SiteId, Payload],
+        signs: Signs,
+    ):
+        self.guard, self.state, self.reply, self.sent, self.signs = guard, state, reply, sent, signs
+        self.usual = dict(state.usual)
+        self.factors = {i: guard.factor(state.evidence.get(i, Evidence()).standing) for i in sent}
+        self._lengths: dict[SiteId, dict[str, float]] = {}
+        self._scales: dict[SiteId, dict[str, float]] = {}
+        self._sketches: dict[SiteId, Sketch] = {}
+        self._claimed: Mapping[SiteId, float] = {}
+        self._given: Mapping[SiteId, float] = {}
+
+    @property
+    def streams(self) -> bool:
+        """Whether the limits are known before any reply arrives."""
+        return bool(self.state.usual)
+
+    def measure(self, site: SiteId, reply: Payload) -> None:
+        """Keep lengths and direction of a sound reply."""
+        lengths = self._lengths[site] = {}
+        for part, value, base in _parts(self.reply, self.sent[site], reply):
+            change = differences(value, base)
+            lengths[part] = length(list(change.values()))
+            if part == "model":
+                self._sketches[site] = self.signs.sketch(change)
+
+    def settle(self) -> None:
+        """Derive the usual lengths from this round, if there is no round before."""
+        self.usual = self.usual or self._medians(self._lengths)
+
+    def limit(self, site: SiteId, reply: Payload) -> Payload:
+        """Return a measured reply with changes of at most the longest allowed length.
+
+        Without a field ``weight`` a site's factor shortens its changes instead.
+        """
+        factor = 1.0 if "weight" in self.reply else self.factors[site]
+        scales = {p: self._scale(p, n) for p, n in self._lengths[site].items()}
+        self._scales[site] = scales
+        fields: dict[str, Any] = dict(reply)
+        for part, value, base in _parts(self.reply, self.sent[site], reply):
+            scale = scales[part] * factor
+            if scale < 1:
+                name = part.removesuffix(STATISTICS)
+                fields[name] = {**fields[name], **_shortened(value, base, scale)}
+        return Payload(**fields)
+
+    def _scale(self, part: str, size: float) -> float:
+        longest = self.guard.clip * self.usual.get(part, 0.0)
+        return longest / size if 0 < longest < size else 1.0
+
+    def weights(self, claimed: Mapping[SiteId, float]) -> dict[SiteId, float]:
+        """Return the weights by which the replies of these sites are averaged."""
+        if "weight" not in self.reply:
+            return dict(claimed)
+        limited = capped(claimed, max(self.guard.cap, 2 / len(claimed)) if claimed else 1.0)
+        self._claimed, self._given = dict(claimed), limited
+        return {i: w if self.factors[i] == 1 else w * self.factors[i] for i, w in limited.items()}
+
+    def close(self, merged: Mapping[SiteId, Any]) -> tuple[GuardState, dict[SiteId, SiteGuard]]:
+        """Return what to remember, and the record of every site whose reply was merged."""
+        lengths = {i: n for i, n in self._lengths.items() if i in merged}
+        found: dict[SiteId, tuple[float, float]] = {}
+        for group in _alike(self.sent, sorted(self._sketches.keys() & merged.keys())):
+            found |= compare({i: self._sketches[i] for i in group}, self.factors)
+        evidence = dict(self.state.evidence)
+        for site, (cosine, coherence) in found.items():
+            evidence[site] = evidence.get(site, Evidence()).after(cosine, coherence)
+        records = {i: self._record(i, found.get(i), evidence.get(i)) for i in sorted(lengths)}
+        usual = {**self.usual, **self._medians(lengths)}
+        clips = _counted(self.state.clips, [i for i, r in records.items() if r.clipped])
+        caps = _counted(self.state.caps, [i for i, r in records.items() if r.capped_share is not None])
+        return GuardState(usual, dict(sorted(evidence.items())), clips, caps), records
+
+    def _record(self, site: SiteId, found: tuple[float, float] | None, evidence: Evidence | None) -> SiteGuard:
+        lengths, scales = self._lengths[site], self._scales.get(site, {})
+        whole, total = sum(self._claimed.values()), sum(self._given.values())
+        return SiteGuard(
+            lengths=lengths,
+            longest={part: self.guard.clip * self.usual.get(part, 0.0) for part in lengths},
+            clipped={part: scale for part, scale in scales.items() if scale < 1},
+            cosine=found[0] if found else None,
+            coherence=found[1] if found else None,
+            standing=evidence.standing if evidence else None,
+            factor=self.factors[site],
+            claimed_share=self._claimed[site] / whole if site in self._claimed and whole else None,
+            capped_share=(
+                self._given[site] / total if site in self._given and self._given[site] != self._claimed[site] else None
+            ),
+        )
+
+    def _medians(self, lengths: Mapping[SiteId, Mapping[str, float]]) -> dict[str, float]:
+        """Return the median length of every part, over sites with a full factor if there are any."""
+        full = {i: n for i, n in lengths.items() if self.factors[i] == 1} or lengths
+        parts = sorted({part for n in full.values() for part in n})
+        found = {part: median(n[part] for n in full.values() if part in n) for part in parts}
+        return {part: size for part, size in found.items() if size > 0}
+
+
+def describe(records: Mapping[SiteId, SiteGuard]) -> Iterator[str]:
+    """Yield a sentence for everything that the guard changed in a round."""
+    for site, seen in records.items():
+        for part in seen.clipped:
+            times = seen.lengths[part] / seen.longest[part]
+            yield f"{site}: {part} is shortened: its change is {times:.3g} times as long as is allowed"
+        if seen.capped_share is not None:
+            yield f"{site}: its share is {seen.capped_share:.0%} instead of {seen.claimed_share or 0:.0%}"
+        if seen.factor < 1:
+            yield f"{site}: it counts by {seen.factor:.2f} of its weight"
+
+
+def changes(
+    guard: Guard, before: GuardState, after: GuardState, records: Mapping[SiteId, SiteGuard]
+) -> Iterator[tuple[SiteId, str]]:
+    """Yield findings that are new in a round: a site and a sentence with the evidence."""
+    for site, seen in records.items():
+        if seen.clipped and site not in before.clips:
+            part = max(seen.clipped, key=lambda p: seen.lengths[p] / seen.longest[p])
+            times = guard.clip * seen.lengths[part] / seen.longest[part]
+            yield site, f"its change of the model was {times:.3g} times as long as is usual and was shortened"
+        if seen.capped_share is not None and site not in before.caps:
+            yield (
+                site,
+                (
+                    f"by its number of cases it would have {seen.claimed_share or 0:.0%} of the mean; its share is limited "
+                    f"to {seen.capped_share:.0%}"
+                ),
+            )
+        known = after.evidence.get(site, Evidence())
+        next_factor = guard.factor(known.standing)
+        if next_factor < 1 <= seen.factor:
+            yield (
+                site,
+                (
+                    f"its changes lack the direction of the other sites (standing {known.standing:.2f} after "
+                    f"{known.rounds} rounds, cosine {seen.cosine or 0:+.2f} in the last one, while the others agree by "
+                    f"{seen.coherence or 0:+.2f}); it counts by {next_factor:.2f} of its weight"
+                ),
+            )
+        elif next_factor == 1 > seen.factor:
+            yield site, f"its changes have the direction of the other sites again (standing {known.standing:.2f})"
+
+
+def _counted(before: Mapping[SiteId, int], sites: list[SiteId]) -> dict[SiteId, int]:
+    return {**before, **{i: before.get(i, 0) + 1 for i in sites}}
+
+
+def capped(weights: Mapping[SiteId, float], cap: float) -> dict[SiteId, float]:
+    """Return weights of which none is more than the share ``cap`` of their sum.
+
+    >>> capped({"a": 900.0, "b": 5.0, "c": 4.0}, 0.4)
+    {'a': 6.0, 'b': 5.0, 'c': 4.0}
+    """
+    order = sorted(weights, key=lambda i: (-weights[i], i))
+    for heavy in range(len(order)):
+        rest, room = sum(weights[i] for i in order[heavy:]), 1 - cap * heavy
+        most = cap * rest / room if room > 1e-9 else 0.0
+        if room <= 1e-9 or weights[order[heavy]] <= most:
+            return {i: most if order.index(i) < heavy else w for i, w in weights.items()}
+    return dict(weights)
+
+
+def _parts(expected: Mapping[str, Kind], sent: Payload, reply: Payload) -> list[tuple[str, Tree, Tree]]:
+    """Return the parts of a reply that are changes of something sent: (name, value, what it started from).
+
+    A model that the site was not sent under its name, nor as ``model``, has no beginning to compare it with.
+    """
+    parts = []
+    for name, kind in kinds_of(expected, sent, reply).items():
+        if kind not in ("model", "update"):
+            continue
+        value = reply[name]
+        base = tree.zeros(value) if kind == "update" else sent.get(name) or sent.get("model") or {}
+        if not value.keys() <= base.keys():
+            continue
+        for part, of in ((name, tree.trained(value)), (name + STATISTICS, tree.statistics(value))):
+            if of:
+                parts.append((part, of, base))
+    return parts
+
+
+def _shortened(value: Tree, base: Tree, scale: float) -> dict[str, Any]:
+    """Return base + scale * (value - base)."""
+    return {k: base[k] + (x - base[k]) * scale for k, x in value.items()}
+
+
+def _alike(sent: Mapping[SiteId, Payload], sites: list[SiteId]) -> list[list[SiteId]]:
+    """Return groups of sites that were sent the same model: only their changes can be compared."""
+    groups: dict[Any, list[SiteId]] = {}
+    for site in sites:
+        model = sent[site].get("model", {})
+        groups.setdefault(tuple(id(x) for x in model.values()), []).append(site)
+    return list(groups.values())
