@@ -29,8 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import torch
-from hostile import ATTACKS, Hostile
 
+from hostile import ATTACKS, Hostile
 from polysite import config
 from polysite.config import Study
 from polysite.engines.phases import Phase, run_phases

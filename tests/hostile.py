@@ -1,7 +1,7 @@
 """Hostile hospitals for tests and for ``bench/attacks.py``: a simulated federation in which some sites attack.
 
-An attack changes what a hostile site sends: its model, its weight, its scores, or the labels that it trains on. Attackers
-that know the others' replies (``drift``, ``aware``) see them before they reply.
+An attack changes what a hostile site sends: its model, its weight, its scores, or the labels that it trains on.
+Attackers that know the others' replies (``drift``, ``aware``) see them before they reply.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -96,8 +96,8 @@ CHANGES: Mapping[str, Change | None] = {
     "label flip": None,  # of the training cases
     "noise": noise,
     "free rider": free_rider,
-    "weight lie": quiet_flip,  # with a large weight
-    "score lie": quiet_flip,
+    "weight lie": quiet_flip,  # with a large number of cases, from the beginning
+    "score lie": None,
     "inlier drift": drift,
     "aware": aware,
 }

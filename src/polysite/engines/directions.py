@@ -4,16 +4,21 @@ A change is kept as a sketch: every parameter is multiplied by a random sign and
 products of sketches estimate those of the changes (Charikar, Chen and Farach-Colton, ICALP 2002); the error of a cosine
 is about 1 / sqrt(WIDTH). The signs come from a secret of the server: a site that knew them could hide a direction.
 
-For every site, ``compare`` gives two cosines:
+For every site, ``compare`` gives four numbers:
 
     cosine       of the site's change with the mean direction of the others
     coherence    how much the others agree without it: the median, over each of them, of its cosine with the rest
+    persistence  cosine between what sets its direction apart from the others' now and in the round before
+    usual        the median persistence of the others
 
-A site that opposes others who agree is suspicious. Where the others do not agree among themselves, as in late rounds,
-a small or negative cosine says nothing.
+A site that opposes others who agree is suspicious. Where the others do not agree among themselves, as in late rounds, a
+small or negative cosine says nothing. A site that differs from the others by the same direction in every round, when
+the differences of the others are random or persist less, pulls the model somewhere; hospitals whose data differ do so
+late, all of them alike.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,12 +57,26 @@ class Signs:
         return self._known[place, size]
 
 
-def compare(sketches: Mapping[SiteId, Sketch], factors: Mapping[SiteId, float]) -> dict[SiteId, tuple[float, float]]:
-    """Return (cosine, coherence of the others) of every site; empty for fewer than ``FEWEST`` sites.
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """Direction of a site's change in one round, compared with the others."""
+
+    cosine: float
+    coherence: float
+    apart: Sketch  # what sets it apart from the others
+    persistence: float | None = None  # None in the first round
+    usual: float | None = None
+
+
+def compare(
+    sketches: Mapping[SiteId, Sketch], factors: Mapping[SiteId, float], before: Mapping[SiteId, Sketch]
+) -> dict[SiteId, Direction]:
+    """Return the direction of every site; empty for fewer than ``FEWEST`` sites.
 
     Args:
         sketches: Sketches of the changes.
         factors: Weight of every site in the direction of the others.
+        before: What set sites apart from the others in the round before.
     """
     names = sorted(sketches)
     if len(names) < FEWEST:
@@ -71,7 +90,15 @@ def compare(sketches: Mapping[SiteId, Sketch], factors: Mapping[SiteId, float]) 
     rest = whole - 2 * weight * with_all + weight * own
     without = rest[:, None] + rest - whole + 2 * weight[:, None] * pairs
     among = _ratio((with_all - own)[:, None] - pairs, without)
-    return {i: (float(alone[k]), _coherence(among, k, weight)) for k, i in enumerate(names)}
+    others = (weight @ rows - weight[:, None] * rows) / np.maximum(weight.sum() - weight, 1e-9)[:, None]
+    apart = {i: rows[k] - others[k] for k, i in enumerate(names)}
+    again = {i: float(_unit(apart[i]) @ _unit(plain(before[i]))) for i in names if i in before}
+    found = {}
+    for k, i in enumerate(names):
+        theirs = [again[j] for j in names if j != i and j in again]
+        usual = float(np.median(theirs)) if theirs and i in again else None
+        found[i] = Direction(float(alone[k]), _coherence(among, k, weight), apart[i], again.get(i), usual)
+    return found
 
 
 def _coherence(among: NDArray[np.float64], k: int, weight: NDArray[np.float64]) -> float:

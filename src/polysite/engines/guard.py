@@ -5,17 +5,21 @@ Between the reply checks and the merge, in both engines alike:
     clip      a change of the model longer than clip * usual is shortened to that length; usual is the median length of
               the round before (in the first round of a phase, of that round)
     cap       no site has more than the share ``cap`` of a mean by weights, or 2/K among K < 5 sites
-    factor    a site whose changes lack the direction of the others, who agree among themselves, counts less
+    factor    a site whose changes lack the direction of the others, who agree among themselves, counts less, and its
+              changes are not longer than usual
 
 The bound and the factors of a round are known before its replies, so replies can still be summed as they arrive, and a
 site that clips its own reply needs nothing else. Evidence about a site's direction is collected over rounds:
 
-    standing = (prior + sum_t h c) / (prior + sum_t h^2),    older rounds decay by MEMORY
+    standing = (prior + sum_t h c) / (prior + sum_t h^2) * (1 - STEEP max(0, excess - ROOM))
 
 c is the cosine of the site's change with the mean direction of the others, h how much the others agree without it, at
-least 0 (``directions.py``). It is 1 for a site like all others, about 0 for noise, and -1 for a reversed change. An
-honest hospital that differs keeps a positive standing: it learns the same task. The factor falls from 1 at SOUND to
-``least`` at DOUBTFUL; it never becomes zero, because only a person can tell an unlike hospital from an attack.
+least 0; excess is the mean over rounds by how much what sets the site apart from the others persists more than usual
+(``directions.py``), with older rounds decaying by RECENT. The standing is about 1 for a site like all others, 0 for
+noise and for one that pulls the model its own way, and -1 for a reversed change. The sums over h end when that of h^2
+reaches FULL: in the beginning all learn the same task, and an honest hospital that differs has a positive standing;
+later, near the point where the sites balance one another, it must oppose the others. The factor falls from 1 at SOUND
+to ``least`` at DOUBTFUL; it never becomes zero, because only a person can tell an unlike hospital from an attack.
 
 Running statistics of batch normalisation are clipped in the same way, as a part of their own.
 """
@@ -27,14 +31,15 @@ from typing import Any, Literal
 
 from polysite import tree
 from polysite.algorithms.base import Kind
-from polysite.engines.directions import Signs, Sketch, compare, differences, length
+from polysite.engines.directions import Direction, Signs, Sketch, compare, differences, length
 from polysite.engines.record import SiteGuard
 from polysite.engines.reply_checks import kinds_of
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
-PRIOR, MEMORY = 0.15, 0.8
+PRIOR, FULL, RECENT = 0.1, 1.5, 0.8
+ROOM, STEEP = 0.25, 4.0  # excess of persistence that honest hospitals may have; loss of standing beyond it
 SOUND, DOUBTFUL = 0.2, 0.05  # standings
 STATISTICS = " statistics"  # suffix of the name of a part
 
@@ -78,19 +83,33 @@ class Guard:
 class Evidence:
     """What is known about the direction of a site's changes."""
 
-    agreement: float = 0.0  # sum of h c
-    amount: float = 0.0  # sum of h^2
+    agreement: float = PRIOR  # prior and sum of h c
+    amount: float = PRIOR  # prior and sum of h^2
+    excesses: float = 0.0  # sum of persistence above the usual
+    recent: float = 1.0  # prior and number of rounds in that sum
     rounds: int = 0
 
     @property
     def standing(self) -> float:
-        """1 for a site like all others, 0 for noise, -1 for reversed changes."""
-        return (PRIOR + self.agreement) / (PRIOR + self.amount)
+        """1 for a site like all others, 0 for noise or a way of its own, -1 for reversed changes."""
+        own_way = min(max(STEEP * (self.excess - ROOM), 0.0), 1.0)
+        alike = self.agreement / self.amount
+        return alike * (1 - own_way) if alike > 0 else alike
 
-    def after(self, cosine: float, coherence: float) -> "Evidence":
+    @property
+    def excess(self) -> float:
+        """How much more than usual the site persists in what sets it apart."""
+        return self.excesses / self.recent
+
+    def after(self, seen: Direction) -> "Evidence":
         """Return the evidence after one more round."""
-        h = max(coherence, 0.0)
-        return Evidence(MEMORY * self.agreement + h * cosine, MEMORY * self.amount + h * h, self.rounds + 1)
+        h = max(seen.coherence, 0.0)
+        excess, recent = self.excesses, self.recent
+        if seen.persistence is not None and seen.usual is not None:
+            excess, recent = RECENT * excess + seen.persistence - seen.usual, RECENT * recent + 1
+        new = min(h * h, max(FULL - self.amount, 0.0))
+        agreement = self.agreement + (new / h * seen.cosine if new else 0.0)
+        return Evidence(agreement, self.amount + new, excess, recent, self.rounds + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +120,11 @@ class GuardState:
     evidence: Mapping[SiteId, Evidence] = field(default_factory=dict)
     clips: Mapping[SiteId, int] = field(default_factory=dict)  # rounds in which a change was shortened
     caps: Mapping[SiteId, int] = field(default_factory=dict)  # rounds in which the share was limited
+    apart: Mapping[SiteId, Any] = field(default_factory=dict)  # sketches of what set sites apart in the last round
 
     def begin(self) -> "GuardState":
         """Return the state at the beginning of a phase: lengths may be others."""
-        return replace(self, usual={})
+        return replace(self, usual={}, apart={})
 
 
 class RoundGuard:
@@ -150,8 +170,13 @@ class RoundGuard:
                 self._sketches[site] = self.signs.sketch(change)
 
     def settle(self) -> None:
-        """Derive the usual lengths from this round, if there is no round before."""
-        self.usual = self.usual or self._medians(self._lengths)
+        """Derive usual lengths and factors from this round, if there is no round before in this phase."""
+        if self.streams:
+            return
+        for site, direction in self._compared(self._sketches).items():
+            evidence = self.state.evidence.get(site, Evidence()).after(direction)
+            self.factors[site] = self.guard.factor(evidence.standing)
+        self.usual = self._medians(self._lengths)
 
     def limit(self, site: SiteId, reply: Payload) -> Payload:
         """Return a measured reply with changes of at most the longest allowed length.
@@ -159,7 +184,7 @@ class RoundGuard:
         Without a field ``weight`` a site's factor shortens its changes instead.
         """
         factor = 1.0 if "weight" in self.reply else self.factors[site]
-        scales = {p: self._scale(p, n) for p, n in self._lengths[site].items()}
+        scales = {p: self._scale(site, p, n) for p, n in self._lengths[site].items()}
         self._scales[site] = scales
         fields: dict[str, Any] = dict(reply)
         for part, value, base in _parts(self.reply, self.sent[site], reply):
@@ -169,9 +194,13 @@ class RoundGuard:
                 fields[name] = {**fields[name], **_shortened(value, base, scale)}
         return Payload(**fields)
 
-    def _scale(self, part: str, size: float) -> float:
-        longest = self.guard.clip * self.usual.get(part, 0.0)
+    def _scale(self, site: SiteId, part: str, size: float) -> float:
+        longest = self._longest(site, part)
         return longest / size if 0 < longest < size else 1.0
+
+    def _longest(self, site: SiteId, part: str) -> float:
+        """Return the longest change that is allowed: the usual one for a site that does not count fully."""
+        return self.usual.get(part, 0.0) * (self.guard.clip if self.factors[site] == 1 else 1.0)
 
     def weights(self, claimed: Mapping[SiteId, float]) -> dict[SiteId, float]:
         """Return the weights by which the replies of these sites are averaged."""
@@ -184,27 +213,35 @@ class RoundGuard:
     def close(self, merged: Mapping[SiteId, Any]) -> tuple[GuardState, dict[SiteId, SiteGuard]]:
         """Return what to remember, and the record of every site whose reply was merged."""
         lengths = {i: n for i, n in self._lengths.items() if i in merged}
-        found: dict[SiteId, tuple[float, float]] = {}
-        for group in _alike(self.sent, sorted(self._sketches.keys() & merged.keys())):
-            found |= compare({i: self._sketches[i] for i in group}, self.factors)
+        found = self._compared(merged)
         evidence = dict(self.state.evidence)
-        for site, (cosine, coherence) in found.items():
-            evidence[site] = evidence.get(site, Evidence()).after(cosine, coherence)
+        for site, direction in found.items():
+            evidence[site] = evidence.get(site, Evidence()).after(direction)
         records = {i: self._record(i, found.get(i), evidence.get(i)) for i in sorted(lengths)}
         usual = {**self.usual, **self._medians(lengths)}
         clips = _counted(self.state.clips, [i for i, r in records.items() if r.clipped])
         caps = _counted(self.state.caps, [i for i, r in records.items() if r.capped_share is not None])
-        return GuardState(usual, dict(sorted(evidence.items())), clips, caps), records
+        apart = {**self.state.apart, **{i: direction.apart for i, direction in found.items()}}
+        return GuardState(usual, dict(sorted(evidence.items())), clips, caps, apart), records
 
-    def _record(self, site: SiteId, found: tuple[float, float] | None, evidence: Evidence | None) -> SiteGuard:
+    def _compared(self, merged: Mapping[SiteId, Any]) -> dict[SiteId, Direction]:
+        """Return the directions of the sites, each compared with those that were sent the same model."""
+        found: dict[SiteId, Direction] = {}
+        for group in _alike(self.sent, sorted(self._sketches.keys() & merged.keys())):
+            found |= compare({i: self._sketches[i] for i in group}, self.factors, self.state.apart)
+        return found
+
+    def _record(self, site: SiteId, found: Direction | None, evidence: Evidence | None) -> SiteGuard:
         lengths, scales = self._lengths[site], self._scales.get(site, {})
         whole, total = sum(self._claimed.values()), sum(self._given.values())
         return SiteGuard(
             lengths=lengths,
-            longest={part: self.guard.clip * self.usual.get(part, 0.0) for part in lengths},
+            longest={part: self._longest(site, part) for part in lengths},
             clipped={part: scale for part, scale in scales.items() if scale < 1},
-            cosine=found[0] if found else None,
-            coherence=found[1] if found else None,
+            cosine=found.cosine if found else None,
+            coherence=found.coherence if found else None,
+            persistence=found.persistence if found else None,
+            usual_persistence=found.usual if found else None,
             standing=evidence.standing if evidence else None,
             factor=self.factors[site],
             claimed_share=self._claimed[site] / whole if site in self._claimed and whole else None,
@@ -240,28 +277,28 @@ def changes(
     for site, seen in records.items():
         if seen.clipped and site not in before.clips:
             part = max(seen.clipped, key=lambda p: seen.lengths[p] / seen.longest[p])
-            times = guard.clip * seen.lengths[part] / seen.longest[part]
+            times = seen.lengths[part] / seen.longest[part] * (guard.clip if seen.factor == 1 else 1.0)
             yield site, f"its change of the model was {times:.3g} times as long as is usual and was shortened"
         if seen.capped_share is not None and site not in before.caps:
             yield (
                 site,
                 (
-                    f"by its number of cases it would have {seen.claimed_share or 0:.0%} of the mean; its share is limited "
-                    f"to {seen.capped_share:.0%}"
+                    f"by its number of cases it would have {seen.claimed_share or 0:.0%} of the mean; its share is "
+                    f"limited to {seen.capped_share:.0%}"
                 ),
             )
         known = after.evidence.get(site, Evidence())
-        next_factor = guard.factor(known.standing)
-        if next_factor < 1 <= seen.factor:
+        former, factor = (guard.factor(s.evidence.get(site, Evidence()).standing) for s in (before, after))
+        if factor < 1 <= former:
             yield (
                 site,
                 (
                     f"its changes lack the direction of the other sites (standing {known.standing:.2f} after "
                     f"{known.rounds} rounds, cosine {seen.cosine or 0:+.2f} in the last one, while the others agree by "
-                    f"{seen.coherence or 0:+.2f}); it counts by {next_factor:.2f} of its weight"
+                    f"{seen.coherence or 0:+.2f}); it counts by {factor:.2f} of its weight"
                 ),
             )
-        elif next_factor == 1 > seen.factor:
+        elif factor == 1 > former:
             yield site, f"its changes have the direction of the other sites again (standing {known.standing:.2f})"
 
 

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from polysite.metrics import averages
@@ -15,6 +16,12 @@ from polysite.payload import SiteId
 from polysite.site import CaseScore, Counts, Scores
 
 Incident = Mapping[str, Any]  # time, what, and perhaps the site
+
+
+def incident(what: str, site: SiteId = "") -> Incident:
+    """Return an incident of this moment."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"time": now, **({"site": site} if site else {}), "what": what}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,8 @@ class SiteGuard:
     clipped: Mapping[str, float] = field(default_factory=dict)  # factor by which a change was shortened, by part
     cosine: float | None = None  # with the mean direction of the other sites; None if it was not compared
     coherence: float | None = None  # how much the other sites agree without it
+    persistence: float | None = None  # cosine between what sets it apart now and in the round before
+    usual_persistence: float | None = None  # the median of the others
     standing: float | None = None  # over all rounds so far: 1 like the others, 0 noise, -1 reversed
     factor: float = 1.0  # of its weight
     claimed_share: float | None = None  # in the mean, by its own number of cases

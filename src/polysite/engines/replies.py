@@ -206,7 +206,8 @@ def _sum(exchange: Exchange, expected: Weights, repeat: bool = False) -> tuple[R
 
 
 def _look(exchange: Exchange, site: SiteId, reply: Payload) -> Look:
-    return look(exchange.algorithm.reply, exchange.params, exchange.sent.get(site), reply)
+    reported: Mapping[SiteId, int] = getattr(exchange.transport, "reported", {})
+    return look(exchange.algorithm.reply, exchange.params, exchange.sent.get(site), reply, reported.get(site))
 
 
 def _restored(

@@ -3,16 +3,16 @@
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from polysite.algorithms import name_of
 from polysite.algorithms.base import Algorithm, diagnostics, remarks, shares
+from polysite.engines.best_round import Judged, Means
 from polysite.engines.directions import Signs
 from polysite.engines.guard import GuardState, RoundGuard, changes, describe
 from polysite.engines.own_best import Own
 from polysite.engines.plan import Plan, cohort
-from polysite.engines.record import RoundRecord, SiteGuard, SiteRecord, finite
+from polysite.engines.record import RoundRecord, SiteGuard, SiteRecord, finite, incident
 from polysite.engines.replies import Exchange, expected_weights, gather, stripped
 from polysite.engines.site_turn import check_steps
 from polysite.engines.transport import Reply, Transport
@@ -51,8 +51,9 @@ class Round:
             handed=dict(handed),
             pooled=pooled,
             incidents=(
-                *({"time": _now(), "what": sentence} for sentence in self.remarks),
-                *({"time": _now(), "site": site, "what": sentence} for site, sentence in self.alarms),
+                *(incident(sentence) for sentence in self.remarks),
+                *(incident(f"its reply is refused: {why}", site) for site, why in self.refused.items()),
+                *(incident(sentence, site) for site, sentence in self.alarms),
             ),
             guard=dict(self.guard),
         )
@@ -85,6 +86,8 @@ class Progress:
     versions: Mapping[SiteId, int] = field(default_factory=dict)  # of the memories: last round merged, by site
     own: Mapping[SiteId, Own] = field(default_factory=dict)  # best round of every site, with ``run.best = "own"``
     guard: GuardState | None = None
+    best_scores: Means = field(default_factory=dict)  # of the sites in the best round, with a guard
+    judged: Judged = field(default_factory=dict)  # of the last validation, with a guard
 
 
 class Watch:
@@ -169,10 +172,6 @@ def run_rounds(
         told = diagnostics(algorithm, state)
         yield Round(index, state, sent, came, refused, counted, told, new, seen, guarding, alarms)
         del sent, exchange, came, guard  # before the next round's arrive
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _counter(watch: Watch, index: int, of: int) -> Callable[[SiteId, int], None]:

@@ -264,8 +264,25 @@ def test_classes_are_those_of_the_study(lie, tmp_path):
 
 
 def test_numbers_of_cases_that_a_policy_keeps_back_are_not_held_against_a_site(tmp_path):
-    run = study(tmp_path, Site("hello", {"train": 1, "validation": 1, "test": 1}))
+    """A policy that hides numbers of cases refuses to send them as weights, so a weight other than 1 is a lie."""
+    run = study(tmp_path, Site("hello", {"train": 5, "validation": 1, "test": 1}))
     assert not incidents(run) and len(run.result.validation["c"]) == 2
+
+
+def test_a_claimed_weight_that_is_not_the_number_of_cases_at_hello_is_refused(tmp_path):
+    liar = Site()
+    liar.payload = {"weight": 4000.0}
+    one = study(tmp_path, liar).folder.records()[0]
+    assert one.refused["c"] == "'weight' claims 4000 training cases, but the site reported 5 when it joined"
+    assert [i["site"] for i in one.incidents] == ["c"] and one.shares == {"a": 0.5, "b": 0.5}
+
+
+def test_numbers_of_cases_stay_those_of_the_first_greeting(tmp_path):
+    roster = Roster(Fragile({"a": Site()}), "x", "", ["a"], DEADLINES, {})
+    roster._fix_cases("a", {"train": 5, "validation": 2, "test": 2})
+    roster._fix_cases("a", {"train": 4000, "validation": 2, "test": 2})
+    assert roster.sites["a"].cases["train"] == 5
+    assert "reports 4000 train cases instead of 5" in roster.incidents()[0]["what"]
 
 
 def test_a_model_that_has_come_apart_has_no_loss_in_the_record(tmp_path):

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -88,6 +89,7 @@ def run(
         until: Number of rounds after which to raise ``polysite.errors.Paused``; ``resume`` goes on. None for all.
         id: Name by which the sites know the study; by default a new one.
     """
+    chosen = guarded(chosen)
     check(chosen)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), study.title(chosen))
     if path.exists():
@@ -146,6 +148,9 @@ def resume(
         chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
         roster = _roster(wire, id, chosen, folder.config, names, deadlines, watch)
         roster.needed = folder.needed()
+        roster.secret = int(known.get("secret", 0))
+        for name, facts in known["sites"].items():
+            roster.sites[name].joined = {k: int(facts[k]) for k in SPLITS if k in facts}
         roster.keep(_journal(folder))
         roster.gather(wait)
         phases, start = _phases(chosen, roster), study.initial_params(chosen)
@@ -178,6 +183,7 @@ def greet(
         RunError: Fewer sites than a quorum take part, with their reasons, or none of them scores models.
         PolysiteError: The algorithm cannot work with these sites.
     """
+    chosen = guarded(chosen)
     check(chosen)
     roster = _roster(wire, id, chosen, config.dump(chosen), names, deadlines, watch)
     roster.gather(wait)
@@ -215,6 +221,12 @@ def check(chosen: Study) -> None:
     study.refuse_bare(chosen)
     study.refuse_ensemble(chosen)
     postprocessing.refuse_remote(chosen, "over real hospitals")
+
+
+def guarded(chosen: Study) -> Study:
+    """Return the study with the guard on, unless its configuration decides otherwise."""
+    guard = chosen.run.guard
+    return replace(chosen, run=replace(chosen.run, guard=replace(guard, use="on"))) if guard.use == "auto" else chosen
 
 
 def _roster(
@@ -268,7 +280,8 @@ def _facts(roster: Roster, assess: bool) -> str:
         i: {**g.cases, "torch": g.torch, "device": g.device} if (g := s.greeting) else {}
         for i, s in roster.sites.items()
     }
-    return json.dumps({"study": roster.study, "assess": assess, "sites": sites}, indent=1) + "\n"
+    known = {"study": roster.study, "assess": assess, "sites": sites, "secret": roster.secret}
+    return json.dumps(known, indent=1) + "\n"
 
 
 def _journal(folder: RunFolder) -> Callable[[Incident], None]:
