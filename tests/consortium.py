@@ -51,6 +51,8 @@ noise = 0.2
 rounds = 2
 validate_every = 2
 checkpoint_every = 1
+[run.guard]
+use = "off"
 [assess]
 projections = 0
 """

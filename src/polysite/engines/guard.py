@@ -136,6 +136,7 @@ class RoundGuard:
         reply: Fields of a reply and their kinds.
         sent: The payloads of the round.
         signs: Signs of the sketches.
+        clusters: Clusters of sites that share a model; a cluster of its own for every site says nothing.
     """
 
     def __init__(
@@ -145,8 +146,10 @@ class RoundGuard:
         reply: Mapping[str, Kind],
         sent: Mapping[SiteId, Payload],
         signs: Signs,
+        clusters: Mapping[SiteId, str],
     ):
         self.guard, self.state, self.reply, self.sent, self.signs = guard, state, reply, sent, signs
+        self._clusters = clusters if len({*clusters.values()}) < len(clusters) else {}
         self.usual = dict(state.usual)
         self.factors = {i: guard.factor(state.evidence.get(i, Evidence()).standing) for i in sent}
         self._lengths: dict[SiteId, dict[str, float]] = {}
@@ -196,7 +199,7 @@ class RoundGuard:
 
     def _scale(self, site: SiteId, part: str, size: float) -> float:
         longest = self._longest(site, part)
-        return longest / size if 0 < longest < size else 1.0
+        return longest / size if 0 < longest < size * (1 - 1e-9) else 1.0
 
     def _longest(self, site: SiteId, part: str) -> float:
         """Return the longest change that is allowed: the usual one for a site that does not count fully."""
@@ -227,7 +230,11 @@ class RoundGuard:
     def _compared(self, merged: Mapping[SiteId, Any]) -> dict[SiteId, Direction]:
         """Return the directions of the sites, each compared with those that were sent the same model."""
         found: dict[SiteId, Direction] = {}
-        for group in _alike(self.sent, sorted(self._sketches.keys() & merged.keys())):
+        groups: dict[Any, list[SiteId]] = {}
+        for site in sorted(self._sketches.keys() & merged.keys()):
+            model = tuple(id(x) for x in self.sent[site].get("model", {}).values())
+            groups.setdefault((self._clusters.get(site), model), []).append(site)
+        for group in groups.values():
             found |= compare({i: self._sketches[i] for i in group}, self.factors, self.state.apart)
         return found
 
@@ -275,9 +282,9 @@ def changes(
 ) -> Iterator[tuple[SiteId, str]]:
     """Yield findings that are new in a round: a site and a sentence with the evidence."""
     for site, seen in records.items():
-        if seen.clipped and site not in before.clips:
+        if seen.clipped and seen.factor == 1 and site not in before.clips:
             part = max(seen.clipped, key=lambda p: seen.lengths[p] / seen.longest[p])
-            times = seen.lengths[part] / seen.longest[part] * (guard.clip if seen.factor == 1 else 1.0)
+            times = seen.lengths[part] / seen.longest[part] * guard.clip
             yield site, f"its change of the model was {times:.3g} times as long as is usual and was shortened"
         if seen.capped_share is not None and site not in before.caps:
             yield (
@@ -343,12 +350,3 @@ def _parts(expected: Mapping[str, Kind], sent: Payload, reply: Payload) -> list[
 def _shortened(value: Tree, base: Tree, scale: float) -> dict[str, Any]:
     """Return base + scale * (value - base)."""
     return {k: base[k] + (x - base[k]) * scale for k, x in value.items()}
-
-
-def _alike(sent: Mapping[SiteId, Payload], sites: list[SiteId]) -> list[list[SiteId]]:
-    """Return groups of sites that were sent the same model: only their changes can be compared."""
-    groups: dict[Any, list[SiteId]] = {}
-    for site in sites:
-        model = sent[site].get("model", {})
-        groups.setdefault(tuple(id(x) for x in model.values()), []).append(site)
-    return list(groups.values())

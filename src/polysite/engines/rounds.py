@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polysite.algorithms import name_of
-from polysite.algorithms.base import Algorithm, diagnostics, remarks, shares
+from polysite.algorithms.base import Algorithm, diagnostics, remarks, shares, site_clusters
 from polysite.engines.best_round import Judged, Means
 from polysite.engines.directions import Signs
 from polysite.engines.guard import GuardState, RoundGuard, changes, describe
@@ -139,7 +139,10 @@ def run_rounds(
     silent: Collection[SiteId] = ()  # sites of the round before that were absent or refused; they may be again
     for index in range(begin, first + plan.rounds):
         sent = algorithm.send(state, cohort(names, plan.share, seed, index))
-        guard = RoundGuard(plan.guard, guarding, algorithm.reply, sent, signs) if guarding is not None else None
+        guard = None
+        if guarding is not None:
+            clusters = site_clusters(algorithm, state, sorted(sent))
+            guard = RoundGuard(plan.guard, guarding, algorithm.reply, sent, signs, clusters)
         counter = _counter(watch, index, len(sent))
         exchange = Exchange(algorithm, transport, params, plan.outgoing, index, sent, counter, guard)
         expected = None if keep_replies else expected_weights(exchange)

@@ -124,6 +124,11 @@ class Summary:
         return tomllib.loads(self.config)
 
     @property
+    def guarded(self) -> bool:
+        """Whether the guard was on (``run.guard``)."""
+        return bool(self.settings["run"].get("guard", {}).get("use") == "on")
+
+    @property
     def groups(self) -> Mapping[str, Sequence[str]]:
         """Groups of sites that train together, in the last phase that has groups."""
         phases = (self.settings, *self.settings.get("then", ()))
