@@ -78,10 +78,12 @@ class Robust(Around):
             raise ConfigError(
                 f"the trimmed mean cuts less than half from each end, got beta = {self.beta}; set it below 0.5"
             )
-        if not {"model", "weight"} <= self.inner.reply.keys() or hasattr(self.inner, "site_clusters"):
+        reply = self.inner.reply
+        clusters = hasattr(self.inner, "site_clusters") or "number" in reply.values()  # the number of a cluster
+        if clusters or not {"model", "weight"} <= reply.keys():
             raise ConfigError(
                 f"{type(self.inner).__name__} has no mean over all sites that a robust rule could replace; robust goes "
-                "around fedavg, fedprox, scaffold and others that average by weights, or inside clustered"
+                "around fedavg, fedprox, scaffold and others that average by weights, and inside clustered and weighted"
             )
 
     @property
