@@ -38,7 +38,7 @@ from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
-PRIOR, FULL, RECENT = 0.1, 1.5, 0.8
+PRIOR, FULL, RECENT = 0.05, 1.0, 0.8
 ROOM, STEEP = 0.25, 4.0  # excess of persistence that honest hospitals may have; loss of standing beyond it
 SOUND, DOUBTFUL = 0.2, 0.05  # standings
 STATISTICS = " statistics"  # suffix of the name of a part
@@ -59,7 +59,7 @@ class Guard:
     use: Literal["auto", "on", "off"] = "auto"
     clip: float = 2.0
     cap: float = 0.4
-    least: float = 0.1
+    least: float = 0.05
 
     def __post_init__(self) -> None:
         for name, low, high in (("clip", 1.0, 1e6), ("cap", 1e-3, 1.0), ("least", 0.01, 1.0)):
@@ -73,7 +73,7 @@ class Guard:
         """Return the factor of a site.
 
         >>> Guard().factor(1.0), Guard().factor(-0.5)
-        (1.0, 0.1)
+        (1.0, 0.05)
         """
         rise = min(max((standing - DOUBTFUL) / (SOUND - DOUBTFUL), 0.0), 1.0)
         return 1.0 if rise == 1 else self.least + (1 - self.least) * rise
