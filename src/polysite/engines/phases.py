@@ -357,7 +357,8 @@ def _choose_own(
 ) -> tuple[Progress, bool]:
     """Update the own best rounds of the sites; keep a checkpoint for those for which this round is the best so far."""
     sites = sorted({*phase.transport.names, *phase.transport.audience})
-    better = improved(at.own, site_clusters(phase.algorithm, at.state, sites), scores, at.round)
+    clusters = site_clusters(phase.algorithm, at.state, sites)
+    better = improved(at.own, clusters, scores, at.round, "site" if phase.plan.guarded else "case")
     at = replace(at, own={**at.own, **better})
     if better:
         mine = replace(at, memories={i: m for i, m in at.memories.items() if i in better})
