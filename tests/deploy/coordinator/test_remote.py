@@ -23,6 +23,7 @@ from polysite.deploy.protocol import (
     MEASURES,
     Digests,
     Failed,
+    Greeting,
     Measured,
     Refused,
     Request,
@@ -279,10 +280,15 @@ def test_a_claimed_weight_that_is_not_the_number_of_cases_at_hello_is_refused(tm
 
 def test_numbers_of_cases_stay_those_of_the_first_greeting(tmp_path):
     roster = Roster(Fragile({"a": Site()}), "x", "", ["a"], DEADLINES, {})
-    roster._fix_cases("a", {"train": 5, "validation": 2, "test": 2})
-    roster._fix_cases("a", {"train": 4000, "validation": 2, "test": 2})
+    for train, listed in ((5, "ab"), (5, "ab"), (4000, "cd")):
+        greeting = Greeting.parse({**HELLO, "train": train, "listed": listed})
+        roster._fix_cases("a", greeting)
+        roster.sites["a"].greeting = greeting
     assert roster.sites["a"].cases["train"] == 5
-    assert "reports 4000 train cases instead of 5" in roster.incidents()[0]["what"]
+    first, second = (i["what"] for i in roster.incidents())
+    assert "its data have changed" in first and "reports 4000 train cases instead of 5" in second
+    with pytest.raises(PayloadError, match="listed: 7 is not a digest"):
+        Greeting.parse({**HELLO, "listed": 7})
 
 
 def test_a_model_that_has_come_apart_has_no_loss_in_the_record(tmp_path):

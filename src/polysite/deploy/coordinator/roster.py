@@ -377,7 +377,7 @@ class Roster:
                     self.note(f"could not be greeted: {response.reason}", name)
                 site.greeting_failed = time.monotonic()
             elif isinstance(response, Greeting):
-                self._fix_cases(name, response.cases)
+                self._fix_cases(name, response)
                 site.greeting, site.known = response, True
                 self.watch.doing(name, "takes part", True)
             return None
@@ -390,9 +390,11 @@ class Roster:
             self.watch.doing(name, f"answered {request.words}", True)
         return response
 
-    def _fix_cases(self, name: SiteId, cases: Mapping[str, int]) -> None:
-        """Keep the numbers of cases of a site's first greeting; note others that it reports later."""
-        site = self.sites[name]
+    def _fix_cases(self, name: SiteId, greeting: Greeting) -> None:
+        """Keep the numbers of cases of a site's first greeting; note others, or other cases, that it reports later."""
+        site, cases = self.sites[name], greeting.cases
+        if site.greeting and site.greeting.listed != greeting.listed:
+            self.note("its list of cases is not the one with which it joined: its data have changed", name)
         site.joined = site.joined or dict(cases)
         changed = [f"{cases[k]} {k} cases instead of {n}" for k, n in site.joined.items() if cases[k] != n]
         if changed:
