@@ -37,7 +37,7 @@ class Signs:
 
     def __init__(self, secret: int):
         self._secret = secret
-        self._known: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._known: dict[tuple[int, int], NDArray[np.int8]] = {}
 
     def sketch(self, change: Tree) -> Sketch:
         """Return the sketch of a change."""
@@ -50,10 +50,10 @@ class Signs:
             at = (at + flat.size) % WIDTH
         return total
 
-    def _of(self, place: int, size: int) -> NDArray[np.float32]:
+    def _of(self, place: int, size: int) -> NDArray[np.int8]:
         if (place, size) not in self._known:
             random = np.random.default_rng([self._secret, place])
-            self._known[place, size] = random.integers(0, 2, size, np.int8).astype(np.float32) * 2 - 1
+            self._known[place, size] = random.integers(0, 2, size, np.int8) * np.int8(2) - np.int8(1)
         return self._known[place, size]
 
 

@@ -272,7 +272,7 @@ def describe(records: Mapping[SiteId, SiteGuard]) -> Iterator[str]:
             times = seen.lengths[part] / seen.longest[part]
             yield f"{site}: {part} is shortened: its change is {times:.3g} times as long as is allowed"
         if seen.capped_share is not None:
-            yield f"{site}: its share is {seen.capped_share:.0%} instead of {seen.claimed_share or 0:.0%}"
+            yield f"{site}: its share is {seen.capped_share:.1%} instead of {seen.claimed_share or 0:.1%}"
         if seen.factor < 1:
             yield f"{site}: it counts by {seen.factor:.2f} of its weight"
 
@@ -290,8 +290,8 @@ def changes(
             yield (
                 site,
                 (
-                    f"by its number of cases it would have {seen.claimed_share or 0:.0%} of the mean; its share is "
-                    f"limited to {seen.capped_share:.0%}"
+                    f"by its number of cases it would have {seen.claimed_share or 0:.1%} of the mean; its share is "
+                    f"limited to {seen.capped_share:.1%}"
                 ),
             )
         known = after.evidence.get(site, Evidence())
@@ -321,9 +321,9 @@ def capped(weights: Mapping[SiteId, float], cap: float) -> dict[SiteId, float]:
     """
     order = sorted(weights, key=lambda i: (-weights[i], i))
     for heavy in range(len(order)):
-        rest, room = sum(weights[i] for i in order[heavy:]), 1 - cap * heavy
-        most = cap * rest / room if room > 1e-9 else 0.0
-        if room <= 1e-9 or weights[order[heavy]] <= most:
+        rest = sum(weights[i] for i in order[heavy:])
+        most = cap * rest / max(1 - cap * heavy, cap)
+        if weights[order[heavy]] <= most:
             return {i: most if order.index(i) < heavy else w for i, w in weights.items()}
     return dict(weights)
 
