@@ -321,9 +321,9 @@ def capped(weights: Mapping[SiteId, float], cap: float) -> dict[SiteId, float]:
     """
     order = sorted(weights, key=lambda i: (-weights[i], i))
     for heavy in range(len(order)):
-        rest = sum(weights[i] for i in order[heavy:])
-        most = cap * rest / max(1 - cap * heavy, cap)
-        if weights[order[heavy]] <= most:
+        rest, room = sum(weights[i] for i in order[heavy:]), 1 - cap * heavy
+        most = cap * rest / room  # room is above 0: where it is at most cap, nothing heavier than most is left
+        if room <= cap or weights[order[heavy]] <= most:
             return {i: most if order.index(i) < heavy else w for i, w in weights.items()}
     return dict(weights)
 
