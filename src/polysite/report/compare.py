@@ -370,7 +370,7 @@ def _across(
 def _more(comparison: Comparison) -> Grid:
     """Return the measures other than Dice and HD95."""
     rest = [k for k in comparison.measures if k not in ("dice", "hd95")]
-    lines = [Line((name(m.name), *(_wide(m, k, comparison.policy) for k in rest))) for m in comparison.methods]
+    lines = [Line((name(m.name), *(_wide(comparison, m, k) for k in rest))) for m in comparison.methods]
     tolerance = {m.first.evaluation.about["tolerance"] for m in comparison.methods if m.first.evaluation}
     note = (
         "Mean ± standard deviation over cases of the mean over labels. ASSD: average symmetric surface distance. "
@@ -381,8 +381,8 @@ def _more(comparison: Comparison) -> Grid:
     return Grid("measures", "Other measures", head, mark_best(lines, [0, *(about(k).better for k in rest)]), note)
 
 
-def _wide(method: Method, measure: str, policy: EmptyMaskPolicy) -> Cell:
-    return spread(method.of(None, measure, policy), _digits(measure))
+def _wide(comparison: Comparison, method: Method, measure: str) -> Cell:
+    return spread(comparison.all_of(method, measure), _digits(measure))
 
 
 def _fair(comparison: Comparison) -> Grid:
