@@ -3,8 +3,8 @@
 Phantom hospitals with unlike scanners train a small U-Net; one of five or two of seven attack (``tests/hostile.py``).
 Printed is the mean test Dice of the honest hospitals, each by the mean of its cases, of the model that is chosen in the
 end, and its difference from "left out": the same study without the hostile hospitals, so without their data. ``no
-attack`` has all hospitals honest. The federation ``natural`` has no attacker: unequal sizes, one unlike scanner, unlike
-outlines; there the guard is compared with plain averaging.
+attack`` has all hospitals honest. Two federations have no attacker, to see what the guard costs honest hospitals that
+differ: ``natural`` (unequal sizes, one unlike scanner, one with wide outlines) and ``outlines`` (from narrow to wide).
 
     none       plain FedAvg
     guard      FedAvg with the guard of deployments (run.guard)
@@ -70,8 +70,9 @@ FEDERATIONS: dict[str, dict[str, dict[str, Any]]] = {
         "d": {"margin": 2},
         "e": {"scanner": 11, "contrast": 2.0},
     },
+    "outlines": {"a": {"margin": -1}, "b": {}, "c": {"margin": 1}, "d": {"cases": 12}, "e": {"margin": 3}},
 }
-HOSTILE = {"1 of 5": ("e",), "2 of 7": ("e", "g"), "natural": ()}
+HOSTILE = {"1 of 5": ("e",), "2 of 7": ("e", "g"), "natural": (), "outlines": ()}
 ROBUST = ("median", "trimmed_mean", "krum", "geometric_median", "centred_clipping")
 DEFENCES = ("none", "guard", *ROBUST)
 CALM = ("no attack", "left out")
