@@ -131,7 +131,7 @@ def test_a_site_that_goes_its_own_way_is_noticed_though_it_agrees_a_little():
             self.change = FIRST + _units(rng, 1)[0]
             return super().fit(params, *given, **more)
 
-    sites = {i: Noisy(1.0, np.zeros(4)) for i in "abcd"} | steady({"e": 0.3 * FIRST + 1.3 * SECOND})
+    sites = {i: Noisy(1.0, np.zeros(4)) for i in "abcd"} | steady({"e": 0.7 * FIRST + 1.2 * SECOND})
     rounds = played(sites, rounds=6, keep=True)
     assert rounds[0].guard["e"].factor == 1 and rounds[-1].guard["e"].factor == 0.05
     assert rounds[-1].guard["e"].persistence > 0.6 > 0.3 > rounds[-1].guard["a"].persistence
@@ -182,8 +182,10 @@ def test_cosines_of_sketches_are_those_of_the_changes():
     found = compare({i: signs.sketch(c) for i, c in wide.items()}, dict.fromkeys(wide, 1.0), {})
     units = {i: (v := np.concatenate([x.ravel() for x in c.values()])) / np.linalg.norm(v) for i, c in wide.items()}
     for i in wide:
-        others = sum(units[j] for j in units if j != i)
-        assert found[i].cosine == pytest.approx(units[i] @ others / np.linalg.norm(others), abs=0.06)
+        others = [units[j] for j in units if j != i]
+        pairs = [others[j] @ others[k] for k in range(4) for j in range(k)]
+        assert found[i].cosine == pytest.approx(np.median([units[i] @ u for u in others]), abs=0.03)
+        assert found[i].coherence == pytest.approx(np.median(pairs), abs=0.03)
 
 
 def test_the_settings_are_checked():

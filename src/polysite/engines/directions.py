@@ -6,15 +6,15 @@ is about 1 / sqrt(WIDTH). The signs come from a secret of the server: a site tha
 
 For every site, ``compare`` gives four numbers:
 
-    cosine       of the site's change with the mean direction of the others
-    coherence    how much the others agree without it: the median, over each of them, of its cosine with the rest
+    cosine       the median cosine of the site's change with those of the others
+    coherence    how much the others agree without it: the median cosine of all pairs of them
     persistence  cosine between what sets its direction apart from the others' now and in the round before
     usual        the median persistence of the others
 
 A site that opposes others who agree is suspicious. Where the others do not agree among themselves, as in late rounds, a
-small or negative cosine says nothing. A site that differs from the others by the same direction in every round, when
-the differences of the others are random or persist less, pulls the model somewhere; hospitals whose data differ do so
-late, all of them alike.
+small or negative cosine says nothing. Medians, since several hostile sites may agree with each other. A site that
+differs from the others by the same direction in every round, when the differences of the others are random or persist
+less, pulls the model somewhere; hospitals whose data differ do so late, all of them alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,14 +82,7 @@ def compare(
     if len(names) < FEWEST:
         return {}
     rows = np.stack([_unit(sketches[i]) for i in names])
-    weight, products = np.array([factors[i] for i in names]), rows @ rows.T
-    with_all, whole = products @ weight, weight @ products @ weight
-    own = weight * products.diagonal()
-    alone = _ratio(with_all - own, whole - 2 * weight * with_all + weight * own)
-    pairs = weight * products  # [j, k]: part of k in the direction that j is compared with
-    rest = whole - 2 * weight * with_all + weight * own
-    without = rest[:, None] + rest - whole + 2 * weight[:, None] * pairs
-    among = _ratio((with_all - own)[:, None] - pairs, without)
+    weight, cosines = np.array([factors[i] for i in names]), rows @ rows.T
     others = (weight @ rows - weight[:, None] * rows) / np.maximum(weight.sum() - weight, 1e-9)[:, None]
     apart = {i: rows[k] - others[k] for k, i in enumerate(names)}
     again = {i: float(_unit(apart[i]) @ _unit(plain(before[i]))) for i in names if i in before}
@@ -97,27 +90,22 @@ def compare(
     for k, i in enumerate(names):
         theirs = [again[j] for j in names if j != i and j in again]
         usual = float(np.median(theirs)) if theirs and i in again else None
-        found[i] = Direction(float(alone[k]), _coherence(among, k, weight), apart[i], again.get(i), usual)
+        rest = _others(k, weight)
+        cosine, pairs = float(np.median(cosines[k, rest])), cosines[np.ix_(rest, rest)][np.triu_indices(len(rest), 1)]
+        found[i] = Direction(cosine, float(np.median(pairs)), apart[i], again.get(i), usual)
     return found
 
 
-def _coherence(among: NDArray[np.float64], k: int, weight: NDArray[np.float64]) -> float:
-    """Return the median cosine of the other sites with each other; of those with full weight, if there are two."""
+def _others(k: int, weight: NDArray[np.float64]) -> list[int]:
+    """Return the other sites: those with full weight, if there are at least two."""
     others = [j for j in range(len(weight)) if j != k]
     trusted = [j for j in others if weight[j] == 1]
-    return float(np.median(among[trusted if len(trusted) > 1 else others, k]))
+    return trusted if len(trusted) > 1 else others
 
 
 def _unit(sketch: Sketch) -> Sketch:
     length = float(np.sqrt(np.square(sketch).sum()))
     return sketch / length if length > 0 else sketch
-
-
-def _ratio(products: NDArray[np.float64], squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return products over the lengths of directions; 0 where there is no direction."""
-    lengths = np.sqrt(np.maximum(squares, 0.0))
-    found: NDArray[np.float64] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 1e-9)
-    return np.clip(found, -1.0, 1.0)
 
 
 def differences(value: Tree, base: Tree) -> dict[str, NDArray[np.float64]]:

@@ -13,8 +13,8 @@ site that clips its own reply needs nothing else. Evidence about a site's direct
 
     standing = (prior + sum_t h c) / (prior + sum_t h^2) * (1 - STEEP max(0, excess - ROOM))
 
-c is the cosine of the site's change with the mean direction of the others, h how much the others agree without it, at
-least 0; excess is the mean over rounds by how much what sets the site apart from the others persists more than usual
+c is the median cosine of the site's change with those of the others, h the median cosine of the others, at least 0;
+excess is the mean over rounds by how much what sets the site apart from the others persists more than usual
 (``directions.py``), with older rounds decaying by RECENT. The standing is about 1 for a site like all others, 0 for
 noise and for one that pulls the model its own way, and -1 for a reversed change. The sums over h end when that of h^2
 reaches FULL: in the beginning all learn the same task, and an honest hospital that differs has a positive standing;
@@ -38,9 +38,9 @@ from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
-PRIOR, FULL, RECENT = 0.05, 1.0, 0.8
+PRIOR, FULL, RECENT = 0.015, 0.4, 0.8
 ROOM, STEEP = 0.25, 4.0  # excess of persistence that honest hospitals may have; loss of standing beyond it
-SOUND, DOUBTFUL = 0.2, 0.05  # standings
+SOUND, DOUBTFUL = 0.4, 0.15  # standings
 STATISTICS = " statistics"  # suffix of the name of a part
 
 

@@ -62,7 +62,7 @@ class SiteGuard:
     lengths: Mapping[str, float]  # of the changes, by part
     longest: Mapping[str, float]  # that was allowed; 0 if there was no limit yet
     clipped: Mapping[str, float] = field(default_factory=dict)  # factor by which a change was shortened, by part
-    cosine: float | None = None  # with the mean direction of the other sites; None if it was not compared
+    cosine: float | None = None  # with the changes of the other sites (median); None if it was not compared
     coherence: float | None = None  # how much the other sites agree without it
     persistence: float | None = None  # cosine between what sets it apart now and in the round before
     usual_persistence: float | None = None  # the median of the others

@@ -108,7 +108,7 @@ def table(methods: Sequence[Method]) -> Grid:
         "least factor", "claimed share", "limited to",
     )  # fmt: skip
     note = (
-        "Changes longer than allowed are shortened; cosine: with the mean direction of the other hospitals, mean over "
+        "Changes longer than allowed are shortened; cosine: with the changes of the other hospitals (median), mean of "
         "the rounds; others agree: the same among them; standing: 1 like the others, 0 noise or a way of its own, -1 "
         "reversed; factor: of its weight; shares only where the guard limited them. rounds.jsonl has every round."
     )
