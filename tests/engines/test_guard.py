@@ -99,6 +99,13 @@ def test_a_site_that_opposes_the_others_hardly_counts():
     assert len(rounds[2].alarms) == 0  # it was said
 
 
+def test_a_large_number_of_cases_does_not_help_a_site_that_opposes_the_others():
+    changes, sizes = {**dict.fromkeys("abcde", FIRST), "x": -FIRST, "y": -FIRST}, {**dict.fromkeys("abcde", 4)}
+    r = played(steady(changes, {**sizes, "x": 3600, "y": 3600}), rounds=1)[0]
+    assert r.state.model["w"] == pytest.approx((5 - 2 * 0.05) / 5.1 * FIRST)
+    assert r.guard["x"].capped_share == pytest.approx(0.4)
+
+
 def test_without_weights_a_factor_shortens_the_change():
     r = played(steady({**dict.fromkeys("abcd", FIRST), "e": -FIRST}), Median(), 1, keep=True)[0]
     assert r.state.model["w"] == pytest.approx(FIRST) and r.guard["e"].factor == 0.05

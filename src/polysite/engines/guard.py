@@ -206,12 +206,17 @@ class RoundGuard:
         return self.usual.get(part, 0.0) * (self.guard.clip if self.factors[site] == 1 else 1.0)
 
     def weights(self, claimed: Mapping[SiteId, float]) -> dict[SiteId, float]:
-        """Return the weights by which the replies of these sites are averaged."""
+        """Return the weights by which the replies of these sites are averaged.
+
+        The factor of a site is of its own weight or the median weight of the others, whichever is less.
+        """
         if "weight" not in self.reply:
             return dict(claimed)
         limited = capped(claimed, max(self.guard.cap, 2 / len(claimed)) if claimed else 1.0)
         self._claimed, self._given = dict(claimed), limited
-        return {i: w if self.factors[i] == 1 else w * self.factors[i] for i, w in limited.items()}
+        full = [w for i, w in limited.items() if self.factors[i] == 1]
+        usual = median(full) if full else float("inf")
+        return {i: w if self.factors[i] == 1 else min(w, usual) * self.factors[i] for i, w in limited.items()}
 
     def close(self, merged: Mapping[SiteId, Any]) -> tuple[GuardState, dict[SiteId, SiteGuard]]:
         """Return what to remember, and the record of every site whose reply was merged."""
