@@ -64,6 +64,7 @@ cases = 7
 [run]
 rounds = {rounds}
 checkpoint_every = {every}
+guard.use = "off"
 [algorithm]
 name = "{name}"
 """

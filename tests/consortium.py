@@ -51,6 +51,8 @@ noise = 0.2
 rounds = 2
 validate_every = 2
 checkpoint_every = 1
+[run.guard]
+use = "off"
 [assess]
 projections = 0
 """
@@ -61,6 +63,7 @@ NEEDS = {
     "lg_fedavg": {"algorithm.private": '["stem.*"]'},
     "fedrep": {"algorithm.head_epochs": "1"},
     "clustered": {"algorithm.groups": '{ one = ["a", "b"], two = ["c"] }'},
+    "robust": {"algorithm.beta": "0.34"},
     "trimmed_mean": {"algorithm.beta": "0.34"},
     "krum": {"algorithm.f": "0"},
     "cfl": {"algorithm.split_at": "[1]"},

@@ -35,6 +35,7 @@ from polysite.algorithms.pfedme import PFedMe
 from polysite.algorithms.pfednet import PFedNet
 from polysite.algorithms.qfedavg import QFedAvg
 from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean
+from polysite.algorithms.robust_rules import Robust
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server_optimisers import Adagrad, Adam, Sgd, Yogi
 from polysite.algorithms.superfed import SuPerFed
@@ -113,6 +114,11 @@ CASES = {
     "pfednet": PFedNet(lam=0.02, neighbours=1),
     "pfednet, by cases": PFedNet(lam=0.05, eta=2.0, uniform=False, sketch="images"),
     "q-fedavg": QFedAvg(q=2.0),
+    "robust, centred clipping of scaffold": Robust("centred_clipping", inner=Scaffold()),
+    "robust, geometric median of fedprox": Robust("geometric_median", inner=FedProx(mu=0.5)),
+    "robust, krum": Robust("krum", f=0, keep=2),
+    "robust, median of fedper": Robust("median", inner=FedPer()),
+    "robust, trimmed mean": Robust(),
     "scaffold": Scaffold(),
     "scaffold, by size": Scaffold(uniform=False),
     "superfed": SuPerFed(after=2),

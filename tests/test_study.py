@@ -47,6 +47,7 @@ def test_every_algorithm_trains_a_network_and_resumes(name, tmp_path):
         "krum": {"algorithm.f": "0"},
         "pfedme": {"algorithm.outer": "2"},
         "superfed": {"algorithm.after": "1", "algorithm.choices": "[0, 0.5, 1]"},
+        "robust": {"algorithm.beta": "0.34"},
         "trimmed_mean": {"algorithm.beta": "0.34"},
         "weighted": {"algorithm.weights.west": "0.3"},
     }.get(name, {})

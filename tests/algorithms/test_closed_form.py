@@ -19,7 +19,7 @@ from polysite.algorithms.ifca import Ifca
 from polysite.algorithms.local import Local
 from polysite.algorithms.moon import Moon
 from polysite.algorithms.qfedavg import QFedAvg
-from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean, _scores
+from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean, krum_scores
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.server_optimisers import Adagrad, Adam, Sgd, Yogi
 from polysite.algorithms.weighted import Weighted
@@ -434,7 +434,7 @@ def of(points, weights=None):
 
 
 def test_krum_scores_take_squares_of_the_nearest_others():
-    scores = _scores(of([[x] for x in SPREAD]), 2)
+    scores = krum_scores(of([[x] for x in SPREAD]), 2)
     assert [scores[f"s{i}"] for i in range(4)] == pytest.approx([0.04 + 0.09, 0.04 + 0.01, 0.01 + 0.09, 0.36 + 0.49])
 
 

@@ -17,7 +17,7 @@ from polysite.errors import ConfigError
 from polysite.payload import Payload
 from table import CASES, START, arrays, every, same, sites
 
-MEANS_OF_THEIR_OWN = ("averaged", "clustered", "weighted", "top_k", "geometric_median")  # not by n_k or 1/K
+MEANS_OF_THEIR_OWN = ("averaged", "clustered", "weighted", "top_k", "geometric_median", "robust")  # not by n_k or 1/K
 
 
 def simulate(algorithm, rounds=6, *, wire=False, share=1.0, resume=None):
@@ -154,7 +154,7 @@ def test_algorithms_that_need_each_reply():
     assert each == {
         "averaged", "cfft", "cfl", "clustered", "fedamp", "fedcostwavg", "feddiv", "feddyn", "fedexp", "fednova",
         "fedpidavg", "fpfc", "geometric_median", "ifca", "interpolated", "krum", "median", "pfednet", "qfedavg",
-        "scaffold", "top_k", "trimmed_mean", "weighted",
+        "robust", "scaffold", "top_k", "trimmed_mean", "weighted",
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS
 
 ROOT = Path(__file__).parents[2]
 SHARED = {"__init__", "average", "base", "partial_models"}  # no algorithms themselves
-COMBINATORS = {"averaged", "clustered", "weighted"}
+COMBINATORS = {"averaged", "clustered", "robust_rules", "weighted"}
 
 
 def test_the_import_contracts_list_every_algorithm():

@@ -391,6 +391,7 @@ EXTRA = {
     "clustered": {"algorithm.groups.coast": "[east, west]", "algorithm.groups.inland": "north"},
     "feddiv": {"algorithm.alpha": "0"},
     "krum": {"algorithm.f": "0"},
+    "robust": {"algorithm.beta": "0.34"},
     "trimmed_mean": {"algorithm.beta": "0.34"},
     "weighted": {"algorithm.weights.west": "0.3"},
 }

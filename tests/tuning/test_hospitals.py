@@ -15,6 +15,7 @@ from polysite.config import dump
 from polysite.config import load as load_study
 from polysite.data.sources import AtHospitals
 from polysite.deploy.site.ledger import check
+from polysite.engines.guard import Guard
 from polysite.errors import ConfigError, Paused, RunError
 from polysite.tuning import Simulated, load, tune
 from polysite.tuning.hospitals import Hospitals
@@ -25,7 +26,7 @@ BASE = ps.Study(
     data=ps.Phantom(shape=(24, 24, 24), sites=SITES),
     model=ps.UNet(filters=(2, 2, 2)),
     train=ps.Train(lr=0.5, patch=(8, 8, 8), window=(24, 24, 24), batch=2, device="cpu", augment="none"),
-    run=ps.Plan(rounds=6),
+    run=ps.Plan(rounds=6, guard=Guard(use="off")),  # as the simulator, which it is compared with
 )
 GIVEN = {"trainings": 5.5, "inner": 2}
 REMOTE = replace(BASE, data=AtHospitals(BASE.data.modality_names, BASE.data.label_names))  # no case can be listed

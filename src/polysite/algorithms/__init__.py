@@ -47,6 +47,7 @@ ALGORITHMS = {
     "pfedme": "pfedme:PFedMe",
     "pfednet": "pfednet:PFedNet",
     "qfedavg": "qfedavg:QFedAvg",
+    "robust": "robust_rules:Robust",
     "scaffold": "scaffold:Scaffold",
     "superfed": "superfed:SuPerFed",
     "top_k": "cost_weighted:TopK",

@@ -160,7 +160,7 @@ class Krum:
         if len(replies) < 2 * self.f + 3:
             return State(_median(replies))
         order = sorted(replies)
-        score = _scores(replies, len(order) - self.f - 2)
+        score = krum_scores(replies, len(order) - self.f - 2)
         chosen = sorted(order, key=score.__getitem__)[: min(self.keep, len(order) - self.f)]  # ties: by name
         return State(mean({i: replies[i] for i in chosen}, "model"))
 
@@ -236,7 +236,7 @@ def _median(replies: Mapping[SiteId, Payload]) -> Tree:
     return tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], (len(replies) - 1) // 2)
 
 
-def _scores(replies: Mapping[SiteId, Payload], near: int) -> dict[SiteId, float]:
+def krum_scores(replies: Mapping[SiteId, Payload], near: int) -> dict[SiteId, float]:
     """Return the sum of the squared distances of every reply to the nearest others."""
     squares = _squared_distances(replies)
     np.fill_diagonal(squares, np.inf)  # no reply is its own neighbour

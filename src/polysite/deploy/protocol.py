@@ -188,6 +188,7 @@ class Greeting:
         torch: Version of torch.
         device: Name of the device that computes.
         studies: Number of further new studies that the policy allows now; -1 if it is not reported.
+        listed: Digest of the list of cases, keyed by a secret of the hospital; empty if it is not reported.
     """
 
     cases: Mapping[str, int]
@@ -196,6 +197,7 @@ class Greeting:
     torch: str = ""
     device: str = ""
     studies: int = -1
+    listed: str = ""
 
     def header(self) -> dict[str, Any]:
         """Return the header to send."""
@@ -217,7 +219,10 @@ class Greeting:
         studies = header.get("studies", -1)
         if type(studies) is not int or not -1 <= studies < MAX_COUNT:
             raise PayloadError(f"studies: {studies!r:.40} is not a number of studies")
-        return cls(cases, **allowed, **machine, studies=studies)  # type: ignore[arg-type]
+        listed = header.get("listed", "")
+        if not isinstance(listed, str) or not re.fullmatch("[0-9a-f]{0,64}", listed):
+            raise PayloadError(f"listed: {listed!r:.40} is not a digest")
+        return cls(cases, **allowed, **machine, studies=studies, listed=listed)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from polysite.algorithms import name_of
 from polysite.algorithms.base import Algorithm, case_clusters, is_finished, serving_payloads, site_clusters
 from polysite.cluster.mixture import CaseClusters
 from polysite.engines import checkpoint, site_memory
+from polysite.engines.best_round import advantage, judged, surprises
 from polysite.engines.own_best import STRANGER, improved
 from polysite.engines.plan import Plan
-from polysite.engines.record import Result, RoundRecord, SiteValidation, mean_score, measure_of
+from polysite.engines.record import Result, RoundRecord, SiteValidation, incident, mean_score, measure_of
 from polysite.engines.rounds import Progress, Watch, run_rounds
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.site_memory import Memory
@@ -144,6 +145,7 @@ def _train(
         heard = {i: r.index for i in r.replies if i not in r.refused}
         versions = {**at.versions, **heard}
         at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)
+        at = replace(at, guard=r.guard_state)
         done, ended = r.index + 1 - at.first, is_finished(phase.algorithm, r.state)
         if done % plan.validate_every == 0 or done == plan.rounds or ended:
             at, record = _validate(phases, folder, at, record)
@@ -187,7 +189,8 @@ def _next(
     start, handed = _enter(phases, index, folder)
     phase = phases[index]
     state = phase.algorithm.init(phase.transport.lift(start or params), phase.transport.names)
-    at = replace(at, state=state, memories={}, versions={}, waited=0, phase=index, first=first, own={})
+    guard = at.guard.begin() if at.guard else None
+    at = replace(at, state=state, memories={}, versions={}, waited=0, phase=index, first=first, own={}, guard=guard)
     if _chooses_own(phases, index) and not phase.plan.best_from:
         scores = phase.transport.score(at.round, _served_now(phase, at), "validation")
         at = _choose_own(phase, folder, at, scores)[0] if any(scores.values()) else at
@@ -354,7 +357,8 @@ def _choose_own(
 ) -> tuple[Progress, bool]:
     """Update the own best rounds of the sites; keep a checkpoint for those for which this round is the best so far."""
     sites = sorted({*phase.transport.names, *phase.transport.audience})
-    better = improved(at.own, site_clusters(phase.algorithm, at.state, sites), scores, at.round)
+    clusters = site_clusters(phase.algorithm, at.state, sites)
+    better = improved(at.own, clusters, scores, at.round, "site" if phase.plan.guarded else "case")
     at = replace(at, own={**at.own, **better})
     if better:
         mine = replace(at, memories={i: m for i, m in at.memories.items() if i in better})
@@ -375,10 +379,15 @@ def _validate(
     scores = phase.transport.score(at.round, sent, "validation")
     if not any(scores.values()):
         return at, record
-    score, earliest = mean_score(scores, "site" if plan.best == "site" else "case"), at.first + plan.best_from - 1
+    over: Literal["case", "site"] = "site" if plan.best == "site" or plan.guarded else "case"
+    score, earliest = mean_score(scores, over), at.first + plan.best_from - 1
     eligible = not plan.best_from or at.round >= earliest
-    reigning = at.best_score if not plan.best_from or at.best_round >= earliest else -1.0
-    better, progress = eligible and score > reigning, not eligible
+    reigns = at.best_round >= 0 and (not plan.best_from or at.best_round >= earliest)
+    if plan.guarded:
+        at, record, better = _judge(at, record, scores, eligible, reigns)
+    else:
+        better = eligible and score > (at.best_score if reigns else -1.0)
+    progress = not eligible
     if better:
         at = replace(at, best_round=at.round, best_score=score)
     if eligible and _chooses_own(phases, at.phase):
@@ -393,6 +402,20 @@ def _validate(
     if better:
         _keep(folder, folder.best(at.round), phase, at)
     return at, record
+
+
+def _judge(
+    at: Progress, record: RoundRecord, scores: Mapping[SiteId, Scores], eligible: bool, reigns: bool
+) -> tuple[Progress, RoundRecord, bool]:
+    """Return whether a round is better by the voices of all sites; sudden changes of scores become incidents."""
+    now = judged(scores)
+    means = {i: mean for i, (_, mean) in now.items()}
+    found = tuple(incident(sentence, site) for site, sentence in surprises(at.judged, now))
+    for each in found:
+        log.warning("round %d: %s: %s", at.round, each["site"], each["what"])
+    better = eligible and (not reigns or advantage(means, at.best_scores) > 0)
+    at = replace(at, judged={**at.judged, **now}, best_scores=means if better else at.best_scores)
+    return at, replace(record, incidents=(*record.incidents, *found)), better
 
 
 def _chosen(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> Progress:

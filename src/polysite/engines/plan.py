@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from polysite.engines.compress import Compress
+from polysite.engines.guard import Guard
 from polysite.engines.site_turn import OutgoingStep
 from polysite.errors import ConfigError
 from polysite.payload import SiteId
@@ -30,6 +31,7 @@ class Plan:
         compress: Send models whole, or their changes in 16 bits (half) or 8 bits (int8).
         wire: Simulation: pass every payload through the codec, as a network would.
         pooled: Simulation: one site holds all training cases (centralised training, the upper reference).
+        guard: Limits on what a single site can do to the aggregate.
     """
 
     rounds: int = 30
@@ -43,6 +45,7 @@ class Plan:
     compress: Literal["none", "half", "int8"] = "none"
     wire: bool = False
     pooled: bool = False
+    guard: Guard = Guard()
 
     def __post_init__(self) -> None:
         for name in ("rounds", "validate_every", "checkpoint_every"):
@@ -57,6 +60,11 @@ class Plan:
             )
         if not 0 < self.share <= 1:
             raise ConfigError(f"run.share must lie in (0, 1], got {self.share}")
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the guard is on. A deployment sets ``guard.use`` to on before it starts, if it is auto."""
+        return self.guard.use == "on" and not self.pooled
 
     @property
     def outgoing(self) -> tuple[OutgoingStep, ...]:

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from polysite.foreign import parse_json
@@ -16,6 +17,12 @@ from polysite.payload import SiteId
 from polysite.site import CaseScore, Counts, Scores
 
 Incident = Mapping[str, Any]  # time, what, and perhaps the site
+
+
+def incident(what: str, site: SiteId = "") -> Incident:
+    """Return an incident of this moment."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"time": now, **({"site": site} if site else {}), "what": what}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,23 @@ class SiteValidation:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteGuard:
+    """What the guard saw of one site in one round, and what it did (``guard.py``). Parts are fields of the reply."""
+
+    lengths: Mapping[str, float]  # of the changes, by part
+    longest: Mapping[str, float]  # that was allowed; 0 if there was no limit yet
+    clipped: Mapping[str, float] = field(default_factory=dict)  # factor by which a change was shortened, by part
+    cosine: float | None = None  # with the changes of the other sites (median); None if it was not compared
+    coherence: float | None = None  # how much the other sites agree without it
+    persistence: float | None = None  # cosine between what sets it apart now and in the round before
+    usual_persistence: float | None = None  # the median of the others
+    standing: float | None = None  # over all rounds so far: 1 like the others, 0 noise, -1 reversed
+    factor: float = 1.0  # of its weight
+    claimed_share: float | None = None  # in the mean, by its own number of cases
+    capped_share: float | None = None  # that it was limited to; None if it was not
+
+
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """One line of ``rounds.jsonl``."""
 
@@ -70,6 +94,7 @@ class RoundRecord:
     peeked: Mapping[SiteId, SiteValidation] = field(default_factory=dict)  # test scores, with ``run.peek``
     incidents: tuple[Incident, ...] = ()
     elapsed: float = 0.0  # seconds since the phase began or was resumed
+    guard: Mapping[SiteId, SiteGuard] = field(default_factory=dict)  # sites whose replies were merged, with run.guard
 
     def to_json(self) -> str:
         """Return the line, without the line break."""
@@ -86,6 +111,7 @@ class RoundRecord:
                 found[name] = {i: _validation(v) for i, v in found.get(name, {}).items()}
             for name in ("absent", "incidents"):
                 found[name] = tuple(found.get(name, ()))
+            found["guard"] = {i: SiteGuard(**g) for i, g in found.get("guard", {}).items()}
             known = {f.name for f in fields(cls)}
             return cls(**{k: v for k, v in found.items() if k in known})
         except (TypeError, KeyError, AttributeError, OverflowError) as problem:

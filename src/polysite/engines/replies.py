@@ -9,14 +9,18 @@ of cases. If another weight arrives, or a reply is missing or refused, the sum i
 the replies once more (``Repeating``), now with known weights. So the result has the bits of a mean over held replies.
 Real hospitals reply in any order, and some not at all: their transport stores replies in memory or on disk, announces
 no weights, and delivers them a second time in the order of the sites' names.
+
+A guard (``guard.py``) measures and limits every reply that passes the checks. In the first round of a phase it needs
+all replies to know what is usual, so they are held.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polysite import tree
 from polysite.algorithms.base import Algorithm, objections
+from polysite.engines.guard import RoundGuard
 from polysite.engines.reply_checks import Look, judge, look
 from polysite.engines.site_turn import OutgoingStep, restore_reply
 from polysite.engines.transport import Repeating, Reply, Transport
@@ -34,11 +38,14 @@ class Replies:
     all: Mapping[SiteId, Reply]  # restored, all that could be; without arrays if they were summed
     refused: Mapping[SiteId, str]  # sites whose reply must not be merged, and why
     total: Tree | None = None  # mean of the models by weight, if they were summed
+    limited: Mapping[SiteId, Payload] = field(default_factory=dict)  # held replies as the guard left them
+    weights: Weights = field(default_factory=dict)  # of the replies that count, if the guard changed any
 
     @property
     def heard(self) -> dict[SiteId, Payload]:
         """The replies that count."""
-        return {i: r.payload for i, r in self.all.items() if i not in self.refused}
+        heard = {i: self.limited.get(i, r.payload) for i, r in self.all.items() if i not in self.refused}
+        return {i: Payload(**{**p, "weight": self.weights[i]}) if i in self.weights else p for i, p in heard.items()}
 
     @property
     def merged(self) -> dict[SiteId, Payload]:
@@ -60,15 +67,20 @@ class Exchange:
     round: int
     sent: Mapping[SiteId, Payload]
     arrived: Callable[[SiteId, int], None]  # called with every site that replied, and how many have
+    guard: RoundGuard | None = None
 
 
 class Sum:
-    """Running mean of models, in the order of the sites' names, for the weights that are expected."""
+    """Running mean of models, in the order of the sites' names, for the weights that are expected.
 
-    def __init__(self, weights: Weights):
+    A guard decides by which weights replies with the expected weights are averaged.
+    """
+
+    def __init__(self, weights: Weights, guard: RoundGuard | None = None):
         self.weights = dict(sorted(weights.items()))
         self.total: Tree | None = None
-        self._whole = sum(self.weights.values())
+        self._given = self.weights if guard is None else guard.weights(self.weights)
+        self._whole = sum(self._given.values())
         self._waiting = list(reversed(self.weights))  # sites whose reply is not added, the next one last
         self._early: dict[SiteId, Tree] = {}  # models that arrived before their turn
         self._failed = False
@@ -83,7 +95,7 @@ class Sum:
             self._early[site] = payload["model"]
             while self._waiting and self._waiting[-1] in self._early:
                 name = self._waiting.pop()
-                self.total = tree.add_share(self.total, self._early.pop(name), self.weights[name] / self._whole)
+                self.total = tree.add_share(self.total, self._early.pop(name), self._given[name] / self._whole)
 
     def is_mean_of(self, replies: Mapping[SiteId, Payload]) -> bool:
         """Whether the sum is the mean of these replies."""
@@ -106,6 +118,8 @@ def expected_weights(exchange: Exchange) -> dict[SiteId, float] | None:
     algorithm, transport = exchange.algorithm, exchange.transport
     if not is_summable(algorithm) or not isinstance(transport, Repeating):
         return None
+    if exchange.guard is not None and not exchange.guard.streams:
+        return None
     sizes = transport.sizes if algorithm.reply.get("weight") == "count" else dict.fromkeys(transport.sizes, 1)
     factor = {i: float(p.get("factor", 1.0)) if "weight" in algorithm.reply else 1.0 for i, p in exchange.sent.items()}
     return {i: sizes[i] * factor[i] for i in sorted(exchange.sent) if i in sizes}
@@ -117,7 +131,7 @@ def gather(exchange: Exchange, state: Any, expected: Weights | None) -> Replies:
         return _hold(exchange, state, exchange.transport.train(exchange.round, exchange.sent))
     replies, running = _sum(exchange, expected)
     if not replies.heard or running.is_mean_of(replies.heard):
-        return replace(replies, total=running.total)
+        return _weighted(exchange, replace(replies, total=running.total))
     transport = exchange.transport
     assert isinstance(transport, Repeating)
     known = weights_of(replies.heard)
@@ -125,8 +139,17 @@ def gather(exchange: Exchange, state: Any, expected: Weights | None) -> Replies:
     exchange = replace(exchange, arrived=lambda site, count: None)
     again, running = _sum(replace(exchange, sent=sent), known, repeat=True)
     if running.is_mean_of(again.heard):
-        return replace(replies, total=running.total)
+        return _weighted(exchange, replace(replies, total=running.total))
     return _hold(exchange, state, transport.repeat(exchange.round, exchange.sent))  # a GPU may round differently
+
+
+def _weighted(exchange: Exchange, replies: Replies) -> Replies:
+    """Return the replies with the weights that a guard gives them."""
+    if exchange.guard is None or "weight" not in exchange.algorithm.reply:
+        return replies
+    known = weights_of(replies.heard)
+    given = exchange.guard.weights(known)
+    return replies if given == known else replace(replies, weights=given)
 
 
 def stripped(reply: Reply) -> Reply:
@@ -148,12 +171,20 @@ def _hold(exchange: Exchange, state: Any, arriving: Iterator[tuple[SiteId, Reply
     looks = {i: _look(exchange, i, r.payload) for i, r in replies.items() if i not in broken}
     refused = judge(exchange.params, exchange.sent, looks) | broken
     sound = {i: r.payload for i, r in replies.items() if i not in refused}
-    return Replies(replies, refused | objections(exchange.algorithm, state, sound))
+    refused |= objections(exchange.algorithm, state, sound)
+    guard, limited = exchange.guard, dict[SiteId, Payload]()
+    if guard is not None:
+        sound = {i: p for i, p in sound.items() if i not in refused}
+        for site, payload in sound.items():
+            guard.measure(site, payload)
+        guard.settle()
+        limited = {i: guard.limit(i, p) for i, p in sound.items()}
+    return _weighted(exchange, Replies(replies, refused, limited=limited))
 
 
 def _sum(exchange: Exchange, expected: Weights, repeat: bool = False) -> tuple[Replies, Sum]:
     """Check and sum every reply as it arrives; only its numbers are kept."""
-    transport, running = exchange.transport, Sum(expected)
+    transport, running, guard = exchange.transport, Sum(expected, exchange.guard), exchange.guard
     replies: dict[SiteId, Reply] = {}
     broken: dict[SiteId, str] = {}
     looks: dict[SiteId, Look] = {}
@@ -163,15 +194,20 @@ def _sum(exchange: Exchange, expected: Weights, repeat: bool = False) -> tuple[R
             looks[site] = _look(exchange, site, reply.payload)
         else:
             broken[site] = problem
-        running.add(site, problem is None and looks[site].problem is None, reply.payload)
+        payload, sound = reply.payload, problem is None and looks[site].problem is None
+        if guard is not None and sound:
+            guard.measure(site, payload)
+            payload = guard.limit(site, payload)
+        running.add(site, sound, payload)
         replies[site] = stripped(reply)
         exchange.arrived(site, len(replies))
-        del reply  # before the next site trains
+        del reply, payload  # before the next site trains
     return Replies(replies, judge(exchange.params, exchange.sent, looks) | broken), running
 
 
 def _look(exchange: Exchange, site: SiteId, reply: Payload) -> Look:
-    return look(exchange.algorithm.reply, exchange.params, exchange.sent.get(site), reply)
+    reported: Mapping[SiteId, int] = getattr(exchange.transport, "reported", {})
+    return look(exchange.algorithm.reply, exchange.params, exchange.sent.get(site), reply, reported.get(site))
 
 
 def _restored(

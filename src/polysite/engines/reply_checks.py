@@ -20,6 +20,7 @@ from polysite.tree import Tree
 # round, no hospital has that many more cases. Robust aggregation deals with smaller lies.
 MAX_RATIO = 1e3
 MAX_VOXELS = 1e15  # in all cases of a hospital
+CASES = ("weight", "size", "cases")  # fields that hold the number of training cases, if they are counts
 LIMITS = {"count": (1.0, 1e9), "one": (1.0, 1.0), "rate": (1e-12, 1e9), "cost": (0.0, 1e9), "number": (0.0, 1e12)}
 
 
@@ -49,13 +50,25 @@ class Look:
     kinds: Mapping[str, Kind]
 
 
-def look(expected: Mapping[str, Kind], params: Tree, got: Payload | None, reply: Payload) -> Look:
-    """Check one reply by itself. ``got`` is the payload that the site was sent; None if it was not asked."""
+def look(
+    expected: Mapping[str, Kind], params: Tree, got: Payload | None, reply: Payload, cases: int | None = None
+) -> Look:
+    """Check one reply by itself.
+
+    Args:
+        expected: Fields of a reply and their kinds.
+        params: A tree with the names, shapes and types of the model.
+        got: The payload that the site was sent; None if it was not asked.
+        reply: The reply.
+        cases: Number of training cases that the site reported when it joined; None if that is not known.
+    """
     if got is None:
         return Look("it was not asked", {}, {})
     kinds = kinds_of(expected, got, reply)
     sizes: Mapping[str, float] = {}
     problem = _malformed(expected, kinds, params, got, reply)
+    if problem is None and cases is not None:
+        problem = _other_count(kinds, got, reply, cases)
     if problem is None:
         with np.errstate(all="ignore"):  # overflow gives infinity, which is checked
             problem, sizes = _sizes(kinds, got, reply)
@@ -147,6 +160,15 @@ def _odd_counts(value: Tree) -> str | None:
 
 def _type(x: Any) -> str:
     return str(x.dtype).rpartition(".")[2]
+
+
+def _other_count(kinds: Mapping[str, Kind], got: Payload, reply: Payload, cases: int) -> str | None:
+    """Return which number of training cases differs from the one that the site reported when it joined."""
+    for field in CASES:
+        if kinds.get(field) == "count" and not math.isclose(_unscaled(field, reply[field], got), cases, rel_tol=1e-9):
+            claimed = _unscaled(field, reply[field], got)
+            return f"{field!r} claims {claimed:g} training cases, but the site reported {cases} when it joined"
+    return None
 
 
 def _unscaled(field: str, value: float, got: Payload) -> float:

@@ -3,14 +3,16 @@
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from polysite.algorithms import name_of
-from polysite.algorithms.base import Algorithm, diagnostics, remarks, shares
+from polysite.algorithms.base import Algorithm, diagnostics, remarks, shares, site_clusters
+from polysite.engines.best_round import Judged, Means
+from polysite.engines.directions import Signs
+from polysite.engines.guard import GuardState, RoundGuard, changes, describe
 from polysite.engines.own_best import Own
 from polysite.engines.plan import Plan, cohort
-from polysite.engines.record import RoundRecord, SiteRecord, finite
+from polysite.engines.record import RoundRecord, SiteGuard, SiteRecord, finite, incident
 from polysite.engines.replies import Exchange, expected_weights, gather, stripped
 from polysite.engines.site_turn import check_steps
 from polysite.engines.transport import Reply, Transport
@@ -32,6 +34,9 @@ class Round:
     shares: Mapping[SiteId, float]  # weight of every reply in the aggregate
     diagnostics: Mapping[str, float]  # numbers that the algorithm reports
     remarks: tuple[str, ...] = ()  # new sentences of the algorithm for a person
+    guard: Mapping[SiteId, SiteGuard] = field(default_factory=dict)  # what the guard saw and did
+    guard_state: GuardState | None = None  # None without a guard
+    alarms: tuple[tuple[SiteId, str], ...] = ()  # new findings of the guard
 
     def record(self, phase: int, handed: Mapping[SiteId, int], pooled: bool) -> RoundRecord:
         """Return the record of this exchange, before any validation."""
@@ -45,7 +50,12 @@ class Round:
             diagnostics=dict(self.diagnostics),
             handed=dict(handed),
             pooled=pooled,
-            incidents=tuple({"time": _now(), "what": sentence} for sentence in self.remarks),
+            incidents=(
+                *(incident(sentence) for sentence in self.remarks),
+                *(incident(f"its reply is refused: {why}", site) for site, why in self.refused.items()),
+                *(incident(sentence, site) for site, sentence in self.alarms),
+            ),
+            guard=dict(self.guard),
         )
 
     def _site(self, site: SiteId, reply: Reply) -> SiteRecord:
@@ -75,6 +85,9 @@ class Progress:
     first: int = 0  # round with which the phase began
     versions: Mapping[SiteId, int] = field(default_factory=dict)  # of the memories: last round merged, by site
     own: Mapping[SiteId, Own] = field(default_factory=dict)  # best round of every site, with ``run.best = "own"``
+    guard: GuardState | None = None
+    best_scores: Means = field(default_factory=dict)  # of the sites in the best round, with a guard
+    judged: Judged = field(default_factory=dict)  # of the last validation, with a guard
 
 
 class Watch:
@@ -121,10 +134,17 @@ def run_rounds(
     if resume:
         transport.remember(resume.memories, resume.versions)
     first, begin = (resume.first, resume.round + 1) if resume else (0, 0)
+    guarding = (resume.guard if resume else None) or GuardState() if plan.guarded else None
+    signs = Signs(getattr(transport, "secret", 0))
     silent: Collection[SiteId] = ()  # sites of the round before that were absent or refused; they may be again
     for index in range(begin, first + plan.rounds):
         sent = algorithm.send(state, cohort(names, plan.share, seed, index))
-        exchange = Exchange(algorithm, transport, params, plan.outgoing, index, sent, _counter(watch, index, len(sent)))
+        guard = None
+        if guarding is not None:
+            clusters = site_clusters(algorithm, state, sorted(sent))
+            guard = RoundGuard(plan.guard, guarding, algorithm.reply, sent, signs, clusters)
+        counter = _counter(watch, index, len(sent))
+        exchange = Exchange(algorithm, transport, params, plan.outgoing, index, sent, counter, guard)
         expected = None if keep_replies else expected_weights(exchange)
         if expected is not None:
             expected = {i: weight for i, weight in expected.items() if i not in silent}
@@ -140,16 +160,21 @@ def run_rounds(
             state = algorithm.merge(state, replies.merged)
         came = dict(replies.all) if keep_replies else {i: stripped(r) for i, r in replies.all.items()}
         refused = replies.refused
+        seen: Mapping[SiteId, SiteGuard] = {}
+        alarms: tuple[tuple[SiteId, str], ...] = ()
+        if guard is not None and guarding is not None:
+            before = guarding
+            guarding, seen = guard.close(heard)
+            alarms = tuple(changes(plan.guard, before, guarding, seen))
+            for line in (*describe(seen), *(f"{site}: {sentence}" for site, sentence in alarms)):
+                log.warning("round %d: guard: %s", index, line)
         del heard, replies  # release the models of the sites
         new = tuple(sentence for sentence in remarks(algorithm, state) if sentence not in known)
         for sentence in new:
             log.warning("round %d: %s", index, sentence)
-        yield Round(index, state, sent, came, refused, counted, diagnostics(algorithm, state), new)
-        del sent, exchange, came  # before the next round's arrive
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+        told = diagnostics(algorithm, state)
+        yield Round(index, state, sent, came, refused, counted, told, new, seen, guarding, alarms)
+        del sent, exchange, came, guard  # before the next round's arrive
 
 
 def _counter(watch: Watch, index: int, of: int) -> Callable[[SiteId, int], None]:

@@ -62,6 +62,17 @@ class Comparison:
         return self.measures[0]
 
     @property
+    def by_hospital(self) -> bool:
+        """Whether every hospital counts once in means over all: scores are its own reports, and a guard was on."""
+        return any(run.guarded for m in self.methods for run in m.runs)
+
+    def all_of(self, method: Method, measure: str, label: str | None = None) -> list[float]:
+        """Return what a mean over all hospitals is taken of: all cases, or the mean of every hospital."""
+        if self.by_hospital:
+            return method.site_means(measure, self.policy, label)
+        return method.of(None, measure, self.policy, label)
+
+    @property
     def unit(self) -> str:
         """Unit of distances; empty if the files do not state it."""
         units = {str(run.evaluation.about["unit"]) for m in self.methods for run in m.runs if run.evaluation}
@@ -212,6 +223,14 @@ def _remarks(bare: Comparison) -> list[str]:
             f"{'is' if len(again) == 1 else 'are'} in the test set of more than one fold and "
             f"{'counts' if len(again) == 1 else 'count'} once, with the mean of the scores."
         )
+    for m in bare.methods if bare.by_hospital else ():
+        counts = {s: len(m.of(s, bare.main, bare.policy)) for s in m.sites}
+        most = max(counts, key=counts.__getitem__)
+        if len(counts) > 1 and 2 * counts[most] > sum(counts.values()):
+            remarks.append(
+                f"{most} reports {counts[most]} of the {sum(counts.values())} cases of {m.name}; tests over cases are "
+                "mostly about its own reports."
+            )
     scans = {(site, volume_of(case)) for site, case in common} if sliced else common
     what = "volumes" if sliced else "cases"
     small = sorted(s for s in bare.sites if sum(site == s for site, _ in scans) < 5)
@@ -284,18 +303,22 @@ def _overview(comparison: Comparison) -> Grid:
     head += ["over seeds"] if seeds else []
     lines = []
     for m in comparison.methods:
-        cells = [name(m.name), spread(m.of(None, "dice", comparison.policy))]
-        cells += [spread(m.of(None, "dice", comparison.policy, k)) for k in labels if several]
-        cells += [spread(m.of(None, "hd95", comparison.policy), 2)] if distance else []
+        cells = [name(m.name), spread(comparison.all_of(m, "dice"))]
+        cells += [spread(comparison.all_of(m, "dice", k)) for k in labels if several]
+        cells += [spread(comparison.all_of(m, "hd95"), 2)] if distance else []
         cells += [spread(m.spread("dice", comparison.policy))] if seeds else []
         lines.append(Line(tuple(cells)))
     better = [0, *[1] * (1 + len(labels) * several), *[-1] * distance, *[0] * seeds]
     cases = len(comparison.methods[0].values("dice", comparison.policy))
-    note = f"Mean ± standard deviation over the {cases} {_split(comparison)} cases of all hospitals"
+    over = f"the {cases} {_split(comparison)} cases of all hospitals"
+    if comparison.by_hospital:
+        over = f"the means of the hospitals, each of which counts once, whatever number of cases it reports ({cases})"
+    note = f"Mean ± standard deviation over {over}"
     note += "; Dice is the mean over the labels of a case. " if several else ". "
     note += comparison.policy.words if distance else "Both masks empty counts as Dice 1, exactly one as 0."
     note += " Over seeds: mean over all cases ± standard deviation over the seeds." if seeds else ""
-    return Grid("overview", "Mean over all cases", tuple(head), mark_best(lines, better), note)
+    title = "Mean over the hospitals" if comparison.by_hospital else "Mean over all cases"
+    return Grid("overview", title, tuple(head), mark_best(lines, better), note)
 
 
 def _split(comparison: Comparison) -> str:
@@ -308,7 +331,7 @@ def _hospitals(comparison: Comparison, measure: str) -> Grid:
     unseen = comparison.methods[0].first.unseen
     shown = {s: f"{s} (unseen)" if s in unseen else s for s in comparison.sites}
     cells = {
-        (m.name, s): spread(m.of(s, measure, comparison.policy), digits)
+        (m.name, s): spread(m.of(s, measure, comparison.policy) if s else comparison.all_of(m, measure), digits)
         for m in comparison.methods
         for s in (*comparison.sites, None)
     }
@@ -347,7 +370,7 @@ def _across(
 def _more(comparison: Comparison) -> Grid:
     """Return the measures other than Dice and HD95."""
     rest = [k for k in comparison.measures if k not in ("dice", "hd95")]
-    lines = [Line((name(m.name), *(_wide(m, k, comparison.policy) for k in rest))) for m in comparison.methods]
+    lines = [Line((name(m.name), *(_wide(comparison, m, k) for k in rest))) for m in comparison.methods]
     tolerance = {m.first.evaluation.about["tolerance"] for m in comparison.methods if m.first.evaluation}
     note = (
         "Mean ± standard deviation over cases of the mean over labels. ASSD: average symmetric surface distance. "
@@ -358,8 +381,8 @@ def _more(comparison: Comparison) -> Grid:
     return Grid("measures", "Other measures", head, mark_best(lines, [0, *(about(k).better for k in rest)]), note)
 
 
-def _wide(method: Method, measure: str, policy: EmptyMaskPolicy) -> Cell:
-    return spread(method.of(None, measure, policy), _digits(measure))
+def _wide(comparison: Comparison, method: Method, measure: str) -> Cell:
+    return spread(comparison.all_of(method, measure), _digits(measure))
 
 
 def _fair(comparison: Comparison) -> Grid:
@@ -489,15 +512,17 @@ def _classes(comparison: Comparison) -> Grid:
 
 def summary(comparison: Comparison) -> list[str]:
     """Return the main results as sentences."""
-    means = {m.name: fmean(m.of(None, comparison.main, comparison.policy)) for m in comparison.trained}
+    means = {m.name: fmean(comparison.all_of(m, comparison.main)) for m in comparison.trained}
     what = about(comparison.main).title
     if len(comparison.trained) == 1:
         (only,) = comparison.trained
         fair = comparison.fairness(only)
-        sentences = [
-            f"{only.name} reaches a mean {what} of {means[only.name]:.3f} on {len(only.of(None, comparison.main))} "
-            f"{_split(comparison)} cases of {len(only.sites)} hospital{'s' * (len(only.sites) != 1)}."
-        ]
+        cases = f"{len(only.of(None, comparison.main))} {_split(comparison)} cases"
+        hospitals = f"{len(only.sites)} hospital{'s' * (len(only.sites) != 1)}"
+        counted = f"on {cases} of {hospitals}"
+        if comparison.by_hospital:
+            counted = f"over {hospitals}, each of which counts once ({cases} by their own reports)"
+        sentences = [f"{only.name} reaches a mean {what} of {means[only.name]:.3f} {counted}."]
         if len(only.sites) > 1:
             sentences.append(
                 f"The highest-scoring hospital is {fair.best[0]} ({fair.best[1]:.3f}), the lowest-scoring "

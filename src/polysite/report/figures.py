@@ -48,7 +48,7 @@ def _bars(comparison: Comparison, measure: str) -> str:
 def _dots(comparison: Comparison, measure: str) -> str:
     """Draw a row per method, the best on top: a marker per hospital, a black bar for all cases."""
     sign = about(measure).better
-    means = {m.name: fmean(m.of(None, measure, comparison.policy) or [0.0]) for m in comparison.methods}
+    means = {m.name: fmean(comparison.all_of(m, measure) or [0.0]) for m in comparison.methods}
     ranked = sorted(comparison.methods, key=lambda m: sign * means[m.name])
     figure, axes = _new(WIDE, 0.9 + 0.27 * len(ranked))
     for k, site in enumerate(comparison.sites):
@@ -64,7 +64,7 @@ def _dots(comparison: Comparison, measure: str) -> str:
             label=unformatted(site),
         )
     for y, m in enumerate(ranked):
-        error = _error(m.of(None, measure, comparison.policy))
+        error = _error(comparison.all_of(m, measure))
         axes.errorbar(means[m.name], y, xerr=error, fmt="|", color="black", ms=11, mew=2, lw=1.2, capsize=0)
     axes.set_yticks(range(len(ranked)), [unformatted(m.name) for m in ranked])
     axes.set_ylim(-0.6, len(ranked) - 0.4)

@@ -17,7 +17,7 @@ from polysite.errors import RunError
 from polysite.foreign import parse_json
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
-from polysite.report import costs, example_cases, figures, predicting, published, viewer
+from polysite.report import costs, example_cases, figures, guarding, predicting, published, viewer
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.figure_files import Picture as Picture
@@ -146,9 +146,9 @@ def build(title: str, methods: Sequence[Method], options: Options = Options(), l
     if all(run.finished for m in methods for run in m.runs):
         comparison = options.compare(methods)
         sentences, sections = summary(comparison), list(_results(comparison, options))
-        remarks = [*options.remarks, *comparison.remarks]
+        remarks = [*guarding.alarms(methods), *options.remarks, *comparison.remarks]
     else:
-        sentences, sections, remarks = list(_state(methods)), [], []
+        sentences, sections, remarks = list(_state(methods)), [], guarding.alarms(methods)
     sections += [*_predicting(methods), *_training(methods, options), *_provenance(methods)]
     version = methods[0].first.versions["polysite"]
     first, rest = (lead, sentences) if lead else (" ".join(sentences), [])
@@ -245,6 +245,9 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         picture = figures.times(seen, lambda run: costs.hours(run, options.speeds))
         blocks.append(Picture("Score over simulated time", picture, ""))
     yield Section("cost", "Cost", tuple(blocks))
+    guard = guarding.table(methods)
+    if guard.lines:
+        yield Section("guard", "What the guard saw and did", (guard,))
     trouble = [grid for grid in (_trouble(methods), _incidents(methods)) if grid.lines]
     if trouble:
         yield Section("trouble", "Absent sites, refused replies, incidents", tuple(trouble))

@@ -148,6 +148,11 @@ class Summary:
         return parse_toml(self.config, str(self.path / "config.toml"))
 
     @property
+    def guarded(self) -> bool:
+        """Whether the guard was on (``run.guard``)."""
+        return bool(self.settings["run"].get("guard", {}).get("use") == "on")
+
+    @property
     def groups(self) -> Mapping[str, Sequence[str]]:
         """Groups of sites that train together, in the last phase that has groups."""
         phases = (self.settings, *self.settings.get("then", ()))

@@ -212,7 +212,8 @@ def _refuse_hidden(sizes: Sizes) -> None:
 
 def _refuse_other(job: Job) -> None:
     """Refuse an existing run folder with another configuration."""
-    if job.run.exists() and config.parse(RunFolder.open(job.run).config) != config.parse(config.dump(job.study)):
+    fitting = [config.parse(config.dump(study)) for study in (job.study, coordinator.guarded(job.study))]
+    if job.run.exists() and config.parse(RunFolder.open(job.run).config) not in fitting:
         raise RunError(f"{job.run} was trained with another configuration; choose another --out, or remove it")
 
 

@@ -23,6 +23,7 @@ from polysite.deploy.protocol import (
     MEASURES,
     Digests,
     Failed,
+    Greeting,
     Measured,
     Refused,
     Request,
@@ -264,8 +265,30 @@ def test_classes_are_those_of_the_study(lie, tmp_path):
 
 
 def test_numbers_of_cases_that_a_policy_keeps_back_are_not_held_against_a_site(tmp_path):
-    run = study(tmp_path, Site("hello", {"train": 1, "validation": 1, "test": 1}))
+    """A policy that hides numbers of cases refuses to send them as weights, so a weight other than 1 is a lie."""
+    run = study(tmp_path, Site("hello", {"train": 5, "validation": 1, "test": 1}))
     assert not incidents(run) and len(run.result.validation["c"]) == 2
+
+
+def test_a_claimed_weight_that_is_not_the_number_of_cases_at_hello_is_refused(tmp_path):
+    liar = Site()
+    liar.payload = {"weight": 4000.0}
+    one = study(tmp_path, liar).folder.records()[0]
+    assert one.refused["c"] == "'weight' claims 4000 training cases, but the site reported 5 when it joined"
+    assert [i["site"] for i in one.incidents] == ["c"] and one.shares == {"a": 0.5, "b": 0.5}
+
+
+def test_numbers_of_cases_stay_those_of_the_first_greeting(tmp_path):
+    roster = Roster(Fragile({"a": Site()}), "x", "", ["a"], DEADLINES, {})
+    for train, listed in ((5, "ab"), (5, "ab"), (4000, "cd")):
+        greeting = Greeting.parse({**HELLO, "train": train, "listed": listed})
+        roster._fix_cases("a", greeting)
+        roster.sites["a"].greeting = greeting
+    assert roster.sites["a"].cases["train"] == 5
+    first, second = (i["what"] for i in roster.incidents())
+    assert "its data have changed" in first and "reports 4000 train cases instead of 5" in second
+    with pytest.raises(PayloadError, match="listed: 7 is not a digest"):
+        Greeting.parse({**HELLO, "listed": 7})
 
 
 def test_a_model_that_has_come_apart_has_no_loss_in_the_record(tmp_path):

@@ -69,6 +69,17 @@ class RemoteSites:
         return tuple(i for i, s in sites.items() if not s.refused and s.cases.get("train", 1))
 
     @property
+    def reported(self) -> Mapping[SiteId, int]:
+        """Numbers of training cases that the sites reported when they joined: the only weights that are accepted."""
+        known = {} if self.kind == "assess" else self.roster.sites
+        return {i: s.cases["train"] for i, s in known.items() if s.cases}
+
+    @property
+    def secret(self) -> int:
+        """Number, unknown to the sites, from which the guard draws its signs."""
+        return self.roster.secret
+
+    @property
     def audience(self) -> tuple[SiteId, ...]:
         """Sites that may score models on their cases."""
         ready = ((i, s.greeting) for i, s in self.roster.sites.items() if s.ready and s.greeting)

@@ -9,6 +9,7 @@ one without a network.
 """
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,6 +119,7 @@ class SiteStatus:
     """What is known about a site, and what it is doing."""
 
     greeting: Greeting | None = None  # the last one
+    joined: Mapping[str, int] = field(default_factory=dict)  # numbers of cases in its first greeting, which stand
     token: str = ""  # of its connection
     known: bool = False  # it was greeted in this connection
     refused: str = ""  # why it does not take part
@@ -133,8 +135,8 @@ class SiteStatus:
 
     @property
     def cases(self) -> Mapping[str, int]:
-        """Numbers of cases that the site reported; empty before its first greeting."""
-        return self.greeting.cases if self.greeting else {}
+        """Numbers of cases that the site reported when it joined; empty before its first greeting."""
+        return self.joined
 
 
 class Roster:
@@ -167,6 +169,7 @@ class Roster:
         self.sites = {name: SiteStatus() for name in sorted(names)}
         self.beginnings: dict[int, Callable[[SiteId], Request | None]] = {}  # phase -> how a site begins it
         self.needed: Mapping[SiteId, Collection[int]] = {}  # versions of memories, in all phases
+        self.secret = secrets.randbits(63)  # of the guard
         self._journal: Callable[[Incident], None] = lambda incident: None
         self._incidents: list[Incident] = []
         self._wire_checked = 0.0
@@ -374,6 +377,7 @@ class Roster:
                     self.note(f"could not be greeted: {response.reason}", name)
                 site.greeting_failed = time.monotonic()
             elif isinstance(response, Greeting):
+                self._fix_cases(name, response)
                 site.greeting, site.known = response, True
                 self.watch.doing(name, "takes part", True)
             return None
@@ -385,6 +389,16 @@ class Roster:
         if not isinstance(response, Refused | Failed):
             self.watch.doing(name, f"answered {request.words}", True)
         return response
+
+    def _fix_cases(self, name: SiteId, greeting: Greeting) -> None:
+        """Keep the numbers of cases of a site's first greeting; note others, or other cases, that it reports later."""
+        site, cases = self.sites[name], greeting.cases
+        if site.greeting and site.greeting.listed != greeting.listed:
+            self.note("its list of cases is not the one with which it joined: its data have changed", name)
+        site.joined = site.joined or dict(cases)
+        changed = [f"{cases[k]} {k} cases instead of {n}" for k, n in site.joined.items() if cases[k] != n]
+        if changed:
+            self.note(f"reports {', '.join(changed)}; the numbers with which it joined stand", name)
 
     def _hear(self, name: SiteId, envelope: Envelope) -> None:
         """Note the incidents that a site reports with a response: its worker was killed, its connection was cut."""

@@ -99,6 +99,7 @@ def run(
         id: Name by which the sites know the study; by default a new one.
         facts: More about this run, for deployment.json.
     """
+    chosen = guarded(chosen)
     check(chosen)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), study.title(chosen))
     if path.exists():
@@ -206,6 +207,9 @@ def resume(
         chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
         roster = _roster(wire, id, chosen, folder.config, names, deadlines, watch)
         roster.needed = folder.needed()
+        roster.secret = int(known.get("secret", 0))
+        for name, facts in known["sites"].items():
+            roster.sites[name].joined = {k: int(facts[k]) for k in SPLITS if k in facts}
         roster.keep(_journal(folder))
         roster.gather(wait)
         phases, start = _phases(chosen, roster), study.initial_params(chosen)
@@ -238,6 +242,7 @@ def greet(
         RunError: Fewer sites than a quorum take part, with their reasons, or none of them scores models.
         PolysiteError: The algorithm cannot work with these sites.
     """
+    chosen = guarded(chosen)
     check(chosen)
     roster = _roster(wire, id, chosen, config.dump(chosen), names, deadlines, watch)
     roster.gather(wait)
@@ -284,6 +289,12 @@ def _known(folder: RunFolder) -> dict[str, Any]:
         return {**known, "study": str(known["study"]), "sites": dict(known["sites"])}
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RunError(f"{folder.path} is no run over real sites: its {FILE} cannot be read") from problem
+
+
+def guarded(chosen: Study) -> Study:
+    """Return the study with the guard on, unless its configuration decides otherwise."""
+    guard = chosen.run.guard
+    return replace(chosen, run=replace(chosen.run, guard=replace(guard, use="on"))) if guard.use == "auto" else chosen
 
 
 def _roster(
@@ -337,7 +348,8 @@ def _facts(roster: Roster, assess: bool, more: Mapping[str, Any]) -> str:
         i: {**g.cases, "torch": g.torch, "device": g.device} if (g := s.greeting) else {}
         for i, s in roster.sites.items()
     }
-    return json.dumps({"study": roster.study, "assess": assess, "sites": sites, **more}, indent=1) + "\n"
+    known = {"study": roster.study, "assess": assess, "sites": sites, "secret": roster.secret, **more}
+    return json.dumps(known, indent=1) + "\n"
 
 
 def _journal(folder: RunFolder) -> Callable[[Incident], None]:

@@ -1,0 +1,167 @@
+"""Attacks and defences: what do hostile hospitals cost the honest ones?
+
+Phantom hospitals with unlike scanners train a small U-Net; one of five or two of seven attack (``tests/hostile.py``).
+Printed is the mean test Dice of the honest hospitals, each by the mean of its cases, of the model that is chosen in the
+end, and its difference from "left out": the same study without the hostile hospitals, so without their data. ``no
+attack`` has all hospitals honest. Two federations have no attacker, to see what the guard costs honest hospitals that
+differ: ``natural`` (unequal sizes, one unlike scanner, one with wide outlines) and ``outlines`` (from narrow to wide).
+
+    none       plain FedAvg
+    guard      FedAvg with the guard of deployments (run.guard)
+    others     FedAvg with a robust rule (algorithm "robust"), without the guard
+
+Every cell is a run of its own and is kept as a JSON file in ``--out``: a stopped table goes on where it was.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import torch
+
+from hostile import ATTACKS, Hostile
+from polysite import config
+from polysite.config import Study
+from polysite.engines.phases import Phase, run_phases
+from polysite.engines.run_folder import RunFolder
+from polysite.storage import write_file
+from polysite.study import deal_cases, load_cases
+from polysite.study.sites import Materials, train_sizes, with_cases
+
+torch.set_num_threads(1)
+
+STUDY: dict[str, Any] = {
+    "model": {"name": "unet_small", "filters": [8, 16, 32]},
+    "split": {"validation": 0.2, "test": 0.33},
+    "train": {
+        "optimiser": "adam", "lr": 0.02, "gamma": 0.8, "epochs": 3, "batch": 2,
+        "patch": [24, 24, 24], "augment": "none",
+    },
+    "run": {"rounds": 10, "validate_every": 2, "checkpoint_every": 1000},
+}  # fmt: skip
+PATIENTS = {"cases": 15, "low_grade": 0.0, "tumour": 1.5}
+UNLIKE: dict[str, dict[str, Any]] = {
+    "a": {},
+    "b": {"scanner": 1, "contrast": 0.3},
+    "c": {"scanner": 2, "contrast": 0.3, "noise": 0.05},
+    "d": {"gamma": 1.2, "cases": 12},
+    "e": {"scanner": 3, "contrast": 0.3},
+    "f": {"bias": 0.4},
+    "g": {"scanner": 4, "contrast": 0.3},
+}
+FEDERATIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "1 of 5": {i: UNLIKE[i] for i in "abcde"},
+    "2 of 7": UNLIKE,
+    "natural": {
+        "a": {"cases": 36},
+        "b": {"scanner": 1, "contrast": 0.3},
+        "c": {"scanner": 2, "contrast": 0.3, "cases": 9},
+        "d": {"margin": 2},
+        "e": {"scanner": 11, "contrast": 2.0},
+    },
+    "outlines": {"a": {"margin": -1}, "b": {}, "c": {"margin": 1}, "d": {"cases": 12}, "e": {"margin": 3}},
+}
+HOSTILE = {"1 of 5": ("e",), "2 of 7": ("e", "g"), "natural": (), "outlines": ()}
+ROBUST = ("median", "trimmed_mean", "krum", "geometric_median", "centred_clipping")
+DEFENCES = ("none", "guard", *ROBUST)
+CALM = ("no attack", "left out")
+
+
+def study(federation: str, defence: str, seed: int, without: Sequence[str] = ()) -> Study:
+    """Return a study with a defence, without some sites."""
+    sites = {i: {**PATIENTS, **given} for i, given in FEDERATIONS[federation].items() if i not in without}
+    given = {**STUDY, "data": {"name": "phantom", "shape": [24, 24, 24], "sites": sites}, "seed": seed}
+    if defence in ROBUST:
+        bad = max(len(HOSTILE[federation]), 1)
+        own = {"krum": {"f": bad}, "trimmed_mean": {"beta": (bad + 0.1) / len(sites)}}.get(defence, {})
+        given["algorithm"] = {"name": "robust", "rule": defence, **own}
+    given["run"] = {**given["run"], "guard": {"use": "on" if defence == "guard" else "off"}}
+    return config.build(given, {})
+
+
+def measured(federation: str, attack: str, defence: str, seed: int) -> dict[str, Any]:
+    """Run one cell of the table."""
+    began, hostile = time.process_time(), HOSTILE[federation]
+    one = study(federation, defence, seed, hostile if attack == "left out" else ())
+    ready = load_cases(one, deal_cases(one))
+    if attack == "label flip":
+        for site in hostile:
+            ready[site]["train"] = [replace(c, label=1 - c.label) for c in ready[site]["train"]]
+    sites = with_cases(one, ready, Materials().network(one, train_sizes(ready)))
+    transport = Hostile(one.algorithm, sites)
+    transport.attacked("" if attack in CALM else attack, hostile, liked=one.run.validate_every - 1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = RunFolder.create(Path(temporary) / "run", config.dump(one), seed)
+        start = next(iter(sites.values())).start
+        result = run_phases([Phase(one.algorithm, transport, one.run)], start, seed, folder)
+        records = folder.records()
+    test = {i: fmean(s.mean for s in cases.values()) for i, cases in result.test.items() if i not in hostile}
+    last = records[-1].guard
+    return {
+        "dice": fmean(test.values()),
+        "sites": test,
+        "best_round": result.best_round + 1,
+        "factors": {i: min(r.guard[i].factor for r in records if i in r.guard) for i in last},
+        "standings": {i: [r.guard[i].standing for r in records if i in r.guard] for i in last},
+        "clips": {i: sum(bool(r.guard[i].clipped) for r in records if i in r.guard) for i in last},
+        "incidents": [f"{i.get('site', '')}: {i['what']}" for r in records for i in r.incidents],
+        "seconds": time.process_time() - began,
+    }
+
+
+def cell(out: Path, federation: str, attack: str, defence: str, seed: int) -> Mapping[str, Any]:
+    """Return a cell of the table, from its file or newly measured."""
+    path = out / f"{federation}-{attack}-{defence}-{seed}.json".replace(" ", "_")
+    if not path.exists():
+        found = measured(federation, attack, defence, seed)
+        out.mkdir(parents=True, exist_ok=True)
+        write_file(path, lambda temporary: temporary.write_text(json.dumps(found, indent=1)))
+        line = f"{federation}, {attack}, {defence}, seed {seed}: {found['dice']:.3f}"
+        print(f"  {line} ({found['seconds']:.0f} s)", file=sys.stderr, flush=True)
+    known: Mapping[str, Any] = json.loads(path.read_text())
+    return known
+
+
+def table(out: Path, federation: str, attacks: Sequence[str], defences: Sequence[str], seeds: Sequence[int]) -> None:
+    """Print the table of a federation, in Markdown."""
+    print(f"\n{federation}, seeds {', '.join(map(str, seeds))}: Dice of honest hospitals (difference from left out)\n")
+    print(f"| attack | {' | '.join(defences)} |\n|---|{'---|' * len(defences)}")
+    rows = ("no attack",) if not HOSTILE[federation] else (*CALM, *attacks)
+    reference = fmean(
+        cell(out, federation, "left out" if HOSTILE[federation] else "no attack", "none", s)["dice"] for s in seeds
+    )
+    for attack in rows:
+        values = [fmean(cell(out, federation, attack, d, s)["dice"] for s in seeds) for d in defences]
+        cells = " | ".join(f"{v:.3f} ({v - reference:+.3f})" for v in values)
+        print(f"| {attack} | {cells} |", flush=True)
+    if "guard" in defences:
+        found = [cell(out, federation, attack, "guard", s) for attack in rows for s in seeds]
+        bad = {i for f in found for i, factor in f["factors"].items() if factor < 1 and i not in HOSTILE[federation]}
+        print(f"\nhonest hospitals that the guard ever counted less: {', '.join(sorted(bad)) or 'none'}")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--federations", nargs="+", default=list(FEDERATIONS), choices=list(FEDERATIONS))
+    options.add_argument("--attacks", nargs="*", default=list(ATTACKS), choices=list(ATTACKS))
+    options.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
+    options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options.add_argument("--out", type=Path, default=Path(".cache/attacks"), help="folder of the cells")
+    given = options.parse_args()
+    for federation in given.federations:
+        table(given.out, federation, given.attacks, given.defences, given.seeds)
+
+
+if __name__ == "__main__":
+    main()
