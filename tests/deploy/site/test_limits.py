@@ -258,7 +258,7 @@ def test_changed_data_move_no_case_and_are_an_incident(hospital, scans, tmp_path
     host = hospital(data)
     assert "incidents" not in hello(host)
     before = parts(host)
-    digest = host.pseudonyms.list_digest(before)
+    digest = host.pseudonyms.list_digest("s", before)
     assert "incidents" not in hello(hospital(data)) and "incidents" not in train(host)
     shutil.move(tmp_path / "kept_back", kept_back)  # one more
     again = hospital(data)
@@ -268,7 +268,7 @@ def test_changed_data_move_no_case_and_are_an_incident(hospital, scans, tmp_path
     assert after["train"] == before["train"] | {kept_back.name}
     (incident,) = answer["incidents"]
     assert "cases are not those" in incident and kept_back.name not in json.dumps(answer)
-    assert again.pseudonyms.list_digest(after) != digest
+    assert again.pseudonyms.list_digest("s", after) != digest
     shutil.rmtree(data / min(before["test"]))  # one gone
     last = hospital(data)
     assert hello(last)["incidents"]
@@ -305,12 +305,15 @@ def test_without_the_file_of_the_split_no_study_goes_on(hospital, scans):
 def test_the_digest_of_the_cases_depends_on_the_secret_and_on_nothing_else(tmp_path):
     one, other = (Pseudonyms(tmp_path / name / "secret") for name in "ab")
     cases = {"train": ["x", "y"], "test": ["z"]}
-    digest = one.list_digest(cases)
-    assert digest == Pseudonyms(tmp_path / "a" / "secret").list_digest({"test": ["z"], "train": ["y", "x"]})
-    assert digest != other.list_digest(cases) and digest != one.list_digest({"train": ["x"], "test": ["y", "z"]})
+    digest = one.list_digest("s", cases)
+    assert digest == Pseudonyms(tmp_path / "a" / "secret").list_digest("s", {"test": ["z"], "train": ["y", "x"]})
+    assert digest != other.list_digest("s", cases) and digest != one.list_digest(
+        "s", {"train": ["x"], "test": ["y", "z"]}
+    )
     assert one.digest("x") != other.digest("x") and one.digest("x")[:10] not in one.of("x")
     sliced = {"train": ["x/z001", "x/z002", "y/z001"], "test": ["z/z009"]}
-    assert one.list_digest(sliced) == digest and len(digest) == 64
+    assert one.list_digest("s", sliced) == digest and len(digest) == 64
+    assert one.list_digest("another study", cases) != digest
 
 
 # damaged memories

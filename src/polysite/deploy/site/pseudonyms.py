@@ -40,14 +40,15 @@ class Pseudonyms:
         """Return a digest of a case, for files that stay here; of a slice, that of its volume."""
         return self._hmac("case", volume_of(case)).hexdigest()[:32]
 
-    def list_digest(self, splits: Mapping[str, Iterable[str]]) -> str:
+    def list_digest(self, study: str, splits: Mapping[str, Iterable[str]]) -> str:
         """Return a digest of which cases are in which split: it changes with any case, and identifies none.
 
         Args:
+            study: The study; digests of two studies cannot be compared.
             splits: Names of the cases of every split. Their order does not matter; slices count as their volume.
         """
         listed = sorted((split, self.digest(case)) for split, cases in splits.items() for case in cases)
-        return self._hmac("list", json.dumps(sorted(set(listed)))).hexdigest()
+        return self._hmac("list", json.dumps([study, sorted(set(listed))])).hexdigest()
 
     def _hmac(self, purpose: str, text: str) -> "hmac.HMAC":
         """Return an HMAC that has nothing to do with those of other purposes."""

@@ -309,8 +309,12 @@ class Worker:
         revealed = "count" in self.policy.kinds  # otherwise only whether there are any
         counts = {k: len(self.agreed.splits[k]) if revealed else min(len(self.agreed.splits[k]), 1) for k in SPLITS}
         left = max(0, self.policy.studies - self._new_studies())
-        greeting = Greeting(counts, self.policy.case_scores, self.policy.assess, *_machine(), studies=left)
-        fields = {**{k: f"count, {n}" for k, n in counts.items()}, "torch and device": "text", "policy": "text"}
+        names = {k: [case.name for case in self.agreed.splits[k]] for k in SPLITS}
+        listed = self.pseudonyms.list_digest(request.study, names)
+        policy = self.policy
+        greeting = Greeting(counts, policy.case_scores, policy.assess, *_machine(), studies=left, listed=listed)
+        texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
+        fields = {**{k: f"count, {n}" for k, n in counts.items()}, **texts}
         return Leaving(greeting.header(), fields=fields)
 
     def _new_studies(self) -> int:
