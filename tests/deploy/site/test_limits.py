@@ -16,7 +16,7 @@ from polysite.data.phantom import Hospital
 from polysite.deploy.identity import identity
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import PROTOCOL
-from polysite.deploy.site import limits, worker
+from polysite.deploy.site import agreement, limits, worker
 from polysite.deploy.site.demand import Demand
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.pseudonyms import Pseudonyms
@@ -116,8 +116,8 @@ HUGE = {
 @pytest.mark.parametrize("what", HUGE)
 def test_a_study_that_would_exhaust_the_hospital_is_refused_before_anything_is_allocated(hospital, what, monkeypatch):
     host = hospital()
-    monkeypatch.setattr(worker.study, "build_sites", lambda *_: pytest.fail("the study was begun"))
-    monkeypatch.setattr(worker.study, "cut", lambda *_: pytest.fail("a case was prepared"))
+    monkeypatch.setattr(agreement.study, "build_sites", lambda *_: pytest.fail("the study was begun"))
+    monkeypatch.setattr(agreement.study, "cut", lambda *_: pytest.fail("a case was prepared"))
     answer = ask(host, "hello", config=GENERATED.format(**{**SMALL, **HUGE[what]}))
     reason = answer["refused"]
     assert "\n" not in reason and len(reason) < 200 and not (host.site.state / "runs").exists()

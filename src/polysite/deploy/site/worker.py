@@ -24,10 +24,7 @@ been.
 import json
 import logging
 import math
-import shutil
-import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -40,15 +37,11 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from polysite import assessment, config, study
+from polysite import assessment, config
 from polysite.algorithms import names_of
-from polysite.algorithms.base import Algorithm, Kind, facts, small_models, small_sums
+from polysite.algorithms.base import facts
 from polysite.buffers import Buffer
-from polysite.config import Study
-from polysite.data.cache import Cache, place
-from polysite.data.case import SPLITS, CaseRef
-from polysite.data.sources import Phantom, PhantomClasses, Source
-from polysite.data.split import SiteSplit
+from polysite.data.case import SPLITS
 from polysite.deploy.identity import difference
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import (
@@ -56,32 +49,26 @@ from polysite.deploy.protocol import (
     Greeting,
     Measured,
     Request,
-    RequestKind,
     Scored,
     Trained,
     model_digest,
 )
-from polysite.deploy.site.kept_split import keep_split
+from polysite.deploy.site.agreement import Agreed, Agreements, Refusal, counted_as, leaves_of, obey
 from polysite.deploy.site.ledger import Ledger
 from polysite.deploy.site.limits import (
     TimeIsUp,
-    estimate,
     folder_size,
-    gpu_memory,
-    main_memory,
-    refuse_size,
     time_limit,
 )
 from polysite.deploy.site.policy import GIGABYTE, Intent, SitePolicy
 from polysite.deploy.site.pseudonyms import Pseudonyms
-from polysite.deploy.site.studies import DAY, Studies, Trace
-from polysite.deploy.site.withdrawn import why_left, withdrawn_cases
+from polysite.deploy.site.studies import Studies
+from polysite.deploy.site.withdrawn import why_left
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.run_folder import file_name
 from polysite.engines.site_memory import Memory
 from polysite.engines.site_turn import Turn, take_turn
-from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, RunError, shown
-from polysite.models.encoders import Bundled
+from polysite.errors import ConfigError, PayloadError, PolysiteError, RunError, shown
 from polysite.payload import Payload, decode, encode, plain
 from polysite.site import Cases, Fit
 from polysite.storage import private_folder, set_aside, write_file
@@ -98,10 +85,6 @@ STATE_FORMAT = 2  # of the state folder; 0.1.0 wrote 1, without saying so
 REPEATED: Mapping[str, int] = {"score": 4, "serve": 4}
 MAX_LATE = 3  # requests of a study that took too long, after which it is refused
 MAX_INCIDENTS = 16  # that are kept for the coordinator
-
-
-class Refusal(PolysiteError):
-    """A request that this hospital does not do; the sentence is sent to the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,32 +116,6 @@ class Answered:
         return all(np.array_equal(mine[k : k + COMPARED], other[k : k + COMPARED]) for k in starts)
 
 
-@dataclass
-class Agreed:
-    """A study that this hospital takes part in, with its cases prepared."""
-
-    id: str
-    study: Study  # with this hospital's data
-    splits: SiteSplit
-    volumes: SiteSplit  # volumes that were cut into slices, where the study has slices; else the same as the splits
-    phases: list[tuple[Algorithm[Any], TorchSite]]
-    folder: Path
-    begun: set[int] = field(default_factory=lambda: {0})
-
-    def done(self, kind: RequestKind) -> int:
-        """Return how many requests of a kind were answered."""
-        file = self._count_file(kind)
-        return file.stat().st_size if file.exists() else 0
-
-    def count(self, kind: RequestKind) -> None:
-        """Count one more answer: a byte in a file."""
-        with self._count_file(kind).open("ab") as file:
-            file.write(b".")
-
-    def _count_file(self, kind: RequestKind) -> Path:
-        return self.folder / f"{_counted(kind)}.count"
-
-
 class Worker:
     """Answers one request at a time.
 
@@ -174,6 +131,7 @@ class Worker:
         self.ledger = Ledger(site.state / "ledger.jsonl")
         self.pseudonyms = Pseudonyms(site.state / "secret")
         self.studies = Studies(site.state / "studies.jsonl")
+        self.agreements = Agreements(site, self.pseudonyms, self.studies, self._note)
         self.incidents: list[str] = []  # sent to the coordinator with the next response
         self.agreed: Agreed | None = None
         self._last = Answered()
@@ -184,19 +142,9 @@ class Worker:
     def describe_data(self) -> None:
         """Count the hospital's cases, for the courier's screen; refuse data that cannot be read."""
         if self.site.data:
-            source = self.source()
+            source = self.agreements.source()
             count, where = sum(map(len, source.case_refs(0).values())), self.site.data.get("path", "drawings")
             self.words = f"{count} cases ({', '.join(source.modality_names)}) found in {where}"
-
-    def source(self, wanted: Source | None = None) -> Source:
-        """Return the hospital's own cases; for a rehearsal, generated ones, so that no patient is involved."""
-        if isinstance(wanted, Phantom | PhantomClasses):
-            return wanted
-        if self.site.data:
-            files = wanted is not None and self.site.data.get("name") == "files"
-            wish = {"modalities": list(wanted.modality_names)} if wanted and files else {}
-            return config.build({"data": {**wish, **self.site.data}}).data
-        raise ConfigError(f"{self.site.path} names no data: fill in [data]")  # the coordinator's are never opened
 
     def answer(self, header: Mapping[str, Any], body: Buffer, incidents: Sequence[str] = ()) -> tuple[Header, Buffer]:
         """Return a response, or a sentence why there is none. It is in the ledger before it is returned.
@@ -257,8 +205,8 @@ class Worker:
     def _answer(self, header: Mapping[str, Any], body: Buffer) -> Leaving:
         """Return the response to a request, or refuse it when it takes longer than the policy allows."""
         request = Request.parse(header, body)
-        self._obey(why_left(self.site.state, self._folder(request.study)))
-        late = self._folder(request.study) / "late.count"
+        obey(why_left(self.site.state, self.agreements.folder(request.study)))
+        late = self.agreements.folder(request.study) / "late.count"
         if late.exists() and late.stat().st_size >= MAX_LATE:
             raise Refusal(f"requests of this study took too long here: policy.toml says seconds = {self._seconds}")
         try:
@@ -298,17 +246,17 @@ class Worker:
     # agreement
 
     def _hello(self, request: Request) -> Leaving:
-        known = self._folder(request.study) / "study.toml"
+        known = self.agreements.folder(request.study) / "study.toml"
         if known.is_file() and known.read_text() != request.config:
             raise Refusal("this study was agreed to with other settings; another one needs another name")
         if self.agreed is None or self.agreed.id != request.study:
             if not known.exists():
-                self._obey(self.policy.refuse(Intent("hello", studies=self._new_studies()), self.now()))
+                obey(self.policy.refuse(Intent("hello", studies=self.agreements.new_studies()), self.now()))
             self.agreed = None  # releases the memory before more is taken
             self.agreed = self._agree(request.study, request.config)
         revealed = "count" in self.policy.kinds  # otherwise only whether there are any
         counts = {k: len(self.agreed.splits[k]) if revealed else min(len(self.agreed.splits[k]), 1) for k in SPLITS}
-        left = max(0, self.policy.studies - self._new_studies())
+        left = max(0, self.policy.studies - self.agreements.new_studies())
         names = {k: [case.name for case in self.agreed.splits[k]] for k in SPLITS}
         listed = self.pseudonyms.list_digest(request.study, names)
         policy = self.policy
@@ -317,132 +265,24 @@ class Worker:
         fields = {**{k: f"count, {n}" for k, n in counts.items()}, **texts}
         return Leaving(greeting.header(), fields=fields)
 
-    def _new_studies(self) -> int:
-        """Return how many studies were agreed to within a day, also those of which the folder was deleted."""
-        files = (self.site.state / "runs").glob("*/study.toml")
-        recent = {f.parent.name for f in files if time.time() - f.stat().st_mtime < DAY}
-        return len(recent | {file_name(trace.study) for trace in self.studies.within(1)})
-
     def _find(self, id: str) -> Agreed:
         """Return the study that is asked for; after a restart, from disk."""
         if self.agreed is None or self.agreed.id != id:
-            file = self._folder(id) / "study.toml"
+            file = self.agreements.folder(id) / "study.toml"
             if not file.is_file():
                 raise Refusal("this study has not been agreed to here")
             self.agreed = None
             self.agreed = self._agree(id, file.read_text())
         return self.agreed
 
-    def _folder(self, id: str) -> Path:
-        return self.site.state / "runs" / file_name(id)
-
     def _agree(self, id: str, text: str) -> Agreed:
-        """Take part, if the policy allows everything that the study will ask and the data fit."""
-        wanted = config.parse(text, where="the study")
-        if any(phase.run.pooled for phase in config.phases(wanted)):
-            raise Refusal("run.pooled would bring all scans to one place; no scan leaves this site")
-        if wanted.split.file:
-            raise Refusal("split.file names a file of the coordinator's; the study must split by itself")
-        if not isinstance(wanted.encoder, Bundled):
-            raise Refusal("encoder.name names a file of the coordinator's; leave it out, for the one that is built in")
-        refuse_size(wanted)
-        folder = self._folder(id)
-        new = not (folder / "study.toml").exists()
-        try:
-            local = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
-            _check_data(local.data, wanted.data)
-            withdrawn = withdrawn_cases(self.site.state)
-            cases = [case for case in _cases(local, self.site.name) if case.name not in withdrawn]
-        except ConfigError as problem:  # of this hospital's own configuration: it may name files
-            raise DataError(str(problem)) from problem
-        self._check_demand(local, cases, new)
-        try:
-            whole = local.split.apply({self.site.name: cases}, local.split.seed_of(local.seed))
-            kept = keep_split(folder / "split.json", cases, whole[self.site.name], self.pseudonyms)
-            volumes, splits = kept.splits, study.cut(local, {self.site.name: kept.splits})[self.site.name]
-        except ConfigError as problem:
-            raise DataError(str(problem)) from problem
-        self._check_study(local, len(volumes["train"]), splits)
-        trace = self._trace(id, local, volumes, splits)
-        if new:
-            self._obey(self._refuse_similar(trace))
-        for inside in (folder, folder / "memory"):
-            private_folder(inside)
-        kept.write(folder / "split.json")
-        if new:  # before any work: it counts as a study, however it ends
-            write_file(folder / "study.toml", lambda p: p.write_text(text))
-        if new and not isinstance(local.data, Phantom | PhantomClasses):
-            self.studies.add(trace)
-        if kept.changed:
-            self._note(
-                "its cases are not those with which it agreed to this study: every known case stays in its part of the "
-                "split, and new ones train"
-            )
-        host = study.build_sites(local, {self.site.name: splits})[self.site.name]
-        phases = [(p.algorithm, host.under(p.train)) for p in config.phases(local)]
-        return Agreed(id, local, splits, volumes, phases, folder)
-
-    def _check_demand(self, local: Study, cases: Sequence[CaseRef], new: bool) -> None:
-        """Ask the policy about the memory and the disk space of a study, before anything is allocated."""
-        free = shutil.disk_usage(self.site.state).free + Cache(place()).size if new else sys.maxsize
-        demand = estimate(local, cases)
-        self._obey(self.policy.refuse_demand(demand, main_memory(), gpu_memory(local), free))
+        return self.agreements.agree(id, text, self.policy, self.now())
 
     def _make_room(self, agreed: Agreed, count: int) -> None:
         """Refuse to write more bytes for a study than the policy allows it on the disk."""
         if folder_size(agreed.folder) + count > self.policy.disk * GIGABYTE:
             most = f"{self.policy.disk:g}"
             raise Refusal(f"the files of this study take too much space here: policy.toml says disk = {most}")
-
-    def _trace(self, id: str, local: Study, volumes: SiteSplit, splits: SiteSplit) -> Trace:
-        """Return what a study does with the cases here."""
-        digests = {part: sorted(self.pseudonyms.digest(c.name) for c in volumes[part]) for part in SPLITS}
-        every = sorted(d for part in SPLITS for d in digests[part])
-        assessed = () if not self.policy.assess else every if local.assess.cases == "all" else digests["train"]
-        seen = [n for p in config.phases(local) if (n := _most_seen(p, len(splits["train"]))) is not None]
-        of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
-        seed = local.seed
-        return Trace(id, time.time(), tuple(digests["train"]), tuple(assessed), seed, tuple(seen), of_one)
-
-    def _refuse_similar(self, trace: Trace) -> str | None:
-        """Return why a study that is too much like another is refused, or None."""
-        days, fewest = self.policy.similar_days, self.policy.fewest
-        if not self.studies.similar(trace, days, fewest):
-            return None
-        return (
-            "this study and another one (or two phases of it) differ by so few training cases or steps that the "
-            f"difference of their results would be about single cases: policy.toml says similar_days = {days:g} and "
-            f"fewest = {fewest}"
-        )
-
-    def _check_study(self, wanted: Study, cases: int, splits: SiteSplit) -> None:
-        """Ask the policy about everything that the study will want; rounds are counted through all phases.
-
-        The policy counts patients, not slices: as many slices as the largest volume has may be of one patient.
-        """
-        of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
-        phases = config.phases(wanted)
-        rounds = sum(phase.run.rounds for phase in phases)
-        seen = -(-min(map(_fewest_seen, phases)) // of_one)
-        if seen < self.policy.fewest:
-            raise Refusal(
-                f"one training of this study may see {seen} cases, too few behind 'model': policy.toml says fewest = "
-                f"{self.policy.fewest}; a larger train.batch, more steps or whole epochs would do"
-            )
-        fewest = self.policy.fewest * of_one
-        for phase in phases:
-            small = (small_sums(phase.algorithm, fewest), small_models(phase.algorithm, fewest))
-            self._obey(self.policy.refuse_small(*small))
-        for phase, name in ((p, name) for p in phases for name in names_of(p.algorithm)):
-            intent = Intent(
-                kind="hello",
-                algorithm=name,
-                round=rounds - 1,
-                cases=cases,
-                leaves=_leaves(phase.algorithm),
-                case_scores=facts(phase.algorithm).sends_scores,
-            )
-            self._obey(self.policy.refuse(intent, self.now()))
 
     def _allow(self, request: Request, agreed: Agreed) -> None:
         """Ask the policy about a request, with the rounds as this hospital counts them."""
@@ -451,24 +291,17 @@ class Worker:
             raise Refusal(f"the study has no phase {max(request.phase, request.before) + 1}")
         assess, algorithm = agreed.study.assess, agreed.phases[request.phase][0]
         splits = SPLITS if request.kind == "assess" and assess.cases == "all" else SPLITS[:1]
-        leaves = {"assess": _leaves(assess), "train": _leaves(algorithm)}.get(request.kind, {})
+        leaves = {"assess": leaves_of(assess), "train": leaves_of(algorithm)}.get(request.kind, {})
         for name in ("assess",) if request.kind == "assess" else names_of(algorithm):
             intent = Intent(
                 kind=request.kind,
                 algorithm=name,
-                round=max(request.round, agreed.done(request.kind) // REPEATED.get(_counted(request.kind), 2)),
+                round=max(request.round, agreed.done(request.kind) // REPEATED.get(counted_as(request.kind), 2)),
                 cases=sum(len(agreed.volumes[split]) for split in splits),
                 leaves=leaves,
                 case_scores=request.kind in ("score", "examine"),
             )
-            self._obey(self.policy.refuse(intent, self.now()))
-
-    @staticmethod
-    def _obey(reason: str | None) -> None:
-        if reason:
-            raise Refusal(reason)
-
-    # answers
+            obey(self.policy.refuse(intent, self.now()))
 
     def _assess(self, agreed: Agreed, request: Request) -> Leaving:
         assess = agreed.study.assess
@@ -599,7 +432,7 @@ class Worker:
         odd = sorted(turn.reply.keys() - turn.kinds.keys())
         if odd:
             raise Refusal(f"the answer holds {odd[0]!r}, which the algorithm does not announce")
-        self._obey(self.policy.refuse_reply(turn.kinds, cases, behind=behind))
+        obey(self.policy.refuse_reply(turn.kinds, cases, behind=behind))
         sizes = {
             name: 8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values())
             for name, v in turn.reply.items()
@@ -663,32 +496,6 @@ def _check_state(state: Path) -> None:
         write_file(file, lambda p: p.write_text(f"{STATE_FORMAT}\n"))
 
 
-def _counted(kind: RequestKind) -> RequestKind:
-    """Return the kind under which a request is counted: ``examine`` counts as ``score``, since it scores cases too."""
-    return "score" if kind == "examine" else kind
-
-
-def _cases(local: Study, name: str) -> list[CaseRef]:
-    """Return this hospital's cases. A folder of one site is this hospital, whatever the folder calls it."""
-    sites = local.data.case_refs(local.seed)
-    if name in sites:
-        return list(sites[name])
-    if len(sites) != 1:
-        raise DataError(f"the data hold the sites {', '.join(sites)}; none is called {name!r}")
-    (only,) = sites.values()
-    return [replace(ref, site=name) for ref in only]
-
-
-def _check_data(local: Source, wanted: Source) -> None:
-    """Refuse data that are not what the study is about."""
-    for what in ("task", "dims", "modality_names", "label_names"):
-        here, there = getattr(local, what), getattr(wanted, what)
-        if here != there:
-            raise Refusal(
-                f"the study's {what.replace('_', ' ')}: {there}; those of this site: {here}; its [data] can name them"
-            )
-
-
 def _owner(agreed: Agreed, phase: int) -> str:
     """Return the owner of a memory. Another phase, which might send the memory away, must not read it."""
     return f"{'/'.join(names_of(agreed.phases[phase][0]))} in phase {phase + 1}"
@@ -708,30 +515,6 @@ def _version(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
 
 
-def _most_seen(phase: Study, cases: int) -> int | None:
-    """Return how many cases one training of a phase sees, with repetitions; None if nothing that was trained leaves."""
-    algorithm, train = phase.algorithm, phase.train
-    if not {"model", "update"} & set(algorithm.reply.values()):
-        return None
-    steps, epochs = (getattr(algorithm, name, None) for name in ("steps", "epochs"))
-    steps = train.steps if steps is None and epochs is None else steps
-    if steps is None:
-        return int(cases * (train.epochs if epochs is None else epochs))
-    return -(-int(steps) * train.batch // train.patches)
-
-
-def _fewest_seen(phase: Study) -> int:
-    """Return how few cases may be behind a model that leaves, where the steps of a fit are counted."""
-    algorithm, batch = phase.algorithm, -(-phase.train.batch // phase.train.patches)
-    if not {"model", "update"} & set(algorithm.reply.values()):
-        return sys.maxsize  # nothing that was trained leaves
-    if facts(algorithm).single_step:
-        return batch
-    steps, epochs = (getattr(algorithm, name, None) for name in ("steps", "epochs"))
-    steps = phase.train.steps if steps is None and epochs is None else steps
-    return sys.maxsize if steps is None else int(steps) * batch
-
-
 def _together(fits: Sequence[Fit]) -> tuple[Fit, ...]:
     """Return the fits as they may be reported: the mini-batches of a round as one, since each may be a single case."""
     batches = [f for f in fits if f.minibatch]
@@ -742,12 +525,6 @@ def _together(fits: Sequence[Fit]) -> tuple[Fit, ...]:
     lr_sum, reach = (math.fsum(getattr(f, name) for f in batches) for name in ("lr_sum", "reach"))
     whole = replace(batches[-1], loss=loss, steps=steps, lr_sum=lr_sum, reach=reach)
     return (*(f for f in fits if not f.minibatch), whole)
-
-
-def _leaves(algorithm: Any) -> dict[str, Kind]:
-    """Return the fields that an algorithm may ask of a site, as far as its settings tell."""
-    pooled = getattr(algorithm, "fit", "") == "pooled"
-    return {name.rstrip("?") if pooled and kind == "cases" else name: kind for name, kind in algorithm.reply.items()}
 
 
 def _machine() -> tuple[str, str]:

@@ -1,0 +1,265 @@
+"""Whether this hospital takes part in a study: its policy, its data, what the study takes, and studies like it.
+
+A study that was agreed to is kept in the state folder; after a restart it is opened from there.
+"""
+
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from polysite import config, study
+from polysite.algorithms import names_of
+from polysite.algorithms.base import Algorithm, Kind, facts, small_models, small_sums
+from polysite.config import Study
+from polysite.data.cache import Cache, place
+from polysite.data.case import SPLITS, CaseRef
+from polysite.data.sources import Phantom, PhantomClasses, Source
+from polysite.data.split import SiteSplit
+from polysite.deploy.project import SiteConfig
+from polysite.deploy.protocol import RequestKind
+from polysite.deploy.site.kept_split import keep_split
+from polysite.deploy.site.limits import estimate, gpu_memory, main_memory, refuse_size
+from polysite.deploy.site.policy import Intent, SitePolicy
+from polysite.deploy.site.pseudonyms import Pseudonyms
+from polysite.deploy.site.studies import DAY, Studies, Trace
+from polysite.deploy.site.withdrawn import withdrawn_cases
+from polysite.engines.run_folder import file_name
+from polysite.errors import ConfigError, DataError, PolysiteError
+from polysite.models.encoders import Bundled
+from polysite.storage import private_folder, write_file
+from polysite.training.torch_site import TorchSite
+
+
+class Refusal(PolysiteError):
+    """A request that this hospital does not do; the sentence is sent to the coordinator."""
+
+
+def obey(reason: str | None) -> None:
+    """Refuse for a reason of the policy, if there is one."""
+    if reason:
+        raise Refusal(reason)
+
+
+@dataclass
+class Agreed:
+    """A study that this hospital takes part in, with its cases prepared."""
+
+    id: str
+    study: Study  # with this hospital's data
+    splits: SiteSplit
+    volumes: SiteSplit  # volumes that were cut into slices, where the study has slices; else the same as the splits
+    phases: list[tuple[Algorithm[Any], TorchSite]]
+    folder: Path
+    begun: set[int] = field(default_factory=lambda: {0})
+
+    def done(self, kind: RequestKind) -> int:
+        """Return how many requests of a kind were answered."""
+        file = self._count_file(kind)
+        return file.stat().st_size if file.exists() else 0
+
+    def count(self, kind: RequestKind) -> None:
+        """Count one more answer: a byte in a file."""
+        with self._count_file(kind).open("ab") as file:
+            file.write(b".")
+
+    def _count_file(self, kind: RequestKind) -> Path:
+        return self.folder / f"{counted_as(kind)}.count"
+
+
+class Agreements:
+    """Decides about studies, and keeps those that were agreed to.
+
+    Args:
+        site: The site's configuration.
+        pseudonyms: Digests of cases.
+        studies: The studies of the last days.
+        note: Reports an incident.
+    """
+
+    def __init__(self, site: SiteConfig, pseudonyms: Pseudonyms, studies: Studies, note: Callable[[str], None]):
+        self.site, self.pseudonyms, self.studies, self.note = site, pseudonyms, studies, note
+
+    def source(self, wanted: Source | None = None) -> Source:
+        """Return the hospital's own cases; for a rehearsal, generated ones, so that no patient is involved."""
+        if isinstance(wanted, Phantom | PhantomClasses):
+            return wanted
+        if self.site.data:
+            files = wanted is not None and self.site.data.get("name") == "files"
+            wish = {"modalities": list(wanted.modality_names)} if wanted and files else {}
+            return config.build({"data": {**wish, **self.site.data}}).data
+        raise ConfigError(f"{self.site.path} names no data: fill in [data]")  # the coordinator's are never opened
+
+    def new_studies(self) -> int:
+        """Return how many studies were agreed to within a day, also those of which the folder was deleted."""
+        files = (self.site.state / "runs").glob("*/study.toml")
+        recent = {f.parent.name for f in files if time.time() - f.stat().st_mtime < DAY}
+        return len(recent | {file_name(trace.study) for trace in self.studies.within(1)})
+
+    def folder(self, id: str) -> Path:
+        """Return the folder of a study."""
+        return self.site.state / "runs" / file_name(id)
+
+    def agree(self, id: str, text: str, policy: SitePolicy, now: datetime) -> Agreed:
+        """Take part, if the policy allows everything that the study will ask and the data fit."""
+        wanted = config.parse(text, where="the study")
+        if any(phase.run.pooled for phase in config.phases(wanted)):
+            raise Refusal("run.pooled would bring all scans to one place; no scan leaves this site")
+        if wanted.split.file:
+            raise Refusal("split.file names a file of the coordinator's; the study must split by itself")
+        if not isinstance(wanted.encoder, Bundled):
+            raise Refusal("encoder.name names a file of the coordinator's; leave it out, for the one that is built in")
+        refuse_size(wanted)
+        folder = self.folder(id)
+        new = not (folder / "study.toml").exists()
+        try:
+            local = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
+            _check_data(local.data, wanted.data)
+            withdrawn = withdrawn_cases(self.site.state)
+            cases = [case for case in _cases(local, self.site.name) if case.name not in withdrawn]
+        except ConfigError as problem:  # of this hospital's own configuration: it may name files
+            raise DataError(str(problem)) from problem
+        self._check_demand(local, cases, new, policy)
+        try:
+            whole = local.split.apply({self.site.name: cases}, local.split.seed_of(local.seed))
+            kept = keep_split(folder / "split.json", cases, whole[self.site.name], self.pseudonyms)
+            volumes, splits = kept.splits, study.cut(local, {self.site.name: kept.splits})[self.site.name]
+        except ConfigError as problem:
+            raise DataError(str(problem)) from problem
+        _check_study(local, len(volumes["train"]), splits, policy, now)
+        trace = self._trace(id, local, volumes, splits, policy)
+        if new:
+            obey(self._refuse_similar(trace, policy))
+        for inside in (folder, folder / "memory"):
+            private_folder(inside)
+        kept.write(folder / "split.json")
+        if new:  # before any work: it counts as a study, however it ends
+            write_file(folder / "study.toml", lambda p: p.write_text(text))
+        if new and not isinstance(local.data, Phantom | PhantomClasses):
+            self.studies.add(trace)
+        if kept.changed:
+            self.note(
+                "its cases are not those with which it agreed to this study: every known case stays in its part of the "
+                "split, and new ones train"
+            )
+        host = study.build_sites(local, {self.site.name: splits})[self.site.name]
+        phases = [(p.algorithm, host.under(p.train)) for p in config.phases(local)]
+        return Agreed(id, local, splits, volumes, phases, folder)
+
+    def _check_demand(self, local: Study, cases: Sequence[CaseRef], new: bool, policy: SitePolicy) -> None:
+        """Ask the policy about the memory and the disk space of a study, before anything is allocated."""
+        free = shutil.disk_usage(self.site.state).free + Cache(place()).size if new else sys.maxsize
+        demand = estimate(local, cases)
+        obey(policy.refuse_demand(demand, main_memory(), gpu_memory(local), free))
+
+    def _trace(self, id: str, local: Study, volumes: SiteSplit, splits: SiteSplit, policy: SitePolicy) -> Trace:
+        """Return what a study does with the cases here."""
+        digests = {part: sorted(self.pseudonyms.digest(c.name) for c in volumes[part]) for part in SPLITS}
+        every = sorted(d for part in SPLITS for d in digests[part])
+        assessed = () if not policy.assess else every if local.assess.cases == "all" else digests["train"]
+        seen = [n for p in config.phases(local) if (n := _most_seen(p, len(splits["train"]))) is not None]
+        of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
+        seed = local.seed
+        return Trace(id, time.time(), tuple(digests["train"]), tuple(assessed), seed, tuple(seen), of_one)
+
+    def _refuse_similar(self, trace: Trace, policy: SitePolicy) -> str | None:
+        """Return why a study that is too much like another is refused, or None."""
+        days, fewest = policy.similar_days, policy.fewest
+        if not self.studies.similar(trace, days, fewest):
+            return None
+        return (
+            "this study and another one (or two phases of it) differ by so few training cases or steps that the "
+            f"difference of their results would be about single cases: policy.toml says similar_days = {days:g} and "
+            f"fewest = {fewest}"
+        )
+
+
+def _check_study(wanted: Study, cases: int, splits: SiteSplit, policy: SitePolicy, now: datetime) -> None:
+    """Ask the policy about everything that the study will want; rounds are counted through all phases.
+
+    The policy counts patients, not slices: as many slices as the largest volume has may be of one patient.
+    """
+    of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
+    phases = config.phases(wanted)
+    rounds = sum(phase.run.rounds for phase in phases)
+    seen = -(-min(map(_fewest_seen, phases)) // of_one)
+    if seen < policy.fewest:
+        raise Refusal(
+            f"one training of this study may see {seen} cases, too few behind 'model': policy.toml says fewest = "
+            f"{policy.fewest}; a larger train.batch, more steps or whole epochs would do"
+        )
+    fewest = policy.fewest * of_one
+    for phase in phases:
+        small = (small_sums(phase.algorithm, fewest), small_models(phase.algorithm, fewest))
+        obey(policy.refuse_small(*small))
+    for phase, name in ((p, name) for p in phases for name in names_of(p.algorithm)):
+        intent = Intent(
+            kind="hello",
+            algorithm=name,
+            round=rounds - 1,
+            cases=cases,
+            leaves=leaves_of(phase.algorithm),
+            case_scores=facts(phase.algorithm).sends_scores,
+        )
+        obey(policy.refuse(intent, now))
+
+
+def counted_as(kind: RequestKind) -> RequestKind:
+    """Return the kind under which a request is counted: ``examine`` counts as ``score``, since it scores cases too."""
+    return "score" if kind == "examine" else kind
+
+
+def _cases(local: Study, name: str) -> list[CaseRef]:
+    """Return this hospital's cases. A folder of one site is this hospital, whatever the folder calls it."""
+    sites = local.data.case_refs(local.seed)
+    if name in sites:
+        return list(sites[name])
+    if len(sites) != 1:
+        raise DataError(f"the data hold the sites {', '.join(sites)}; none is called {name!r}")
+    (only,) = sites.values()
+    return [replace(ref, site=name) for ref in only]
+
+
+def _check_data(local: Source, wanted: Source) -> None:
+    """Refuse data that are not what the study is about."""
+    for what in ("task", "dims", "modality_names", "label_names"):
+        here, there = getattr(local, what), getattr(wanted, what)
+        if here != there:
+            raise Refusal(
+                f"the study's {what.replace('_', ' ')}: {there}; those of this site: {here}; its [data] can name them"
+            )
+
+
+def _most_seen(phase: Study, cases: int) -> int | None:
+    """Return how many cases one training of a phase sees, with repetitions; None if nothing that was trained leaves."""
+    algorithm, train = phase.algorithm, phase.train
+    if not {"model", "update"} & set(algorithm.reply.values()):
+        return None
+    steps, epochs = (getattr(algorithm, name, None) for name in ("steps", "epochs"))
+    steps = train.steps if steps is None and epochs is None else steps
+    if steps is None:
+        return int(cases * (train.epochs if epochs is None else epochs))
+    return -(-int(steps) * train.batch // train.patches)
+
+
+def _fewest_seen(phase: Study) -> int:
+    """Return how few cases may be behind a model that leaves, where the steps of a fit are counted."""
+    algorithm, batch = phase.algorithm, -(-phase.train.batch // phase.train.patches)
+    if not {"model", "update"} & set(algorithm.reply.values()):
+        return sys.maxsize  # nothing that was trained leaves
+    if facts(algorithm).single_step:
+        return batch
+    steps, epochs = (getattr(algorithm, name, None) for name in ("steps", "epochs"))
+    steps = phase.train.steps if steps is None and epochs is None else steps
+    return sys.maxsize if steps is None else int(steps) * batch
+
+
+def leaves_of(algorithm: Any) -> dict[str, Kind]:
+    """Return the fields that an algorithm may ask of a site, as far as its settings tell."""
+    pooled = getattr(algorithm, "fit", "") == "pooled"
+    return {name.rstrip("?") if pooled and kind == "cases" else name: kind for name, kind in algorithm.reply.items()}
