@@ -34,6 +34,7 @@ from hostile import ATTACKS, Hostile
 from polysite import config
 from polysite.config import Study
 from polysite.engines.phases import Phase, run_phases
+from polysite.engines.record import SiteGuard
 from polysite.engines.run_folder import RunFolder
 from polysite.storage import write_file
 from polysite.study import deal_cases, load_cases
@@ -114,10 +115,16 @@ def measured(federation: str, attack: str, defence: str, seed: int) -> dict[str,
         "best_round": result.best_round + 1,
         "factors": {i: min(r.guard[i].factor for r in records if i in r.guard) for i in last},
         "standings": {i: [r.guard[i].standing for r in records if i in r.guard] for i in last},
+        "traces": {i: [trace(r.guard[i]) for r in records if i in r.guard] for i in last},
         "clips": {i: sum(bool(r.guard[i].clipped) for r in records if i in r.guard) for i in last},
         "incidents": [f"{i.get('site', '')}: {i['what']}" for r in records for i in r.incidents],
         "seconds": time.process_time() - began,
     }
+
+
+def trace(seen: SiteGuard) -> list[float | None]:
+    """Return cosine, agreement of the others, persistence, the usual one, and the factor of a site in a round."""
+    return [seen.cosine, seen.coherence, seen.persistence, seen.usual_persistence, seen.factor]
 
 
 def cell(out: Path, federation: str, attack: str, defence: str, seed: int) -> Mapping[str, Any]:
