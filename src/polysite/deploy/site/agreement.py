@@ -79,21 +79,19 @@ class Agreements:
         site: The site's configuration.
         pseudonyms: Digests of cases.
         studies: The studies of the last days.
+        source: Returns the hospital's own cases for what a study wants.
         note: Reports an incident.
     """
 
-    def __init__(self, site: SiteConfig, pseudonyms: Pseudonyms, studies: Studies, note: Callable[[str], None]):
-        self.site, self.pseudonyms, self.studies, self.note = site, pseudonyms, studies, note
-
-    def source(self, wanted: Source | None = None) -> Source:
-        """Return the hospital's own cases; for a rehearsal, generated ones, so that no patient is involved."""
-        if isinstance(wanted, Phantom | PhantomClasses):
-            return wanted
-        if self.site.data:
-            files = wanted is not None and self.site.data.get("name") == "files"
-            wish = {"modalities": list(wanted.modality_names)} if wanted and files else {}
-            return config.build({"data": {**wish, **self.site.data}}).data
-        raise ConfigError(f"{self.site.path} names no data: fill in [data]")  # the coordinator's are never opened
+    def __init__(
+        self,
+        site: SiteConfig,
+        pseudonyms: Pseudonyms,
+        studies: Studies,
+        source: Callable[[Source], Source],
+        note: Callable[[str], None],
+    ):
+        self.site, self.pseudonyms, self.studies, self.source, self.note = site, pseudonyms, studies, source, note
 
     def new_studies(self) -> int:
         """Return how many studies were agreed to within a day, also those of which the folder was deleted."""

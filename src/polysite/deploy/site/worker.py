@@ -42,6 +42,7 @@ from polysite.algorithms import names_of
 from polysite.algorithms.base import facts
 from polysite.buffers import Buffer
 from polysite.data.case import SPLITS
+from polysite.data.sources import Phantom, PhantomClasses, Source
 from polysite.deploy.identity import difference
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import (
@@ -131,7 +132,7 @@ class Worker:
         self.ledger = Ledger(site.state / "ledger.jsonl")
         self.pseudonyms = Pseudonyms(site.state / "secret")
         self.studies = Studies(site.state / "studies.jsonl")
-        self.agreements = Agreements(site, self.pseudonyms, self.studies, self._note)
+        self.agreements = Agreements(site, self.pseudonyms, self.studies, self.source, self._note)
         self.incidents: list[str] = []  # sent to the coordinator with the next response
         self.agreed: Agreed | None = None
         self._last = Answered()
@@ -142,9 +143,19 @@ class Worker:
     def describe_data(self) -> None:
         """Count the hospital's cases, for the courier's screen; refuse data that cannot be read."""
         if self.site.data:
-            source = self.agreements.source()
+            source = self.source()
             count, where = sum(map(len, source.case_refs(0).values())), self.site.data.get("path", "drawings")
             self.words = f"{count} cases ({', '.join(source.modality_names)}) found in {where}"
+
+    def source(self, wanted: Source | None = None) -> Source:
+        """Return the hospital's own cases; for a rehearsal, generated ones, so that no patient is involved."""
+        if isinstance(wanted, Phantom | PhantomClasses):
+            return wanted
+        if self.site.data:
+            files = wanted is not None and self.site.data.get("name") == "files"
+            wish = {"modalities": list(wanted.modality_names)} if wanted and files else {}
+            return config.build({"data": {**wish, **self.site.data}}).data
+        raise ConfigError(f"{self.site.path} names no data: fill in [data]")  # the coordinator's are never opened
 
     def answer(self, header: Mapping[str, Any], body: Buffer, incidents: Sequence[str] = ()) -> tuple[Header, Buffer]:
         """Return a response, or a sentence why there is none. It is in the ledger before it is returned.
