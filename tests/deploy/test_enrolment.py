@@ -32,7 +32,7 @@ def polysite(*words):
 
 @pytest.fixture
 def project(tmp_path):
-    """A project for hospitals elsewhere, in which nobody is enrolled."""
+    """A project for hospitals on other computers, before any of them has enrolled."""
     return projects.init(tmp_path / "project", ["north", "South 2"], ADDRESS)
 
 

@@ -20,7 +20,7 @@ NAMES = "abcde"
 def test_gains_are_trimmed_at_both_ends():
     best = dict.fromkeys(NAMES, 0.5)
     assert advantage({"a": 0.6, "b": 0.7, "c": 0.65, "d": 1.0, "e": 0.0}, best) == pytest.approx(0.15)
-    assert advantage({"a": 0.6, "b": 0.4}, best) == pytest.approx(0.0)  # two: nobody is left out
+    assert advantage({"a": 0.6, "b": 0.4}, best) == pytest.approx(0.0)  # of two gains, none is trimmed
     assert advantage({"a": 0.4, "b": 0.6, "c": 0.7}, best) == pytest.approx(0.1)  # three: the median
     seven = {i: 0.5 + k / 100 for k, i in enumerate("abcdefg")}
     assert advantage(seven, dict.fromkeys(seven, 0.5)) == pytest.approx(0.03)

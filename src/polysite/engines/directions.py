@@ -27,7 +27,7 @@ from polysite.payload import SiteId, plain
 from polysite.tree import Tree
 
 WIDTH = 4096  # numbers in a sketch
-FEWEST = 3  # sites that can be compared: with two, nobody can say which of them is wrong
+FEWEST = 3  # sites that can be compared: of two that disagree, either may be wrong
 
 Sketch = NDArray[np.float64]
 

@@ -96,8 +96,6 @@ class Network:
 
     def heads(self, x: torch.Tensor) -> Heads:
         """Return the logits of all heads for a batch, in float32: several in training with deep supervision."""
-        if self.passes and self.module.training:
-            return self.passes(x)[0]
         return self._heads(self.forward, x)
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase | Replaced, batch: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from slow_link import SlowLink
 from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
 
 SLOW, DELAY = 256e3 / 8, 0.3  # 256 kbit/s, 300 ms
-NOBODY = 1  # a port at which nobody listens
+CLOSED = 1  # a port without a listener
 SIZE = 80 << 10  # bytes of a small model: two and a half seconds each way
 
 
@@ -82,7 +82,7 @@ def test_an_upload_that_is_cut_goes_on_where_it_was(consortium, link, lost):
         sent = link.send("north", HEADER, b"abc", 60, "1")
         asked = received(north)
         before = slow.carried["up"]
-        slow.cut_after(5 * SIZE, far=NOBODY if lost else None)
+        slow.cut_after(5 * SIZE, far=CLOSED if lost else None)
         if lost:
             with pytest.raises(Lost):
                 north.answer(asked, {"ok": 1}, body, patience=0.2)
@@ -103,7 +103,7 @@ def test_a_download_that_is_cut_goes_on_where_it_was(consortium, link, lost, mon
         north.connect()
         token, body, before = link.online(), secrets.token_bytes(8 * SIZE), slow.carried["down"]
         sent = link.send("north", HEADER, body, 60, "1")
-        slow.cut_after(5 * SIZE, "down", NOBODY if lost else None)
+        slow.cut_after(5 * SIZE, "down", CLOSED if lost else None)
         if lost:
             with pytest.raises(Lost):
                 received(north)

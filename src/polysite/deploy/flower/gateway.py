@@ -303,7 +303,8 @@ class Guard:
         return push() if size < SMALL else await run_in_threadpool(push)
 
     async def _read(self, scope: Scope, site: str, *parts: memoryview, arrival: Arrival | None = None) -> None:
-        """Receive the body of a request in memory of its size. As long as bytes come, the site is told so."""
+        """Receive the body of a request in memory of its size, and confirm to the site every few seconds that bytes
+        arrive."""
         size, began, loop, known = sum(map(len, parts)), time.monotonic(), asyncio.get_running_loop(), 0
         body: Body = scope["extensions"][BODY](*parts)
         if arrival is not None:

@@ -39,7 +39,7 @@ class Body:
     ):
         self._parts, self._loop = [part for part in parts if part], loop  # what is left of them
         self.confirm = confirm  # tells the client that bytes arrive
-        self._abandoned: memoryview | None = None  # where bytes go that nobody wants
+        self._abandoned: memoryview | None = None  # memory for the rest of a body that was given up
         self.size, self.heard = 0, loop.time()  # bytes that have come, and when the last ones did
         self.over = loop.create_future()  # when all have come, or no more will
         while self.size < len(early):
