@@ -84,7 +84,8 @@ class SuPerFed:
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w, mix = got["model"], None
         if got["twins"]:
-            mix = Mix(memory.get("twin", self._mixed(site.fresh)), self.nu, self.by)
+            twin = memory["twin"] if "twin" in memory else self._mixed(site.fresh)
+            mix = Mix(twin, self.nu, self.by)
         fit = site.fit(w, Objective(Tilt(anchor=w, weight=2 * self.mu), mix=mix))
         return Payload(model=fit.params, weight=site.size), Payload(twin=fit.twin) if mix else memory
 
