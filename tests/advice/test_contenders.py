@@ -55,7 +55,10 @@ def test_strategies_keep_their_kind_and_take_the_recipe():
     weighted = found["weighted"].study.algorithm
     assert name_of(weighted) == "averaged" and weighted.inner.weights == {"west": 0.3}
     assert name_of(weighted.inner.inner) == "fedadam" and weighted.inner.inner.server.lr == 0.03
-    assert name_of(found["clustered"].study.algorithm.inner) == "averaged"
+    shared, grouped = config.phases(found["clustered"].study)
+    assert name_of(shared.algorithm) == "averaged" and (shared.run.rounds, grouped.run.rounds) == (30, 15)
+    assert name_of(grouped.algorithm) == "clustered" and name_of(grouped.algorithm.inner) == "averaged"
+    assert grouped.train.lr == shared.train.lr / 2
     uniform = found["uniform"].study.algorithm
     assert uniform.inner.uniform and uniform.inner.server.lr == 0.03 and uniform.decay == 0.9
     assert name_of(found["local"].study.algorithm) == "local"

@@ -11,6 +11,7 @@ from polysite import study
 from polysite.benchmark.last_run import LastRun
 from polysite.data.phantom import write
 from polysite.errors import DataError
+from polysite.training.gpu_passes import GpuPasses
 from polysite.training.gpu_steps import GpuSteps
 from polysite.training.network import Network
 
@@ -77,7 +78,8 @@ def test_a_network_on_a_gpu_is_used_again_with_the_initial_parameters_of_the_nex
     last = LastRun()
     last.runs = 5
     first = last.network(chosen, {"east": 4})
-    assert first.gpu_steps.expected == 5 * study.expected_steps(chosen, {"east": 4})
+    steps = study.expected_steps(chosen, {"east": 4})
+    assert (first.gpu_steps.expected, first.gpu_steps.later) == (steps, 4 * steps)
     other = replace(chosen, seed=1, algorithm=ps.Scaffold())
     assert last.network(other, {}) is first
     for key, value in study.initial_params(other).items():
@@ -99,9 +101,10 @@ def test_the_steps_of_a_run_on_a_gpu_serve_the_next_run(monkeypatch):
 
 
 def as_on_a_gpu(init):
-    def build(self, module, train, expected=0):
+    def build(self, module, train, expected=0, later=0):
         init(self, module, train, expected)
-        self.gpu_steps = GpuSteps(self.module, False, "auto", expected)
+        self.gpu_steps = GpuSteps(self.module, False, "auto", expected, later)
+        self.passes = GpuPasses(self.gpu_steps, train.batch)
 
     return build
 

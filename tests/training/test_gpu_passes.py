@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch._dynamo  # before tests patch torch.compiler, whose functions it keeps
 
 from polysite.models.names import head_of
 from polysite.models.unet import UNet

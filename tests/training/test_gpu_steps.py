@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo  # before tests patch torch.compiler, whose functions it keeps
 
 from polysite.models.densenet import DenseNet
 from polysite.models.unet import UNet
@@ -61,8 +62,8 @@ def test_compiled_steps_have_the_gradients_of_plain_ones_also_of_incomplete_batc
 def pays(net, expected, taken=8, all_taken=8, half=False):
     """Whether a step of 0.1 s is compiled."""
     steps = GpuSteps(net, half, "auto", expected)
-    steps.taken = all_taken
-    return steps.pays(0.1, taken, "kind")
+    steps.taken, steps.counts["kind"] = all_taken, taken
+    return steps.pays(0.1, "kind")
 
 
 def test_a_run_compiles_if_the_steps_that_are_left_save_more_than_compiling_takes(net):
@@ -72,9 +73,61 @@ def test_a_run_compiles_if_the_steps_that_are_left_save_more_than_compiling_take
     GpuSteps(net, False, "auto", 0).mark("kind").touch()
     assert pays(net, enough // 4)
     assert not pays(net, enough // 4, half=True)  # in the other precision nothing is on disk
-    assert GpuSteps(net, False, True, 0).pays(0.0, 0, "kind") and not GpuSteps(net, False, False, 10**9).pays(
-        1.0, 0, "kind"
-    )
+    assert GpuSteps(net, False, True, 0).pays(0.0, "kind") and not GpuSteps(net, False, False, 10**9).pays(1.0, "kind")
+
+
+def test_a_later_run_compiles_a_step_that_earlier_runs_did_not_have(net, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    monkeypatch.setattr(gpu_steps, "GAIN", 1e9)  # every step that is left pays
+    steps = GpuSteps(net, False, "auto", 12, later=12)
+    for _ in range(12):
+        steps.backward(*batch(2), LOSS, 2)
+    assert len(compiled) == 1
+    steps.begin(12, 0)
+    other = CaseLoss(Outline(), "dice_ce")
+    for _ in range(8):
+        steps.backward(*batch(2), other, 2)
+    assert len(compiled) == 1
+    steps.backward(*batch(2), other, 2)
+    assert len(compiled) == 2 and steps.counts.total() == steps.taken == 21
+
+
+def test_what_did_not_pay_in_one_run_is_reconsidered_in_the_next(net, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    steps = GpuSteps(net, False, "auto", 12)
+    for _ in range(12):
+        steps.backward(*batch(2), LOSS, 2)
+    assert not compiled
+    steps.begin(10**9, 0)
+    for _ in range(8):
+        steps.backward(*batch(2), LOSS, 2)
+    assert not compiled
+    steps.backward(*batch(2), LOSS, 2)
+    assert len(compiled) == 1
+
+
+def test_steps_are_captured_again_when_the_parameters_have_moved(net):
+    steps = GpuSteps(net, False, "auto", 20)
+    steps.backward(*batch(2), LOSS, 2)
+    (step,) = steps._steps.values()
+    step.run = lambda: pytest.fail("this would read memory that is free")
+    steps.lay_out(torch.contiguous_format)
+    assert step.run is not None  # nothing moved
+    steps.lay_out(torch.channels_last_3d)
+    assert step.run is None and step.due == step.taken
+    loss, _ = plain(net, *batch(2))
+    assert steps.backward(*batch(2), LOSS, 2) == pytest.approx(float(loss), abs=1e-6)
+
+
+def test_the_memory_of_a_step_is_what_its_layers_keep(net):
+    steps = GpuSteps(net, False, "auto", 20)
+    for count in (2, 4):
+        steps.backward(*batch(count), LOSS, count)
+    two, four = (step._bytes(*batch(count)) for step, count in zip(steps._steps.values(), (2, 4), strict=True))
+    weights = sum(p.nbytes for p in net.parameters())
+    assert 1.5 * (two - 2 * weights) < four < 2 * two and two > batch(2)[0].nbytes * 4
 
 
 def test_short_runs_are_not_compiled_and_time_their_first_steps(net, monkeypatch):

@@ -114,7 +114,8 @@ class Advice:
 
     def _single(self) -> set[str]:
         """Return the hospitals with models of their own: fine-tuned ones, or those of a group of one."""
-        groups = getattr(self.chosen.study.algorithm, "groups", {}).values()
+        last = config.phases(self.chosen.study)[-1].algorithm
+        groups = getattr(last, "groups", {}).values()
         alone = {group[0] for group in groups if len(group) == 1} - set(self.strategies)
         return alone | set(self.alphas)
 

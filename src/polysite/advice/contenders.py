@@ -1,7 +1,9 @@
 """The strategies that a tournament compares: those that an assessment proposes, and clusters of patients.
 
 Every strategy trains by the same recipe: the learning rate, the server's optimiser and the additions that were best for
-one model of all hospitals. A strategy of several models uses the recipe in each of them.
+one model of all hospitals. A strategy of several models uses the recipe in each of them. The models of groups of
+hospitals and of clusters of patients begin alike: two thirds of the rounds train one model for all, the last third
+fine-tunes it for each group or cluster.
 """
 
 import tomllib
@@ -19,7 +21,7 @@ REFERENCE = "fedavg"
 LEFT_OUT = ("fedprox", "graded", "common-modalities")  # variants of one model and of less weight; other data
 PATIENTS = 24  # training cases; with fewer, clusters of patients would have too few each
 CLUSTERS, DIMENSIONS = (2, 3, 4), 10  # of patients: numbers to choose from by BIC, principal components
-SHARE = 2  # a third of all rounds fine-tunes the models of clusters, at half of the learning rate
+SHARE = 2  # a third of all rounds fine-tunes the models of groups and clusters, at half of the learning rate
 SLOWER = 2
 FAMILIES: tuple[Family, ...] = ("one model", "outlier", "groups", "own", "alone", "patients")  # the simplest first
 
@@ -60,6 +62,10 @@ def contenders(verdict: Verdict, recipe: Study, cases: int, only: Sequence[str] 
 def _proposed(strategy: Strategy, recipe: Study) -> Contender:
     mine = tomllib.loads(config.dump(recipe))["algorithm"]
     changes = {**strategy.changes, "algorithm": trained_by(strategy.changes["algorithm"], mine)}
+    if changes["algorithm"]["name"] == "clustered":
+        rounds = max(1, recipe.run.rounds // SHARE)
+        grouped = {"algorithm": changes.pop("algorithm"), "run": {"rounds": rounds}}
+        changes["then"] = [{**grouped, "train": {"lr": recipe.train.lr / SLOWER}}]
     return Contender(strategy.name, strategy.title, _family(strategy), config.vary(recipe, changes), strategy.reasons)
 
 

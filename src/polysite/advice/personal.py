@@ -5,6 +5,7 @@ An own model starts from a trained strategy and is fine-tuned at the hospital; s
 cost little, at most one more strategy is trained again: the one with the highest expected gain over all cases.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from polysite import config
 from polysite.advice.decide import mean_of
 from polysite.advice.exceptions import Confirmation, Promise, confirm, promises
 from polysite.advice.tournament import Played, play
+from polysite.algorithms.base import facts
 from polysite.benchmark.jobs import Step
 from polysite.config import Study
 from polysite.errors import RunError
@@ -108,7 +110,8 @@ def choose(trained: Trainings, shared: str) -> tuple[dict[str, Choice], dict[str
     """
     own = list(trained.starts)
     if shared not in own and shared not in trained.starts.values():
-        own = [] if trained.one[shared].study.then else trained.own(shared)  # clusters of patients are no start
+        ends = any(facts(phase.algorithm).ends_study for phase in config.phases(trained.one[shared].study))
+        own = [] if ends else trained.own(shared)  # clusters of patients are no start
     start, inner = trained.one[shared], trained.inner
     whole = {n for n, each in trained.one.items() if len(each.scores) == len(start.scores)} - {shared}
     pool = {n: trained.one[n] for n in trained.one if n in whole and (n in own or n not in trained.starts)}
@@ -158,7 +161,8 @@ def with_own(shared: Study, alphas: Mapping[str, float]) -> Study:
         "train": {"lr": shared.train.lr / SLOWER},
         "run": {"rounds": rounds, "validate_every": rounds},
     }
-    return config.vary(shared, {"then": [phase]})
+    before = tomllib.loads(config.dump(shared)).get("then", [])
+    return config.vary(shared, {"then": [*before, phase]})
 
 
 def _worth_most(promised: Mapping[str, Promise], among: list[str]) -> str:

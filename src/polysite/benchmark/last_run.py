@@ -57,13 +57,15 @@ class LastRun(Materials):
         train, outputs = chosen.train, (len(chosen.data.modality_names), chosen.data.label_names, chosen.data.task)
         built = (chosen.model, chosen.dims, outputs, train.exclusive, train.device, train.autocast, train.compile)
         known = self._networks.pop(built, None)
+        steps = study.expected_steps(chosen, sizes)
+        later = (self.runs - 1) * steps
         if known is not None:
-            known.restart(study.build_module(chosen))
+            known.restart(study.build_module(chosen), steps, later)
             self._networks[built] = known
             return known
         while len(self._networks) >= NETWORKS:
             del self._networks[next(iter(self._networks))]
-        fresh = Network(study.build_module(chosen), train, self.runs * study.expected_steps(chosen, sizes))
+        fresh = Network(study.build_module(chosen), train, steps, later)
         if fresh.gpu_steps:  # a CPU compiles nothing
             self._networks[built] = fresh
         return fresh

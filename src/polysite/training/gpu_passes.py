@@ -55,6 +55,11 @@ class GpuPasses:
             self.steps.taken += 1
         return self._kinds[key](x)
 
+    def begin(self) -> None:
+        """Begin another run: what was not compiled in the run before is reconsidered."""
+        for kind in self._kinds.values():
+            kind.reconsider()
+
     def run(self, x: torch.Tensor, modules: tuple[str, ...]) -> tuple[Heads, Seen, Seen]:
         """Run the network on a batch of any size."""
         self.taps.wanted, self.taps.inputs, self.taps.outputs = modules, {}, {}
@@ -82,14 +87,20 @@ class _Kind:
         self.due = 0 if passes.steps.setting is True else PROBE  # passes before the choice
         self.function: Function | None = None
 
+    def reconsider(self) -> None:
+        """Choose again after a few passes of the run that begins, unless the pass is compiled."""
+        if self.function is None and self.taken >= self.due:
+            self.due = self.taken + PROBE
+
     def __call__(self, x: torch.Tensor) -> tuple[Heads, Seen, Seen]:
         steps = self.passes.steps
         if self.taken == self.due:
             work = (1 + BACKWARD) if torch.is_grad_enabled() else 1
             seconds = work * self.timed / (PROBE - PROBE // 2)
-            if steps.pays(seconds, self.taken, self.name) and not steps.problem:
+            if steps.pays(seconds, self.name) and not steps.problem:
                 self._choose(x)
         self.taken += 1
+        steps.counts[self.name] += 1
         if self.function is not None:
             return self._filled(x, self.function)
         if not PROBE // 2 < self.taken <= PROBE:
@@ -111,14 +122,14 @@ class _Kind:
                 else:
                     self.due = self.taken + LATER
         except Exception as problem:  # of the compiler, or because there is none
-            steps.module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+            steps.lay_out(torch.contiguous_format)
             steps.fail(problem)
 
     def _compile(self, x: torch.Tensor) -> None:
         torch._dynamo.config.recompile_limit = KINDS
         torch.backends.cudnn.benchmark = True  # cuDNN times its algorithms once per shape; shapes are fixed here
         steps, began = self.passes.steps, time.perf_counter()
-        steps.module.to(memory_format=steps.layout)  # type: ignore[call-overload]
+        steps.lay_out(steps.layout)
         function = torch.compile(self.passes.run, dynamic=False)
         self._filled(x, function)
         steps.setup_seconds += time.perf_counter() - began

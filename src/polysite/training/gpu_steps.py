@@ -1,13 +1,15 @@
-"""Gradients of training steps on a GPU: compiled once, captured in a CUDA graph where steps are short.
+"""Gradients of training steps on a GPU: compiled once, captured in a CUDA graph where steps are small.
 
 All sites, rounds and phases of a process share one compiled step, because it reads the batch, the weights of its cases
 and the parameters of the network from fixed memory. An incomplete batch is filled up with cases of weight 0; without
 batch statistics these change nothing. One that is at most half full has a step of half the size. The first steps run
 as they are and are timed; then a run compiles its network if the steps that are left will save more time than compiling
 takes. Of several processes on a machine one compiles; the others go on uncompiled until its kernels are on disk.
+Whether a step is small is told by its memory, not by its time: other processes on the GPU make it slow, but not large.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,7 +41,7 @@ COMPILING, AGAIN = (
     30.0,
     6.0,
 )  # seconds of compiling, and of compiling what torch keeps on disk (18 to 30 and 3 measured)
-SHORT = 0.03  # seconds of a step below which launching its kernels takes longer than running them
+SMALL = 1 << 30  # bytes of a step's layers below which launching its kernels takes longer than running them
 WARM = 3  # steps before a capture
 LATER = 100  # steps until a process looks again whether another one has compiled the same step
 KINDS = 64  # compiled functions in a process; beyond torch's own limit of 8 it would silently stop compiling
@@ -60,14 +62,19 @@ class GpuSteps:
         module: The network, on a GPU.
         half: Use bfloat16 in convolutions.
         setting: ``train.compile``.
-        expected: Number of steps of the whole run.
+        expected: Number of steps of the run.
+        later: Number of steps of the runs after it in this process.
     """
 
-    def __init__(self, module: torch.nn.Module, half: bool, setting: bool | Literal["auto"], expected: int):
-        self.module, self.half, self.setting, self.expected = module, half, setting, expected
+    def __init__(
+        self, module: torch.nn.Module, half: bool, setting: bool | Literal["auto"], expected: int, later: int = 0
+    ):
+        self.module, self.half, self.setting = module, half, setting
+        self.expected, self.later = expected, later
         self.weights = list(module.parameters())
         self.device = self.weights[0].device
-        self.taken = 0  # steps of all kinds
+        self.taken, self.earlier = 0, 0  # steps of all kinds, in all runs and before this run
+        self.counts, self.counts_earlier = Counter[str](), Counter[str]()  # the same for every kind
         self.compiled = False
         self.setup_seconds = 0.0  # spent on compiling and capturing
         self.problem = ""  # why the network could not be compiled
@@ -84,6 +91,13 @@ class GpuSteps:
             layer.forward = MethodType(convolve, layer)  # type: ignore[method-assign]
             if isinstance(layer.bias, torch.nn.Parameter):
                 self.idle[layer.bias] = torch.zeros_like(layer.bias)
+
+    def begin(self, expected: int, later: int) -> None:
+        """Begin another run, of these steps; what was not compiled in the run before is reconsidered."""
+        self.expected, self.later = expected, later
+        self.earlier, self.counts_earlier = self.taken, self.counts.copy()
+        for step in self._steps.values():
+            step.reconsider()
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, loss: PerCase | Replaced, batch: int) -> torch.Tensor:
         """Compute the mean loss of a batch and the gradients of all parameters; return the local loss.
@@ -169,12 +183,28 @@ class GpuSteps:
             raise problem
         self.problem = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
-    def pays(self, seconds: float, taken: int, kind: str) -> bool:
-        """Return whether compiling pays, given the seconds and the number of the uncompiled steps of a kind so far."""
+    def pays(self, seconds: float, kind: str) -> bool:
+        """Return whether compiling a kind of step pays, given the seconds that it takes uncompiled.
+
+        The rest of this run is expected to have as many such steps as it has had so far, later runs as many as all.
+        """
         if self.setting != "auto":
             return self.setting
-        left = (self.expected - self.taken) * taken / max(self.taken, 1)  # of this kind
+        taken = self.taken - self.earlier
+        now = (self.counts[kind] - self.counts_earlier[kind]) / max(taken, 1)
+        left = (self.expected - taken) * now + self.later * self.counts[kind] / max(self.taken, 1)
         return GAIN * seconds * left > (AGAIN if self.mark(kind).exists() else COMPILING)
+
+    def lay_out(self, layout: torch.memory_format) -> None:
+        """Give the parameters a memory format.
+
+        They move to other memory by this, so captured steps, which hold addresses, are captured again.
+        """
+        places = [p.data_ptr() for p in self.weights]
+        self.module.to(memory_format=layout)  # type: ignore[call-overload]
+        if places != [p.data_ptr() for p in self.weights]:
+            for step in self._steps.values():
+                step.forget()
 
     @contextmanager
     def turn(self, kind: str) -> Iterator[bool]:
@@ -216,12 +246,24 @@ class _Step:
         self.due = 0 if steps.setting is True else PROBE  # steps before the choice
         self.taken, self.timed, self.count = 0, 0.0, 0  # steps, seconds of the timed ones, cases of the last batch
         self.run: Callable[[], torch.Tensor] | None = None
+        self.compiled = False
+
+    def reconsider(self) -> None:
+        """Choose again after a few steps of the run that begins, unless the step is compiled."""
+        if not self.compiled and self.taken >= self.due:
+            self.due = self.taken + PROBE
+
+    def forget(self) -> None:
+        """Choose again before the next step; what was compiled or captured is not used any more."""
+        if self.run is not None:
+            self.run, self.compiled, self.due = None, False, self.taken
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor, batch: int) -> torch.Tensor:
         if self.taken == self.due:
             _, took = self._time(lambda: self._choose(x, y, batch, self.timed / (PROBE - PROBE // 2)))
             self.steps.setup_seconds += took
         self.taken += 1
+        self.steps.counts[self.kind] += 1
         if self.run is not None:
             self._fill(x, y)
             return self.run()
@@ -243,22 +285,24 @@ class _Step:
         return result, time.perf_counter() - began
 
     def _choose(self, x: torch.Tensor, y: torch.Tensor, batch: int, seconds: float) -> None:
-        if self.steps.pays(seconds, self.taken, self.kind) and not self.steps.problem:
+        if self.steps.pays(seconds, self.kind) and not self.steps.problem:
             try:
                 with self.steps.turn(self.kind) as mine:
                     if not mine:
                         self.due = self.taken + LATER
                         return
+                    self.steps.lay_out(self.steps.layout)
                     self._hold(x, y, batch, self.steps.layout)
                     torch.backends.cudnn.benchmark = True  # cuDNN times its algorithms once per shape
-                    self.steps.module.to(memory_format=self.steps.layout)  # type: ignore[call-overload]
-                    self.run, seconds = self._compile()
+                    self.run, self.compiled = self._compile(), True
                     self.steps.compiled = True
             except Exception as problem:  # of the compiler, or because there is none
-                self.steps.module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+                self.steps.lay_out(torch.contiguous_format)
                 self.steps.fail(problem)
                 return
-        if seconds < SHORT and self.steps.device.type == "cuda":
+        if self.run is not None and not self.compiled:
+            return  # captured before
+        if self.steps.device.type == "cuda" and self._bytes(x, y) < SMALL:
             if self.run is None:
                 self._hold(x, y, batch, torch.contiguous_format)
             try:
@@ -267,6 +311,18 @@ class _Step:
             except RuntimeError as problem:  # of an operation that cannot be captured
                 self.steps.fail(problem)
 
+    def _bytes(self, x: torch.Tensor, y: torch.Tensor) -> int:
+        """Return the memory of what a forward pass keeps for the backward pass."""
+        kept: list[int] = []
+
+        def keep(value: torch.Tensor) -> torch.Tensor:
+            kept.append(value.nbytes)
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            self.goal(x, y, None)
+        return sum(kept)
+
     def _hold(self, x: torch.Tensor, y: torch.Tensor, batch: int, layout: torch.memory_format) -> None:
         """Allocate the memory that the step reads, and copy a batch into it."""
         self.x = torch.zeros((batch, *x.shape[1:]), device=x.device).contiguous(memory_format=layout)
@@ -274,8 +330,8 @@ class _Step:
         self.weights = torch.zeros(batch, device=x.device)
         self._fill(x, y)
 
-    def _compile(self) -> tuple[Callable[[], torch.Tensor], float]:
-        """Return the compiled step, and the seconds that it takes."""
+    def _compile(self) -> Callable[[], torch.Tensor]:
+        """Return the compiled step."""
         torch._dynamo.config.recompile_limit = KINDS
         function = torch.compile(self._goal, dynamic=False)
 
@@ -286,7 +342,7 @@ class _Step:
 
         for _ in range(WARM):
             run()
-        return run, self._time(run)[1]
+        return run
 
     def _eager(self) -> torch.Tensor:
         return _gradients(self.trained, lambda: self._goal(self.x, self.y, self.weights))

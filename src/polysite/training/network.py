@@ -45,17 +45,18 @@ class Network:
     Args:
         module: The network in torch.
         train: Settings of local training.
-        expected: Number of training steps of the whole run, as far as it is known: long runs compile.
+        expected: Number of training steps of the run, as far as it is known: long runs compile.
+        later: The same of the runs after it that will use this network.
     """
 
-    def __init__(self, module: torch.nn.Module, train: Train, expected: int = 0):
+    def __init__(self, module: torch.nn.Module, train: Train, expected: int = 0, later: int = 0):
         self.device = device_of(train.device)
         self.module = module.to(self.device)
         self.layout = channels_last(module) if self.device.type == "cpu" else torch.contiguous_format
         self.module.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.half = train.autocast and self.device.type == "cuda"
         self.gpu_steps = (
-            GpuSteps(self.module, self.half, train.compile, expected)
+            GpuSteps(self.module, self.half, train.compile, expected, later)
             if self.device.type == "cuda" and can_accelerate(module)
             else None
         )
@@ -85,10 +86,19 @@ class Network:
         with torch.no_grad():
             torch._foreach_copy_(list(self.leaves.values()), [params[k] for k in self.leaves])
 
-    def restart(self, module: torch.nn.Module) -> None:
-        """Take over the initial parameters of another network with the same layers, and keep what was compiled."""
+    def restart(self, module: torch.nn.Module, expected: int = 0, later: int = 0) -> None:
+        """Take over the initial parameters of another network with the same layers, and keep what was compiled.
+
+        Args:
+            module: The other network.
+            expected: Number of training steps of the run that begins.
+            later: The same of the runs after it.
+        """
         self.write(_leaves(module)[1])
         self.start = self.read()
+        if self.gpu_steps and self.passes:
+            self.gpu_steps.begin(expected, later)
+            self.passes.begin()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch, in float32."""
