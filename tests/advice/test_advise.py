@@ -95,8 +95,9 @@ def _check_exceptions(found):
     sure = {n: Choice(Promise(n, shrinkage.Gain(0.2, 0.05, 1.0, 5)), Confirmation(n, found.gain, 0.001, True))
             for n in ("clustered", "own 0.5 after fedavg")}  # fmt: skip
     own = replace(one, hospitals={**one.hospitals, "west": sure["own 0.5 after fedavg"]})
-    assert own.family == "own" and own.claims and own.alphas == {"west": 0.5} and not own.strategies
-    assert "west should use a model of its own." in advice.decision(own)
+    own = replace(own, studies={"own 0.5 after fedavg": found.study})
+    assert own.family == "own" and own.claims and own.alphas == {"west": 0.5}
+    assert "west should use a model of its own (study-own-0.5-after-fedavg.toml)." in advice.decision(own)
     apart = replace(one, hospitals={**one.hospitals, "west": sure["clustered"]}, studies={"clustered": found.study})
     assert apart.strategies == {"west": "clustered"} and apart.family == found.contenders[1].family
     assert "west should use another strategy" in advice.decision(apart)

@@ -1,6 +1,6 @@
 """From an assessment to a decision: which strategy every hospital should use, with the evidence for it."""
 
-from polysite.advice.advise import Advice, advise, plain
+from polysite.advice.advise import Advice, advise, file_of, plain
 from polysite.advice.page import write as write_page
 from polysite.advice.stages import TRAININGS
 from polysite.advice.tables import against_given, decision, hospitals, strategies
@@ -11,6 +11,7 @@ __all__ = [
     "advise",
     "against_given",
     "decision",
+    "file_of",
     "hospitals",
     "plain",
     "strategies",

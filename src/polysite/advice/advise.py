@@ -3,7 +3,7 @@
     assess        how the hospitals differ, and which strategies that suggests
     recipe        how one model for all is trained best: learning rate, server, additions (``polysite.tuning``)
     strategies    every strategy with that recipe and equal local steps, on inner folds; the one for all is chosen
-    hospitals     models of single hospitals, fine-tuned from it; where they, or another strategy, pay beyond chance
+    hospitals     models of single hospitals, fine-tuned from one model; where they, or another strategy, pay
     longer        the advised study with three times the rounds, kept if its mean score is higher
     deliver       a study that is ready to train, and the models of the inner folds together as an ensemble
 
@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from polysite import assessment, config, evidence, study, tuning
-from polysite.advice.contenders import FAMILIES, REFERENCE, Contender, contenders, unselected
+from polysite.advice.contenders import FAMILIES, REFERENCE, START, Contender, contenders, unselected
 from polysite.advice.decide import (
     Comparison,
     Gain,
@@ -34,11 +34,11 @@ from polysite.advice.decide import (
     gain_of,
     hopeful,
 )
-from polysite.advice.personal import Choice, Trainings, alpha_of, alphas, choose, with_own
+from polysite.advice.personal import Choice, Trainings, alpha_of, choose
 from polysite.advice.stages import LONGER, Shares, shares
 from polysite.advice.tournament import Played, play, race
 from polysite.algorithms.base import facts
-from polysite.benchmark.budget import lengthen
+from polysite.benchmark.budget import equalise, lengthen
 from polysite.benchmark.jobs import Step, silent
 from polysite.config import Study
 from polysite.data.sources import Phantom, PhantomClasses
@@ -83,7 +83,7 @@ class Advice:
     @property
     def given(self) -> Played:
         """FedAvg as the study has it."""
-        return self.played.get(GIVEN, self.played[REFERENCE])
+        return self.played.get(GIVEN, self.played[START])
 
     @property
     def claims(self) -> bool:
@@ -93,12 +93,13 @@ class Advice:
     @property
     def alphas(self) -> dict[str, float]:
         """Share of the own model of every hospital that uses one."""
-        return alphas(self.chosen.name, self.hospitals, REFERENCE)
+        used = {site: choice.name or self.chosen.name for site, choice in self.hospitals.items()}
+        return {site: alpha_of(name) for site, name in used.items() if alpha_of(name)}
 
     @property
     def strategies(self) -> dict[str, str]:
-        """Strategy of every hospital that needs another study than that for all."""
-        return _elsewhere(self.chosen.name, self.hospitals)
+        """Strategy of every hospital that uses another one than that for all."""
+        return exceptions(self.hospitals)
 
     @property
     def family(self) -> str:
@@ -155,7 +156,8 @@ def advise(
     cases = sum(len(splits["train"]) for splits in dealt.values())
     space = _recipes()
     try:
-        budget = shares(trainings, len(contenders(verdict, base, cases, only)), inner, tuning.least(base, space, inner))
+        efforts = [c.trainings for c in contenders(verdict, base, cases, only)]
+        budget = shares(trainings, efforts, inner, tuning.least(base, space, inner))
     except ConfigError:
         if fresh:  # nothing was trained: the folder would refuse another budget
             shutil.rmtree(out)
@@ -163,28 +165,28 @@ def advise(
 
     recipe, words = _recipe(base, space, out / "recipe", budget.recipe, inner, parallel, step)
     listed = contenders(verdict, recipe, cases, only)
-    studies = {c.name: c.study for c in listed} | ({GIVEN: base} if words else {})
-    step(f"{len(studies)} strategies on {inner} inner folds", 0)
-    one = race(studies, REFERENCE, out / "strategies", inner, parallel, step, hopeful)
+    given = {GIVEN: base} if words else {}
+    step(f"{len(listed)} strategies on {inner} inner folds", 0)
+    studies = {START: recipe, **given, **_equal(listed)}
+    one = race(studies, REFERENCE, (START, *given), out / "strategies", inner, parallel, step, hopeful)
     trained = Trainings({n: p for n, p in one.items() if n != GIVEN}, out, inner, parallel, step)
     listed += [_own(name, trained.one[name].study) for name in trained.own(REFERENCE)]
     compared, chosen = _for_all(trained, listed)
     choices, used = choose(trained, chosen.name)
     tested = any(splits["test"] for splits in dealt.values())
-    final = _final(trained, chosen.name, choices, used, tested)
-    final, choices, longer = _longer(final, chosen.name, choices, out / "longer", budget.longer, trained)
+    final = _final(trained, chosen.name, used)
+    final, choices, longer = _longer(final, choices, out / "longer", budget.longer, trained)
 
     played = {**one, **{name: trained.both(name) for name in trained.one}}
-    given = played.get(GIVEN, played[REFERENCE])
-    gains = differences(final, given)
+    gains = differences(final, played.get(GIVEN, played[START]))
     sites = by_site(gains)
     advised = _advised(final.study, base)
-    apart = sorted(set(_elsewhere(chosen.name, choices).values()))
+    apart = sorted(set(exceptions(choices).values()))
     studies = {name: _advised(played[name].study, base) for name in apart}
     nearest = evidence.similar(evidence.describe_study(base, dealt), SIMILAR + 1)
     alike = tuple(match for match in nearest if not match.same)[:SIMILAR]
     models = _models(final, out / "models", step) if tested else None
-    ensembles = {n: _models(played[n], out / f"models-{n}", step) for n in apart} if tested else {}
+    ensembles = {n: _models(played[n], out / file_of("models", n), step) for n in apart} if tested else {}
     advice = Advice(
         out, verdict, budget, words, tuple(listed), played, tuple(compared), chosen, choices, longer, final,
         gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, alike, models,
@@ -192,9 +194,18 @@ def advise(
     )  # fmt: skip
     _save(out / "study.toml", advised)
     for name, other in studies.items():
-        _save(out / f"study-{name}.toml", other)
+        _save(out / f"{file_of('study', name)}.toml", other)
     write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(advice), indent=1), encoding="utf-8"))
     return advice
+
+
+def file_of(kind: str, strategy: str) -> str:
+    """Return the name of a file or folder that only exceptions use.
+
+    >>> file_of("study", "own 1 after fedavg")
+    'study-own-1-after-fedavg'
+    """
+    return f"{kind}-{strategy.replace(' ', '-')}"
 
 
 def _save(file: Path, chosen: Study) -> None:
@@ -289,9 +300,18 @@ def _recipe(
     return found.study, "" if found.best is found.reference else found.best.candidate.name
 
 
+def _equal(listed: Sequence[Contender]) -> dict[str, Study]:
+    """Return the studies of all strategies with equal local steps; those after the shared first phase have them."""
+    alike = {c.name: c.study for c in listed if c.continues}
+    return {
+        **equalise({c.name: c.study for c in listed if c.name not in alike or c.name == REFERENCE}, REFERENCE, "steps"),
+        **alike,
+    }
+
+
 def _for_all(trained: Trainings, listed: Sequence[Contender]) -> tuple[list[Comparison], Contender]:
     """Return all strategies against the reference, and the strategy for all."""
-    one = trained.one
+    one = {name: each for name, each in trained.one.items() if name != START}
     compared = compare(one, REFERENCE)
     simple = [c.name for c in sorted(listed, key=lambda c: FAMILIES.index(c.family))]
     whole = [c for c in compared if len(one[c.name].scores) == len(one[REFERENCE].scores)]
@@ -313,27 +333,20 @@ def _own(name: str, tuned: Study) -> Contender:
     return Contender(name, title, "own", tuned, ("hospitals may outline or scan in their own way",))
 
 
-def _elsewhere(shared: str, choices: Mapping[str, Choice]) -> dict[str, str]:
-    """Return the strategy of every hospital that needs another study than that for all; own models are part of it."""
-    plain = REFERENCE if alpha_of(shared) else ""  # of own models for all, a hospital may leave out its own
-    return {s: c.name for s, c in choices.items() if c.name and not alpha_of(c.name) and c.name != plain}
+def exceptions(choices: Mapping[str, Choice]) -> dict[str, str]:
+    """Return the strategy of every hospital that uses another one than that for all."""
+    return {site: choice.name for site, choice in choices.items() if choice.name}
 
 
-def _final(
-    trained: Trainings, shared: str, choices: Mapping[str, Choice], used: Mapping[str, Played], tested: bool
-) -> Played:
-    """Return the advised study, with the scores of what every hospital uses; its runs if there are cases to test."""
-    final, shares = trained.both(shared), alphas(shared, choices, REFERENCE)
-    start = trained.starts.get(shared, shared)
-    if used and shares:
-        run = trained.adapted(start, shares) if tested else replace(final, jobs=())
-        final = replace(run, study=with_own(trained.one[start].study, shares), scores=final.scores)
+def _final(trained: Trainings, shared: str, used: Mapping[str, Played]) -> Played:
+    """Return the strategy for all, with the scores of what every hospital uses."""
+    final = trained.both(shared)
     scores = {key: used[key[0]].scores[key] if key[0] in used else score for key, score in final.scores.items()}
-    return replace(final, scores=scores) if used else final
+    return replace(final, scores=scores)
 
 
 def _longer(
-    short: Played, shared: str, choices: dict[str, Choice], out: Path, trainings: float, trained: Trainings
+    short: Played, choices: dict[str, Choice], out: Path, trainings: float, trained: Trainings
 ) -> tuple[Played, dict[str, Choice], Gain | None]:
     """Train the advised study with more rounds, if the budget allows; return the better one, what single hospitals
     use, and the gain of the longer training.
@@ -344,8 +357,8 @@ def _longer(
         return short, choices, None
     trained.step(f"{LONGER} times the rounds", 0)
     longer = lengthen(short.study, LONGER)
-    long = play({"longer": longer}, None, out, trained.inner, trained.parallel, trained.step)["longer"]
-    elsewhere, gains = _elsewhere(shared, choices), differences(long, short)
+    long = play({"longer": longer}, out, trained.inner, trained.parallel, trained.step)["longer"]
+    elsewhere, gains = exceptions(choices), differences(long, short)
     gain = gain_of({key: value for key, value in gains.items() if key[0] not in elsewhere} or gains)
     if gain.mean <= 0:
         return short, choices, gain

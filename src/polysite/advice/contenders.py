@@ -1,9 +1,11 @@
 """The strategies that a tournament compares: those that an assessment proposes, and clusters of patients.
 
-Every strategy trains by the same recipe: the learning rate, the server's optimiser and the additions that were best for
-one model of all hospitals. A strategy of several models uses the recipe in each of them. The models of groups of
-hospitals and of clusters of patients begin alike: two thirds of the rounds train one model for all, the last third
-fine-tunes it for each group or cluster.
+Every strategy trains by the same recipe, the one that was best for one model of all hospitals, and takes the same steps
+in two phases: all rounds of the study, and a fifth of them more at half of the learning rate. Strategies of several
+models share the first phase, which trains one model for all hospitals; in the last phase they fine-tune it for each
+group of hospitals, each hospital (``personal.py``) or each cluster of patients. One model for all, the reference, is
+trained by all hospitals in the last phase, too. So strategies differ only in who trains together, and the first phase
+is trained once.
 """
 
 import tomllib
@@ -19,9 +21,10 @@ from polysite.heterogeneity.verdict import Strategy, Verdict
 Family = Literal["one model", "outlier", "groups", "own", "alone", "patients"]
 REFERENCE = "fedavg"
 LEFT_OUT = ("fedprox", "graded", "common-modalities")  # variants of one model and of less weight; other data
+START = "one model, first phase"
 PATIENTS = 24  # training cases; with fewer, clusters of patients would have too few each
 CLUSTERS, DIMENSIONS = (2, 3, 4), 10  # of patients: numbers to choose from by BIC, principal components
-SHARE = 2  # a third of all rounds fine-tunes the models of groups and clusters, at half of the learning rate
+LAST = 5  # the last phase has a fifth of the rounds, at half of the learning rate
 SLOWER = 2
 FAMILIES: tuple[Family, ...] = ("one model", "outlier", "groups", "own", "alone", "patients")  # the simplest first
 
@@ -35,6 +38,12 @@ class Contender:
     family: Family
     study: Study
     reasons: tuple[str, ...] = ()
+    continues: bool = True  # after the first phase of one model for all
+
+    @property
+    def trainings(self) -> float:
+        """Whole trainings that it takes on one inner fold, beside the first phase that strategies share."""
+        return 1 / LAST + (0 if self.continues else 1)
 
 
 def contenders(verdict: Verdict, recipe: Study, cases: int, only: Sequence[str] = ()) -> list[Contender]:
@@ -46,7 +55,8 @@ def contenders(verdict: Verdict, recipe: Study, cases: int, only: Sequence[str] 
         cases: Training cases of all hospitals.
         only: Names of the strategies to keep; empty for all. The reference is always among them.
     """
-    found = [Contender(REFERENCE, "One model for all hospitals", "one model", recipe, ("the yardstick",))]
+    one_model = config.vary(recipe, {"then": [last_phase(recipe)]})
+    found = [Contender(REFERENCE, "One model for all hospitals", "one model", one_model, ("the yardstick",))]
     for strategy in verdict.strategies:
         if strategy.name != REFERENCE and strategy.name not in LEFT_OUT:
             found.append(_proposed(strategy, recipe))
@@ -59,14 +69,24 @@ def contenders(verdict: Verdict, recipe: Study, cases: int, only: Sequence[str] 
     return [c for c in found if not only or c.name in only or c.name == REFERENCE]
 
 
+def last_phase(shared: Study, algorithm: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the last phase of a strategy, by another algorithm than the study's if one is given."""
+    rounds = max(1, shared.run.rounds // LAST)
+    phase = {"train": {"lr": shared.train.lr / SLOWER}, "run": {"rounds": rounds, "validate_every": rounds}}
+    return phase if algorithm is None else {"algorithm": dict(algorithm), **phase}
+
+
 def _proposed(strategy: Strategy, recipe: Study) -> Contender:
     mine = tomllib.loads(config.dump(recipe))["algorithm"]
-    changes = {**strategy.changes, "algorithm": trained_by(strategy.changes["algorithm"], mine)}
-    if changes["algorithm"]["name"] == "clustered":
-        rounds = max(1, recipe.run.rounds // SHARE)
-        grouped = {"algorithm": changes.pop("algorithm"), "run": {"rounds": rounds}}
-        changes["then"] = [{**grouped, "train": {"lr": recipe.train.lr / SLOWER}}]
-    return Contender(strategy.name, strategy.title, _family(strategy), config.vary(recipe, changes), strategy.reasons)
+    given = trained_by(strategy.changes["algorithm"], mine)
+    grouped = given["name"] == "clustered"
+    changes = {
+        **strategy.changes,
+        "algorithm": mine if grouped else given,
+        "then": [last_phase(recipe, given if grouped else None)],
+    }
+    study, why = config.vary(recipe, changes), strategy.reasons
+    return Contender(strategy.name, strategy.title, _family(strategy), study, why, continues=grouped)
 
 
 def _family(strategy: Strategy) -> Family:
@@ -106,12 +126,10 @@ def _with_own(recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, An
 
 
 def _patients(recipe: Study) -> Contender:
-    rounds = max(1, recipe.run.rounds // SHARE)
-    tuned = {
-        "algorithm": {"name": "cfft", "components": list(CLUSTERS), "dimensions": DIMENSIONS, "rounds": rounds},
-        "train": {"lr": recipe.train.lr / SLOWER},
-        "run": {"rounds": rounds + EXCHANGES},
-    }
+    own = {"name": "cfft", "components": list(CLUSTERS), "dimensions": DIMENSIONS}
+    tuned = last_phase(recipe, own)
+    rounds = tuned["run"]["rounds"]
+    tuned["algorithm"]["rounds"], tuned["run"] = rounds, {"rounds": rounds + EXCHANGES}
     why = "scanners or protocols may differ inside a hospital; patients are grouped by the radiomics of their scans"
     study = config.vary(recipe, {"then": [tuned]})
     return Contender("patients", "A model for each cluster of patients", "patients", study, (why,))

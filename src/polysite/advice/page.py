@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from polysite.advice.advise import Advice, plain
+from polysite.advice.advise import Advice, file_of, plain
 from polysite.advice.decide import Gain
 from polysite.advice.personal import Choice, alpha_of
 from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, strategies
@@ -76,7 +76,7 @@ def _how(found: Advice) -> Markup:
     )
     for name in found.studies:
         sites = ", ".join(site for site, used in found.strategies.items() if used == name)
-        files += Markup(" <code>study-{}.toml</code> is for {} alone.").format(name, sites)
+        files += Markup(" <code>{}.toml</code> is for {} alone.").format(file_of("study", name), sites)
     tested = plain(found)["test"]
     if tested:
         files += Markup(

@@ -1,6 +1,7 @@
 """Choose for every hospital: the strategy for all, another strategy of the tournament, or a model of its own.
 
-An own model starts from a trained strategy and is fine-tuned at the hospital; several shares of it, ALPHAS, are tried.
+An own model starts from a trained strategy (one model for all: from its first phase) and is fine-tuned at the hospital;
+several shares of it, ALPHAS, are tried.
 ``exceptions.py`` says what is promising for a hospital, and what a second training confirms. Beside own models, which
 cost little, at most one more strategy is trained again: the one with the highest expected gain over all cases.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polysite import config
+from polysite.advice.contenders import REFERENCE, START, last_phase
 from polysite.advice.decide import mean_of
 from polysite.advice.exceptions import Confirmation, Promise, confirm, promises
 from polysite.advice.tournament import Played, play
@@ -20,8 +22,6 @@ from polysite.config import Study
 from polysite.errors import RunError
 
 ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
-ROUNDS = 5  # a fifth of the rounds, at half of the learning rate
-SLOWER = 2
 OWN = "own"  # begins the names of own models, before the share
 
 
@@ -58,44 +58,41 @@ class Trainings:
         """All hospitals."""
         return sorted({site for each in self.one.values() for site, _ in each.scores})
 
-    def own(self, start: str) -> list[str]:
+    def own(self, strategy: str) -> list[str]:
         """Train models of all hospitals from a strategy, with every share; return their names."""
         self.step("models of single hospitals", 0)
-        names = [f"{OWN} {a:g} after {start}" for a in ALPHAS]
-        self.starts |= dict.fromkeys(names, start)
-        self.one |= self._tuned(names, self.one[start])
+        names = [f"{OWN} {a:g} after {strategy}" for a in ALPHAS]
+        self.starts |= dict.fromkeys(names, strategy)
+        self.one |= self._tuned(names, self.one[beginning(strategy)])
         return names
 
     def again(self, *names: str) -> None:
-        """Train strategies with another seed, unless that is done."""
-        wanted = [*dict.fromkeys(self.starts.get(name, name) for name in names)]
+        """Train strategies with another seed, unless that is done; the first phase of one model for all with them."""
+        wanted = dict.fromkeys([START, *(beginning(self.starts[n]) if n in self.starts else n for n in names)])
         missing = [name for name in wanted if name not in self.two]
         if missing:
-            self.step(f"{' and '.join(missing)} again, with another seed", 0)
+            shown = [name for name in names if name in missing] or missing
+            self.step(f"{' and '.join(shown)} again, with another seed", 0)
             studies = {n: replace(self.one[n].study, seed=self.one[n].study.seed + 1) for n in missing}
-            root = self.folder / "again"
-            found = play(studies, None, root, self.inner, self.parallel, self.step)
+            root, before = self.folder / "again", self.two[START].jobs if START in self.two else ()
+            found = play(studies, root, self.inner, self.parallel, self.step, before)
             lost = next((n for n in missing if n not in found), None)
             if lost is not None:
                 raise RunError(f"{lost} failed with another seed, which shows the luck of a training; see {root}/runs")
             self.two |= found
-        for start in dict.fromkeys(self.starts.values()):
-            own = [n for n in names if self.starts.get(n) == start and n not in self.two]
-            self.two |= self._tuned(own, self.two[start]) if own else {}
+        for strategy in dict.fromkeys(self.starts.values()):
+            own = [n for n in names if self.starts.get(n) == strategy and n not in self.two]
+            self.two |= self._tuned(own, self.two[beginning(strategy)]) if own else {}
 
     def both(self, name: str) -> Played:
         """Return a strategy with the mean scores of its trainings."""
         return mean_of(self.one[name], self.two[name]) if name in self.two else self.one[name]
 
-    def adapted(self, start: str, alphas: Mapping[str, float]) -> Played:
-        """Fine-tune a strategy at some hospitals, with given shares of their own models."""
-        return self._play({"final": with_own(self.one[start].study, alphas)}, self.one[start])["final"]
-
     def _tuned(self, names: list[str], start: Played) -> dict[str, Played]:
         return self._play({n: with_own(start.study, dict.fromkeys(self.sites, alpha_of(n))) for n in names}, start)
 
     def _play(self, studies: Mapping[str, Study], start: Played) -> dict[str, Played]:
-        return play(studies, None, self.folder / OWN, self.inner, self.parallel, self.step, before=start.jobs)
+        return play(studies, self.folder / OWN, self.inner, self.parallel, self.step, before=start.jobs)
 
 
 def choose(trained: Trainings, shared: str) -> tuple[dict[str, Choice], dict[str, Played]]:
@@ -113,7 +110,7 @@ def choose(trained: Trainings, shared: str) -> tuple[dict[str, Choice], dict[str
         ends = any(facts(phase.algorithm).ends_study for phase in config.phases(trained.one[shared].study))
         own = [] if ends else trained.own(shared)  # clusters of patients are no start
     start, inner = trained.one[shared], trained.inner
-    whole = {n for n, each in trained.one.items() if len(each.scores) == len(start.scores)} - {shared}
+    whole = {n for n, each in trained.one.items() if len(each.scores) == len(start.scores)} - {shared, START}
     pool = {n: trained.one[n] for n in trained.one if n in whole and (n in own or n not in trained.starts)}
     cheap = {n for n in pool if n in own or n in trained.two}
     more = _worth_most(promises(pool, start, inner), [n for n in pool if n not in cheap])
@@ -123,25 +120,13 @@ def choose(trained: Trainings, shared: str) -> tuple[dict[str, Choice], dict[str
     if not hopes:
         return choices, {}
     trained.again(shared, *sorted({promise.name for promise in hopes.values()}))
-    comparisons, used = len(choices) * (len(trained.one) - 1), {}
+    comparisons, used = len(choices) * len(trained.one.keys() - {shared, START}), {}
     for site, promise in hopes.items():
         one, two = ((each[promise.name], each[shared]) for each in (trained.one, trained.two))
         choices[site] = Choice(promise, confirm(site, promise.name, one, two, comparisons))
         if choices[site].name:
             used[site] = trained.both(promise.name)
     return choices, used
-
-
-def alphas(shared: str, choices: Mapping[str, Choice], reference: str) -> dict[str, float]:
-    """Return the share of the own model of every hospital that uses one.
-
-    Args:
-        shared: The strategy for all; it may be own models.
-        choices: What every hospital uses.
-        reference: The strategy without own models.
-    """
-    names = {site: choice.name or shared for site, choice in choices.items()}
-    return {site: alpha_of(name) for site, name in names.items() if name != reference and alpha_of(name)}
 
 
 def alpha_of(name: str) -> float:
@@ -153,16 +138,15 @@ def alpha_of(name: str) -> float:
     return float(name.split()[1]) if name.startswith(f"{OWN} ") else 0.0
 
 
+def beginning(strategy: str) -> str:
+    """Return the training that own models after a strategy begin from."""
+    return START if strategy == REFERENCE else strategy
+
+
 def with_own(shared: Study, alphas: Mapping[str, float]) -> Study:
-    """Return a study with a last phase in which hospitals train models of their own, with given shares of them."""
-    rounds = max(1, shared.run.rounds // ROUNDS)
-    phase = {
-        "algorithm": {"name": "interpolated", "fixed": dict(alphas)},
-        "train": {"lr": shared.train.lr / SLOWER},
-        "run": {"rounds": rounds, "validate_every": rounds},
-    }
+    """Return a study with one more phase in which hospitals train models of their own, with given shares of them."""
     before = tomllib.loads(config.dump(shared)).get("then", [])
-    return config.vary(shared, {"then": [*before, phase]})
+    return config.vary(shared, {"then": [*before, last_phase(shared, {"name": "interpolated", "fixed": dict(alphas)})]})
 
 
 def _worth_most(promised: Mapping[str, Promise], among: list[str]) -> str:

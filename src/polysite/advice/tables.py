@@ -1,7 +1,7 @@
 """Tables of an advice: what every hospital gets, and how the strategies compare."""
 
 from polysite import study
-from polysite.advice.advise import Advice
+from polysite.advice.advise import Advice, file_of
 from polysite.advice.contenders import REFERENCE
 from polysite.advice.decide import RATE, Comparison, Gain
 from polysite.advice.exceptions import PROMISING
@@ -28,16 +28,17 @@ def decision(found: Advice) -> str:
 
 
 def _exceptions(found: Advice) -> list[str]:
-    """Return a sentence for all hospitals with own models, and one for every strategy that only some should use."""
+    """Return a sentence for every strategy that only some hospitals should use."""
     titles = {c.name: c.title for c in found.contenders}
-    own = [site for site, share in found.alphas.items() if share != alpha_of(found.chosen.name)]
-    models = "models of their own" if len(own) > 1 else "a model of its own"
-    said = [f"{_listed(own)} should use {models}."] if own else []
-    without = [site for site, c in found.hospitals.items() if c.name and site not in {*found.alphas, *found.strategies}]
-    said += [f"{_listed(without)} should use the shared model as it is."] if without else []
+    said = []
     for strategy in found.studies:
         sites = [site for site, used in found.strategies.items() if used == strategy]
-        said.append(f"{_listed(sites)} should use another strategy: {titles[strategy]} (study-{strategy}.toml).")
+        what = f"another strategy: {titles[strategy]}"
+        if alpha_of(strategy):
+            what = "models of their own" if len(sites) > 1 else "a model of its own"
+        elif strategy == REFERENCE:
+            what = "one model of all hospitals"
+        said.append(f"{_listed(sites)} should use {what} ({file_of('study', strategy)}.toml).")
     return said
 
 
@@ -52,8 +53,6 @@ def _listed(names: list[str]) -> str:
 
 def against_given(found: Advice) -> str:
     """Return the comparison of the advised study with FedAvg as the study has it, in a sentence."""
-    if found.final is found.given:
-        return "This is the study as it was given: no change of it was shown to be better."
     sure = f"p = {found.p:.2g}" if found.p <= 0.05 else f"no difference shown, p = {found.p:.2g}"
     return (
         f"On {found.gain.cases} cases that the models had not seen, its mean score is {found.final.mean:.3f}; FedAvg "

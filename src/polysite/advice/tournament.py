@@ -4,13 +4,12 @@ Each inner fold is left out once: the models of that run have not seen its cases
 (``contenders.unselected``). So every case has a score by a model that does not know it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polysite import config
 from polysite.advice.contenders import unselected
-from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import Job, Step, check, inner_job, with_standings
 from polysite.benchmark.room import refuse_too_large
 from polysite.benchmark.workers import work
@@ -48,7 +47,6 @@ class Played:
 
 def play(
     studies: Mapping[str, Study],
-    reference: str | None,
     root: Path,
     inner: int,
     parallel: int | None,
@@ -58,8 +56,7 @@ def play(
     """Train studies on all inner folds and return their scores; runs that are done are not repeated.
 
     Args:
-        studies: The studies by name.
-        reference: The study whose local steps all others get; None leaves their rounds as they are.
+        studies: The studies by name; one whose first phases are another of them goes on from it.
         root: Folder of the runs.
         inner: Number of inner folds.
         parallel: Largest number of runs in parallel; None for as many as fit.
@@ -67,15 +64,15 @@ def play(
         before: Finished runs; a study that begins with one of them goes on from it.
 
     Raises:
-        RunError: The reference failed, or all others.
+        RunError: All studies failed.
     """
-    equal = equalise(studies, reference, "steps") if reference else dict(studies)
-    return _play(equal, reference, range(inner), root, inner, parallel, step, before)
+    return _play(studies, None, range(inner), root, inner, parallel, step, before)
 
 
 def race(
     studies: Mapping[str, Study],
     reference: str,
+    kept: Collection[str],
     root: Path,
     inner: int,
     parallel: int | None,
@@ -86,20 +83,24 @@ def race(
 
     Args:
         studies: The studies by name.
-        reference: The study whose local steps all others get, and that they are compared with.
+        reference: The study that the others are compared with.
+        kept: Studies that are trained on all folds, with the reference.
         root: Folder of the runs.
         inner: Number of inner folds.
         parallel: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
         hopeful: Returns whether a study goes on, by its scores in the first fold and those of the reference.
+
+    Raises:
+        RunError: The reference failed, or all others.
     """
-    equal = equalise(studies, reference, "steps")
-    first = _play(equal, reference, [0], root, inner, parallel, step)
-    alive = {n: equal[n] for n, one in first.items() if n == reference or hopeful(one, first[reference])}
+    first = _play(studies, reference, [0], root, inner, parallel, step)
+    whole = {reference, *kept}
+    alive = {n: studies[n] for n, one in first.items() if n in whole or hopeful(one, first[reference])}
     for name in (name for name in first if name not in alive):
         step(f"{name} ends after the first inner fold: it gained at no hospital", 0)
-    whole = _play(alive, reference, range(inner), root, inner, parallel, step)
-    return {n: whole.get(n, one) for n, one in first.items() if n in whole or n not in alive}
+    played = _play(alive, reference, range(inner), root, inner, parallel, step)
+    return {n: played.get(n, one) for n, one in first.items() if n in played or n not in alive}
 
 
 def _play(

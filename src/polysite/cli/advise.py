@@ -65,4 +65,5 @@ def advise(
             print(f"Models: {folder}, an ensemble for every hospital; mean test score {found.models.mean:.3f}")
         print(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}")
         for name in found.studies:
-            print(f"For hospitals with another strategy: polysite train {found.folder / f'study-{name}.toml'}")
+            file = found.folder / f"{advice.file_of('study', name)}.toml"
+            print(f"For hospitals with another strategy: polysite train {file}")
