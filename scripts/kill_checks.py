@@ -177,7 +177,8 @@ def different_runs(one: Path, other: Path) -> Iterator[str]:
     for inside in ("checkpoints", "sites", "models"):
         yield from different_files(one / inside, other / inside)
     yield from different_files(one, other, ("config.toml", "split.csv", "result.json"))
-    mine, its = ([_timeless(json.loads(x)) for x in (p / "rounds.jsonl").read_text().splitlines()] for p in (one, other))
+    texts = ((p / "rounds.jsonl").read_text().splitlines() for p in (one, other))
+    mine, its = ([_timeless(json.loads(line)) for line in text] for text in texts)
     if mine != its:
         yield f"the records of {one} differ from those of {other}: {len(mine)} and {len(its)} lines"
     for path in (other / "evaluation").rglob("*"):
@@ -246,7 +247,7 @@ def repeated(folder: Path, before: tuple[int, int]) -> list[int]:
     """
     done, lines = before
     new = (folder / "log.txt").read_text().splitlines()[lines:] if (folder / "log.txt").exists() else []
-    begun = next((re.search(r"resuming after round (\d+)|starting from round (0)", x) for x in new if "ing " in x), None)
+    begun = re.search(r"resuming after round (\d+)|starting from round (0)", "\n".join(new))
     return [done - int(begun[1] or begun[2])] if begun else []
 
 

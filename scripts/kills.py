@@ -70,6 +70,8 @@ TRAININGS = {  # what each keeps: memories of sites; the own best round of every
     "phases": (4, '[algorithm]\nname = "fedavg"\n[[then]]\nalgorithm.name = "fine_tune"\nrun.rounds = 2\n'),
 }
 
+COMPARED = ("train scaffold", "train own best")  # runs that the last commands read
+
 
 @dataclass(frozen=True)
 class Course:
@@ -83,6 +85,7 @@ class Course:
         prepare: Makes what the command starts from.
         trains: The folder has a run in ``run``, whose rounds are counted.
         group: Kill the processes that it started, too; otherwise it alone, in half of the cases.
+        made: A folder that appears as a whole; once it is there, the command is over and would refuse to overwrite it.
     """
 
     name: str
@@ -92,6 +95,11 @@ class Course:
     prepare: Callable[[Path], object] = lambda folder: folder.mkdir()
     trains: bool = False
     group: bool = True
+    made: str = ""
+
+    def is_over(self, folder: Path) -> bool:
+        """Whether the last thing that the command makes is there."""
+        return bool(self.made) and (folder / self.made).exists()
 
 
 @dataclass(frozen=True)
@@ -215,7 +223,7 @@ class Fatal:
         path, flags = arguments[0], arguments[2] if event == "open" else WRITES
         if not isinstance(path, str | Path) or not (isinstance(flags, int) and flags & WRITES):
             return False
-        here = os.path.abspath(path)
+        here = str(Path.cwd() / path)
         return here.startswith(str(self.folder)) and not here.endswith(("screen.txt", ".lock", "log.txt"))
 
     def _tear(self, event: str, path: Path) -> bool:
@@ -281,20 +289,22 @@ def courses(scans: Path, runs: Path) -> list[Course]:
     ]  # fmt: skip
     plain = start(STUDY.format(data=scans, rounds=4, more=""))
     search = ["--method", "fedavg", "--method", "fedprox", "--trainings", "6", "--inner", "2", "--jobs", "1", "--quiet"]
-    pair = [str(runs / name / "run") for name in ("scaffold", "own best")]
+    pair = [str(runs / name.removeprefix("train ") / "run") for name in COMPARED]
     return [
         *listed,
         Course("assess", lambda f: ["assess", "study.toml", "--out", "found", "--quiet"],
                lambda f: checks.assessment(f / "found"), lambda f, g: checks.different_files(f / "found", g / "found"),
-               plain),
+               plain, made="found"),
         # the workers of a search are processes of their own: in half of the cases it is killed without them
-        Course("tune", lambda f: ["tune", "study.toml", *search, "--out", "found"], lambda f: checks.search(f / "found"),
-               lambda f, g: checks.different_files(f / "found", g / "found", ("candidates.csv", "best.toml", "tune.toml")),
+        Course("tune", lambda f: ["tune", "study.toml", *search, "--out", "found"],
+               lambda f: checks.search(f / "found"),
+               lambda f, g: checks.different_files(f / "found", g / "found", ("candidates.csv", "best.toml")),
                plain, group=False),
         Course("evaluate", lambda f: ["evaluate", "run", "--again", "--quiet"], lambda f: checks.evaluated(f / "run"),
                lambda f, g: checks.different_runs(f / "run", g / "run"), copied),
         Course("compare", lambda f: ["compare", *pair, "--out", "found", "--quiet"],
-               lambda f: checks.comparison(f / "found"), lambda f, g: checks.different_files(f / "found", g / "found")),
+               lambda f: checks.comparison(f / "found"), lambda f, g: checks.different_files(f / "found", g / "found"),
+               made="found"),
         Course("report", lambda f: ["report", "run"], lambda f: checks.run(f / "run"),
                lambda f, g: checks.different_files(f / "run", g / "run"), copied),
     ]  # fmt: skip
@@ -362,10 +372,10 @@ def kill(course: Course, known: Measured, folder: Path, kills: int, chance: rand
             killed += 1
             tally.kills[kind] += 1
             tally.phases[checks.phase(run) if course.trains else course.name] += 1
-        if found or code != -signal.SIGKILL:
+        if found or code != -signal.SIGKILL or course.is_over(folder):
             break
     process.end_group()
-    if code != 0 and not found:
+    if code != 0 and not found and not course.is_over(folder):
         found = [f"ended with {code}: {_last(folder / 'screen.txt')}"]
     if not found:
         tally.ends += 1
@@ -384,10 +394,11 @@ def play(folder: Path, kills: int, seed: int, only: tuple[str, ...], interpreter
     os.environ.update(POLYSITE_CACHE=str(folder / "cache"), POLYSITE_EVIDENCE=str(folder / "evidence"))
     _import()
     every = courses(data(folder / "data"), folder)
-    known = {c.name: undisturbed(c, folder / c.name.removeprefix("train "), interpreter) for c in every}
-    for name, each in known.items():
-        print(f"{name}: {each.seconds:.1f} s, {each.operations} file operations, without a kill", flush=True)
     tallies = {c.name: Tally() for c in every if not only or c.name in only}
+    known: dict[str, Measured] = {}
+    for each in (c for c in every if c.name in tallies or c.name in COMPARED):
+        known[each.name] = found = undisturbed(each, folder / each.name.removeprefix("train "), interpreter)
+        print(f"{each.name}: {found.seconds:.1f} s, {found.operations} file operations, without a kill", flush=True)
     chosen, number = [c for c in every if c.name in tallies], 0
     while (done := sum(t.kills.total() for t in tallies.values())) < kills:
         course, chance = chosen[number % len(chosen)], random.Random(f"{seed} {number}")
