@@ -91,13 +91,13 @@ def small_chunks(monkeypatch):
 def answered(link, sent, body=BODY):
     (answer,) = collected(link, sent)
     assert (answer.error, bytes(answer.body)) == ("", bytes(body))
-    assert not link._guard.landings and empty(link) and not link._guard._pushed["north"]
+    assert not link._answers.landings and empty(link) and not link._answers._pushed["north"]
     return answer
 
 
 def landed(link):
     """Whether all chunks of north's answer were received in place."""
-    return not link._guard.landings["north"].missing
+    return not link._answers.landings["north"].missing
 
 
 def no_copy(*_):
@@ -127,7 +127,7 @@ def test_a_courier_of_the_former_version_is_understood(ends, small_chunks):
     answer = Answer(north)
     for name in answer.objects:
         north._post("push-object", answer.parts(name))
-        assert not link._guard.landings
+        assert not link._answers.landings
     answered(link, sent)
 
 
@@ -158,7 +158,7 @@ def test_a_push_that_is_wrong_changes_nothing(ends, small_chunks, attack, before
     sent = link.send("north", HEADER, b"", 60, "1")
     answer = Answer(north)
     answer.push_all([*answer.small, *answer.chunks[:before]])
-    landing = link._guard.landings["north"]
+    landing = link._answers.landings["north"]
     verified = bytes(landing.whole[: before * SIZE])
     assert verified == BODY[: before * SIZE]
     ATTACKS[attack](answer)
@@ -177,7 +177,7 @@ def test_a_push_that_is_wrong_is_refused_or_received_elsewhere(ends, small_chunk
     assert ATTACKS[attack](answer)
     link.forget([sent])
     link.incidents()
-    assert empty(link) and not link._guard.landings
+    assert empty(link) and not link._answers.landings
 
 
 def test_a_verified_chunk_is_not_received_again(ends, small_chunks):
@@ -185,7 +185,7 @@ def test_a_verified_chunk_is_not_received_again(ends, small_chunks):
     sent = link.send("north", HEADER, b"", 60, "1")
     answer = Answer(north)
     answer.push_all([*answer.small, *answer.chunks[:2]])
-    whole = link._guard.landings["north"].whole
+    whole = link._answers.landings["north"].whole
     assert answer.push(answer.chunks[0]) is False
     assert answer.push(answer.chunks[0], damaged(answer, 0)) == 400
     assert whole[: 2 * SIZE] == BODY[: 2 * SIZE]
@@ -199,13 +199,13 @@ def test_another_site_cannot_write_there(ends, small_chunks):
     sent = link.send("north", HEADER, b"", 60, "1")
     answer = Answer(north)
     answer.push_all(answer.small)
-    whole = link._guard.landings["north"].whole
+    whole = link._answers.landings["north"].whole
     whole[:] = bytes(len(whole))
     other = object.__new__(Answer)  # south's pushes for north's answer
     other.__dict__ = {**answer.__dict__, "fleet": south}
     assert other.push(answer.chunks[0], damaged(answer, 0)) == 400
     other.push(answer.chunks[1])
-    assert whole == bytes(len(whole)) and len(link._guard.landings) == 1
+    assert whole == bytes(len(whole)) and len(link._answers.landings) == 1
     answer.push_all(answer.chunks)
     answered(link, sent)
     link.incidents()
@@ -218,7 +218,7 @@ def test_another_site_cannot_reserve_memory_for_an_answer(ends, small_chunks):
     other = object.__new__(Answer)
     other.__dict__ = {**answer.__dict__, "fleet": south}
     other.push_all(answer.small)
-    assert not link._guard.landings
+    assert not link._answers.landings
     answer.push_all(answer.chunks)
     answered(link, sent)
 
@@ -236,7 +236,7 @@ def test_a_request_that_stalls_cannot_write_to_an_answer_that_was_collected(cons
         for key, value in headers.items():
             slow.putheader(key, value)
         slow.endheaders(request[:-500])
-        landing = link._guard.landings["north"]
+        landing = link._answers.landings["north"]
         until(lambda: name not in landing._free)
         answer.push_all(answer.chunks)
         assert not landed(link)
@@ -262,7 +262,7 @@ def test_a_part_that_stalls_cannot_write_after_another_took_over(consortium, end
         for key, value in {**headers, "content-length": str(len(before) + len(data))}.items():
             slow.putheader(key, value)
         slow.endheaders(before + bytes(data[:400]))
-        landing = link._guard.landings["north"]
+        landing = link._answers.landings["north"]
         until(lambda: name in landing.arrivals and (body := landing.arrivals[name]._body) and body.size >= 400)
         assert answer.push_part(name, 0, b"")[0] == 400  # what has arrived; the former request is over
         with suppress(OSError):
@@ -358,16 +358,16 @@ def test_memory_is_released_with_the_answer(ends, small_chunks, ending):
     for attempt in range(3):
         answer.begin(Message(pack({"attempt": attempt}, BODY), reply_to=asked.message))
         if attempt:
-            assert not link._guard.landings
+            assert not link._answers.landings
         answer.push_all([*answer.small, answer.chunks[0]])
-        assert link._guard.landings["north"].reply == answer.reply
-        assert len(BODY) < link._guard._pushed["north"] < len(BODY) + 5000
+        assert link._answers.landings["north"].reply == answer.reply
+        assert len(BODY) < link._answers._pushed["north"] < len(BODY) + 5000
     if ending == "replaced":
         answer.push_all(answer.chunks)
         answered(link, sent)
     else:
         link.forget([sent])
-        assert not link._guard.landings and not link._guard._pushed["north"] and empty(link)
+        assert not link._answers.landings and not link._answers._pushed["north"] and empty(link)
 
 
 def arrays(*bodies):
@@ -382,25 +382,25 @@ def test_memory_is_reserved_for_one_array_of_a_site(ends, small_chunks):
     sent = link.send("north", HEADER, b"", 60, "1")
     answer = Answer(north, arrays(BODY, BODY[::-1]))
     answer.push_all(answer.small)
-    assert len(BODY) < link._guard._pushed["north"] < len(BODY) + 5000
+    assert len(BODY) < link._answers._pushed["north"] < len(BODY) + 5000
     answer.push_all(answer.chunks)
     (found,) = collected(link, sent)
-    assert "one payload" in found.error and not link._guard.landings
+    assert "one payload" in found.error and not link._answers.landings
 
 
 def test_reserved_memory_counts_against_the_limit(ends, small_chunks, monkeypatch):
     link, north, _ = ends
-    monkeypatch.setattr("polysite.deploy.flower.gateway.SLACK", 2000)
-    monkeypatch.setattr(link._guard, "_limit", 4000)
+    monkeypatch.setattr("polysite.deploy.flower.answers.SLACK", 2000)
+    monkeypatch.setattr(link._answers, "_limit", 4000)
     for bodies, reserved in (([secrets.token_bytes(7000)], False), ([BODY, secrets.token_bytes(3 * SIZE)], True)):
         sent = link.send("north", HEADER, b"", 60, "1")
         answer = Answer(north, arrays(*bodies))
         answer.push_all(answer.small)
-        assert bool(link._guard.landings) is reserved
+        assert bool(link._answers.landings) is reserved
         codes = [answer.push(name) for name in answer.chunks]
         assert 413 in codes
         (found,) = collected(link, sent)
-        assert "more than" in found.error and not link._guard.landings
+        assert "more than" in found.error and not link._answers.landings
     link.incidents()
 
 

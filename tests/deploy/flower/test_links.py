@@ -144,14 +144,14 @@ def test_a_request_that_was_given_up_cannot_write_any_more(consortium, link):
         north.connect()
         sent, body = link.send("north", HEADER, b"abc", 60, "1"), secrets.token_bytes(8 * SIZE)
         asked, arrivals = received(north), []
-        admitted = link._guard._receive_part
+        admitted = link._answers._receive_part
 
-        async def watched(scope, headers, size, site):
-            arrival = link._guard.landings["north"].arrivals.get(headers[b"x-polysite-object"].decode())
+        async def watched(read, headers, size, site):
+            arrival = link._answers.landings["north"].arrivals.get(headers[b"x-polysite-object"].decode())
             arrivals.append(arrival.arrived if arrival else 0)
-            return await admitted(scope, headers, size, site)
+            return await admitted(read, headers, size, site)
 
-        link._guard._receive_part = watched
+        link._answers._receive_part = watched
         slow.cut_after(4 * SIZE)
         assert north.answer(asked, {}, body)
         assert collected(link, sent)[0].body == body

@@ -656,8 +656,8 @@ def test_whoever_is_slow_is_dropped_and_the_study_unharmed(consortium):
 
 def test_a_flood_of_incidents_stays_small(link):
     for k in range(5000):
-        link._guard.note(f"odd {k}", ("127.0.0.1", k))
-        link._guard.note("the same", ("127.0.0.1", k))
+        link._admission.note(f"odd {k}", ("127.0.0.1", k))
+        link._admission.note("the same", ("127.0.0.1", k))
     found = link.incidents()
     assert len(found) <= 256 and sum(incident["count"] for incident in found) == 10_000
     assert link.incidents() == []
