@@ -83,7 +83,7 @@ def main() -> int:
 
 def hospital(number: int, name: str) -> str:
     """Return the section of a hospital with a scanner of its own."""
-    return f"[data.sites.{name}]\ncases = {8 + number % 3}\nscanner = {number}\ncontrast = {0.1 * (number % 5):.1f}"
+    return f"[data.sites.{name}]\ncases = {9 + number % 3}\nscanner = {number}\ncontrast = {0.1 * (number % 5):.1f}"
 
 
 def enrolled(folder: Path, names: Sequence[str]) -> None:

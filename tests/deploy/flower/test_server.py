@@ -444,6 +444,12 @@ def garbage(consortium, link):
     return "no handshake"
 
 
+def gone_at_once(consortium, link):
+    with dialled(consortium, link, tls=False) as connection:
+        connection.sendall(b"\x16\x03\x01")
+    return "no handshake: cut"
+
+
 def garbage_inside(consortium, link):
     with dialled(consortium, link, "south") as connection:
         connection.sendall(bytes(range(256)) * 20)
@@ -576,6 +582,7 @@ def idle_callers(consortium, link):
         another_ca,
         plain_text,
         garbage,
+        gone_at_once,
         garbage_inside,
         unregistered_key,
         forged_signature,
