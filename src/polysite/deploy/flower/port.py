@@ -153,7 +153,9 @@ class Server(uvicorn.Server):
                 ssl_shutdown_timeout=1.0,
             )
         except OSError as problem:
-            self.guard.admission.note(f"no handshake: {getattr(problem, 'reason', None) or str(problem) or 'cut'}", address)
+            self.guard.admission.note(
+                f"no handshake: {getattr(problem, 'reason', None) or str(problem) or 'cut'}", address
+            )
         finally:
             if connection not in self.server_state.connections:
                 caller.close()
