@@ -16,6 +16,7 @@ flight is repeated. The same seed draws the same kills; moments also depend on t
 """
 
 import argparse
+import math
 import os
 import random
 import resource
@@ -389,8 +390,10 @@ def _last(path: Path) -> str:
     return " | ".join(path.read_text(errors="replace").strip().splitlines()[-3:]) if path.exists() else ""
 
 
-def play(folder: Path, kills: int, seed: int, only: tuple[str, ...], interpreter: bool) -> Mapping[str, Tally]:
-    """Kill every course in turn until there were so many kills; print the table as it grows."""
+def play(
+    folder: Path, kills: int, seed: int, only: tuple[str, ...], interpreter: bool, seconds: float
+) -> Mapping[str, Tally]:
+    """Kill every course in turn until there were so many kills, or so many seconds have passed."""
     os.environ.update(POLYSITE_CACHE=str(folder / "cache"), POLYSITE_EVIDENCE=str(folder / "evidence"))
     _import()
     every = courses(data(folder / "data"), folder)
@@ -400,7 +403,8 @@ def play(folder: Path, kills: int, seed: int, only: tuple[str, ...], interpreter
         known[each.name] = found = undisturbed(each, folder / each.name.removeprefix("train "), interpreter)
         print(f"{each.name}: {found.seconds:.1f} s, {found.operations} file operations, without a kill", flush=True)
     chosen, number = [c for c in every if c.name in tallies], 0
-    while (done := sum(t.kills.total() for t in tallies.values())) < kills:
+    end = time.monotonic() + seconds
+    while (done := sum(t.kills.total() for t in tallies.values())) < kills and time.monotonic() < end:
         course, chance = chosen[number % len(chosen)], random.Random(f"{seed} {number}")
         most = min(IN_A_ROW if course.name != "tune" else 4, kills - done)
         tally = tallies[course.name]
@@ -441,6 +445,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", default=[], help="a command of the table; all by default")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no other course after this time")
     parser.add_argument("--interpreters", action="store_true", help="new interpreters; kills at moments only")
     parser.add_argument("--out", type=Path, help="a new folder; a temporary one by default, removed if all is well")
     given = parser.parse_args()
@@ -448,7 +453,7 @@ def main() -> int:
     folder = (given.out or Path(mkdtemp(prefix="kills-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    tallies = play(folder, given.kills, given.seed, tuple(given.only), given.interpreters)
+    tallies = play(folder, given.kills, given.seed, tuple(given.only), given.interpreters, given.seconds)
     print("\n".join(table(tallies)))
     repeated = any(n > 1 for t in tallies.values() for n in t.repeated)
     failed = repeated or any(t.complaints for t in tallies.values())
