@@ -1,7 +1,7 @@
 # make demo   install, then train a 4-hospital phantom federation three ways and write a page about it
 # make quick  linters, contract table, closed forms, one small run from end to end: under 90 s on two cores
 # make test   everything that a change needs, linters included
-# make soak   the long tests, all fault schedules, fuzzing, the digests of all results, every benchmark from end to end
+# make soak   the long tests, all fault schedules, 200 kills, fuzzing, the digests of all results, every benchmark
 # make check  the linters alone; make format lets ruff mend what it can
 
 PYTHON ?= python3
@@ -27,6 +27,7 @@ tests: $(READY)
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m soak
 	$(BIN)/python scripts/faults.py --schedules 20 --seed 0
+	$(BIN)/python scripts/kills.py --kills 200 --seed 0
 	$(BIN)/python scripts/fuzz.py --inputs 10000 --seed 0
 	$(BIN)/python scripts/digests.py --compare scripts/digests.json
 	$(MAKE) bench

@@ -6,6 +6,7 @@ import random
 import struct
 import tomllib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import tomli_w
@@ -17,11 +18,12 @@ AWKWARD = (
     b'"""', b"\\",
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**31, 2**63 - 1, 2**70, 10**400, 1e308, -1e308, float("nan"), float("inf"), "", "a" * 3000,
-    "../..", "\0", "\ud800", [], [[]], {}, {"": None}, [1] * 3000, ["x"], {"a": {"a": {"a": []}}}, "=1+1", "train",
+    None, True, -1, 0, 1, 2**31, 2**63 - 1, 2**70, 10**400, 1e308, -1e308, float("nan"), float("inf"), "",
+    "../..", "\0", "\ud800", [], [[]], {}, {"": None}, ["x"], {"a": {"a": {"a": []}}}, "=1+1", "train",
     "test",
     '{"case": {"tumour": 2}}', '{"case": [1]}', '{"case": {"tumour": "x"}}', "polysite.engines.rounds:Progress",
 )  # fmt: skip
+LARGE: tuple[Any, ...] = ("a" * 3000, [1] * 3000)  # these take longer to parse than all others together: rarely
 
 Mutation = Callable[[bytes, random.Random], bytes]
 
@@ -68,7 +70,7 @@ def damage_value(value: Any, rng: random.Random) -> Any:
                 return [*value, *value[-50:]]
             case _:
                 return [*value[:k], damage_value(value[k], rng), *value[k + 1 :]]
-    return rng.choice(VALUES)
+    return rng.choice(VALUES if rng.random() < 0.99 else LARGE)
 
 
 def damage_json(content: bytes, rng: random.Random) -> bytes:
@@ -76,7 +78,7 @@ def damage_json(content: bytes, rng: random.Random) -> bytes:
     lines = content.split(b"\n") if b"}\n{" in content else [content]
     k = rng.randrange(len(lines))
     try:
-        lines[k] = json.dumps(damage_value(json.loads(lines[k]), rng)).encode()
+        lines[k] = json.dumps(damage_value(_json(lines[k]), rng)).encode()
     except (ValueError, RecursionError):
         return damage_bytes(content, rng)
     return b"\n".join(lines)
@@ -85,9 +87,21 @@ def damage_json(content: bytes, rng: random.Random) -> bytes:
 def damage_toml(content: bytes, rng: random.Random) -> bytes:
     """Return TOML with a value exchanged; bytes are damaged if it is none, or TOML cannot say the value."""
     try:
-        return tomli_w.dumps(damage_value(tomllib.loads(content.decode()), rng)).encode()
+        return tomli_w.dumps(damage_value(_toml(content), rng)).encode()
     except (ValueError, TypeError, AttributeError, RecursionError):
         return damage_bytes(content, rng)
+
+
+@lru_cache(1000)
+def _json(content: bytes) -> Any:
+    """Return parsed JSON, which nobody changes; the same contents are damaged again and again."""
+    return json.loads(content)
+
+
+@lru_cache(1000)
+def _toml(content: bytes) -> Any:
+    """Return parsed TOML, which nobody changes."""
+    return tomllib.loads(content.decode())
 
 
 def damage_safetensors(content: bytes, rng: random.Random) -> bytes:

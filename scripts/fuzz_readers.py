@@ -44,6 +44,21 @@ from polysite.tuning import space
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "v0.1.0"
 DEPLOYED = FIXTURES / "deployed" / "finished"
 STUDY = "0123456789abcdef"
+# studies of a few keys, which are damaged and read several times as fast as whole ones, and together have all sections
+SHORT = tuple(
+    text.replace("; ", "\n").encode() + b"\n"
+    for text in (
+        'seed = 1; [algorithm]; name = "fedprox"; mu = 0.1; [run]; rounds = 2; guard.use = "on"',
+        '[data]; name = "phantom"; shape = [24, 24, 24]; [data.sites.a]; cases = 6; gamma = 1.2; [split]; test = 0.2',
+        '[train]; lr = 0.1; patch = [16, 16, 16]; augment = "light"; [model]; name = "unet_small"; filters = [2, 4, 4]',
+        '[data]; name = "files"; path = "x"; modalities = ["t1"]; [prepare]; spacing = [1, 1, 1]; [federation]; '
+        'name = "natural"',
+        '[algorithm]; name = "clustered"; groups = { one = ["a"] }; [[then]]; algorithm.name = "fine_tune"; '
+        "run.rounds = 2",
+        '[assess]; permutations = 99; fewest = 2; [encoder]; name = "bundled"; [cost]; up = 2.0; [slices]; '
+        'axis = "axial"',
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +96,7 @@ def _settings(folder: Path) -> Iterator[Reader]:
     """Yield the readers of TOML."""
     study = (DEPLOYED / "run" / "config.toml").read_bytes()
     phases = (FIXTURES / "phases" / "config.toml").read_bytes()
-    yield Reader("study", (study, phases, b"seed = 1\n"), from_file(folder / "s.toml", config.load), mutate.TOML)
+    yield Reader("study", (*SHORT, study, phases), from_file(folder / "s.toml", config.load), mutate.TOML)
     yield Reader("policy", (TEXT.encode(), (DEPLOYED / "a" / "policy.toml").read_bytes()),
                  from_file(folder / "policy.toml", SitePolicy.load), mutate.TOML)  # fmt: skip
     site = b'name = "north"\nserver = "localhost:9443"\n[data]\nname = "files"\npath = "x"\n'
@@ -107,11 +122,16 @@ def _public_key() -> bytes:
 def _run_folders(folder: Path) -> Iterator[Reader]:
     """Yield the readers of run folders, evaluations, checkpoints, assessments and the evidence bank."""
     run, kinds = DEPLOYED / "run", {"config.toml": mutate.TOML}
+    short = {"config.toml": b'[algorithm]\nname = "fedavg"\n', "rounds.jsonl": _lines(run / "rounds.jsonl", 1)}
     for name in ("config.toml", "result.json", "rounds.jsonl", "versions.json"):
         copy = folder / f"run-{name}"
-        shutil.copytree(run, copy)
+        copy.mkdir()
+        for each in ("config.toml", "result.json", "rounds.jsonl", "versions.json"):
+            (copy / each).write_bytes(short.get(each) or (run / each).read_bytes())
         read = from_file(copy / name, lambda path: runs.read(path.parent))
-        yield Reader(f"run {name}", ((run / name).read_bytes(),), read, kinds.get(name, mutate.JSON))
+        examples = {"config.toml": SHORT[0], "rounds.jsonl": _lines(run / "rounds.jsonl", 2)}
+        whole = (run / name).read_bytes()
+        yield Reader(f"run {name}", (examples.get(name, whole), whole), read, kinds.get(name, mutate.JSON))
     needed = from_file(folder / "run-needed" / "checkpoints" / "round-000001.json", _needed)
     yield Reader("versions of memories", (b'{"north": 1, "south": 2}',), needed, mutate.JSON)
     sound = next((FIXTURES / "phases" / "checkpoints").glob("round-*.safetensors"))
@@ -130,7 +150,8 @@ def _run_folders(folder: Path) -> Iterator[Reader]:
     )
     yield Reader("scans.npz", ((folder / "whole.npz").read_bytes(),), kept)
     assessed = (FIXTURES / "assessment" / "assessment.json").read_bytes()
-    yield Reader("assessment.json", (assessed,), from_file(folder / "x" / "assessment.json", _assessment), mutate.JSON)
+    examples = (*(_trimmed(assessed),) * 3, assessed)
+    yield Reader("assessment.json", examples, from_file(folder / "x" / "assessment.json", _assessment), mutate.JSON)
     line = b'{"kind": "distances", "data": "a", "sizes": [9, 8], "distances": {"emd": {"mean": 0.5}}}'
     yield Reader("evidence", (line, _evidence_line()), _line, mutate.JSON)
 
@@ -244,6 +265,22 @@ def _frame(content: bytes) -> object:
         there.settimeout(5)
         there.sendall(ipc.LENGTHS.pack(len(content), 0) + content)
         return ipc.receive(here)
+
+
+def _lines(path: Path, count: int) -> bytes:
+    """Return the first lines of a file."""
+    return b"".join(line + b"\n" for line in path.read_bytes().splitlines()[:count])
+
+
+def _trimmed(assessed: bytes) -> bytes:
+    """Return an assessment with the values that are read, at most two of each kind."""
+    found = json.loads(assessed)
+    kept = {
+        "quantities": {k: {"kind": q["kind"], "matrix": q["matrix"]} for k, q in [*found["quantities"].items()][:2]},
+        "distances": {k: d and {"matrix": d["matrix"]} for k, d in [*found["distances"].items()][:2]},
+        "verdict": found["verdict"],
+    }
+    return json.dumps(kept).encode()
 
 
 def _scan(path: Path) -> object:

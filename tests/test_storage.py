@@ -1,7 +1,10 @@
-"""Folders and files that only their owner can open, whatever the umask is."""
+"""Folders and files that are whole after a kill, and that only their owner can open, whatever the umask is."""
 
+import itertools
 import os
+import signal
 import stat
+import sys
 
 import pytest
 
@@ -9,6 +12,7 @@ from polysite.engines.record import Result, RoundRecord
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.site_memory import Memory
 from polysite.payload import Payload
+from polysite.report.page import Page
 from polysite.storage import draft_folder, private_folder, set_aside, write_file, write_private
 
 
@@ -52,3 +56,68 @@ def test_private_files_and_folders(tmp_path, umask):
     set_aside(tmp_path / "secret")
     set_aside(tmp_path / "secret")  # it is gone already
     assert (tmp_path / "secret.damaged").read_bytes() == b"x"
+
+
+OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.link"}
+
+
+def killed_at(number, act):
+    """Do something in a process that is killed before one of its file operations; return whether it was."""
+    pid = os.fork()
+    if not pid:
+        count = itertools.count(1)
+
+        def hook(event, _):
+            if event in OPERATIONS and next(count) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        act()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def write_folder(folder, text):
+    with draft_folder(folder, "folder") as draft:
+        (draft / "file").write_text(text)
+
+
+def test_a_folder_that_is_replaced_is_there_at_any_moment(tmp_path):
+    write_folder(tmp_path / "a", "old")
+    for number in itertools.count(1):
+        if not killed_at(number, lambda: write_folder(tmp_path / "a", "new")):
+            break
+        assert (tmp_path / "a" / "file").read_text() in ("old", "new"), number
+    assert number > 5 and (tmp_path / "a" / "file").read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]  # drafts of the killed processes are gone
+
+
+def test_a_folder_is_also_replaced_where_names_cannot_be_exchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr("polysite.storage._exchange", lambda one, other: False)
+    write_folder(tmp_path / "a", "old")
+    write_folder(tmp_path / "a", "new")
+    assert (tmp_path / "a" / "file").read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_draft_of_a_living_process_is_left_alone(tmp_path):
+    with draft_folder(tmp_path / "a", "folder") as draft:
+        write_folder(tmp_path / "a", "other")
+        (draft / "file").write_text("mine")
+    assert (tmp_path / "a" / "file").read_text() == "mine"
+
+
+def test_unfinished_files_of_a_run_go_when_it_is_resumed(tmp_path):
+    folder = RunFolder.create(tmp_path / "a", "seed = 1", 1)
+    for name in (".rounds.jsonl.0123.partial", ".result.json.0123.partial", "checkpoints/.round-000000.0123.partial"):
+        (folder.path / name).write_text("{")
+    folder.rewind(-1)
+    assert not list(folder.path.rglob("*.partial"))
+
+
+def test_a_page_is_replaced_whole(tmp_path):
+    Page("old", ()).write(tmp_path)
+    for number in itertools.count(1):
+        if not killed_at(number, lambda: Page("new", ()).write(tmp_path)):
+            break
+        assert (tmp_path / "index.html").read_text() in ("old", "new"), number
+    assert number > 3 and (tmp_path / "index.html").read_text() == "new"

@@ -11,6 +11,7 @@ from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
 from polysite.report import page, tables
 from polysite.report.runs import Method, read
+from polysite.storage import write_file
 
 STUDY = """
 [model]
@@ -52,7 +53,7 @@ def run(out: Path | None, seed: int, watch: Watch) -> Path:
         study.train(each, root / name, watch)
     methods = _methods(root)
     text = page.build("Four hospitals, one model?", methods, page.Options(reference="local"), _lead(methods))
-    (root / "index.html").write_text(text, encoding="utf-8")
+    write_file(root / "index.html", lambda path: path.write_text(text, encoding="utf-8"))
     return root / "index.html"
 
 

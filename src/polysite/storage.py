@@ -4,9 +4,12 @@ What is made of patients' data is private: folders have mode 0700 and files 0600
 private folder is private, too.
 """
 
+import ctypes
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from shutil import copyfile, rmtree
@@ -94,7 +97,9 @@ def set_aside(path: Path) -> None:
 def draft_folder(folder: Path, what: str, *, private: bool = True) -> Iterator[Path]:
     """Yield an empty folder that becomes ``folder`` when the block ends without an error.
 
-    A folder that was there before is removed only after the new one is in its place.
+    A folder that was there before is exchanged with the new one in one step and then removed, so that one of the two is
+    there at any moment. Where the file system cannot exchange names, there is none for a moment. Drafts of the same
+    folder that killed processes left behind are removed.
 
     Args:
         folder: The final folder.
@@ -105,13 +110,17 @@ def draft_folder(folder: Path, what: str, *, private: bool = True) -> Iterator[P
     old = draft.with_name(f"{draft.name}.old")
     try:
         draft.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
         draft.mkdir(mode=PRIVATE_FOLDER if private else 0o777)
-        yield draft
-        for each in (draft, *draft.rglob("*")) if private else ():
-            each.chmod(PRIVATE_FOLDER if each.is_dir() else PRIVATE_FILE)
-        if folder.exists():
-            folder.rename(old)
-        draft.rename(folder)
+        with _held(draft):
+            yield draft
+            for each in (draft, *draft.rglob("*")) if private else ():
+                each.chmod(PRIVATE_FOLDER if each.is_dir() else PRIVATE_FILE)
+            if not folder.exists():
+                draft.rename(folder)
+            elif not _exchange(draft, folder):
+                folder.rename(old)
+                draft.rename(folder)
     except OSError as problem:
         if old.exists():
             old.rename(folder)
@@ -119,6 +128,40 @@ def draft_folder(folder: Path, what: str, *, private: bool = True) -> Iterator[P
     finally:
         rmtree(draft, ignore_errors=True)
         rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _held(draft: Path) -> Iterator[None]:
+    """Hold the lock of a draft, which a killed process releases."""
+    handle = os.open(draft, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks: nothing is known of drafts there
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove drafts of a folder that no process holds; their processes were killed."""
+    for draft in folder.parent.glob(f".{escape(folder.name)}.????????.partial"):
+        with suppress(OSError):
+            handle = os.open(draft, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                rmtree(draft, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; return whether the system can do that."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
 
 
 def vacant(path: Path, what: str) -> Path:

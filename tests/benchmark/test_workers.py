@@ -1,11 +1,17 @@
 """How many runs of a benchmark run in parallel, and on which GPU."""
 
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from polysite import machine
 from polysite.benchmark import workers
+from polysite.benchmark.jobs import Job
+from polysite.config import Study
+from polysite.errors import RunError
 from polysite.machine import Gpu, Memory
 
 
@@ -91,3 +97,34 @@ def test_an_idle_worker_goes_on_with_its_own_gpu_only():
     assert workers._worker(idle, "5", 1) is second and idle == [first]
     fresh = workers._worker(idle, "7", 1)
     assert fresh.gpu == "7" and not idle
+
+
+def test_a_worker_ends_in_the_middle_of_a_run_when_the_benchmark_is_killed():
+    """Its run folder would be in use, and the command that continues the search would take the candidate for failed."""
+    code = """
+import time
+from polysite.benchmark import worker
+worker.perform = lambda order, last: (print("begun", flush=True), time.sleep(3600))
+worker.main()
+"""
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **ends) as process:
+        process.stdin.write("{}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "begun\n"
+        process.stdin.close()  # as a killed process leaves it
+        assert process.wait(60) == 1
+
+
+def test_the_file_of_a_study_is_whole_or_absent(tmp_path, monkeypatch):
+    job = Job("m", 0, 0, Study(), tmp_path)
+    job.write()
+    before = job.file.read_bytes()
+
+    def die(self, target):
+        raise OSError("killed")
+
+    monkeypatch.setattr(Path, "replace", die)
+    with pytest.raises(RunError):
+        Job("m", 0, 0, Study(seed=1), tmp_path).write()
+    assert job.file.read_bytes() == before

@@ -8,8 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
-from polysite.deploy.flower import gateway
-from polysite.deploy.revocations import Revocations
+from polysite.deploy.flower import admission
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEHIND, AHEAD = 305, 5  # seconds
@@ -17,22 +16,20 @@ BEHIND, AHEAD = 305, 5  # seconds
 
 @pytest.fixture
 def guard():
-    """The part of the guard that authenticates requests, with the key of one hospital."""
+    """What authenticates requests, with the key of one hospital."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = public_key_to_bytes(key.public_key())
-    made = object.__new__(gateway.Guard)
-    made._sites, made._keys, made._seen, made._heard = {public: "north"}, {"north": key.public_key()}, {}, {}
-    made.revoked = Revocations(None)
+    made = admission.Admission({"north": public}, {"north": key.public_key()})
 
     def request(seconds):
         """Authenticate a request that was signed when the hospital's clock was so many seconds behind."""
-        signed = (gateway.now() - timedelta(seconds=seconds)).isoformat()
+        signed = (admission.now() - timedelta(seconds=seconds)).isoformat()
         values = {
-            gateway.FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public),
-            gateway.FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, signed.encode())),
-            gateway.TIMESTAMP_HEADER: signed.encode(),
+            admission.FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public),
+            admission.FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, signed.encode())),
+            admission.TIMESTAMP_HEADER: signed.encode(),
         }
-        return made._authenticate({name.lower().encode(): value for name, value in values.items()})
+        return made.authenticate({name.lower().encode(): value for name, value in values.items()})
 
     return request
 
@@ -44,7 +41,7 @@ def test_a_clock_within_the_limits_is_accepted(guard, seconds):
 
 @pytest.mark.parametrize("seconds", [BEHIND + 1, 3600, -AHEAD - 1, -3600])
 def test_a_clock_beyond_them_is_refused(guard, seconds):
-    with pytest.raises(gateway.Refusal) as refusal:
+    with pytest.raises(admission.Refusal) as refusal:
         guard(seconds)
     assert refusal.value.word == "clock"
 

@@ -15,7 +15,8 @@ from polysite.cli import app
 from polysite.deploy import certificates, enrolment
 from polysite.deploy import project as projects
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.flower.client import Fleet, Lost, Refused
+from polysite.deploy.flower.client import Fleet
+from polysite.deploy.flower.connection import Lost, Refused
 from polysite.deploy.project import Project, SiteConfig
 from polysite.deploy.site import courier
 from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, RunError

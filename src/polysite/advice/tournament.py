@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polysite import config
 from polysite.advice.contenders import unselected
 from polysite.benchmark.jobs import Job, Step, check, inner_job, with_standings
 from polysite.benchmark.room import refuse_too_large
@@ -119,8 +118,7 @@ def _play(
     check(every)
     refuse_too_large(every, root)
     for job in every:
-        job.file.parent.mkdir(parents=True, exist_ok=True)
-        job.file.write_text(config.dump(job.study), encoding="utf-8")
+        job.write()
     step(f"{len(every)} runs", 0, (), _standings(jobs))
     failed = work([*before, *every], parallel, with_standings(step, lambda: _standings(jobs)))
     lost = {name: next((failed[j.title] for j in mine if j.title in failed), "") for name, mine in jobs.items()}

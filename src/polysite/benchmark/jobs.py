@@ -27,6 +27,7 @@ from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
 from polysite.foreign import read_toml
 from polysite.report.live import Standing
+from polysite.storage import write_file
 
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
 OWN = (*ADVISED, "tuning")  # keys of a method that are no sections of a study
@@ -101,6 +102,12 @@ class Job:
     def file(self) -> Path:
         """The file of its study."""
         return self.root / "studies" / f"{self.place}.toml"
+
+    def write(self) -> None:
+        """Write the file of its study."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        text = config.dump(self.study)
+        write_file(self.file, lambda path: path.write_text(text, encoding="utf-8"))
 
     @property
     def run(self) -> Path:

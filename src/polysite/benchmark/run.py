@@ -86,8 +86,7 @@ def run(
     tuned = trials.run(train, step) if trials else Chosen(listed, {}, ())
     listed, remarks = list(tuned.jobs), remarks + tuned.remarks
     for job in listed:
-        job.file.parent.mkdir(parents=True, exist_ok=True)
-        job.file.write_text(config.dump(job.study), encoding="utf-8")
+        job.write()
         if others := job.federations[1:]:
             step(f"{job.title}: also serves {len(others)} other federations of the same cases", len(others))
         if job.done:

@@ -67,8 +67,7 @@ class Trials:
         for each in todo:
             if each.done:
                 step(f"{each.title}: finished before")
-            each.file.parent.mkdir(parents=True, exist_ok=True)
-            each.file.write_text(config.dump(each.study), encoding="utf-8")
+            each.write()
         lost = train(todo)
         best: dict[Job, Values] = {}
         failed: dict[str, str] = {}

@@ -2,13 +2,16 @@
 A task on a cluster (``cluster.py``) runs orders, too.
 
 What a job prints goes to the file that its order names. After a crash the process ends: the device may be in a state
-that the next job would inherit. After a refusal it goes on.
+that the next job would inherit. After a refusal it goes on. When the process that gives the orders is gone, it ends at
+once: the command that continues the benchmark would find the run folder in use.
 """
 
 import gc
 import json
 import os
+import select
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +29,7 @@ Order = Mapping[str, str]
 
 def main() -> None:
     """Run orders until standard input ends or one fails."""
+    threading.Thread(target=end_with_input, daemon=True).start()
     last = LastRun()
     with os.fdopen(os.dup(1), "w") as replies:
         for line in sys.stdin:
@@ -35,6 +39,14 @@ def main() -> None:
             if code not in (0, REFUSED):
                 return
             release()
+
+
+def end_with_input() -> None:
+    """Wait until the other end of standard input is closed, and end this process."""
+    watched = select.poll()
+    watched.register(0, 0)  # no event but that the other end is closed
+    watched.poll()
+    os._exit(1)
 
 
 def perform(order: Order, last: LastRun) -> int:

@@ -191,7 +191,8 @@ class RunFolder:
         """Delete the records and checkpoints after a round, and unfinished files; the rounds will be repeated."""
         kept = "".join(r.to_json() + "\n" for r in self.records() if r.round <= round)
         write_file(self.path / "rounds.jsonl", lambda p: p.write_text(kept))
-        half = (p for inside in ("checkpoints", "sites", "models") for p in (self.path / inside).rglob(".*.partial"))
+        half = [p for inside in ("checkpoints", "sites", "models") for p in (self.path / inside).rglob(".*.partial")]
+        half += [p for name in ("rounds.jsonl", "result.json") for p in self.path.glob(f".{name}.*.partial")]
         kinds = ("round", "best", "own")
         found = (p for kind in kinds for p in (self.path / "checkpoints").glob(f"{kind}-*.safetensors"))
         late = (p for p in found if _round(p) > round)

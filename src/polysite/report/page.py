@@ -26,6 +26,7 @@ from polysite.report.grid import Grid, Line, name, number
 from polysite.report.published import Paper
 from polysite.report.runs import Method
 from polysite.report.template import render
+from polysite.storage import write_file
 
 
 class Page(str):
@@ -42,7 +43,7 @@ class Page(str):
 
     def write(self, folder: Path) -> None:
         """Write ``index.html`` and the folder ``figures/``."""
-        (folder / "index.html").write_text(self, encoding="utf-8")
+        write_file(folder / "index.html", lambda path: path.write_text(self, encoding="utf-8"))
         write_figures(folder / "figures", self.pictures)
 
 

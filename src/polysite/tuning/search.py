@@ -194,8 +194,7 @@ def _begin(out: Path, settings: Mapping[str, Any], jobs: Mapping[str, Sequence[J
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(dict(settings)), encoding="utf-8"))
     for job in (job for mine in jobs.values() for job in mine):
-        job.file.parent.mkdir(parents=True, exist_ok=True)
-        job.file.write_text(config.dump(job.study), encoding="utf-8")
+        job.write()
 
 
 def _reached(rows: Mapping[str, Row], listed: Mapping[str, Sequence[Job]], share: float) -> list[Standing]:

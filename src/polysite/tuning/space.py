@@ -16,6 +16,7 @@ grids reach: the first has the method's own values, the others are drawn at rand
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from itertools import islice
 from math import prod
@@ -113,7 +114,7 @@ def load(file: Path | None = None, methods: Sequence[str] = ()) -> Space:
         file: A TOML file that extends polysite's own space; its ``[search]`` and methods take precedence.
         methods: Names of the methods to try; empty for those of ``default``.
     """
-    known = tomllib.loads(files("polysite.tuning").joinpath("space.toml").read_text(encoding="utf-8"))
+    known = _shipped()
     given = _read(file) if file else {}
     listed: dict[str, Any] = {**known["methods"], **given.get("methods", {})}
     shared = config.flat(given.get("search", known["search"]))
@@ -123,6 +124,12 @@ def load(file: Path | None = None, methods: Sequence[str] = ()) -> Space:
         if name not in listed:
             raise ConfigError(f"there is no method {name!r} to tune; {nearest(name, listed)}")
     return Space(reference, {n: _method(n, listed[n], shared) for n in dict.fromkeys([reference, *chosen])})
+
+
+@cache
+def _shipped() -> Mapping[str, Any]:
+    """Return the space that comes with polysite."""
+    return tomllib.loads(files("polysite.tuning").joinpath("space.toml").read_text(encoding="utf-8"))
 
 
 def _read(file: Path) -> dict[str, Any]:

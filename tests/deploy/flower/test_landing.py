@@ -33,14 +33,16 @@ class Answer:
         tree, self.objects = deflate(message)
         self.run, self.reply = message.metadata.run_id, tree.object_id
         bare = message_to_proto(Message(content=RecordDict(), metadata=message.metadata))
-        request = PushMessagesRequest(node=self.fleet._node, messages_list=[bare], message_object_trees=[tree])
+        request = PushMessagesRequest(node=self.fleet._line.node, messages_list=[bare], message_object_trees=[tree])
         request.clientapp_runtime_list.append(0.0)
-        self.session = self.fleet._client.PushMessages(request).session_id
+        self.session = self.fleet._line.client.PushMessages(request).session_id
         self.chunks = [name for name, each in self.objects.items() if isinstance(each, Chunk)]
         self.small = [name for name in self.objects if name not in self.chunks]
 
     def parts(self, name, content=None):
-        request = PushObjectRequest(node=self.fleet._node, run_id=self.run, session_id=self.session, object_id=name)
+        request = PushObjectRequest(
+            node=self.fleet._line.node, run_id=self.run, session_id=self.session, object_id=name
+        )
         return pushed(request, content or content_of(self.objects[name]))
 
     def push(self, name, content=None, header=None):
@@ -48,18 +50,22 @@ class Answer:
         stored, or the status of a refusal."""
         headers = {OBJECT: header or name}
         try:
-            answer = self.fleet._post("push-object", self.parts(name, content), headers=headers)
+            answer = self.fleet._line.post("push-object", self.parts(name, content), headers=headers)
         except httpx.HTTPStatusError as refused:
             return refused.response.status_code
         return PushObjectResponse.FromString(answer).stored
 
     def push_part(self, name, start, data, total=None):
         """Push a part of a chunk; return how much has arrived and whether it is stored, or the status of a refusal."""
-        request = PushObjectRequest(node=self.fleet._node, run_id=self.run, session_id=self.session, object_id=name)
+        request = PushObjectRequest(
+            node=self.fleet._line.node, run_id=self.run, session_id=self.session, object_id=name
+        )
         size = len(self.objects[name].data) if total is None else total
         headers = {OBJECT: name, PART: f"{start} {len(data)} {size}"}
         try:
-            have, stored = self.fleet._post("push-object", [request.SerializeToString(), data], headers=headers).split()
+            have, stored = self.fleet._line.post(
+                "push-object", [request.SerializeToString(), data], headers=headers
+            ).split()
         except httpx.HTTPStatusError as refused:
             return refused.response.status_code
         return int(have), stored == b"1"
@@ -91,13 +97,13 @@ def small_chunks(monkeypatch):
 def answered(link, sent, body=BODY):
     (answer,) = collected(link, sent)
     assert (answer.error, bytes(answer.body)) == ("", bytes(body))
-    assert not link._guard.landings and empty(link) and not link._guard._pushed["north"]
+    assert not link._answers.landings and empty(link) and not link._answers._pushed["north"]
     return answer
 
 
 def landed(link):
     """Whether all chunks of north's answer were received in place."""
-    return not link._guard.landings["north"].missing
+    return not link._answers.landings["north"].missing
 
 
 def no_copy(*_):
@@ -126,8 +132,8 @@ def test_a_courier_of_the_former_version_is_understood(ends, small_chunks):
     sent = link.send("north", HEADER, b"", 60, "1")
     answer = Answer(north)
     for name in answer.objects:
-        north._post("push-object", answer.parts(name))
-        assert not link._guard.landings
+        north._line.post("push-object", answer.parts(name))
+        assert not link._answers.landings
     answered(link, sent)
 
 
@@ -158,7 +164,7 @@ def test_a_push_that_is_wrong_changes_nothing(ends, small_chunks, attack, before
     sent = link.send("north", HEADER, b"", 60, "1")
     answer = Answer(north)
     answer.push_all([*answer.small, *answer.chunks[:before]])
-    landing = link._guard.landings["north"]
+    landing = link._answers.landings["north"]
     verified = bytes(landing.whole[: before * SIZE])
     assert verified == BODY[: before * SIZE]
     ATTACKS[attack](answer)
@@ -177,7 +183,7 @@ def test_a_push_that_is_wrong_is_refused_or_received_elsewhere(ends, small_chunk
     assert ATTACKS[attack](answer)
     link.forget([sent])
     link.incidents()
-    assert empty(link) and not link._guard.landings
+    assert empty(link) and not link._answers.landings
 
 
 def test_a_verified_chunk_is_not_received_again(ends, small_chunks):
@@ -185,7 +191,7 @@ def test_a_verified_chunk_is_not_received_again(ends, small_chunks):
     sent = link.send("north", HEADER, b"", 60, "1")
     answer = Answer(north)
     answer.push_all([*answer.small, *answer.chunks[:2]])
-    whole = link._guard.landings["north"].whole
+    whole = link._answers.landings["north"].whole
     assert answer.push(answer.chunks[0]) is False
     assert answer.push(answer.chunks[0], damaged(answer, 0)) == 400
     assert whole[: 2 * SIZE] == BODY[: 2 * SIZE]
@@ -199,13 +205,13 @@ def test_another_site_cannot_write_there(ends, small_chunks):
     sent = link.send("north", HEADER, b"", 60, "1")
     answer = Answer(north)
     answer.push_all(answer.small)
-    whole = link._guard.landings["north"].whole
+    whole = link._answers.landings["north"].whole
     whole[:] = bytes(len(whole))
     other = object.__new__(Answer)  # south's pushes for north's answer
     other.__dict__ = {**answer.__dict__, "fleet": south}
     assert other.push(answer.chunks[0], damaged(answer, 0)) == 400
     other.push(answer.chunks[1])
-    assert whole == bytes(len(whole)) and len(link._guard.landings) == 1
+    assert whole == bytes(len(whole)) and len(link._answers.landings) == 1
     answer.push_all(answer.chunks)
     answered(link, sent)
     link.incidents()
@@ -218,7 +224,7 @@ def test_another_site_cannot_reserve_memory_for_an_answer(ends, small_chunks):
     other = object.__new__(Answer)
     other.__dict__ = {**answer.__dict__, "fleet": south}
     other.push_all(answer.small)
-    assert not link._guard.landings
+    assert not link._answers.landings
     answer.push_all(answer.chunks)
     answered(link, sent)
 
@@ -236,7 +242,7 @@ def test_a_request_that_stalls_cannot_write_to_an_answer_that_was_collected(cons
         for key, value in headers.items():
             slow.putheader(key, value)
         slow.endheaders(request[:-500])
-        landing = link._guard.landings["north"]
+        landing = link._answers.landings["north"]
         until(lambda: name not in landing._free)
         answer.push_all(answer.chunks)
         assert not landed(link)
@@ -254,7 +260,7 @@ def test_a_part_that_stalls_cannot_write_after_another_took_over(consortium, end
     answer.push_all(answer.small)
     name, instance = answer.chunks[1], link._guard._instances["north"].decode()
     data, front = answer.objects[name].data, len(BODY[:SIZE])
-    request = PushObjectRequest(node=north._node, run_id=answer.run, session_id=answer.session, object_id=name)
+    request = PushObjectRequest(node=north._line.node, run_id=answer.run, session_id=answer.session, object_id=name)
     before = request.SerializeToString()
     with closing(consortium.connection(link, "north")) as slow:
         slow.putrequest("POST", "/v1/fleet/push-object")
@@ -262,7 +268,7 @@ def test_a_part_that_stalls_cannot_write_after_another_took_over(consortium, end
         for key, value in {**headers, "content-length": str(len(before) + len(data))}.items():
             slow.putheader(key, value)
         slow.endheaders(before + bytes(data[:400]))
-        landing = link._guard.landings["north"]
+        landing = link._answers.landings["north"]
         until(lambda: name in landing.arrivals and (body := landing.arrivals[name]._body) and body.size >= 400)
         assert answer.push_part(name, 0, b"")[0] == 400  # what has arrived; the former request is over
         with suppress(OSError):
@@ -358,16 +364,16 @@ def test_memory_is_released_with_the_answer(ends, small_chunks, ending):
     for attempt in range(3):
         answer.begin(Message(pack({"attempt": attempt}, BODY), reply_to=asked.message))
         if attempt:
-            assert not link._guard.landings
+            assert not link._answers.landings
         answer.push_all([*answer.small, answer.chunks[0]])
-        assert link._guard.landings["north"].reply == answer.reply
-        assert len(BODY) < link._guard._pushed["north"] < len(BODY) + 5000
+        assert link._answers.landings["north"].reply == answer.reply
+        assert len(BODY) < link._answers._pushed["north"] < len(BODY) + 5000
     if ending == "replaced":
         answer.push_all(answer.chunks)
         answered(link, sent)
     else:
         link.forget([sent])
-        assert not link._guard.landings and not link._guard._pushed["north"] and empty(link)
+        assert not link._answers.landings and not link._answers._pushed["north"] and empty(link)
 
 
 def arrays(*bodies):
@@ -382,25 +388,25 @@ def test_memory_is_reserved_for_one_array_of_a_site(ends, small_chunks):
     sent = link.send("north", HEADER, b"", 60, "1")
     answer = Answer(north, arrays(BODY, BODY[::-1]))
     answer.push_all(answer.small)
-    assert len(BODY) < link._guard._pushed["north"] < len(BODY) + 5000
+    assert len(BODY) < link._answers._pushed["north"] < len(BODY) + 5000
     answer.push_all(answer.chunks)
     (found,) = collected(link, sent)
-    assert "one payload" in found.error and not link._guard.landings
+    assert "one payload" in found.error and not link._answers.landings
 
 
 def test_reserved_memory_counts_against_the_limit(ends, small_chunks, monkeypatch):
     link, north, _ = ends
-    monkeypatch.setattr("polysite.deploy.flower.gateway.SLACK", 2000)
-    monkeypatch.setattr(link._guard, "_limit", 4000)
+    monkeypatch.setattr("polysite.deploy.flower.answers.SLACK", 2000)
+    monkeypatch.setattr(link._answers, "_limit", 4000)
     for bodies, reserved in (([secrets.token_bytes(7000)], False), ([BODY, secrets.token_bytes(3 * SIZE)], True)):
         sent = link.send("north", HEADER, b"", 60, "1")
         answer = Answer(north, arrays(*bodies))
         answer.push_all(answer.small)
-        assert bool(link._guard.landings) is reserved
+        assert bool(link._answers.landings) is reserved
         codes = [answer.push(name) for name in answer.chunks]
         assert 413 in codes
         (found,) = collected(link, sent)
-        assert "more than" in found.error and not link._guard.landings
+        assert "more than" in found.error and not link._answers.landings
     link.incidents()
 
 

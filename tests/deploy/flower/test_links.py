@@ -15,7 +15,8 @@ from polysite.deploy import enrolment
 from polysite.deploy import project as projects
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.flower import gateway, messages
-from polysite.deploy.flower.client import Fleet, Lost, Refused
+from polysite.deploy.flower.client import Fleet
+from polysite.deploy.flower.connection import Lost, Refused
 from polysite.deploy.flower.gateway import Pace
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.proxy import Proxy
@@ -56,7 +57,7 @@ def test_a_site_is_there_as_long_as_its_bytes_move(consortium, link, monkeypatch
     monkeypatch.setattr("flwr.server.superlink.linkstate.in_memory_linkstate.HEARTBEAT_PATIENCE", 0.15)
     gone = []
     with SlowLink(link.port, SLOW, 0.05) as slow, consortium.fleet(slow, "north", timeout=2.0) as north:
-        north._beat = lambda: True
+        north._line._beat = lambda: True
         north.connect()
         sent = link.send("north", HEADER, b"abc", 60, "1")
         asked, over = received(north), threading.Event()
@@ -119,17 +120,17 @@ def test_a_request_whose_receipt_was_confirmed_into_a_cut_is_not_lost(consortium
     """The coordinator takes it for received and would not send it again."""
     with consortium.fleet(link, "north", patience=0.1) as north:
         north.connect()
-        confirm = north._client.ConfirmMessageReceived
+        confirm = north._line.client.ConfirmMessageReceived
 
         def cut(request):
             confirm(request)
             raise ConnectionResetError
 
-        north._client.ConfirmMessageReceived = cut
+        north._line.client.ConfirmMessageReceived = cut
         sent = link.send("north", HEADER, b"abc", 60, "1")
         with pytest.raises(Lost):
             received(north)
-        north._client.ConfirmMessageReceived = confirm
+        north._line.client.ConfirmMessageReceived = confirm
         north.connect()
         asked = received(north)
         assert asked.body == b"abc" and north.answer(asked, {}, b"def")
@@ -144,14 +145,14 @@ def test_a_request_that_was_given_up_cannot_write_any_more(consortium, link):
         north.connect()
         sent, body = link.send("north", HEADER, b"abc", 60, "1"), secrets.token_bytes(8 * SIZE)
         asked, arrivals = received(north), []
-        admitted = link._guard._receive_part
+        admitted = link._answers._receive_part
 
-        async def watched(scope, headers, size, site):
-            arrival = link._guard.landings["north"].arrivals.get(headers[b"x-polysite-object"].decode())
+        async def watched(read, headers, size, site):
+            arrival = link._answers.landings["north"].arrivals.get(headers[b"x-polysite-object"].decode())
             arrivals.append(arrival.arrived if arrival else 0)
-            return await admitted(scope, headers, size, site)
+            return await admitted(read, headers, size, site)
 
-        link._guard._receive_part = watched
+        link._answers._receive_part = watched
         slow.cut_after(4 * SIZE)
         assert north.answer(asked, {}, body)
         assert collected(link, sent)[0].body == body

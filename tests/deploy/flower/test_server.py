@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from polysite import buffers
 from polysite.deploy.flower import gateway
-from polysite.deploy.flower.client import Lost, Refused
+from polysite.deploy.flower.connection import Lost, Refused
 from polysite.deploy.flower.gateway import CALLS, Pace
 from polysite.deploy.flower.messages import CHUNK, Chunk, deflate, inflate, pack, read_content, unpack, wrap
 from polysite.deploy.flower.objects import before_chunk, pulled, pushed, read_pushed
@@ -138,8 +138,8 @@ def announced(north, asked):
     message = Message(pack({"half": True}, b"x" * 100), reply_to=asked.message)
     tree, _ = deflate(message)
     bare = message_to_proto(Message(content=RecordDict(), metadata=message.metadata))
-    request = PushMessagesRequest(node=north._node, messages_list=[bare], message_object_trees=[tree])
-    north._client.PushMessages(request)
+    request = PushMessagesRequest(node=north._line.node, messages_list=[bare], message_object_trees=[tree])
+    north._line.client.PushMessages(request)
 
 
 @pytest.mark.parametrize("ending", ["forgotten", "given anew"])
@@ -161,12 +161,12 @@ def test_half_an_answer_is_none(link, north, ending):
 def test_a_message_that_got_lost_on_the_way_comes_again(consortium, link, north):
     sent = link.send("north", HEADER, b"abc", 60, "1")
     first = link.online()
-    north._client.PullMessages(PullMessagesRequest(node=north._node))  # and nobody heard the response
+    north._line.client.PullMessages(PullMessagesRequest(node=north._line.node))  # and nobody heard the response
     assert received(north).body == b"abc"
     assert north.receive() is None  # what was confirmed does not
     link.forget([sent])
     link.send("north", HEADER, b"def", 60, "1")
-    north._client.PullMessages(PullMessagesRequest(node=north._node))
+    north._line.client.PullMessages(PullMessagesRequest(node=north._line.node))
     north.close()
     assert link.online() == {}
     with consortium.fleet(link, "north") as again:
@@ -298,7 +298,7 @@ def test_an_object_that_is_empty_is_refused(link, north, monkeypatch):
 
 def test_a_chunk_of_two_arrays_has_one_size(north):
     with pytest.raises(PayloadError, match="different size"):
-        north._pull_chunk(north._node, 0, "0" * 64, [memoryview(bytearray(3)), memoryview(bytearray(4))])
+        north._pull_chunk(north._line.node, 0, "0" * 64, [memoryview(bytearray(3)), memoryview(bytearray(4))])
 
 
 def test_half_an_answer_does_not_count_against_the_limit(consortium):
@@ -306,11 +306,11 @@ def test_half_an_answer_does_not_count_against_the_limit(consortium):
     with consortium.link(limit=2 * CHUNK) as link, consortium.fleet(link, "north") as north:
         north.connect()
         sent, body = link.send("north", HEADER, b"abc", 60, "1"), secrets.token_bytes(CHUNK + CHUNK // 2)
-        asked, whole = received(north), north._all
-        north._all = lambda do, names: whole(do, list(names)[:2])  # killed after two small parts and the chunks
+        asked, whole = received(north), north._line.all
+        north._line.all = lambda do, names: whole(do, list(names)[:2])  # killed after two small parts and the chunks
         for attempt in range(3):
             assert north.answer(asked, {"attempt": attempt}, body)
-        north._all = whole
+        north._line.all = whole
         assert north.answer(asked, {"attempt": 3}, body)
         (answer,) = collected(link, sent)
         assert (answer.error, answer.body == body) == ("", True) and empty(link)
@@ -442,6 +442,12 @@ def garbage(consortium, link):
         connection.sendall(b"\x16\x03\x01" + bytes(range(256)) * 20)
         hung_up(connection)
     return "no handshake"
+
+
+def gone_at_once(consortium, link):
+    with dialled(consortium, link, tls=False) as connection:
+        connection.sendall(b"\x16\x03\x01")
+    return "no handshake: cut"
 
 
 def garbage_inside(consortium, link):
@@ -576,6 +582,7 @@ def idle_callers(consortium, link):
         another_ca,
         plain_text,
         garbage,
+        gone_at_once,
         garbage_inside,
         unregistered_key,
         forged_signature,
@@ -656,8 +663,8 @@ def test_whoever_is_slow_is_dropped_and_the_study_unharmed(consortium):
 
 def test_a_flood_of_incidents_stays_small(link):
     for k in range(5000):
-        link._guard.note(f"odd {k}", ("127.0.0.1", k))
-        link._guard.note("the same", ("127.0.0.1", k))
+        link._admission.note(f"odd {k}", ("127.0.0.1", k))
+        link._admission.note("the same", ("127.0.0.1", k))
     found = link.incidents()
     assert len(found) <= 256 and sum(incident["count"] for incident in found) == 10_000
     assert link.incidents() == []

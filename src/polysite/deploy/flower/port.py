@@ -121,14 +121,14 @@ class Server(uvicorn.Server):
             try:
                 caller, address = await loop.sock_accept(self.listener)
             except OSError as problem:  # no file descriptor left, or hung up already
-                self.guard.note(f"no connection can be accepted: {problem.strerror}", None)
+                self.guard.admission.note(f"no connection can be accepted: {problem.strerror}", None)
                 await asyncio.sleep(0.1)
                 continue
             if len(self.greetings) >= 64:
                 oldest = next(iter(self.greetings))
                 del self.greetings[oldest]
                 oldest.cancel()
-                self.guard.note("too many callers at once", address)
+                self.guard.admission.note("too many callers at once", address)
             task = loop.create_task(self._greet(caller, address))
             self.greetings[task] = None
             task.add_done_callback(partial(self._dismiss, caller))
@@ -153,7 +153,9 @@ class Server(uvicorn.Server):
                 ssl_shutdown_timeout=1.0,
             )
         except OSError as problem:
-            self.guard.note(f"no handshake: {getattr(problem, 'reason', None) or problem or 'cut'}", address)
+            self.guard.admission.note(
+                f"no handshake: {getattr(problem, 'reason', None) or str(problem) or 'cut'}", address
+            )
         finally:
             if connection not in self.server_state.connections:
                 caller.close()
@@ -180,7 +182,7 @@ class Connection(HttpToolsProtocol):
         name = _name(transport)
         self._site = name if name in self.app.callers else ""
         if self._site and (end := _expiry(transport)) is not None:
-            self.app.note_expiry(self._site, end)
+            self.app.admission.note_expiry(self._site, end)
         self._mine = self.app.callers[self._site]
         self._mine[self] = None
         if len(self._mine) > MAX_CONNECTIONS:  # the oldest gives way: it may be a broken connection
@@ -250,7 +252,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Record and answer what is not HTTP."""
-        self.app.note("not HTTP", self.client, self._site)
+        self.app.admission.note("not HTTP", self.client, self._site)
         super().send_400_response(msg)
 
     def _wait(self) -> None:
@@ -265,7 +267,7 @@ class Connection(HttpToolsProtocol):
     def _drop(self, why: str) -> None:
         self._done()
         self._mine.pop(self, None)
-        self.app.note(why, self.client, self._site)
+        self.app.admission.note(why, self.client, self._site)
         self.transport.abort()
 
 

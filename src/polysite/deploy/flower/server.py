@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from polysite.buffers import Buffer
-from polysite.deploy.flower.gateway import FOREVER, Guard, Pace, Renewal
+from polysite.deploy.flower.admission import Admission
+from polysite.deploy.flower.answers import FOREVER, Answers
+from polysite.deploy.flower.gateway import Guard, Pace, Renewal
 from polysite.deploy.flower.messages import Header, content_of, deflate, inflate, pack, unpack, wrap
 from polysite.deploy.flower.port import Server
 from polysite.deploy.revocations import Revocations
@@ -106,8 +108,10 @@ class Link:
         self._nodes = {
             site: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for site, key in self._sites.items()
         }
-        self._guard = Guard(app, state, self._run, self._sites, keys, self._nodes, self._limit, self._pace)
-        self._guard.revoked, self._guard.renewal = self._revoked, self._renewal
+        self._admission = Admission(self._sites, keys)
+        self._admission.revoked = self._revoked
+        self._answers = Answers(state, self._run, self._nodes, self._limit)
+        self._guard = Guard(app, state, self._nodes, self._admission, self._answers, self._pace, self._renewal)
         self._server = Server(self._guard, context)
         listener = _listen(*self._at)
         self._at = self._at[0], listener.getsockname()[1]
@@ -176,8 +180,8 @@ class Link:
 
     def wait(self, seconds: float) -> None:
         """Return when a response is complete or a site has connected, or else after so many seconds."""
-        self._guard.arrived.wait(seconds)
-        self._guard.arrived.clear()
+        self._answers.arrived.wait(seconds)
+        self._answers.arrived.clear()
 
     def forget(self, ids: Collection[str]) -> None:
         """Drop these messages and their responses; a response that still comes is not accepted."""
@@ -186,17 +190,17 @@ class Link:
                 reply = self._state.message_ins_id_to_message_res_id.get(each)
                 self._state.delete_messages({each})
             for name in filter(None, (each, reply)):
-                self._guard.drop(name)
+                self._answers.drop(name)
             if site := self._sent.pop(each, None):
-                self._guard.rest(site)
+                self._answers.rest(site)
 
     def note(self, what: str) -> None:
         """Record an incident of the coordinator itself."""
-        self._guard.note(what, None)
+        self._admission.note(what, None)
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the refusals since the last call, each with its time, reason, sender address, site and count."""
-        return self._guard.incidents()
+        return self._admission.incidents()
 
     def _metadata(self, site: str, ttl: float, group: str) -> Metadata:
         return Metadata(
@@ -220,13 +224,13 @@ class Link:
         if reply is None:
             gone = asked is None or asked.metadata.created_at + asked.metadata.ttl <= now().timestamp()
             return Envelope(id, site, error="no answer came in time") if gone else None
-        if site in self._guard.excessive:
+        if site in self._answers.excessive:
             return Envelope(id, site, error=f"the answer is of more than {self._limit} bytes")
-        contents = self._guard.contents(reply)
+        contents = self._answers.contents(reply)
         if contents is None:
             return None
         try:
-            message = inflate(reply, contents, self._limit, self._guard.landings.joined(site, reply))
+            message = inflate(reply, contents, self._limit, self._answers.landings.joined(site, reply))
             if message.has_error():
                 return Envelope(id, site, error=message.error.reason or f"error {message.error.code}")
             header, body = unpack(message.content)

@@ -21,7 +21,8 @@ from typing import Any, BinaryIO, cast
 
 from polysite.buffers import Buffer
 from polysite.deploy import certificates, enrolment
-from polysite.deploy.flower.client import Fleet, Incoming, Lost
+from polysite.deploy.flower.client import Fleet, Incoming
+from polysite.deploy.flower.connection import Lost
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ipc
 from polysite.deploy.site.withdrawn import LEFT

@@ -1,0 +1,139 @@
+"""Who may ask the coordinator for something: authentication of requests, and a record of refusals.
+
+A request needs a registered key that was not revoked, and a signature that is not old and was not seen before. Every
+refusal is recorded as an incident.
+"""
+
+import logging
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from typing import Any
+
+from polysite.deploy.certificates import SOON
+from polysite.deploy.flower import messages  # noqa: F401  # silences Flower before it is imported
+from polysite.deploy.revocations import Revocations
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
+from flwr.common.constant import (
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+)
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import verify_signature
+
+SILENT = 15.0  # seconds without a request of a site, which sends a heartbeat every five
+MAX_INCIDENTS = 255  # different ones between two calls of ``incidents``
+log = logging.getLogger("polysite.link")
+
+
+class Refusal(Exception):
+    """A request that does not pass: status and word for the client, and a sentence for the incidents."""
+
+    def __init__(self, status: int, word: str, what: str = "", site: str = ""):
+        super().__init__(what)
+        self.status, self.word, self.what, self.site = status, word, what, site
+
+
+class Admission:
+    """Authenticates requests and records refusals.
+
+    Args:
+        sites: Public key of every site, as bytes.
+        keys: The same keys, to verify signatures with.
+    """
+
+    def __init__(self, sites: Mapping[str, bytes], keys: Mapping[str, EllipticCurvePublicKey]):
+        self._sites, self._public, self._keys = {key: site for site, key in sites.items()}, dict(sites), keys
+        self.revoked = Revocations(None)
+        self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
+        self._heard: dict[str, float] = {}  # when a site was last heard
+        self._noted_expiry: dict[str, date] = {}  # of certificates, and the day on which it was noted
+        self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    def authenticate(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the site that signed this request; refuse an old signature, or one that was seen before."""
+        try:
+            key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()], validate=True)
+            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.lower().encode()], validate=True)
+            signed = headers[TIMESTAMP_HEADER.lower().encode()].decode("ascii")
+            age = (now() - datetime.fromisoformat(signed)).total_seconds()
+        except (KeyError, ValueError, TypeError) as problem:
+            raise Refusal(401, "unsigned", "a request without a signature") from problem
+        site = self._sites.get(key)
+        if site is None:
+            raise Refusal(401, "unregistered", "a key that is not registered")
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+            raise Refusal(401, "clock", f"a request signed {age:.0f} s ago", site)
+        if not verify_signature(self._keys[site], signed.encode(), signature):
+            raise Refusal(401, "signature", "a signature that is not of this key", site)
+        self._first(site, signed)
+        if key in self.revoked:
+            raise Refusal(403, "revoked", "a key that was revoked", site)
+        self._end_silence(site)
+        return site
+
+    def is_revoked(self, site: str) -> bool:
+        """Return whether the key of a site was revoked."""
+        return self._public[site] in self.revoked
+
+    def hear(self, site: str) -> float:
+        """Note that bytes of a site have moved; return the time of now."""
+        clock = self._heard[site] = time.monotonic()
+        return clock
+
+    def _end_silence(self, site: str) -> None:
+        """Record an incident if the site was silent for long before this request: disconnected, or suspended."""
+        clock = time.monotonic()
+        silence = clock - self._heard.get(site, clock)
+        self._heard[site] = clock
+        if silence > SILENT:
+            self.note(f"nothing was heard of it for {silence:.0f} s", None, site)
+
+    def _first(self, site: str, signed: str) -> None:
+        """Refuse a replayed request: a site may use each signed time only once.
+
+        Signatures are not compared, because a signature can be altered and stay valid.
+        """
+        clock = time.monotonic()
+        while self._seen:
+            oldest = next(iter(self._seen))
+            if clock - self._seen[oldest] < TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE:
+                break
+            del self._seen[oldest]
+        if (site, signed) in self._seen:
+            raise Refusal(401, "replayed", "a request that was seen before", site)
+        self._seen[site, signed] = clock
+
+    def note(self, what: str, client: Any, site: str = "") -> None:
+        """Record a refusal. Equal ones are counted, so that a flood fills neither memory nor the record."""
+        if not what:
+            return
+        host = client[0] if client else ""
+        log.debug("refused from %s (%s): %s", host, site or "unknown", what)
+        with self._lock:
+            at = what, host, site
+            if at not in self._incidents and len(self._incidents) >= MAX_INCIDENTS:
+                at = "many more", "", ""
+            if at not in self._incidents:
+                found = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "what": at[0], "from": at[1]}
+                self._incidents[at] = {**found, "site": at[2], "count": 0}
+            self._incidents[at]["count"] += 1
+
+    def note_expiry(self, site: str, end: datetime) -> None:
+        """Record once a day that the certificate of a site expires soon."""
+        today = datetime.now(UTC)
+        if end - today < SOON and self._noted_expiry.get(site) != today.date():
+            self._noted_expiry[site] = today.date()
+            self.note(f"its certificate expires on {end:%Y-%m-%d}", None, site)
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return the refusals since the last call."""
+        with self._lock:
+            found, self._incidents = list(self._incidents.values()), {}
+        return found
