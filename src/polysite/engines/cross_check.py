@@ -1,0 +1,171 @@
+"""Cross-check of contributions: hospitals measure what the changes of the others do to their own validation cases.
+
+After a merge, some hospitals (the jury) score two models each, the served model plus and minus half a contrast:
+
+    contrast of h    mean change of one half of the other sites - mean change of the other half
+    ballot of h      y = loss(served + contrast / 2) - loss(served - contrast / 2),   p = loss(zero model) - their mean
+
+The halves are drawn anew for every juror and round. y is positive if the first half does harm to the juror's cases; p
+is what the model has learnt so far (the zero model knows nothing), the unit in which harm is counted. The harms r of
+all sites follow from the ballots of several rounds, older ones decaying by RECENT:
+
+    minimise  sum_ballots w |y / p - sum_i s_i r_i| + BLAME sum_i |r_i|,      s_i = 1/m or -1/m for a half of m sites
+
+Absolute values, so that a minority of false ballots is outvoted; nobody has a voice about itself (its s is 0). The
+second term blames as few sites as explain the ballots. While little is learnt, harms are small: they are multiplied by
+W / (W + PRIOR) with W the decayed sum of p. An honest hospital that differs from all others does harm, too, when the
+others have learnt their part, but of a small share of what all have learnt; wrong labels do harm of half of it.
+
+No juror sees the model of another site. From all that it sees in a round (the served model, the contrast, its own
+change) no combination gives the change of a single other site either: each half has at least two others, and the
+served model has all of them with positive weights. So a jury needs five sites that were sent the same model.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import fmean, median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polysite import tree
+from polysite.engines.transport import Transport
+from polysite.payload import Payload, SiteId
+from polysite.site import Scores
+from polysite.tree import Tree
+
+FEWEST = 5  # sites of a jury's group: two others in either half
+RECENT, WINDOW = 0.9, 12  # decay of older ballots; rounds with ballots that are kept
+BLAME, PRIOR = 0.2, 0.05  # in units of the loss
+STEPS, CLOSE = 60, 1e-4  # of the minimisation
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """What a contrast did to the validation cases of a juror."""
+
+    juror: SiteId
+    signs: Mapping[SiteId, float]  # of the other sites in the contrast
+    difference: float  # of the losses
+    learnt: float  # loss of the zero model minus that of the two models
+
+
+class Contrasts:
+    """Running contrasts of the jurors of a round, in the order of the sites' names.
+
+    Args:
+        groups: Sites that were sent the same model, in groups.
+        jury: Largest number of jurors.
+        draw: Numbers from which jurors and halves are drawn.
+    """
+
+    def __init__(self, groups: Iterable[Sequence[SiteId]], jury: int, draw: Sequence[int]):
+        random = np.random.default_rng(draw)
+        able = [sorted(group) for group in groups if len(group) >= FEWEST]
+        pairs = sorted((site, k) for k, group in enumerate(able) for site in group)
+        chosen = sorted(random.permutation(len(pairs))[:jury].tolist())
+        self.signs = {pairs[n][0]: _halves(able[pairs[n][1]], pairs[n][0], random) for n in chosen}
+        self.trees: dict[SiteId, Tree] = {}
+        self.added: set[SiteId] = set()
+
+    def add(self, site: SiteId, model: Tree) -> None:
+        """Add the trained parameters of a site's model to all contrasts that it is part of."""
+        self.added.add(site)
+        model = tree.trained(model) if self.signs else model
+        for juror, signs in self.signs.items():
+            if site in signs:
+                self.trees[juror] = tree.add_share(self.trees.get(juror), model, signs[site])
+
+    def complete(self, heard: Iterable[SiteId]) -> bool:
+        """Whether the contrasts are those of all replies that count."""
+        return self.added == set(heard)
+
+
+def _halves(group: Sequence[SiteId], juror: SiteId, random: np.random.Generator) -> dict[SiteId, float]:
+    others = [i for i in group if i != juror]
+    order, half = random.permutation(len(others)), len(others) // 2
+    first = {others[k] for k in order[:half]}
+    return {i: 1 / half if i in first else -1 / (len(others) - half) for i in others}
+
+
+def moved(model: Tree, contrast: Tree, share: float | None) -> Tree:
+    """Return a model plus a share of a contrast, or with zeros for None; parameters that the contrast lacks stay."""
+    return {k: x if k not in contrast else x * 0 if share is None else x + contrast[k] * share for k, x in model.items()}
+
+
+def cast(
+    transport: Transport,
+    round: int,
+    served: Mapping[SiteId, Payload],
+    contrasts: Mapping[SiteId, Tree],
+    signs: Mapping[SiteId, Mapping[SiteId, float]],
+    naive: Mapping[SiteId, float],
+) -> tuple[tuple[Ballot, ...], dict[SiteId, float]]:
+    """Have the jurors score their models; return the ballots, and the losses of the zero model.
+
+    Args:
+        transport: Carries models to the jurors.
+        round: The round.
+        served: Payloads from which the jurors choose the model that they use.
+        contrasts: Contrast of every juror.
+        signs: Signs of the other sites in it.
+        naive: Losses of the zero model that are known.
+    """
+    jurors = [h for h in sorted(contrasts) if set(contrasts[h]) <= set(served.get(h, {}).get("model", {}))]
+
+    def losses(sites: Sequence[SiteId], share: float | None) -> dict[SiteId, float]:
+        sent = {h: Payload(**{**served[h], "model": moved(served[h]["model"], contrasts[h], share)}) for h in sites}
+        scores = transport.score(round, sent, "validation") if sent else {}
+        found = {h: mean_loss(scores.get(h, {})) for h in sites}
+        return {h: loss for h, loss in found.items() if loss is not None}
+
+    naive = {**naive, **losses([h for h in jurors if h not in naive], None)}
+    first, second = losses(jurors, 0.5), losses(jurors, -0.5)
+    able = [h for h in jurors if h in first and h in second and h in naive]
+    return tuple(Ballot(h, signs[h], first[h] - second[h], naive[h] - (first[h] + second[h]) / 2) for h in able), naive
+
+
+def mean_loss(scores: Scores) -> float | None:
+    """Return the mean loss of some cases; None without cases, or if it is not finite."""
+    loss = fmean(s.loss for s in scores.values()) if scores else float("nan")
+    return loss if isfinite(loss) else None
+
+
+def harms(rounds: Sequence[Sequence[Ballot]]) -> dict[SiteId, float]:
+    """Return the harm of every site that a ballot concerns, as a share of what was learnt.
+
+    Args:
+        rounds: The ballots of every round, the newest last.
+    """
+    ballots = [(RECENT**age, b) for age, cast in enumerate(reversed(rounds)) for b in cast]
+    names = sorted({i for _, b in ballots for i in b.signs})
+    if not names:
+        return {}
+    usual = {id(cast): median(b.learnt for b in cast) for cast in rounds if cast}
+    middle = [usual[id(cast)] for cast in reversed(rounds) for _ in cast]
+    unit = np.array([min(max(b.learnt, 0.25 * m), 2 * m) for (_, b), m in zip(ballots, middle, strict=True)])
+    unit = np.maximum(unit, 1e-3)
+    rows = np.array([[b.signs.get(i, 0.0) for i in names] for _, b in ballots])
+    seen = np.array([b.difference for _, b in ballots]) / unit
+    weight = unit * np.array([decay for decay, _ in ballots])
+    found = _least_deviations(rows, seen, weight)
+    voices = {i: sum(w for w, (_, b) in zip(weight, ballots, strict=True) if i in b.signs) for i in names}
+    jurors = {i: len({b.juror for _, b in ballots if i in b.signs}) for i in names}
+    return {
+        i: float(r) * (mean := voices[i] / jurors[i]) / (mean + PRIOR) for i, r in zip(names, found, strict=True)
+    }
+
+
+def _least_deviations(
+    rows: NDArray[np.float64], seen: NDArray[np.float64], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Minimise sum w |seen - rows r| + BLAME sum |r| by reweighted least squares."""
+    found = np.zeros(rows.shape[1])
+    for _ in range(STEPS):
+        data = weight / np.maximum(np.abs(seen - rows @ found), CLOSE)
+        blame = BLAME / np.maximum(np.abs(found), CLOSE)
+        if not found.any():  # the first step is plain least squares
+            data, blame = weight, np.full(len(found), BLAME)
+        found = np.linalg.solve((rows * data[:, None]).T @ rows + np.diag(blame), rows.T @ (data * seen))
+    return np.asarray(found)
