@@ -47,7 +47,7 @@ STUDY: dict[str, Any] = {
     "split": {"validation": 0.2, "test": 0.33},
     "train": {
         "optimiser": "adam", "lr": 0.02, "gamma": 0.8, "epochs": 3, "batch": 2,
-        "patch": [24, 24, 24], "augment": "none",
+        "patch": [16, 16, 16], "augment": "none",
     },
     "run": {"rounds": 10, "validate_every": 2, "checkpoint_every": 1000},
 }  # fmt: skip
@@ -123,8 +123,8 @@ def measured(federation: str, attack: str, defence: str, seed: int) -> dict[str,
 
 
 def trace(seen: SiteGuard) -> list[float | None]:
-    """Return cosine, agreement of the others, persistence, the usual one, and the factor of a site in a round."""
-    return [seen.cosine, seen.coherence, seen.persistence, seen.usual_persistence, seen.factor]
+    """Return cosine, agreement of the others, persistence, the usual one, factor and harm of a site in a round."""
+    return [seen.cosine, seen.coherence, seen.persistence, seen.usual_persistence, seen.factor, seen.harm]
 
 
 def cell(out: Path, federation: str, attack: str, defence: str, seed: int) -> Mapping[str, Any]:

@@ -167,7 +167,7 @@ def test_summed_replies_have_the_bits_of_held_ones(algorithm, attack):
 
     held, summed = (played(ATTACKED, algorithm, 4, keep=keep, engine=engine, start=ONES) for keep in (True, False))
     assert all(same(a.state, b.state) and a.guard == b.guard for a, b in zip(held, summed, strict=True))
-    assert held[-1].guard["e"].clipped or held[-1].guard["e"].factor < 1 or attack == "inlier drift"
+    assert held[-1].guard["e"].clipped or held[-1].guard["e"].factor < 1 or attack in ("inlier drift", "sleeper")
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx()], ids=["fedavg", "fedprox"])

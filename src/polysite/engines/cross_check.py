@@ -91,7 +91,9 @@ def _halves(group: Sequence[SiteId], juror: SiteId, random: np.random.Generator)
 
 def moved(model: Tree, contrast: Tree, share: float | None) -> Tree:
     """Return a model plus a share of a contrast, or with zeros for None; parameters that the contrast lacks stay."""
-    return {k: x if k not in contrast else x * 0 if share is None else x + contrast[k] * share for k, x in model.items()}
+    return {
+        k: x if k not in contrast else x * 0 if share is None else x + contrast[k] * share for k, x in model.items()
+    }
 
 
 def cast(
@@ -112,10 +114,10 @@ def cast(
         signs: Signs of the other sites in it.
         naive: Losses of the zero model that are known.
     """
-    jurors = [h for h in sorted(contrasts) if set(contrasts[h]) <= set(served.get(h, {}).get("model", {}))]
+    jurors = [h for h in sorted(contrasts) if contrasts[h].keys() <= _model(served, h).keys()]
 
     def losses(sites: Sequence[SiteId], share: float | None) -> dict[SiteId, float]:
-        sent = {h: Payload(**{**served[h], "model": moved(served[h]["model"], contrasts[h], share)}) for h in sites}
+        sent = {h: Payload(**{**served[h], "model": moved(_model(served, h), contrasts[h], share)}) for h in sites}
         scores = transport.score(round, sent, "validation") if sent else {}
         found = {h: mean_loss(scores.get(h, {})) for h in sites}
         return {h: loss for h, loss in found.items() if loss is not None}
@@ -124,6 +126,10 @@ def cast(
     first, second = losses(jurors, 0.5), losses(jurors, -0.5)
     able = [h for h in jurors if h in first and h in second and h in naive]
     return tuple(Ballot(h, signs[h], first[h] - second[h], naive[h] - (first[h] + second[h]) / 2) for h in able), naive
+
+
+def _model(served: Mapping[SiteId, Payload], site: SiteId) -> Tree:
+    return served[site].get("model", {}) if site in served else {}
 
 
 def mean_loss(scores: Scores) -> float | None:
@@ -150,22 +156,20 @@ def harms(rounds: Sequence[Sequence[Ballot]]) -> dict[SiteId, float]:
     seen = np.array([b.difference for _, b in ballots]) / unit
     weight = unit * np.array([decay for decay, _ in ballots])
     found = _least_deviations(rows, seen, weight)
-    voices = {i: sum(w for w, (_, b) in zip(weight, ballots, strict=True) if i in b.signs) for i in names}
+    voices = {i: sum(float(w) for w, (_, b) in zip(weight, ballots, strict=True) if i in b.signs) for i in names}
     jurors = {i: len({b.juror for _, b in ballots if i in b.signs}) for i in names}
-    return {
-        i: float(r) * (mean := voices[i] / jurors[i]) / (mean + PRIOR) for i, r in zip(names, found, strict=True)
-    }
+    return {i: float(r) * (mean := voices[i] / jurors[i]) / (mean + PRIOR) for i, r in zip(names, found, strict=True)}
 
 
 def _least_deviations(
     rows: NDArray[np.float64], seen: NDArray[np.float64], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Minimise sum w |seen - rows r| + BLAME sum |r| by reweighted least squares."""
-    found = np.zeros(rows.shape[1])
+    found: NDArray[np.float64] = np.zeros(rows.shape[1])
     for _ in range(STEPS):
         data = weight / np.maximum(np.abs(seen - rows @ found), CLOSE)
         blame = BLAME / np.maximum(np.abs(found), CLOSE)
         if not found.any():  # the first step is plain least squares
             data, blame = weight, np.full(len(found), BLAME)
-        found = np.linalg.solve((rows * data[:, None]).T @ rows + np.diag(blame), rows.T @ (data * seen))
-    return np.asarray(found)
+        found[:] = np.linalg.solve((rows * data[:, None]).T @ rows + np.diag(blame), rows.T @ (data * seen))
+    return found

@@ -6,7 +6,7 @@ Between the reply checks and the merge, in both engines alike:
               the round before (in the first round of a phase, of that round)
     cap       no site has more than the share ``cap`` of a mean by weights, or 2/K among K < 5 sites
     factor    a site whose changes lack the direction of the others, who agree among themselves, or do harm to the
-              validation cases of the others (``cross_check.py``), counts less, and its changes are not longer than usual
+              validation cases of the others (``cross_check.py``), counts less; its changes are not longer than usual
 
 The bound and the factors of a round are known before its replies, so replies can still be summed as they arrive, and a
 site that clips its own reply needs nothing else. Evidence about a site's direction is collected over rounds:
@@ -308,6 +308,7 @@ class RoundGuard:
             persistence=found.persistence if found else None,
             usual_persistence=found.usual if found else None,
             standing=evidence.standing if evidence else None,
+            harm=self.state.harms.get(site),
             factor=self.factors[site],
             claimed_share=self._claimed[site] / whole if site in self._claimed and whole else None,
             capped_share=(
@@ -355,14 +356,14 @@ def changes(
         yield from ((site, sentence) for sentence in _suspicions(guard, before, after, site, seen))
 
 
-def _suspicions(
-    guard: Guard, before: GuardState, after: GuardState, site: SiteId, seen: SiteGuard
-) -> Iterator[str]:
-    """Yield sentences if a site begins to count less, by its direction or by the harm it does, or counts fully again."""
+def _suspicions(guard: Guard, before: GuardState, after: GuardState, site: SiteId, seen: SiteGuard) -> Iterator[str]:
+    """Yield sentences if a site begins to count less, by its direction or its harm, or counts fully again."""
     former, factor = (s.factor(guard, site) for s in (before, after))
     known, harm = after.evidence.get(site, Evidence()), after.harms.get(site, 0.0)
-    lacking, harmful = ([guard.factor(s.evidence.get(site, Evidence()).standing) < 1 for s in (before, after)],
-                        [guard.factor_of_harm(s.harms.get(site, 0.0)) < 1 for s in (before, after)])
+    lacking, harmful = (
+        [guard.factor(s.evidence.get(site, Evidence()).standing) < 1 for s in (before, after)],
+        [guard.factor_of_harm(s.harms.get(site, 0.0)) < 1 for s in (before, after)],
+    )
     if lacking == [False, True]:
         yield (
             f"its changes lack the direction of the other sites (standing {known.standing:.2f} after "
