@@ -19,7 +19,7 @@ from polysite.tree import Tree
 
 LIE = 900  # factor of a claimed number of cases
 CLAIMED = 2000  # cases whose scores are claimed
-COSINE = 0.05  # of the attacker that knows the guard, with the mean of the others
+COSINE = 0.5  # of the attacker that knows the guard with the mean of the others: of 0.05, 0.5 and 0.8 what costs most
 AWAKE = 4  # round in which a sleeper begins to attack
 
 

@@ -18,7 +18,8 @@ others have learnt their part, but of a small share of what all have learnt; wro
 
 No juror sees the model of another site. From all that it sees in a round (the served model, the contrast, its own
 change) no combination gives the change of a single other site either: each half has at least two others, and the
-served model has all of them with positive weights. So a jury needs five sites that were sent the same model.
+served model has all of them with positive weights. So a jury needs five sites that were sent the same model. Two jurors
+that put together what they see may come closer to it, and so may one that takes the changes of several rounds for equal.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
