@@ -9,17 +9,18 @@ The halves are drawn anew for every juror and round. y is positive if the first 
 is what the model has learnt so far (the zero model knows nothing), the unit in which harm is counted. The harms r of
 all sites follow from the ballots of several rounds, older ones decaying by RECENT:
 
-    minimise  sum_ballots w |y / p - sum_i s_i r_i| + BLAME sum_i |r_i|,      s_i = 1/m or -1/m for a half of m sites
+    minimise  sum_ballots w (|y / p - sum_i s_i r_i| + BLAME sum_i |s_i r_i|),      s_i = +-1/m for a half of m sites
 
 Absolute values, so that a minority of false ballots is outvoted; nobody has a voice about itself (its s is 0). The
-second term blames as few sites as explain the ballots. While little is learnt, harms are small: they are multiplied by
-W / (W + PRIOR) with W the decayed sum of p. An honest hospital that differs from all others does harm, too, when the
-others have learnt their part, but of a small share of what all have learnt; wrong labels do harm of half of it.
+second term blames as few sites as explain the ballots, and none unless clearly most ballots speak against it. While
+little is learnt, harms are small: they are multiplied by W / (W + PRIOR) with W the decayed sum of p. An honest
+hospital that differs from all others does harm, too, when these have learnt their part, but a small share of what all
+have learnt; what is learnt from wrong labels does harm of half of it and more.
 
 No juror sees the model of another site. From all that it sees in a round (the served model, the contrast, its own
 change) no combination gives the change of a single other site either: each half has at least two others, and the
 served model has all of them with positive weights. So a jury needs five sites that were sent the same model. Two jurors
-that put together what they see may come closer to it, and so may one that takes the changes of several rounds for equal.
+that put together what they see may come closer to it, and so may one that takes the changes of several rounds as equal.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,8 @@ from polysite.tree import Tree
 
 FEWEST = 5  # sites of a jury's group: two others in either half
 RECENT, WINDOW = 0.9, 12  # decay of older ballots; rounds with ballots that are kept
-BLAME, PRIOR = 0.2, 0.05  # in units of the loss
+BLAME = 0.2  # share by which ballots against a site must outweigh the others
+PRIOR = 0.05  # in units of the loss
 STEPS, CLOSE = 60, 1e-4  # of the minimisation
 
 
@@ -143,8 +145,11 @@ def harms(rounds: Sequence[Sequence[Ballot]]) -> dict[SiteId, float]:
     """Return the harm of every site that a ballot concerns, as a share of what was learnt.
 
     Args:
-        rounds: The ballots of every round, the newest last.
+        rounds: The ballots of every round, the newest last. Those of a single round do not tell a site well from those
+            that it shared a half with: nobody is blamed.
     """
+    if len(rounds) < 2:
+        return {i: 0.0 for cast in rounds for ballot in cast for i in ballot.signs}
     ballots = [(RECENT**age, b) for age, cast in enumerate(reversed(rounds)) for b in cast]
     names = sorted({i for _, b in ballots for i in b.signs})
     if not names:
@@ -165,12 +170,13 @@ def harms(rounds: Sequence[Sequence[Ballot]]) -> dict[SiteId, float]:
 def _least_deviations(
     rows: NDArray[np.float64], seen: NDArray[np.float64], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Minimise sum w |seen - rows r| + BLAME sum |r| by reweighted least squares."""
+    """Minimise sum w (|seen - rows r| + BLAME sum |rows| |r|) by reweighted least squares."""
+    doubt = BLAME * (weight @ np.abs(rows))
     found: NDArray[np.float64] = np.zeros(rows.shape[1])
     for _ in range(STEPS):
         data = weight / np.maximum(np.abs(seen - rows @ found), CLOSE)
-        blame = BLAME / np.maximum(np.abs(found), CLOSE)
+        blame = doubt / np.maximum(np.abs(found), CLOSE)
         if not found.any():  # the first step is plain least squares
-            data, blame = weight, np.full(len(found), BLAME)
+            data, blame = weight, doubt
         found[:] = np.linalg.solve((rows * data[:, None]).T @ rows + np.diag(blame), rows.T @ (data * seen))
     return found

@@ -44,7 +44,7 @@ from polysite.tree import Tree
 PRIOR, FULL, RECENT = 0.015, 0.4, 0.8
 ROOM, STEEP = 0.25, 4.0  # excess of persistence that honest hospitals may have; loss of standing beyond it
 SOUND, DOUBTFUL = 0.4, 0.15  # standings
-TOLERATED, HARMFUL, PAROLE = 0.35, 0.5, 0.95  # harms, as shares of what was learnt; decay of the harm of a suspect
+TOLERATED, HARMFUL, PAROLE = 0.3, 0.45, 0.95  # harms, as shares of what was learnt; decay of the harm of a suspect
 EARLY = 3  # rounds at the beginning of a phase with a cross-check; later ones have it if they are validated
 STATISTICS = " statistics"  # suffix of the name of a part
 
@@ -160,7 +160,8 @@ class GuardState:
         if not cast:
             return replace(self, naive=naive)
         ballots, known = (*self.ballots, cast)[-WINDOW:], dict(self.harms)
-        for site, harm in harms(ballots).items():
+        for site, found in harms(ballots).items():
+            harm = min(found, 1.0)
             suspect = guard.factor_of_harm(known.get(site, 0.0)) < 1
             known[site] = max(harm, PAROLE * known[site]) if suspect else harm
         return replace(self, ballots=ballots, naive=naive, harms=dict(sorted(known.items())))
