@@ -41,6 +41,7 @@ FEWEST = 5  # sites of a jury's group: two others in either half
 RECENT, WINDOW = 0.9, 12  # decay of older ballots; rounds with ballots that are kept
 BLAME = 0.2  # share by which ballots against a site must outweigh the others
 PRIOR = 0.05  # in units of the loss
+TINY = 1e-3  # least unit of harm
 STEPS, CLOSE = 60, 1e-4  # of the minimisation
 
 
@@ -71,18 +72,21 @@ class Contrasts:
         self.signs = {pairs[n][0]: _halves(able[pairs[n][1]], pairs[n][0], random) for n in chosen}
         self.trees: dict[SiteId, Tree] = {}
         self.added: set[SiteId] = set()
+        self.uneven = False  # whether models have different parameters, so that there is no difference
 
     def add(self, site: SiteId, model: Tree) -> None:
         """Add the trained parameters of a site's model to all contrasts that it is part of."""
         self.added.add(site)
         model = tree.trained(model) if self.signs else model
         for juror, signs in self.signs.items():
-            if site in signs:
+            if site in signs and self.trees.get(juror, model).keys() == model.keys():
                 self.trees[juror] = tree.add_share(self.trees.get(juror), model, signs[site])
+            elif site in signs:
+                self.uneven = True
 
     def complete(self, heard: Iterable[SiteId]) -> bool:
         """Whether the contrasts are those of all replies that count."""
-        return self.added == set(heard)
+        return not self.uneven and self.added == set(heard)
 
 
 def _halves(group: Sequence[SiteId], juror: SiteId, random: np.random.Generator) -> dict[SiteId, float]:
@@ -117,7 +121,7 @@ def cast(
         signs: Signs of the other sites in it.
         naive: Losses of the zero model that are known.
     """
-    jurors = [h for h in sorted(contrasts) if contrasts[h].keys() <= _model(served, h).keys()]
+    jurors = [h for h in sorted(contrasts) if contrasts[h] and contrasts[h].keys() <= _model(served, h).keys()]
 
     def losses(sites: Sequence[SiteId], share: float | None) -> dict[SiteId, float]:
         sent = {h: Payload(**{**served[h], "model": moved(_model(served, h), contrasts[h], share)}) for h in sites}
@@ -150,21 +154,25 @@ def harms(rounds: Sequence[Sequence[Ballot]]) -> dict[SiteId, float]:
     """
     if len(rounds) < 2:
         return {i: 0.0 for cast in rounds for ballot in cast for i in ballot.signs}
-    ballots = [(RECENT**age, b) for age, cast in enumerate(reversed(rounds)) for b in cast]
-    names = sorted({i for _, b in ballots for i in b.signs})
+    ballots, units, ages = list[Ballot](), list[float](), list[int]()
+    for age, cast in enumerate(reversed(rounds)):
+        usual = median(b.learnt for b in cast) if cast else 0.0
+        ballots += cast
+        units += [max(min(max(b.learnt, 0.25 * usual), 2 * usual), TINY) for b in cast]
+        ages += [age] * len(cast)
+    names = sorted({i for b in ballots for i in b.signs})
     if not names:
         return {}
-    usual = {id(cast): median(b.learnt for b in cast) for cast in rounds if cast}
-    middle = [usual[id(cast)] for cast in reversed(rounds) for _ in cast]
-    unit = np.array([min(max(b.learnt, 0.25 * m), 2 * m) for (_, b), m in zip(ballots, middle, strict=True)])
-    unit = np.maximum(unit, 1e-3)
-    rows = np.array([[b.signs.get(i, 0.0) for i in names] for _, b in ballots])
-    seen = np.array([b.difference for _, b in ballots]) / unit
-    weight = unit * np.array([decay for decay, _ in ballots])
-    found = _least_deviations(rows, seen, weight)
-    voices = {i: sum(float(w) for w, (_, b) in zip(weight, ballots, strict=True) if i in b.signs) for i in names}
-    jurors = {i: len({b.juror for _, b in ballots if i in b.signs}) for i in names}
-    return {i: float(r) * (mean := voices[i] / jurors[i]) / (mean + PRIOR) for i, r in zip(names, found, strict=True)}
+    unit = np.array(units)
+    rows = np.array([[b.signs.get(i, 0.0) for i in names] for b in ballots])
+    weight = unit * RECENT ** np.array(ages, float)
+    found = _least_deviations(rows, np.array([b.difference for b in ballots]) / unit, weight)
+    harmed = {}
+    for k, site in enumerate(names):
+        voices = rows[:, k] != 0
+        learnt = weight[voices].sum() / len({b.juror for b in ballots if site in b.signs})
+        harmed[site] = float(found[k] * learnt / (learnt + PRIOR))
+    return harmed
 
 
 def _least_deviations(
