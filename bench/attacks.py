@@ -10,11 +10,12 @@ differ: ``natural`` (unequal sizes, one unlike scanner, one with wide outlines) 
     guard      FedAvg with the guard of deployments (run.guard)
     others     FedAvg with a robust rule (algorithm "robust"), without the guard
 
-Every cell is a run of its own and is kept as a JSON file in ``--out``: a stopped table goes on where it was.
+Every cell is a run of its own and is kept as a line of the file ``--out``: a stopped table goes on where it was. After
+a change of the guard or of the study, delete the lines that it concerns.
 """
 
 import argparse
-import json
+import csv
 import os
 import sys
 import tempfile
@@ -34,7 +35,6 @@ from hostile import ATTACKS, Hostile
 from polysite import config
 from polysite.config import Study
 from polysite.engines.phases import Phase, run_phases
-from polysite.engines.record import SiteGuard
 from polysite.engines.run_folder import RunFolder
 from polysite.storage import write_file
 from polysite.study import deal_cases, load_cases
@@ -47,7 +47,7 @@ STUDY: dict[str, Any] = {
     "split": {"validation": 0.2, "test": 0.33},
     "train": {
         "optimiser": "adam", "lr": 0.02, "gamma": 0.8, "epochs": 3, "batch": 2,
-        "patch": [24, 24, 24], "augment": "none",
+        "patch": [16, 16, 16], "augment": "none",
     },
     "run": {"rounds": 10, "validate_every": 2, "checkpoint_every": 1000},
 }  # fmt: skip
@@ -77,6 +77,7 @@ HOSTILE = {"1 of 5": ("e",), "2 of 7": ("e", "g"), "natural": (), "outlines": ()
 ROBUST = ("median", "trimmed_mean", "krum", "geometric_median", "centred_clipping")
 DEFENCES = ("none", "guard", *ROBUST)
 CALM = ("no attack", "left out")
+CELLS = Path(__file__).resolve().parents[1] / "docs/results/attacks.csv"
 
 
 def study(federation: str, defence: str, seed: int, without: Sequence[str] = ()) -> Study:
@@ -108,36 +109,50 @@ def measured(federation: str, attack: str, defence: str, seed: int) -> dict[str,
         result = run_phases([Phase(one.algorithm, transport, one.run)], start, seed, folder)
         records = folder.records()
     test = {i: fmean(s.mean for s in cases.values()) for i, cases in result.test.items() if i not in hostile}
-    last = records[-1].guard
+    lowered = {i: min(r.guard[i].factor for r in records if i in r.guard) for i in records[-1].guard}
     return {
-        "dice": fmean(test.values()),
-        "sites": test,
+        "dice": f"{fmean(test.values()):.4f}",
         "best_round": result.best_round + 1,
-        "factors": {i: min(r.guard[i].factor for r in records if i in r.guard) for i in last},
-        "standings": {i: [r.guard[i].standing for r in records if i in r.guard] for i in last},
-        "traces": {i: [trace(r.guard[i]) for r in records if i in r.guard] for i in last},
-        "clips": {i: sum(bool(r.guard[i].clipped) for r in records if i in r.guard) for i in last},
-        "incidents": [f"{i.get('site', '')}: {i['what']}" for r in records for i in r.incidents],
-        "seconds": time.process_time() - began,
+        "lowered": " ".join(f"{i}:{factor:.2f}" for i, factor in lowered.items() if factor < 1),
+        "seconds": f"{time.process_time() - began:.0f}",
     }
 
 
-def trace(seen: SiteGuard) -> list[float | None]:
-    """Return cosine, agreement of the others, persistence, the usual one, and the factor of a site in a round."""
-    return [seen.cosine, seen.coherence, seen.persistence, seen.usual_persistence, seen.factor]
+Key = tuple[str, str, str, int]  # federation, attack, defence, seed
+COLUMNS = ("federation", "attack", "defence", "seed", "dice", "best_round", "lowered", "seconds")
+
+
+def read(out: Path) -> dict[Key, dict[str, Any]]:
+    """Return the cells that are known."""
+    if not out.exists():
+        return {}
+    with out.open(newline="") as file:
+        return {(r["federation"], r["attack"], r["defence"], int(r["seed"])): r for r in csv.DictReader(file)}
+
+
+def write(out: Path, cells: Mapping[Key, Mapping[str, Any]]) -> None:
+    """Write all cells, one line each."""
+
+    def lines(temporary: Path) -> None:
+        with temporary.open("w", newline="") as file:
+            table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            table.writeheader()
+            table.writerows(cells[key] for key in sorted(cells))
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, lines)
 
 
 def cell(out: Path, federation: str, attack: str, defence: str, seed: int) -> Mapping[str, Any]:
-    """Return a cell of the table, from its file or newly measured."""
-    path = out / f"{federation}-{attack}-{defence}-{seed}.json".replace(" ", "_")
-    if not path.exists():
+    """Return a cell of the table, from the file or newly measured."""
+    key, known = (federation, attack, defence, seed), read(out)
+    if key not in known:
         found = measured(federation, attack, defence, seed)
-        out.mkdir(parents=True, exist_ok=True)
-        write_file(path, lambda temporary: temporary.write_text(json.dumps(found, indent=1)))
-        line = f"{federation}, {attack}, {defence}, seed {seed}: {found['dice']:.3f}"
-        print(f"  {line} ({found['seconds']:.0f} s)", file=sys.stderr, flush=True)
-    known: Mapping[str, Any] = json.loads(path.read_text())
-    return known
+        known = {**read(out), key: {**dict(zip(COLUMNS, key, strict=False)), **found}}
+        write(out, known)
+        line = f"{federation}, {attack}, {defence}, seed {seed}: {found['dice']}"
+        print(f"  {line} ({found['seconds']} s) {found['lowered']}", file=sys.stderr, flush=True)
+    return known[key]
 
 
 def table(out: Path, federation: str, attacks: Sequence[str], defences: Sequence[str], seeds: Sequence[int]) -> None:
@@ -145,17 +160,20 @@ def table(out: Path, federation: str, attacks: Sequence[str], defences: Sequence
     print(f"\n{federation}, seeds {', '.join(map(str, seeds))}: Dice of honest hospitals (difference from left out)\n")
     print(f"| attack | {' | '.join(defences)} |\n|---|{'---|' * len(defences)}")
     rows = ("no attack",) if not HOSTILE[federation] else (*CALM, *attacks)
-    reference = fmean(
-        cell(out, federation, "left out" if HOSTILE[federation] else "no attack", "none", s)["dice"] for s in seeds
-    )
+    reference = mean(out, federation, "left out" if HOSTILE[federation] else "no attack", "none", seeds)
     for attack in rows:
-        values = [fmean(cell(out, federation, attack, d, s)["dice"] for s in seeds) for d in defences]
+        values = [mean(out, federation, attack, d, seeds) for d in defences]
         cells = " | ".join(f"{v:.3f} ({v - reference:+.3f})" for v in values)
         print(f"| {attack} | {cells} |", flush=True)
     if "guard" in defences:
-        found = [cell(out, federation, attack, "guard", s) for attack in rows for s in seeds]
-        bad = {i for f in found for i, factor in f["factors"].items() if factor < 1 and i not in HOSTILE[federation]}
+        found = [cell(out, federation, attack, "guard", s)["lowered"] for attack in rows for s in seeds]
+        bad = {each.split(":")[0] for lowered in found for each in lowered.split()} - {*HOSTILE[federation]}
         print(f"\nhonest hospitals that the guard ever counted less: {', '.join(sorted(bad)) or 'none'}")
+
+
+def mean(out: Path, federation: str, attack: str, defence: str, seeds: Sequence[int]) -> float:
+    """Return the mean Dice of a cell over seeds."""
+    return fmean(float(cell(out, federation, attack, defence, s)["dice"]) for s in seeds)
 
 
 def main() -> None:
@@ -163,8 +181,8 @@ def main() -> None:
     options.add_argument("--federations", nargs="+", default=list(FEDERATIONS), choices=list(FEDERATIONS))
     options.add_argument("--attacks", nargs="*", default=list(ATTACKS), choices=list(ATTACKS))
     options.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
-    options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    options.add_argument("--out", type=Path, default=Path(".cache/attacks"), help="folder of the cells")
+    options.add_argument("--seeds", type=int, nargs="+", default=[3, 4, 5])
+    options.add_argument("--out", type=Path, default=CELLS, help="file of the cells")
     given = options.parse_args()
     for federation in given.federations:
         table(given.out, federation, given.attacks, given.defences, given.seeds)

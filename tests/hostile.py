@@ -19,6 +19,8 @@ from polysite.tree import Tree
 
 LIE = 900  # factor of a claimed number of cases
 CLAIMED = 2000  # cases whose scores are claimed
+COSINE = 0.5  # of the attacker that knows the guard with the mean of the others: of 0.05, 0.5 and 0.8 what costs most
+AWAKE = 4  # round in which a sleeper begins to attack
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,11 @@ def drift(view: View, z: float = 1.5) -> Tree:
     return tree.map(lambda m, s: m - z * s**0.5, middle, squares)
 
 
-def aware(view: View, cosine: float = 0.05, length: float = 1.0) -> Tree:
-    """Return a change as long as the others' and hardly aligned with them, but always to the same side.
+def aware(view: View, cosine: float = COSINE) -> Tree:
+    """Return a change as long as the others' and partly aligned with them, but always to the same side.
 
-    It knows what the guard looks at: norm and direction. The component along the mean of the others has a small
-    positive cosine; the rest pulls every weight towards zero, which undoes what was learnt.
+    It knows what the guard looks at: norm, direction, and harm to the validation cases of the others. The component
+    along the mean of the others hides the rest, which pulls every weight towards zero and so undoes what was learnt.
     """
     rows = [view.others[i] for i in sorted(view.others)]
     usual = sorted(tree.norm(row) for row in rows)[len(rows) // 2]
@@ -86,7 +88,12 @@ def aware(view: View, cosine: float = 0.05, length: float = 1.0) -> Tree:
     pull = tree.scale(view.sent, -1.0)
     side = tree.map(lambda p, m, c=tree.dot(pull, middle): p - c * m, pull, middle)
     side = tree.scale(side, (1 - cosine**2) ** 0.5 / tree.norm(side))
-    return tree.scale(tree.map(lambda s, m: s + cosine * m, side, middle), usual * length)
+    return tree.scale(tree.map(lambda s, m: s + cosine * m, side, middle), usual)
+
+
+def sleeper(view: View) -> Tree:
+    """Return the honest change in the first rounds, and its opposite when the comparison of directions has ended."""
+    return view.own if view.round < AWAKE else quiet_flip(view)
 
 
 CHANGES: Mapping[str, Change | None] = {
@@ -99,7 +106,8 @@ CHANGES: Mapping[str, Change | None] = {
     "weight lie": quiet_flip,  # with a large number of cases, from the beginning
     "score lie": None,
     "inlier drift": drift,
-    "aware": aware,
+    "aware": aware,  # with false scores
+    "sleeper": sleeper,
 }
 ATTACKS = tuple(CHANGES)
 
@@ -148,7 +156,10 @@ class Hostile(Simulator):
         yield from ((site, replies[site]) for site in sent)
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
-        """Score models; a liar claims perfect scores of one round, and bad ones of all others."""
+        """Score models; a liar claims perfect scores of one round, and bad ones of all others.
+
+        The attacker that knows the guard claims that good models are bad, and bad ones good.
+        """
         scores = dict(super().score(round, sent, split))
         if self.attack == "score lie" and split == "validation":
             value = 0.999 if round == self.liked else 0.001
@@ -156,7 +167,14 @@ class Hostile(Simulator):
                 names = next((tuple(s.labels) for s in scores[site].values()), ())
                 claimed = CaseScore(dict.fromkeys(names, value), loss=1 - value)
                 scores[site] = {f"{site}-{k}": claimed for k in range(CLAIMED)}
+        if self.attack == "aware" and split == "validation":
+            for site in self.hostile & scores.keys():
+                scores[site] = {k: _reversed(s) for k, s in scores[site].items()}
         return scores
+
+
+def _reversed(score: CaseScore) -> CaseScore:
+    return replace(score, labels={k: 1 - x for k, x in score.labels.items()}, loss=1 - score.loss)
 
 
 def _change(sent: Payload, reply: Payload) -> Tree:

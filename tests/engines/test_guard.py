@@ -156,6 +156,7 @@ def test_sites_with_different_models_are_not_compared():
 
 HONEST = FIRST + 0.5 * _units(np.random.default_rng(2), 4)
 ATTACKED = steady({**dict(zip("abcd", HONEST, strict=True)), "e": FIRST})
+HIDDEN = ("inlier drift", "aware", "sleeper")  # length and direction alone do not show them here
 ONES = {**ZERO, "w": np.ones(WIDE)}
 
 
@@ -167,13 +168,13 @@ def test_summed_replies_have_the_bits_of_held_ones(algorithm, attack):
 
     held, summed = (played(ATTACKED, algorithm, 4, keep=keep, engine=engine, start=ONES) for keep in (True, False))
     assert all(same(a.state, b.state) and a.guard == b.guard for a, b in zip(held, summed, strict=True))
-    assert held[-1].guard["e"].clipped or held[-1].guard["e"].factor < 1 or attack == "inlier drift"
+    assert held[-1].guard["e"].clipped or held[-1].guard["e"].factor < 1 or attack in HIDDEN
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx()], ids=["fedavg", "fedprox"])
 def test_evidence_survives_a_checkpoint(algorithm, tmp_path):
     def engine(algorithm, sites):
-        return Hostile(algorithm, sites).attacked("aware", ("e",))
+        return Hostile(algorithm, sites).attacked("quiet flip", ("e",))
 
     whole = played(ATTACKED, algorithm, 4, engine=engine, start=ONES)
     part = played(ATTACKED, algorithm, 2, engine=engine, start=ONES)[-1]

@@ -22,14 +22,20 @@ def test_an_alarm_names_the_site_and_the_evidence(tmp_path):
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     fine = {"lengths": {"model": 1.0}, "longest": {"model": 2.0}, "cosine": 0.6, "coherence": 0.6, "standing": 1.0}
     bad = {**fine, "cosine": -0.7, "standing": -0.8, "factor": 0.05, "persistence": 0.5, "usual_persistence": 0.1}
+    worse = {**fine, "harm": 0.61, "judges": 4, "factor": 0.05}
     long = {**fine, "lengths": {"model": 20.0}, "clipped": {"model": 0.1}}
     for line, north in zip(lines, (bad, bad, long), strict=True):
-        line["guard"] = {"north": north, "south": fine}
+        line["guard"] = {"north": north, "south": fine, "west": worse}
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = build("run", load(run))
     assert "Alarm: the changes of north lack the direction of the other hospitals" in text
     assert "by 0.05 of its weight at the least, in 2 of 3 rounds" in text and "lowest standing -0.80" in text
     assert "Alarm: changes of north were shortened in 1 of 3 rounds; the longest was 10 times" in text
+    assert (
+        "Alarm: changes of west make the model worse on the validation cases of the other hospitals, by up to 0.61"
+        in text
+    )
+    assert "measured by up to 4 hospitals" in text and "the changes of west lack" not in text
     assert "of south" not in text.split("<section")[0] and "What the guard saw and did" in text
     (run / "result.json").unlink()
     assert "Alarm: the changes of north" in build("run", load(run))  # while it runs, too

@@ -5,8 +5,8 @@ Between the reply checks and the merge, in both engines alike:
     clip      a change of the model longer than clip * usual is shortened to that length; usual is the median length of
               the round before (in the first round of a phase, of that round)
     cap       no site has more than the share ``cap`` of a mean by weights, or 2/K among K < 5 sites
-    factor    a site whose changes lack the direction of the others, who agree among themselves, counts less, and its
-              changes are not longer than usual
+    factor    a site whose changes lack the direction of the others, who agree among themselves, or do harm to the
+              validation cases of the others (``cross_check.py``), counts less; its changes are not longer than usual
 
 The bound and the factors of a round are known before its replies, so replies can still be summed as they arrive, and a
 site that clips its own reply needs nothing else. Evidence about a site's direction is collected over rounds:
@@ -19,18 +19,21 @@ excess is the mean over rounds by how much what sets the site apart from the oth
 noise and for one that pulls the model its own way, and -1 for a reversed change. The sums over h end when that of h^2
 reaches FULL: in the beginning all learn the same task, and an honest hospital that differs has a positive standing;
 later, near the point where the sites balance one another, it must oppose the others. The factor falls from 1 at SOUND
-to ``least`` at DOUBTFUL; it never becomes zero, because only a person can tell an unlike hospital from an attack.
+to ``least`` at DOUBTFUL; it never becomes zero, because only a person can tell an unlike hospital from an attack. In
+the same way it falls from 1 at the harm TOLERATED to ``least`` at HARMFUL; the smaller factor counts. While a site
+counts less, the others show little of the harm that it would do, so its harm falls by no more than PAROLE in a check.
 
 Running statistics of batch normalisation are clipped in the same way, as a part of their own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
 from polysite import tree
 from polysite.algorithms.base import Kind
+from polysite.engines.cross_check import WINDOW, Ballot, Contrasts, harms
 from polysite.engines.directions import Direction, Signs, Sketch, compare, differences, length
 from polysite.engines.record import SiteGuard
 from polysite.engines.reply_checks import kinds_of
@@ -41,6 +44,8 @@ from polysite.tree import Tree
 PRIOR, FULL, RECENT = 0.015, 0.4, 0.8
 ROOM, STEEP = 0.25, 4.0  # excess of persistence that honest hospitals may have; loss of standing beyond it
 SOUND, DOUBTFUL = 0.4, 0.15  # standings
+TOLERATED, HARMFUL, PAROLE = 0.3, 0.45, 0.95  # harms, as shares of what was learnt; decay of the harm of a suspect
+EARLY = 3  # rounds at the beginning of a phase with a cross-check; later ones have it if they are validated
 STATISTICS = " statistics"  # suffix of the name of a part
 
 
@@ -52,16 +57,21 @@ class Guard:
         use: Whether the guard is on: auto means on in a deployment and off in a simulation.
         clip: Longest change of a site, as a multiple of the usual length; at least 1.
         cap: Largest share of a site in a mean by weights, more than 0 and at most 1; 2/K if that is more.
-        least: Factor of a site whose changes persistently lack the direction of the others, 0.01 to 1; 1: all
-            sites count fully.
+        least: Factor of a site whose changes persistently lack the direction of the others, or do harm to their
+            validation cases, 0.01 to 1; 1: all sites count fully.
+        jury: Number of sites that score two more models on their validation cases in validated rounds, and in the
+            first three of a phase, so that harm is noticed; 0: none.
     """
 
     use: Literal["auto", "on", "off"] = "auto"
     clip: float = 2.0
     cap: float = 0.4
     least: float = 0.05
+    jury: int = 7
 
     def __post_init__(self) -> None:
+        if self.jury < 0:
+            raise ConfigError(f"run.guard.jury = {self.jury} must not be negative; 0 means that no site judges")
         for name, low, high in (("clip", 1.0, 1e6), ("cap", 1e-3, 1.0), ("least", 0.01, 1.0)):
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(
@@ -70,12 +80,23 @@ class Guard:
                 )
 
     def factor(self, standing: float) -> float:
-        """Return the factor of a site.
+        """Return the factor of a site by the direction of its changes.
 
         >>> Guard().factor(1.0), Guard().factor(-0.5)
         (1.0, 0.05)
         """
-        rise = min(max((standing - DOUBTFUL) / (SOUND - DOUBTFUL), 0.0), 1.0)
+        return self._between((standing - DOUBTFUL) / (SOUND - DOUBTFUL))
+
+    def factor_of_harm(self, harm: float) -> float:
+        """Return the factor of a site that does harm.
+
+        >>> Guard().factor_of_harm(0.1), Guard().factor_of_harm(0.9)
+        (1.0, 0.05)
+        """
+        return self._between((HARMFUL - harm) / (HARMFUL - TOLERATED))
+
+    def _between(self, rise: float) -> float:
+        rise = min(max(rise, 0.0), 1.0)
         return 1.0 if rise == 1 else self.least + (1 - self.least) * rise
 
 
@@ -121,10 +142,29 @@ class GuardState:
     clips: Mapping[SiteId, int] = field(default_factory=dict)  # rounds in which a change was shortened
     caps: Mapping[SiteId, int] = field(default_factory=dict)  # rounds in which the share was limited
     apart: Mapping[SiteId, Any] = field(default_factory=dict)  # sketches of what set sites apart in the last round
+    ballots: tuple[tuple[Ballot, ...], ...] = ()  # of the last cross-checks
+    naive: Mapping[SiteId, float] = field(default_factory=dict)  # loss of the zero model at the jurors
+    harms: Mapping[SiteId, float] = field(default_factory=dict)
 
     def begin(self) -> "GuardState":
-        """Return the state at the beginning of a phase: lengths may be others."""
-        return replace(self, usual={}, apart={})
+        """Return the state at the beginning of a phase: lengths and losses may be others."""
+        return replace(self, usual={}, apart={}, ballots=(), naive={})
+
+    def factor(self, guard: Guard, site: SiteId) -> float:
+        """Return the factor of a site."""
+        known = self.evidence.get(site, Evidence())
+        return min(guard.factor(known.standing), guard.factor_of_harm(self.harms.get(site, 0.0)))
+
+    def checked(self, guard: Guard, cast: tuple[Ballot, ...], naive: Mapping[SiteId, float]) -> "GuardState":
+        """Return the state after the ballots of a round."""
+        if not cast:
+            return replace(self, naive=naive)
+        ballots, known = (*self.ballots, cast)[-WINDOW:], dict(self.harms)
+        for site, found in harms(ballots).items():
+            harm = min(found, 1.0)
+            suspect = guard.factor_of_harm(known.get(site, 0.0)) < 1
+            known[site] = max(harm, PAROLE * known[site]) if suspect else harm
+        return replace(self, ballots=ballots, naive=naive, harms=dict(sorted(known.items())))
 
 
 class RoundGuard:
@@ -137,6 +177,7 @@ class RoundGuard:
         sent: The payloads of the round.
         signs: Signs of the sketches.
         clusters: Clusters of sites that share a model; a cluster of its own for every site says nothing.
+        check: Numbers from which a jury is drawn; none without a cross-check in this round.
     """
 
     def __init__(
@@ -147,11 +188,14 @@ class RoundGuard:
         sent: Mapping[SiteId, Payload],
         signs: Signs,
         clusters: Mapping[SiteId, str],
+        check: tuple[int, ...] = (),
     ):
         self.guard, self.state, self.reply, self.sent, self.signs = guard, state, reply, sent, signs
         self._clusters = clusters if len({*clusters.values()}) < len(clusters) else {}
         self.usual = dict(state.usual)
-        self.factors = {i: guard.factor(state.evidence.get(i, Evidence()).standing) for i in sent}
+        self.factors = {i: state.factor(guard, i) for i in sent}
+        self._draw = check if reply.get("model") == "model" else ()
+        self.contrasts = Contrasts((), 0, ())
         self._lengths: dict[SiteId, dict[str, float]] = {}
         self._scales: dict[SiteId, dict[str, float]] = {}
         self._sketches: dict[SiteId, Sketch] = {}
@@ -162,6 +206,11 @@ class RoundGuard:
     def streams(self) -> bool:
         """Whether the limits are known before any reply arrives."""
         return bool(self.state.usual)
+
+    def assemble(self, sites: Iterable[SiteId]) -> None:
+        """Begin the contrasts of a cross-check, from the replies of these sites."""
+        groups = self._groups(sites) if self._draw else []
+        self.contrasts = Contrasts(groups, self.guard.jury, self._draw)
 
     def measure(self, site: SiteId, reply: Payload) -> None:
         """Keep lengths and direction of a sound reply."""
@@ -178,7 +227,7 @@ class RoundGuard:
             return
         for site, direction in self._compared(self._sketches).items():
             evidence = self.state.evidence.get(site, Evidence()).after(direction)
-            self.factors[site] = self.guard.factor(evidence.standing)
+            self.factors[site] = min(self.factors[site], self.guard.factor(evidence.standing))
         self.usual = self._medians(self._lengths)
 
     def limit(self, site: SiteId, reply: Payload) -> Payload:
@@ -230,18 +279,23 @@ class RoundGuard:
         clips = _counted(self.state.clips, [i for i, r in records.items() if r.clipped])
         caps = _counted(self.state.caps, [i for i, r in records.items() if r.capped_share is not None])
         apart = {**self.state.apart, **{i: direction.apart for i, direction in found.items()}}
-        return GuardState(usual, dict(sorted(evidence.items())), clips, caps, apart), records
+        evidence = dict(sorted(evidence.items()))
+        return replace(self.state, usual=usual, evidence=evidence, clips=clips, caps=caps, apart=apart), records
 
     def _compared(self, merged: Mapping[SiteId, Any]) -> dict[SiteId, Direction]:
         """Return the directions of the sites, each compared with those that were sent the same model."""
         found: dict[SiteId, Direction] = {}
-        groups: dict[Any, list[SiteId]] = {}
-        for site in sorted(self._sketches.keys() & merged.keys()):
-            model = tuple(id(x) for x in self.sent[site].get("model", {}).values())
-            groups.setdefault((self._clusters.get(site), model), []).append(site)
-        for group in groups.values():
+        for group in self._groups(self._sketches.keys() & merged.keys()):
             found |= compare({i: self._sketches[i] for i in group}, self.factors, self.state.apart)
         return found
+
+    def _groups(self, sites: Iterable[SiteId]) -> list[list[SiteId]]:
+        """Return the sites in groups that were sent the same model."""
+        groups: dict[Any, list[SiteId]] = {}
+        for site in sorted(sites):
+            model = tuple(id(x) for x in self.sent[site].get("model", {}).values())
+            groups.setdefault((self._clusters.get(site), model), []).append(site)
+        return list(groups.values())
 
     def _record(self, site: SiteId, found: Direction | None, evidence: Evidence | None) -> SiteGuard:
         lengths, scales = self._lengths[site], self._scales.get(site, {})
@@ -255,6 +309,7 @@ class RoundGuard:
             persistence=found.persistence if found else None,
             usual_persistence=found.usual if found else None,
             standing=evidence.standing if evidence else None,
+            harm=self.state.harms.get(site),
             factor=self.factors[site],
             claimed_share=self._claimed[site] / whole if site in self._claimed and whole else None,
             capped_share=(
@@ -299,19 +354,30 @@ def changes(
                     f"limited to {seen.capped_share:.1%}"
                 ),
             )
-        known = after.evidence.get(site, Evidence())
-        former, factor = (guard.factor(s.evidence.get(site, Evidence()).standing) for s in (before, after))
-        if factor < 1 <= former:
-            yield (
-                site,
-                (
-                    f"its changes lack the direction of the other sites (standing {known.standing:.2f} after "
-                    f"{known.rounds} rounds, cosine {seen.cosine or 0:+.2f} in the last one, while the others agree by "
-                    f"{seen.coherence or 0:+.2f}); it counts by {factor:.2f} of its weight"
-                ),
-            )
-        elif factor == 1 > former:
-            yield site, f"its changes have the direction of the other sites again (standing {known.standing:.2f})"
+        yield from ((site, sentence) for sentence in _suspicions(guard, before, after, site, seen))
+
+
+def _suspicions(guard: Guard, before: GuardState, after: GuardState, site: SiteId, seen: SiteGuard) -> Iterator[str]:
+    """Yield sentences if a site begins to count less, by its direction or its harm, or counts fully again."""
+    former, factor = (s.factor(guard, site) for s in (before, after))
+    known, harm = after.evidence.get(site, Evidence()), after.harms.get(site, 0.0)
+    lacking, harmful = (
+        [guard.factor(s.evidence.get(site, Evidence()).standing) < 1 for s in (before, after)],
+        [guard.factor_of_harm(s.harms.get(site, 0.0)) < 1 for s in (before, after)],
+    )
+    if lacking == [False, True]:
+        yield (
+            f"its changes lack the direction of the other sites (standing {known.standing:.2f} after "
+            f"{known.rounds} rounds, cosine {seen.cosine or 0:+.2f} in the last one, while the others agree by "
+            f"{seen.coherence or 0:+.2f}); it counts by {factor:.2f} of its weight"
+        )
+    if harmful == [False, True]:
+        yield (
+            f"models with its changes are worse on the validation cases of the other sites, by {harm:.2f} of what was "
+            f"learnt so far; it counts by {factor:.2f} of its weight"
+        )
+    if factor == 1 > former:
+        yield f"it counts fully again (standing {known.standing:.2f}, harm {harm:+.2f})"
 
 
 def _counted(before: Mapping[SiteId, int], sites: list[SiteId]) -> dict[SiteId, int]:

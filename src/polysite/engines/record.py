@@ -68,6 +68,8 @@ class SiteGuard:
     persistence: float | None = None  # cosine between what sets it apart now and in the round before
     usual_persistence: float | None = None  # the median of the others
     standing: float | None = None  # over all rounds so far: 1 like the others, 0 noise, -1 reversed
+    harm: float | None = None  # to the validation cases of the others, as a share of what was learnt; None: unknown
+    judges: int = 0  # sites that judged it in this round
     factor: float = 1.0  # of its weight
     claimed_share: float | None = None  # in the mean, by its own number of cases
     capped_share: float | None = None  # that it was limited to; None if it was not

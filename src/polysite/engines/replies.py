@@ -81,6 +81,9 @@ class Sum:
         self.total: Tree | None = None
         self._given = self.weights if guard is None else guard.weights(self.weights)
         self._whole = sum(self._given.values())
+        self._guard = guard
+        if guard is not None:
+            guard.assemble(self.weights)
         self._waiting = list(reversed(self.weights))  # sites whose reply is not added, the next one last
         self._early: dict[SiteId, Tree] = {}  # models that arrived before their turn
         self._failed = False
@@ -95,7 +98,10 @@ class Sum:
             self._early[site] = payload["model"]
             while self._waiting and self._waiting[-1] in self._early:
                 name = self._waiting.pop()
-                self.total = tree.add_share(self.total, self._early.pop(name), self._given[name] / self._whole)
+                model = self._early.pop(name)
+                self.total = tree.add_share(self.total, model, self._given[name] / self._whole)
+                if self._guard is not None:
+                    self._guard.contrasts.add(name, model)
 
     def is_mean_of(self, replies: Mapping[SiteId, Payload]) -> bool:
         """Whether the sum is the mean of these replies."""
@@ -179,6 +185,9 @@ def _hold(exchange: Exchange, state: Any, arriving: Iterator[tuple[SiteId, Reply
             guard.measure(site, payload)
         guard.settle()
         limited = {i: guard.limit(i, p) for i, p in sound.items()}
+        guard.assemble(limited)
+        for site in sorted(limited):
+            guard.contrasts.add(site, limited[site].get("model", {}))
     return _weighted(exchange, Replies(replies, refused, limited=limited))
 
 

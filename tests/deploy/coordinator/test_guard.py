@@ -8,6 +8,7 @@ import pytest
 from consortium import NAMES, Inside, go, same, states, wanted, workers
 from polysite import config, study
 from polysite.deploy.coordinator import roster
+from polysite.engines import cross_check
 from polysite.engines.run_folder import RunFolder
 from polysite.payload import Payload, decode, encode
 from polysite.report.page import build
@@ -31,6 +32,7 @@ class Reversed(Inside):
 @pytest.mark.parametrize("name", ["fedavg", pytest.param("scaffold", marks=pytest.mark.soak)])
 def test_with_a_guard_sites_come_to_the_bits_of_the_simulator(name, tmp_path, monkeypatch):
     monkeypatch.setattr(roster.secrets, "randbits", lambda bits: 0)
+    monkeypatch.setattr(cross_check, "FEWEST", 3)  # a jury of three, with one other site in either half
     chosen = config.vary(wanted(name), ON)
     simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
     deployed = go(tmp_path, chosen, Inside(workers(tmp_path)), evaluate=False)
@@ -39,6 +41,7 @@ def test_with_a_guard_sites_come_to_the_bits_of_the_simulator(name, tmp_path, mo
     assert simulated.result.best_round == deployed.result.best_round
     seen = [[r.guard for r in run.folder.records()] for run in (simulated, deployed)]
     assert seen[0] == seen[1] and any(g.clipped for r in seen[0] for g in r.values())
+    assert all(g.judges == 2 and g.harm is not None for r in seen[0] for g in r.values())
 
 
 def test_a_deployment_is_guarded_unless_it_is_switched_off_and_the_page_names_who_attacks(tmp_path):
