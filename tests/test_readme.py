@@ -18,8 +18,8 @@ from polysite.data.manifest import read
 from polysite.deploy.proxy import Proxy
 
 README = Path(__file__).parents[1] / "README.md"
-PAGES = ("data", "algorithms", "assess", "evaluate", "cluster", "deploy", "hospital", "protection")
-DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION = (
+PAGES = ("data", "algorithms", "assess", "evaluate", "cluster", "deploy", "hospital", "protection", "story")
+DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION, STORY = (
     README.parent / "docs" / f"{page}.md" for page in PAGES
 )
 
@@ -40,7 +40,7 @@ def test_the_python_block_runs(page, folder, tmp_path, monkeypatch, capsys):
     assert folder in capsys.readouterr().out and len(list(Path(folder).iterdir())) == 1
 
 
-SHOWN = [README, DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION]
+SHOWN = [README, DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION, STORY]
 
 
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.stem)
