@@ -1,9 +1,11 @@
 """Everything in polysite that reads what others wrote, with sound examples, for ``scripts/fuzz.py``."""
 
+import gzip
 import json
 import math
 import shutil
 import socket
+import struct
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fuzz_mutations as mutate
+import h5py
 import nibabel as nib
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -203,6 +206,58 @@ def _data(folder: Path) -> Iterator[Reader]:
     yield Reader("MetaImage", (meta + bytes(48),), from_file(folder / "x.mha", images.read))
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(folder / "whole.png")
     yield Reader("PNG", ((folder / "whole.png").read_bytes(),), from_file(folder / "x.png", images.read))
+    yield from _other_images(folder)
+
+
+def _other_images(folder: Path) -> Iterator[Reader]:
+    """Yield the readers of NRRD, DICOM, arrays, GIF and PPM."""
+    nrrd = b"NRRD0004\ntype: short\ndimension: 3\nsizes: 2 3 4\nencoding: raw\nendian: little\nspace: LPS\n"
+    nrrd += b"space directions: (1,0,0) (0,1,0) (0,0,2)\nspace origin: (0,0,0)\n\n" + bytes(48)
+    packed = nrrd[:-48].replace(b"raw", b"gzip") + gzip.compress(bytes(48))
+    yield Reader("NRRD", (nrrd, packed), from_file(folder / "x.nrrd", images.read))
+    voxels = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
+    np.save(folder / "whole.npy", voxels)
+    yield Reader("NPY", ((folder / "whole.npy").read_bytes(),), from_file(folder / "x.npy", images.read))
+    np.savez(folder / "plain.npz", image=voxels)
+    np.savez_compressed(folder / "packed.npz", image=voxels)
+    archives = tuple((folder / f"{kind}.npz").read_bytes() for kind in ("plain", "packed"))
+    keyed = from_file(folder / "x.npz", lambda path: (images.keys(path), images.read(Path(f"{path}#image"))))
+    yield Reader("NPZ", archives, keyed)
+    with h5py.File(folder / "whole.h5", "w") as file:
+        file.create_dataset("image", data=voxels, compression="gzip")
+        file["more/label"] = voxels > 9
+    keyed = from_file(folder / "x.h5", lambda path: (images.keys(path), images.read(Path(f"{path}#image"))))
+    yield Reader("HDF5", ((folder / "whole.h5").read_bytes(),), keyed)
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(folder / "whole.gif")
+    yield Reader("GIF", ((folder / "whole.gif").read_bytes(),), from_file(folder / "x.gif", images.read))
+    yield Reader(
+        "PPM", (b"P6 4 2 255\n" + bytes(24), b"P5 4 2 255\n" + bytes(8)), from_file(folder / "x.ppm", images.read)
+    )
+    series = from_file(folder / "series" / "1.dcm", lambda path: images.read(path.parent))
+    yield Reader("DICOM series", (_dicom(),), series)
+    yield Reader("DICOM slice", (_dicom(),), from_file(folder / "slice.dcm", images.read))
+
+
+def _dicom() -> bytes:
+    """Return a slice of DICOM, tag by tag: explicit lengths, little endian."""
+
+    def tag(group: int, element: int, kind: bytes, value: bytes) -> bytes:
+        value += b" " * (len(value) % 2)
+        size = b"\0\0" + struct.pack("<I", len(value)) if kind in (b"OB", b"OW") else struct.pack("<H", len(value))
+        return struct.pack("<HH", group, element) + kind + size + value
+
+    syntax = tag(2, 0x10, b"UI", b"1.2.840.10008.1.2.1\0")
+    head = tag(2, 0, b"UL", struct.pack("<I", len(syntax))) + syntax
+    short = {(0x28, 2): 1, (0x28, 0x10): 4, (0x28, 0x11): 3, (0x28, 0x100): 16, (0x28, 0x101): 16, (0x28, 0x102): 15,
+             (0x28, 0x103): 1}  # fmt: skip
+    text = {(8, 0x60): b"CT", (0x10, 0x10): b"Doe^Jane", (0x20, 0x32): b"0\\0\\5", (0x20, 0x37): b"1\\0\\0\\0\\1\\0",
+            (0x28, 4): b"MONOCHROME2", (0x28, 0x30): b"0.5\\0.7",
+            (0x28, 0x1052): b"-1024", (0x28, 0x1053): b"1"}  # fmt: skip
+    kinds = {(8, 0x60): b"CS", (0x10, 0x10): b"PN", (0x28, 4): b"CS"}
+    tags = {at: tag(*at, b"US", struct.pack("<H", value)) for at, value in short.items()}
+    tags |= {at: tag(*at, kinds.get(at, b"DS"), value) for at, value in text.items()}
+    body = b"".join(tags[at] for at in sorted(tags)) + tag(0x7FE0, 0x10, b"OW", bytes(24))
+    return bytes(128) + b"DICM" + head + body
 
 
 def _messages() -> Iterator[Reader]:

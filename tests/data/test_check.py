@@ -174,3 +174,25 @@ def test_amounts_are_said_in_the_unit_of_the_files(tree):
     (first, *_) = check(Files(path=str(tree), labels={"L": (1,)})).sites()
     voxels = np.median([np.asarray(nibabel.load(f).dataobj).sum() for f in (tree / "north").rglob("seg.nii.gz")])
     assert first["labels"]["L"] == f"{voxels / 1000:.3g} ml" and first["unit"] == "mm"
+
+
+def test_cases_of_a_site_with_the_same_problem_are_one_line(tree):
+    for case in range(3):
+        save(tree / f"north/north{case}/seg.nii.gz", np.pad(np.full((4, 5, 6), 7, np.uint8), 2))
+        save(tree / f"south/south{case}/seg.nii.gz", np.pad(np.ones((4, 5, 6), np.uint8), 2))
+    command = ["data", "check", str(tree), "--set", 'data.labels={"lesion"=[1]}']
+    shown = CliRunner().invoke(app, command)
+    lines = [line for line in shown.stdout.splitlines() if line.startswith("error")]
+    assert len(lines) == 1 and "3 errors" in shown.stdout and shown.exit_code == 1
+    assert lines[0].startswith("error 3 cases of north (north0, north1, ...): label: the values [7] are not declared")
+    assert "--all lists every case" in shown.stdout
+    whole = CliRunner().invoke(app, [*command, "--all"])
+    assert sum(line.startswith("error north · north") for line in whole.stdout.splitlines()) == 3
+    problems = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["problems"]
+    assert len(problems) == 3 and problems[0].keys() == {"site", "case", "kind", "what"}
+
+
+def test_a_mask_of_other_values_names_the_remedy(tree):
+    save(tree / "north/north1/seg.nii.gz", np.pad(np.full((4, 5, 6), 255, np.uint8), 2))
+    report = check(Files(str(tree), labels={"vessel": (1,)}))
+    assert "if 1 and 255 mean the same, declare vessel=1,255" in report.errors[0].what

@@ -5,15 +5,18 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import h5py
 import nibabel
 import numpy as np
 import pytest
 from PIL import Image
 
+import foreign_scans as foreign
 from polysite.data import manifest
 from polysite.data.check import check
 from polysite.data.files import Files
 from polysite.data.files import channel as channel_of
+from polysite.data.images import files_of
 from polysite.data.layouts import LAYOUTS, scan
 from polysite.data.manifest import Row
 from polysite.errors import ConfigError, DataError
@@ -304,6 +307,38 @@ def cc359(root):
     volume(root / f"WM-GM-CSF/{CC359[-1]}.nii.gz", 1, 2, 3)
 
 
+def left_atria(root):
+    """Files of an image and its label map each, as of the left atria of 2018 in HDF5."""
+    for number in range(2):
+        file = root / f"case{number}" / "mri_norm2.h5"
+        file.parent.mkdir()
+        with h5py.File(file, "w") as arrays:
+            arrays["image"] = np.arange(60.0).reshape(3, 4, 5)
+            arrays["label"] = np.arange(60).reshape(3, 4, 5) < 9
+
+
+def retinas(root):
+    """DRIVE, with masks of the field of view, CHASE in one folder, and STARE."""
+    for part, number in (("training", 21), ("training", 22), ("test", 1)):
+        picture(root / f"DRIVE/{part}/images/{number:02d}_{part}.tif")
+        picture(root / f"DRIVE/{part}/1st_manual/{number:02d}_manual1.gif", 255)
+        picture(root / f"DRIVE/{part}/mask/{number:02d}_{part}_mask.gif", 255)
+    for eye in ("01L", "01R"):
+        picture(root / f"CHASE/Image_{eye}.jpg")
+        picture(root / f"CHASE/Image_{eye}_1stHO.png", 1)
+        picture(root / f"CHASE/Image_{eye}_2ndHO.png", 1)
+    for number in (1, 2):
+        picture(root / f"STARE/stare-images/im000{number}.ppm")
+        picture(root / f"STARE/labels-ah/im000{number}.ah.ppm", 255)
+        picture(root / f"STARE/labels-vk/im000{number}.vk.ppm", 255)
+
+
+def dicom_cases(root):
+    for case in ("p1", "p2"):
+        foreign.dicom_series(root / "north" / case / "ct", np.arange(24, dtype=np.int16).reshape(4, 3, 2))
+        volume(root / "north" / case / "seg.nii.gz", 1)
+
+
 SCANS = [  # layout, builder, cases of every site, modalities, labels or classes, one of the rows
     (
         "brats", fets, {"1": 2, "2": 2}, ("t1", "t1ce", "t2", "flair"), OLD,
@@ -367,8 +402,8 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
             box=(-53.21, 244.41, -245.17, 50, 50, 50), patient=UIDS[0]),
     ),
     (
-        "dfuc", dfuc, {"all": 4}, ("red", "green", "blue"), ("both", "infection", "ischaemia", "none"),
-        Row("all", "102", {m: f"DFUC2021_train/images/102.jpg#{i}" for i, m in enumerate(("red", "green", "blue"))},
+        "dfuc", dfuc, {"all": 4}, ("image",), ("both", "infection", "ischaemia", "none"),
+        Row("all", "102", {"image": "DFUC2021_train/images/102.jpg"},
             category="ischaemia"),
     ),
     (
@@ -401,9 +436,9 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
             {"label_1": (1,), "label_2": (2,), "label_7": (7,)}),
     ),
     (
-        "pairs", pairs, {"all": 2}, ("red", "green", "blue"), {"label_255": (255,)},
-        Row("all", "x2", {m: f"images/x2.jpg#{i}" for i, m in enumerate(("red", "green", "blue"))}, "masks/x2.png",
-            {"label_255": (255,)}),
+        "pairs", pairs, {"all": 2}, ("image",), {"mask": (1, 255)},
+        Row("all", "x2", {"image": "images/x2.jpg"}, "masks/x2.png",
+            {"mask": (1, 255)}),
     ),
     (
         "pairs", pairs_of_sites, {"ISIC": 1, "kvasir": 1}, ("image",), {"label_1": (1,)},
@@ -425,9 +460,22 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
         Row("all", "pneumonia-2", {"image": "PNEUMONIA/pneumonia-2.png"}, category="PNEUMONIA"),
     ),
     (
-        "imagefolder", classes_of_sites, {"Barcelona": 2, "Vienna": 3}, ("red", "green", "blue"), ("MEL", "NV"),
-        Row("Vienna", "more", {m: f"Vienna/MEL/more.jpg#{i}" for i, m in enumerate(("red", "green", "blue"))},
+        "imagefolder", classes_of_sites, {"Barcelona": 2, "Vienna": 3}, ("image",), ("MEL", "NV"),
+        Row("Vienna", "more", {"image": "Vienna/MEL/more.jpg"},
             category="MEL"),
+    ),
+    (
+        "keyed", left_atria, {"all": 2}, ("image",), {"label_1": (1,)},
+        Row("all", "case1", {"image": "case1/mri_norm2.h5#image"}, "case1/mri_norm2.h5#label", {"label_1": (1,)}),
+    ),
+    (
+        "tree", dicom_cases, {"north": 2}, ("ct",), {"label_1": (1,)},
+        Row("north", "p2", {"ct": "north/p2/ct/"}, "north/p2/seg.nii.gz", {"label_1": (1,)}),
+    ),
+    (
+        "pairs", retinas, {"CHASE": 2, "DRIVE": 3, "STARE": 2}, ("image",), {"mask": (1, 255)},
+        Row("DRIVE", "22_training", {"image": "DRIVE/training/images/22_training.tif"},
+            "DRIVE/training/1st_manual/22_manual1.gif", {"mask": (1, 255)}, split="train"),
     ),
     (
         "imagefolder", classes_in_splits, {"all": 12}, ("image",), ("AD", "CN"),
@@ -553,7 +601,8 @@ def test_classes_are_chosen_by_name(root):
 
 
 def on_disk(found, name):
-    return found.manifest.file(name)[0].is_file()
+    files = files_of(found.manifest.file(name)[0])
+    return bool(files) and all(f.is_file() for f in files)
 
 
 @EVERY
@@ -903,11 +952,17 @@ def classes_at_two_levels(root):
 
 
 @pytest.mark.parametrize("build", [empty, unlabelled_cases, unmatched_pairs, classes_at_two_levels])
-def test_where_nothing_is_found_every_format_is_listed(root, build):
+def test_where_nothing_is_found_the_files_are_named(root, build):
     build(root)
     with pytest.raises(DataError, match="no dataset of a known layout") as refusal:
         scan(root)
-    assert ", ".join(LAYOUTS) in str(refusal.value) and "\n" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert {
+        empty: "no file at all",
+        unlabelled_cases: "10 .nii.gz in north/n0, north/n1, north/n2, north/n3, …; nearest layout: tree",
+        unmatched_pairs: "2 .png in Images, Labels; nearest layout: pairs",
+        classes_at_two_levels: "its folder Barcelona is a dataset of the layout imagefolder: name",
+    }[build] in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -935,7 +990,7 @@ def test_cases_that_all_lack_the_truth_are_refused(root):
     ("build", "change", "says"),
     [
         (nnunet, {"labels": {"background": 0, "PZ": 1, "ignore": 2}}, "'ignore', for voxels without a label"),
-        (nnunet, {"file_ending": ".nrrd"}, "'.nrrd' are not read"),
+        (nnunet, {"file_ending": ".mgz"}, "'.mgz' are not read"),
         (nnunet, {"labels": {"background": 0, "PZ": "one"}}, "cannot be used as it is.*ValueError"),
         (nnunet, {"channel_names": ["T2"]}, "cannot be used as it is"),
         (decathlon, {"training": [{"image": "../a.nii.gz", "label": "b.nii.gz"}]}, "'../a.nii.gz', which is not below"),
@@ -1058,7 +1113,7 @@ def test_folders_that_gave_nothing_and_rare_modalities_are_remarked(root):
     (root / "lake" / "p9").mkdir(parents=True)
     (root / "lake" / "p9" / "0001.dcm").touch()
     remarks = scan(root).remarks
-    assert "nothing was taken from lake: 1 .dcm files; DICOM is not read: convert it to NIfTI" in remarks
+    assert "nothing was taken from lake: 1 .dcm files" in remarks
     assert any(r.startswith("1 case of 4 has 't1 (copy)', so name the data.modalities") for r in remarks)
 
 
@@ -1086,3 +1141,24 @@ def test_the_cases_of_one_patient_are_known_as_such(root, files, patients):
         for kind in kinds:
             volume(root / file.format(kind), 1)
     assert [r.patient for r in scan(root).manifest.rows] == patients
+
+
+def test_folders_above_and_below_are_hinted_at(root):
+    retinas(root)
+    with pytest.raises(DataError, match=r"part of a dataset: name the folder above it, .*DRIVE/training$"):
+        scan(root / "DRIVE/training/images")
+    assert scan(root / "DRIVE/training").format == "pairs"
+    assert any("nothing was taken from DRIVE/test/mask, DRIVE/training/mask" in r for r in scan(root).remarks)
+    dicom_cases(root / "deep/er")
+    with pytest.raises(DataError, match=r"is one DICOM series, so one image; name the folder above"):
+        scan(root / "deep/er/north/p1/ct")
+    (root / "text").mkdir()
+    (root / "text/a.mgz").touch()
+    with pytest.raises(DataError, match=r"1 \.mgz in the folder itself, none of which is read; convert them"):
+        scan(root / "text")
+
+
+def test_a_single_pair_is_a_dataset(root):
+    picture(root / "images/21_training.tif")
+    picture(root / "1st_manual/21_manual1.gif", 255)
+    assert [(r.case, r.label) for r in scan(root).manifest.rows] == [("21_training", "1st_manual/21_manual1.gif")]

@@ -233,3 +233,30 @@ def test_boxes_of_one_scan_belong_to_one_patient(tmp_path):
     (tmp_path / "m.csv").write_text("site,case,ct,class,box,patient\nA,1,a.nii,n,1 1 1 9 9 9,\nA,2,b.nii,o,,Ms X\n")
     first, second = Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"]
     assert first.patient.endswith("a.nii") and second.patient == "Ms X"
+
+
+def test_an_ending_that_is_not_read_is_named(tmp_path):
+    path = tmp_path / "m.csv"
+    path.write_text("site,case,t1,label,labels\nA,1,a.mgz,s.mgz,L=1\n")
+    with pytest.raises(DataError, match=r"\.mgz as in 'a\.mgz' is not.*polysite reads \.nii\.gz, .*\.nrrd"):
+        manifest.read(path)
+    path.write_text("site,case,t1,label,labels\nA,1,a.nii,s.nii,L=1\nA,2,b.mgz,s.nii,L=1\n")
+    with pytest.raises(DataError, match=r"line 3: 'b\.mgz' in column 't1' is no image file.*\.mgz files are not read"):
+        manifest.read(path)
+
+
+def test_keys_folders_and_spacings_survive_a_manifest(tmp_path):
+    path = tmp_path / "m.csv"
+    path.write_text(
+        "site,case,t1,ct,label,labels,spacing\nA,1,a.h5#x/t1#2,ct/,a.h5#7,L=1,0.5 0.5 2\nA,2,b.h5#3,,b.npy#1,L=1,\n"
+    )
+    read = manifest.read(path)
+    first, second = read.rows
+    assert read.file(first.images["t1"]) == (tmp_path / "a.h5#x/t1", 2) and read.file(first.label)[1] is None
+    assert first.spacing == (0.5, 0.5, 2.0) and second.spacing == ()
+    assert read.file(second.label) == (tmp_path / "b.npy", 1)
+    manifest.write(read, tmp_path / "again.csv")
+    assert manifest.read(tmp_path / "again.csv") == read
+    path.write_text("site,case,t1,label,labels,spacing\nA,1,a.npy,s.npy,L=1,0 1 1\n")
+    with pytest.raises(DataError, match=r"spacing = 0\.0 1\.0 1\.0; it is the size of a voxel"):
+        manifest.read(path)

@@ -75,6 +75,9 @@ def check(
     source: Source,
     override: Override = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 on warnings, too.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="List every case of a problem that many cases of a site have.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Open every case and list its problems.
@@ -99,7 +102,7 @@ def check(
     if as_json:
         print(json.dumps(report.plain()))
     else:
-        tables.show_check(report)
+        tables.show_check(report, every)
     if report.errors or (strict and report.problems):
         raise typer.Exit(1)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from polysite import machine
-from polysite.data.files import Files, agree, boxed, channel
+from polysite.data.files import Files, agree, boxed, channel, truth_of
 from polysite.data.images import Image
 from polysite.data.manifest import Manifest, Row
 from polysite.errors import DataError
@@ -34,6 +34,17 @@ class Problem:
     case: str
     kind: str  # "error" or "warning"
     what: str  # names the file, the problem and what to do
+    in_common: str = field(default="", compare=False)  # the same with columns instead of files, to group cases by
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases of a site that have the same problem."""
+
+    site: str
+    kind: str
+    cases: tuple[str, ...]
+    what: str
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,19 @@ class Report:
         """Problems that would stop or spoil training."""
         return [p for p in self.problems if p.kind == "error"]
 
+    def groups(self, least: int = 3) -> list[Group]:
+        """Return the problems by site and case; ``least`` cases of a site with the same problem are one group."""
+        members: dict[tuple[str, str, str], list[Problem]] = {}
+        for p in self.problems:
+            members.setdefault((p.site, p.kind, p.in_common or p.what), []).append(p)
+        found = []
+        for (site, kind, what), alike in members.items():
+            if len({p.case for p in alike}) >= least:
+                found.append(Group(site, kind, tuple(dict.fromkeys(p.case for p in alike)), what))
+            else:
+                found += [Group(site, kind, (p.case,), p.what) for p in alike]
+        return found
+
     def sites(self) -> Iterator[dict[str, Any]]:
         """Yield a summary of every site."""
         for site in dict.fromkeys(f.site for f in self.findings):
@@ -111,7 +135,7 @@ class Report:
             "modalities": self.modalities,
             "labels": self.labels,
             "sites": list(self.sites()),
-            "problems": [asdict(p) for p in self.problems],
+            "problems": [{k: v for k, v in asdict(p).items() if k != "in_common"} for p in self.problems],
             "remarks": self.remarks,
             "ok": not self.errors,
         }
@@ -132,16 +156,23 @@ def check(files: Files, step: Callable[[str], None] = lambda case: None) -> Repo
 def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) -> Finding:
     """Check one case by itself."""
     problems: list[Problem] = []
+    cells = {**row.images, "label": row.label}
+    columns = {str(listed.file(cell)[0]): name for name, cell in cells.items() if cell}
 
     def say(what: str, kind: str = "error") -> None:
-        problems.append(Problem(row.site, row.case, kind, what))
+        problems.append(Problem(row.site, row.case, kind, what, _in_common(what, columns)))
 
     opened: dict[Path, Image] = {}
     images: dict[str, Image] = {}
     for name, cell in [*row.images.items(), *([("label", row.label)] if row.label else [])]:
         if cell:
             try:
-                images[name] = boxed(channel(listed, cell, opened, bool(row.box)), row)
+                found = (
+                    truth_of(listed, row, opened)
+                    if name == "label"
+                    else channel(listed, cell, opened, bool(row.box), row.spacing)
+                )
+                images[name] = boxed(found, row)
             except DataError as problem:
                 say(str(problem))
     for name, image in images.items():
@@ -178,6 +209,13 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
 Say = Callable[..., None]
 
 
+def _in_common(what: str, columns: Mapping[str, str]) -> str:
+    """Return a problem with the columns of the manifest in place of the files that a case has there."""
+    for file in sorted(columns, key=len, reverse=True):
+        what = what.replace(file, columns[file]).replace(Path(file).name, columns[file])
+    return what
+
+
 def _voxels(file: Path, name: str, image: Image, say: Say) -> None:
     if image.array.dtype.kind == "f":
         odd = int(image.array.size - np.count_nonzero(np.isfinite(image.array)))
@@ -210,6 +248,8 @@ def _labels(listed: Manifest, row: Row, truth: Image, allow: Sequence[str], say:
     undeclared = sorted({int(v) for v in values} - known)
     if undeclared:
         declared = f"(declared: {sorted(known)}); declare them in the manifest or correct the file"
+        if known | {*undeclared} <= {0, 1, 255} and len(row.labels) == 1:
+            declared += f", or, if 1 and 255 mean the same, declare {next(iter(row.labels))}=1,255"
         say(f"{file}: the values {undeclared} are not declared {declared}")
     if not (values != 0).any():
         say(
@@ -248,9 +288,9 @@ def _across(findings: Sequence[Finding]) -> Iterator[Problem]:
         usual = axes.most_common(1)[0][0]
         for f in findings:
             if f.orientation not in ("", usual):
-                file = next(iter(f.files.values()))
-                what = f"{file}: the axes point to {f.orientation}, mostly it is {usual}; set prepare.orientation"
-                yield Problem(f.site, f.case, "warning", what)
+                modality, file = next(iter(f.files.items()))
+                what = f"the axes point to {f.orientation}, mostly it is {usual}; set prepare.orientation"
+                yield Problem(f.site, f.case, "warning", f"{file}: {what}", f"{modality}: {what}")
 
 
 def _missing(listed: Manifest, allow: Sequence[str]) -> Iterator[Problem]:

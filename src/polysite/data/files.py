@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from itertools import product
@@ -13,7 +14,7 @@ import numpy as np
 from polysite.data import images, layouts, manifest
 from polysite.data.case import Case, CaseRef, channels
 from polysite.data.images import Image
-from polysite.data.layouts import Scan
+from polysite.data.layouts import SAMPLED_FILES, Scan
 from polysite.data.manifest import Manifest, Row, natural
 from polysite.errors import ConfigError, DataError, nearest
 
@@ -71,16 +72,25 @@ class Files:
     @cached_property
     def manifest(self) -> Manifest:
         """The manifest of the sites, classes and modalities that this study uses."""
-        listed = self._scan.manifest
+        listed = coloured(self._scan.manifest)
         sites, classes = self._sites(tuple(listed.sites)), self._classes(listed)
-        unknown = [m for m in self.modalities if m not in listed.modalities]
-        if unknown:
-            raise ConfigError(f"data.modalities names {unknown[0]!r}; {self.path} has {', '.join(listed.modalities)}")
-        wanted = self.modalities or listed.modalities
+        wanted = self._modalities(listed)
         if wanted == listed.modalities and sites == listed.sites.keys() and classes == {*listed.label_names}:
             return listed
         rows = (r for r in listed.rows if r.site in sites and (r.label or r.category in classes))
         return Manifest(tuple(replace(r, images={m: r.images[m] for m in wanted}) for r in rows), listed.root)
+
+    def _modalities(self, listed: Manifest) -> tuple[str, ...]:
+        """Return the chosen modalities, or all. The column of a picture in colours stands for its three channels."""
+        columns = self._scan.manifest.modalities
+        found: list[str] = []
+        for name in self.modalities or listed.modalities:
+            if name not in listed.modalities and name not in columns:
+                raise ConfigError(f"data.modalities names {name!r}; {self.path} has {', '.join(listed.modalities)}")
+            found += (
+                [name] if name in listed.modalities else [m for m in listed.modalities if m in _names(name, columns)]
+            )
+        return tuple(found)
 
     def _sites(self, known: Sequence[str]) -> set[str]:
         """Return the sites that are chosen and not excluded; refuse names that the data do not have."""
@@ -119,13 +129,23 @@ class Files:
         """Dimensions of the first image that can be read; 3 if there is none, which opening a case reports."""
         for row in self.manifest.rows:
             file = self.manifest.file(next(f for f in row.images.values() if f))[0]
-            if images.suffix(file.name) in images.FLAT:
+            if images.suffix(str(file)) in images.FLAT:
                 return 2
             try:
                 return images.read(file).dims
             except DataError:
                 continue
         return 3
+
+    def geometry(self, tries: int = 3) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
+        """Return shape and voxel size of the first of some cases that can be read; None if there is none."""
+        for row in self.manifest.rows[:tries]:
+            try:
+                image = channel(self.manifest, next(f for f in row.images.values() if f), {}, spacing=row.spacing)
+            except DataError:
+                continue
+            return image.shape, image.spacing
+        return None
 
     @property
     def modality_names(self) -> tuple[str, ...]:
@@ -159,12 +179,13 @@ class Files:
         files = tuple(dict.fromkeys(file for c in cells if c for file in files_of(c[0])))
         # the cache identifies files by their content, so the recipe holds their order and not their names
         recipe = [
-            [c and (files.index(c[0]), c[1]) for c in cells],
+            [c and _place(files, files_of(c[0]), *c) for c in cells],
             dict(row.labels),
             row.category,
             names,
             row.box,
             allow,
+            *([row.spacing] if row.spacing else []),
         ]
         return CaseRef(
             site=row.site,
@@ -179,6 +200,51 @@ class Files:
             recipe=json.dumps(recipe),
             modalities=len(row.images),
         )
+
+
+def _place(files: Sequence[Path], own: Sequence[Path], file: Path, channel: int | None) -> tuple[object, ...]:
+    """Return the place of an image among the files of its case: its first file, its key and its channel."""
+    key = images.location(file)[1]
+    return (files.index(own[0]) if own else -1, channel, *([key] if key else []))
+
+
+COLOURS = ("red", "green", "blue")
+
+
+def _names(column: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the channels of a column of pictures: red, green, blue if there is no other column."""
+    return COLOURS if len(columns) == 1 else tuple(f"{column}_{colour}" for colour in COLOURS)
+
+
+def coloured(listed: Manifest) -> Manifest:
+    """Return the manifest with the three channels of every column of pictures in colours. The first one decides."""
+    columns = listed.modalities
+    wide = {m for m in columns if _in_colours(listed, m)}
+    if not wide:
+        return listed
+
+    def cells(row: Row) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for column, cell in row.images.items():
+            channels = {m: f"{cell}#{i}" if cell else "" for i, m in enumerate(_names(column, columns))}
+            found |= channels if column in wide else {column: cell}
+        return found
+
+    return Manifest(tuple(replace(r, images=cells(r)) for r in listed.rows), listed.root)
+
+
+def _in_colours(listed: Manifest, column: str) -> bool:
+    for row in listed.rows[:SAMPLED_FILES]:
+        if cell := row.images[column]:
+            file, index = listed.file(cell)
+            if index is not None or images.suffix(str(file)) not in (*images.FLAT, *images.ARRAYS):
+                return False
+            with suppress(DataError):
+                if images.suffix(str(file)) in images.FLAT:
+                    return images.colours(file) == 3
+                found = images.read(file)
+                return found.dims == 2 and found.channels == 3
+    return False
 
 
 def _site(name: str, known: Sequence[str], key: str) -> str:
@@ -202,7 +268,9 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
             "that all cases have, or set data.allow = ['missing'] to see zeros there"
         )
     opened: dict[Path, Image] = {}
-    acquired = {m: boxed(channel(listed, f, opened, bool(row.box)), row) for m, f in row.images.items() if f}
+    acquired = {
+        m: boxed(channel(listed, f, opened, bool(row.box), row.spacing), row) for m, f in row.images.items() if f
+    }
     first = next(iter(acquired))
     for other, image in acquired.items():
         agree(listed, row, first, acquired[first], other, image)
@@ -217,7 +285,7 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
     if row.category:
         label = np.array([n == row.category for n in names], np.uint8)
     else:
-        truth = boxed(channel(listed, row.label, opened, bool(row.box)), row, outside=0)
+        truth = boxed(truth_of(listed, row, opened, bool(row.box)), row, outside=0)
         agree(listed, row, first, grid, "label", truth)
         label = channels(truth.array, list(row.labels.items()), str(listed.file(row.label)[0]))
         if not label.any() and "empty" not in allow:
@@ -229,7 +297,20 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
     return Case(row.site, row.case, volume, label, grid.spacing, row.group, grid.affine, grid.unit)
 
 
-def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool = False) -> Image:
+def truth_of(listed: Manifest, row: Row, opened: dict[Path, Image], keep: bool = False) -> Image:
+    """Return the label map of a case; of a picture in three equal colours, one of them."""
+    file, index = listed.file(row.label)
+    if index is None and images.suffix(str(file)) in images.BARE:
+        image = opened[file] if file in opened else images.read(file)
+        if image.dims == 2 and image.channels == 3 and (image.array == image.array[..., :1]).all():
+            image = replace(image, array=image.array[..., 0])
+        opened[file] = image
+    return channel(listed, row.label, opened, keep, row.spacing)
+
+
+def channel(
+    listed: Manifest, name: str, opened: dict[Path, Image], keep: bool = False, spacing: Sequence[float] = ()
+) -> Image:
     """Return the image of a cell of the manifest: a file of one channel, or one channel of a file.
 
     Args:
@@ -237,12 +318,13 @@ def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool =
         name: The cell.
         opened: Files of this case that are open already; the file is added.
         keep: Keep the file in memory for the next case, since many boxes may lie in one scan.
+        spacing: Size of a voxel, for a file that states none.
     """
     file, index = listed.file(name)
     if file not in opened:
         stamp = [p.stat().st_mtime_ns for p in _files_of(file) if p.is_file()] if keep else []
         opened[file] = _kept(file, *stamp) if stamp else images.read(file)
-    image = opened[file]
+    image = _spaced(file, opened[file], spacing)
     if images.stem(file.name).endswith("_staple"):
         image = _decided(image)
     if index is None and image.channels == 1:
@@ -250,8 +332,26 @@ def channel(listed: Manifest, name: str, opened: dict[Path, Image], keep: bool =
     if index is None:
         raise DataError(f"{file} has {image.channels} channels; say which, as in {file.name}#0")
     if index >= image.channels:
+        if image.channels == 1 and images.suffix(str(file)) in images.FLAT:
+            raise DataError(f"{file} is grey, others are in colours; convert it, or leave the case out")
         raise DataError(f"{file} has {image.channels} channels; there is no channel {index} (the first is 0)")
     return image if image.channels == 1 else Image(image.array[..., index], image.affine, image.unit)
+
+
+def _spaced(file: Path, image: Image, spacing: Sequence[float]) -> Image:
+    """Return an image with the spacing of the manifest, if its file states none; refuse another than the file's."""
+    if not spacing:
+        return image
+    if len(spacing) != image.dims:
+        raise DataError(f"{file} has {image.dims} dimensions, and its spacing in the manifest {len(spacing)} numbers")
+    if images.suffix(str(file)) in images.BARE:
+        return replace(image, affine=np.diag([*spacing, 1.0]), unit="mm")
+    if not np.allclose(spacing, image.spacing, rtol=0.01):
+        raise DataError(
+            f"{file} has voxels of {' x '.join(f'{s:.3g}' for s in image.spacing)} mm, and the manifest says "
+            f"{' x '.join(f'{s:.3g}' for s in spacing)}; empty the cell 'spacing', or correct the file"
+        )
+    return image
 
 
 def _decided(image: Image) -> Image:
@@ -321,7 +421,7 @@ def volumes(listed: Manifest, row: Row, names: Sequence[str]) -> Mapping[str, fl
     """The volume of every label in millilitres; in a classification, 1 for the class and 0 for others."""
     if row.category:
         return {n: float(n == row.category) for n in names}
-    truth = channel(listed, row.label, {})
+    truth = truth_of(listed, row, {})
     masks = channels(truth.array, list(row.labels.items()), str(listed.file(row.label)[0]))
     voxel = float(np.prod(truth.spacing)) / 1000
     return {name: float(mask.sum()) * voxel for name, mask in zip(row.labels, masks, strict=True)}

@@ -1,4 +1,4 @@
-"""Reader of untrusted image files: NIfTI, MetaImage, PNG, TIFF or JPEG.
+"""Reader of untrusted image files: NIfTI, MetaImage and pictures; others are in ``nrrd``, ``dicom`` and ``arrays``.
 
 No memory is allocated for voxels that a header claims before the file has delivered them, so a damaged or hostile file
 ends in a DataError. Affines map voxels to millimetres, x to the right, y to the front, z upwards (NIfTI's RAS).
@@ -6,6 +6,7 @@ ends in a DataError. Affines map voxels to millimetres, x to the right, y to the
 
 import gzip
 import math
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -23,8 +24,14 @@ from nibabel.spatialimages import HeaderDataError
 
 from polysite.errors import DataError
 
-NIFTI, META, FLAT = (".nii.gz", ".nii"), (".mha", ".mhd"), (".png", ".tif", ".tiff", ".jpg", ".jpeg")
-SUFFIXES = (*NIFTI, *META, *FLAT)
+NIFTI, META, NRRD = (".nii.gz", ".nii"), (".mha", ".mhd"), (".seg.nrrd", ".nrrd", ".nhdr")
+PACKED = (".ppm.gz", ".pgm.gz")  # as of STARE
+FLAT = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".gif", ".ppm", ".pgm", *PACKED)
+KEYED = (".h5", ".hdf5", ".npz")  # files of several arrays
+ARRAYS = (*KEYED, ".npy")
+DICOM = (".dcm", ".ima")  # one slice; a folder of them is a volume
+SUFFIXES = (*NIFTI, *META, *NRRD, *FLAT, *ARRAYS, *DICOM)
+BARE = (*FLAT, *ARRAYS)  # state no size of a voxel
 MAX_VOXELS = 1 << 29  # of a file: 512 x 512 x 2000
 CHUNK = 1 << 24
 
@@ -77,12 +84,13 @@ class Image:
 
 
 def suffix(name: str) -> str:
-    """Return the image suffix of a file name, or an empty string.
+    """Return the image suffix of a file name, or an empty string. The name may end in the key of an array.
 
-    >>> suffix("T1.NII.gz"), suffix("notes.txt")
-    ('.nii.gz', '')
+    >>> suffix("T1.NII.gz"), suffix("scan.h5#image"), suffix("notes.txt")
+    ('.nii.gz', '.h5', '')
     """
-    return next((s for s in SUFFIXES if name.lower().endswith(s)), "")
+    lower = _without_key(name)[0].lower()
+    return next((s for s in SUFFIXES if lower.endswith(s)), "")
 
 
 def stem(name: str) -> str:
@@ -94,15 +102,47 @@ def stem(name: str) -> str:
     return name[: len(name) - len(suffix(name))]
 
 
+def is_image(cell: str) -> bool:
+    """Return whether a cell of a manifest names an image: a file by its suffix, a folder of DICOM by a slash.
+
+    >>> is_image("n01/t1.nii.gz"), is_image("n01/ct/"), is_image("HGG")
+    (True, True, False)
+    """
+    return bool(suffix(cell)) or (cell.endswith("/") and len(cell) > 1)
+
+
+def what_is_read() -> str:
+    """Return the suffixes that are read, for errors."""
+    return f"{', '.join(SUFFIXES)}, and folders of DICOM slices, written with a / at the end"
+
+
+def _without_key(name: str) -> tuple[str, str]:
+    """Split ``scan.h5#image`` into file and key."""
+    match = re.match(r"(.*?\.(?:h5|hdf5|npz))#(.+)$", name, re.IGNORECASE | re.DOTALL)
+    return (match[1], match[2]) if match else (name, "")
+
+
+def location(file: Path) -> tuple[Path, str]:
+    """Return the file of an image and the key of its array, which is empty in most formats."""
+    name, key = _without_key(str(file))
+    return Path(name), key
+
+
 def read(file: Path) -> Image:
-    """Return the image in a file; raise DataError if there is none."""
-    kind = suffix(file.name)
-    if not kind:
-        raise DataError(f"{file} is no image that polysite reads; it reads {', '.join(SUFFIXES)}")
+    """Return the image in a file, or in a folder of DICOM slices; raise DataError if there is none."""
+    kind, (place, key) = suffix(str(file)), location(file)
     with _refusals(file):
-        if not file.is_file():
-            raise DataError(f"{file} does not exist" if not file.exists() else f"{file} is not a file")
-        image = _nifti(file) if kind in NIFTI else _meta(file) if kind in META else _flat(file)
+        if not kind and file.is_dir():
+            from polysite.data import dicom
+
+            image = dicom.read_series(file)
+        elif not kind:
+            ending = f"{file.suffix} files are not read; " if file.suffix else ""
+            raise DataError(f"{file} is no image that polysite reads: {ending}it reads {what_is_read()}")
+        elif not place.is_file():
+            raise DataError(f"{place} does not exist" if not place.exists() else f"{place} is not a file")
+        else:
+            image = _opened(place, kind, key)
         if not np.isfinite(image.affine).all():
             raise ValueError("its affine holds NaN or infinite values")
         if not 1e-9 < abs(np.linalg.det(image.affine)) < 1e9:
@@ -110,13 +150,47 @@ def read(file: Path) -> Image:
     return image
 
 
+def _opened(file: Path, kind: str, key: str) -> Image:
+    """Read a file of a known kind. Libraries that few datasets need are imported on their first file."""
+    if kind in NIFTI:
+        return _nifti(file)
+    if kind in META:
+        return _meta(file)
+    if kind in FLAT:
+        return _flat(file, kind)
+    from polysite.data import arrays, dicom, nrrd
+
+    if kind in NRRD:
+        return nrrd.read(file)
+    return dicom.read_slice(file) if kind in DICOM else arrays.read(file, key)
+
+
 def files_of(file: Path) -> tuple[Path, ...]:
-    """Return the files that hold an image: a ``.mhd`` file may have its voxels in a second file."""
-    if suffix(file.name) != ".mhd":
-        return (file,)
-    with _refusals(file), file.open("rb") as stream:
-        source = _meta_header(stream)["ElementDataFile"]
-    return (file,) if source == "LOCAL" else (file, file.parent / Path(source).name)
+    """Return the files that hold an image: ``.mhd`` and ``.nhdr`` have a second file, a DICOM series has many."""
+    kind, (place, _) = suffix(str(file)), location(file)
+    with _refusals(file):
+        if not kind and file.is_dir():
+            from polysite.data import dicom
+
+            return dicom.slices_of(file)
+        if kind == ".nhdr":
+            from polysite.data import nrrd
+
+            voxels = nrrd.data_file(file)
+            return (file, voxels) if voxels else (file,)
+        if kind != ".mhd":
+            return (place,)
+        with file.open("rb") as stream:
+            source = _meta_header(stream)["ElementDataFile"]
+        return (file,) if source == "LOCAL" else (file, file.parent / Path(source).name)
+
+
+def keys(file: Path) -> list[str]:
+    """Return the names of the arrays in a file of several."""
+    from polysite.data import arrays
+
+    with _refusals(file):
+        return arrays.keys(file)
 
 
 @contextmanager
@@ -128,13 +202,13 @@ def _refusals(file: Path) -> Iterator[None]:
         raise
     except (
         OSError, EOFError, ValueError, TypeError, KeyError, IndexError, ArithmeticError, MemoryError, SyntaxError,
-        struct.error, zlib.error, HeaderDataError, np.linalg.LinAlgError, Warning,
+        RuntimeError, struct.error, zlib.error, HeaderDataError, np.linalg.LinAlgError, Warning,
     ) as problem:  # fmt: skip
         why = str(problem) or type(problem).__name__
         raise DataError(f"{file} cannot be read: {' '.join(why.split())}") from problem
 
 
-def _voxels(stream: Stream, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def read_voxels(stream: Stream, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Read as many bytes as the shape needs, piece by piece."""
     if any(n < 1 for n in shape):
         raise ValueError(f"its header claims the shape {shape}")
@@ -173,7 +247,7 @@ def _nifti(file: Path) -> Image:
         if not len(block) <= offset <= 1 << 24:
             raise ValueError(f"its header puts the voxels at byte {offset:g}")
         stream.read(int(offset) - len(block))
-        array = _voxels(stream, shape, dtype)
+        array = read_voxels(stream, shape, dtype)
         if packed:  # gzip checks its checksum at the end
             stream.read(CHUNK)
         slope, shift = (float(v) for v in (header["scl_slope"], header["scl_inter"]))
@@ -190,10 +264,11 @@ def _nifti(file: Path) -> Image:
     affine = np.asarray(header.get_best_affine(), np.float64)
     if dims == 2:
         affine = np.diag([*np.linalg.norm(affine[:3, :2], axis=0), 1.0])
-    return Image(_native(array), affine, "mm" if int(header["xyzt_units"]) & 7 == 2 else "")
+    return Image(native(array), affine, "mm" if int(header["xyzt_units"]) & 7 == 2 else "")
 
 
-def _native(array: np.ndarray) -> np.ndarray:
+def native(array: np.ndarray) -> np.ndarray:
+    """Return an array in the byte order of this machine."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -229,7 +304,7 @@ def _meta(file: Path) -> Image:
     affine[:-1, -1] = origin
     if dims == 3:
         affine[:2] *= -1  # MetaImage's x and y point to the left and to the back
-    return Image(_native(array), affine, "mm")
+    return Image(native(array), affine, "mm")
 
 
 def _meta_header(stream: BufferedReader) -> Mapping[str, str]:
@@ -254,16 +329,17 @@ def _meta_voxels(
         stream.seek(skip)
     if skip < 0:  # the voxels are the end of the file
         stream.seek(-math.prod(shape) * dtype.itemsize, 2)
-    return _voxels(_Inflating(stream) if _true(head, "CompressedData") else stream, shape, dtype)
+    return read_voxels(Inflating(stream) if _true(head, "CompressedData") else stream, shape, dtype)
 
 
-class _Inflating:
-    """A zlib stream that never decompresses more bytes than are requested."""
+class Inflating:
+    """A zlib or gzip stream that never decompresses more bytes than are requested."""
 
     def __init__(self, stream: BufferedReader):
-        self.stream, self.engine = stream, zlib.decompressobj()
+        self.stream, self.engine = stream, zlib.decompressobj(wbits=47)  # either kind
 
     def read(self, size: int) -> bytes:
+        """Return at most ``size`` bytes; none at the end."""
         while not self.engine.eof:
             packed = self.engine.unconsumed_tail or self.stream.read(1 << 16)
             inflated = self.engine.decompress(packed, size)
@@ -284,15 +360,12 @@ def _numbers(head: Mapping[str, str], keys: tuple[str, ...], default: list[float
     return numbers
 
 
-def _flat(file: Path) -> Image:
-    """Read a 2D image as (row, column): colours become channels, a palette its indices; transparency is dropped."""
-    from PIL import Image as Pillow
+def _flat(file: Path, kind: str) -> Image:
+    """Read a 2D image as (row, column): colours become channels, a palette its indices; transparency is dropped.
 
-    try:
-        opened = Pillow.open(BytesIO(file.read_bytes()))  # a file would be asked for as many bytes as it claims
-    except Pillow.DecompressionBombError as problem:
-        raise ValueError("it claims more pixels than a picture has") from problem
-    with opened as picture:
+    A GIF of greys has its greys instead: which index is white differs from program to program.
+    """
+    with _picture(file, kind) as picture:
         width, height = picture.size
         if width * height * len(picture.getbands()) > MAX_VOXELS:
             raise ValueError(f"it has {width} x {height} pixels, more than the {MAX_VOXELS:.3g} allowed")
@@ -302,5 +375,31 @@ def _flat(file: Path) -> Image:
         mode = {"RGBA": "RGB", "LA": "L", "PA": "P"}.get(picture.mode, picture.mode)
         if mode not in ("1", "L", "P", "I", "F", "RGB") and not mode.startswith("I;16"):
             raise ValueError(f"its pixels are of the kind {mode}; write grey, indexed or RGB pixels")
-        array = np.asarray(picture if mode == picture.mode else picture.convert(mode))
-    return Image(array.astype(np.uint8) if array.dtype == bool else _native(array), np.eye(3))
+        if kind == ".gif" and mode == "P":
+            colours = np.asarray(picture.convert("RGB"))
+            array = colours[..., 0] if (colours == colours[..., :1]).all() else np.asarray(picture)
+        else:
+            array = np.asarray(picture if mode == picture.mode else picture.convert(mode))
+    return Image(array.astype(np.uint8) if array.dtype == bool else native(array), np.eye(3))
+
+
+def _picture(file: Path, kind: str) -> Any:
+    """Open a picture from memory: a file would be asked for as many bytes as it claims."""
+    from PIL import Image as Pillow
+
+    if kind in PACKED:
+        with gzip.open(file) as stream:
+            content = stream.read(1 << 28)
+    else:
+        content = file.read_bytes()
+    try:
+        return Pillow.open(BytesIO(content))
+    except Pillow.DecompressionBombError as problem:
+        raise ValueError("it claims more pixels than a picture has") from problem
+
+
+def colours(file: Path) -> int:
+    """Return the number of colours of a picture, by its header: 3 or 1."""
+    kind = suffix(str(file))
+    with _refusals(file), _picture(file, kind) as picture:
+        return 3 if picture.mode in ("RGB", "RGBA") else 1

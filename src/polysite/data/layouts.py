@@ -11,13 +11,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from polysite.data.images import SUFFIXES, Image, read, stem, suffix
+from polysite.data.dicom import is_slice
+from polysite.data.images import KEYED, SUFFIXES, Image, read, stem, suffix
+from polysite.data.images import keys as array_names
 from polysite.data.manifest import COLUMNS, Labels, Manifest, Row, natural
+from polysite.data.pairing import IMAGES, in_one_folder, match, rank
+from polysite.data.seen import describe
 from polysite.data.tables import INSTITUTION, SPLITS, find_facts, joined, keys, read_rows, remark, sensible
 from polysite.errors import ConfigError, DataError, nearest
 from polysite.foreign import parse_json
@@ -26,7 +31,6 @@ Layout = Callable[[Path], list[Row]]
 
 SAMPLED_FILES = 16  # label maps that are opened to see which values occur
 TRUTHS = ("seg", "label", "mask", "segmentation", "labels", "truth")
-PAIRS = {"images": ("labels", "masks"), "image": ("label", "mask"), "imagestr": ("labelstr",)}
 DFUC_CLASSES = ("none", "infection", "ischaemia", "both")
 BRATS_CASE = re.compile(r"(brats|fets)(\d+_|-[a-z]+-)", re.IGNORECASE)
 BRATS_2023 = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair", "segm": "seg"}  # Segm: in one case of 2020
@@ -62,6 +66,8 @@ def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: 
     name, rows = _recognised(root, format)
     if name in COMPLETE:
         _unused(root, rows, remarks)
+    elif name == "pairs":
+        _beside(root, rows, remarks)
     rows = joined(rows, find_facts(root, tables, {k for r in rows for k in keys(r.case)}, remarks), remarks)
     rows = _usable(rows, f"{root}, read as {name!r}", remarks)
     rows = _labelled(rows, root, labels, remarks)
@@ -204,7 +210,7 @@ def dfuc(root: Path) -> list[Row]:
             classes = {line["image"]: _marked(line) for line in read_rows(table)}
         names = {**classes, **files}
         rows += [Row("", stem(n), {"image": files.get(n, "")}, category=classes.get(n, "")) for n in names]
-    return _coloured(root, rows)
+    return rows
 
 
 def _is_dfuc(table: Path) -> bool:
@@ -283,6 +289,8 @@ def prostate(root: Path) -> list[Row]:
 def tree(root: Path) -> list[Row]:
     """SITE/CASE/modality.nii.gz (or CASE_modality) with seg, label, mask or segmentation; also one SITE by itself."""
     rows, folders = [], _images(root, 2)
+    if [*folders] == [""]:  # the root is one case
+        folders = {root.name: folders[""]}
     depth = 1 if any("/" in f for f in folders) else 0  # without folders of sites, the root is one hospital
     for folder, files in folders.items():
         if folder and folder.count("/") == depth:
@@ -293,22 +301,51 @@ def tree(root: Path) -> list[Row]:
             }
             truth = next((plain[t] for t in TRUTHS if t in plain), "")
             images = {n: f for n, f in plain.items() if n not in TRUTHS}
-            rows.append(Row(above[0] if above else root.name, case, images, truth))
+            rows.append(
+                Row(above[0] if above else root.parent.name if case == root.name else root.name, case, images, truth)
+            )
     return rows if any(r.label for r in rows) else []
 
 
+def keyed(root: Path) -> list[Row]:
+    """SITE/CASE.h5 or SITE/CASE/scan.h5 (or .hdf5, .npz) with the arrays image and label (or mask, seg) in each."""
+    folders = {f: [p for p in files.values() if suffix(p) in KEYED] for f, files in _images(root, 3).items()}
+    folders = {f: files for f, files in folders.items() if files}
+    names: list[str] = []
+    with suppress(DataError):
+        names = array_names(root / next(iter(folders.values()))[0]) if folders else []
+    truth = next((n for t in TRUTHS for n in names if n.rpartition("/")[2].lower() == t), "")
+    images = [n for n in names if n != truth and n.rpartition("/")[2].lower() not in TRUTHS]
+    if not truth or not images:
+        return []
+    single = len(folders) > 1 and all(len(files) == 1 for files in folders.values())  # a folder is a case
+    rows = []
+    for folder, files in folders.items():
+        above = folder.split("/") if folder else []
+        for file in files:
+            case = above[-1] if single and above else stem(PurePosixPath(file).name)
+            cells = {n.replace("/", "_").lower(): f"{file}#{n}" for n in images}
+            rows.append(_placed(Row("", case, cells, f"{file}#{truth}"), above[:-1] if single else above))
+    return _unique_names(rows)
+
+
 def pairs(root: Path) -> list[Row]:
-    """images/x.png and labels/x.png (or masks, image and mask), at the top or as SITE/images and SITE/labels."""
+    """images/x.png and labels/x.png (or masks, 1st_manual; x_mask beside x), also below SITE or training and test."""
     folders, rows = _images(root, 3), []
-    lower = {f.lower(): files for f, files in folders.items()}
     for folder, files in folders.items():
         *above, last = folder.split("/")
-        beside = ["/".join((*above, name)).lower() for name in PAIRS.get(last.lower(), ())]
-        truths = next((lower[b] for b in beside if b in lower), {})
-        plain = {re.sub(rf"[_-]({'|'.join(TRUTHS)})$", "", n, flags=re.IGNORECASE): f for n, f in truths.items()}
-        paired = [Row("", n, {"image": f}, truths.get(n) or plain.get(n, "")) for n, f in files.items() if truths]
-        rows += [_placed(r, above) for r in paired]
-    return _coloured(root, _unique_names(rows)) if any(r.label for r in rows) else []
+        beside = {f.rpartition("/")[2]: f for f in folders if f.rpartition("/")[0] == "/".join(above) and f != folder}
+        order = natural(f for name, f in beside.items() if rank(name) >= 0)
+        order.sort(key=lambda f: rank(f.rpartition("/")[2]))
+        if IMAGES.fullmatch(last.lower()) and order:
+            matches = ((folders[f], match([*files], [*folders[f]])) for f in order)
+            truths, matched = next((m for m in matches if m[1]), ({}, {}))
+            paired = [Row("", n, {"image": f}, truths[matched[n]] if n in matched else "") for n, f in files.items()]
+            rows += [_placed(r, above) for r in paired if matched]
+        elif found := in_one_folder([*files]):
+            at = folder.split("/") if folder else []
+            rows += [_placed(Row("", n, {"image": files[n]}, files[found[n]]), at) for n in natural(found)]
+    return _channelled(root, _unique_names(rows)) if any(r.label for r in rows) else []
 
 
 def imagefolder(root: Path) -> list[Row]:
@@ -318,12 +355,12 @@ def imagefolder(root: Path) -> list[Row]:
         *above, category = folder.split("/")
         rows += [_placed(Row("", n, {"image": f}, category=category), above) for n, f in files.items() if category]
     classes, names = {r.category for r in rows}, {r.case for r in rows}
-    other = {c.lower() for c in classes} & {*PAIRS, *(n for beside in PAIRS.values() for n in beside), *SPLITS}
+    other = [c for c in classes if c.lower() in SPLITS or IMAGES.fullmatch(c.lower()) or rank(c) >= 0]
     # Folders of cases look similar, but repeat the same few names in every folder and hold label maps.
     truths = any(re.search(rf"(^|[_-])({'|'.join(TRUTHS)})$", n.lower()) for n in names)
     if other or truths or not 2 <= len(classes) <= len(names) or len({bool(r.site) for r in rows}) > 1:
         return []
-    return _coloured(root, _unique_names(rows))
+    return _channelled(root, _unique_names(rows))
 
 
 def _unique_names(rows: list[Row]) -> list[Row]:
@@ -334,7 +371,8 @@ def _unique_names(rows: list[Row]) -> list[Row]:
 
 
 LAYOUTS: Mapping[str, Layout] = {  # in the order in which they are tried
-    f.__name__: f for f in (brats, kits, msd, nnunet, luna, dfuc, bids, cc359, prostate, tree, pairs, imagefolder)
+    f.__name__: f
+    for f in (brats, kits, msd, nnunet, luna, dfuc, bids, cc359, prostate, keyed, tree, pairs, imagefolder)
 }
 COMPLETE = (
     "brats",
@@ -350,15 +388,16 @@ COMPLETE = (
 def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
     if format not in ("auto", *LAYOUTS):
         raise ConfigError(f"there is no format called {format!r}; {nearest(format, ['auto', *LAYOUTS])}")
+    if _is_series(root):
+        raise DataError(
+            f"{root} is one DICOM series, so one image; name the folder above, {root.parent}, or its parent"
+        )
     for name in LAYOUTS if format == "auto" else [format]:
         if rows := LAYOUTS[name](root):
             return name, rows
     if format != "auto":
         raise DataError(f"{root} holds no case of the format {format!r}, which looks for {LAYOUTS[format].__doc__}")
-    raise DataError(
-        f"{root} holds no dataset of a known layout ({', '.join(LAYOUTS)}): 'polysite data formats' shows what each "
-        "looks for; otherwise write a manifest by hand"
-    )
+    raise DataError(describe(root, LAYOUTS))
 
 
 def _unused(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
@@ -369,8 +408,17 @@ def _unused(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
     if left:
         kinds = Counter(Path(f).suffix for n in left for _, _, files in os.walk(root / n) for f in files if f[0] != ".")
         held = ", ".join(f"{n} {kind or 'other'} files" for kind, n in kinds.most_common(2)) or "no file"
-        dicom = "; DICOM is not read: convert it to NIfTI" if ".dcm" in kinds else ""
-        remarks.append(f"nothing was taken from {', '.join(left[:5])}{', …' * (len(left) > 5)}: {held}{dicom}")
+        remarks.append(f"nothing was taken from {', '.join(left[:5])}{', …' * (len(left) > 5)}: {held}")
+
+
+def _beside(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
+    """Remark on folders of images that pairs left out, such as masks of the field of view or a second reader's."""
+    used = {PurePosixPath(f).parent for r in rows for f in (*r.images.values(), r.label) if f}
+    left = [f for f in _images(root, 3) if PurePosixPath(f) not in used]
+    if left:
+        truths = natural({str(PurePosixPath(r.label).parent) for r in rows if r.label})
+        some = ", ".join(left[:5]) + ", …" * (len(left) > 5)
+        remarks.append(f"nothing was taken from {some}: the label maps are those of {', '.join(truths[:5])}")
 
 
 def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
@@ -397,7 +445,15 @@ def _labelled(rows: list[Row], root: Path, labels: Labels | None, remarks: list[
     """Give every label map a meaning: the given one, the layout's, or names made of its values."""
     bare = [r for r in rows if r.label and not r.labels]
     if labels is None and bare:
-        values = sorted(_values(root, bare)) or [1]
+        sets = _value_sets(root, bare)
+        values = sorted(set().union(*sets)) or [1]
+        if 255 in values and all(len(found) <= 1 for found in sets) and {*values} <= {1, 255}:
+            seen = " or ".join(f"0 and {v}" for v in values)
+            remarks.append(
+                f"the label maps hold {seen}: they are read as one label, 'mask', with the values 1 and 255; name it "
+                "by labels in [data], or, to 'data scan', --labels 'NAME=1,255'"
+            )
+            return [replace(r, labels=r.labels or {"mask": (1, 255)}) for r in rows]
         made = {f"label_{v}": (v,) for v in values}
         example = "; ".join(f"NAME={v}" for v in values)
         named = f"labels are named by their values ({', '.join(made)})"
@@ -414,11 +470,21 @@ def _images(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:
     files: dict[str, str] = {}
     for name in natural(below):
         path = f"{at}/{name}".lstrip("/")
-        if below[name]:
+        if below[name] and _is_series(root / path):
+            files[name] = f"{path}/"
+        elif below[name]:
             folders |= _images(root, depth - 1, path) if depth else {}
         elif suffix(name):
             files[name if stem(name) in files else stem(name)] = path
     return ({at: files} if files else {}) | folders
+
+
+def _is_series(folder: Path) -> bool:
+    """Return whether a folder holds DICOM slices, which are one image: by its first files."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        first = islice((e for e in entries if not e.name.startswith(".") and e.is_file()), 4)
+        return any(is_slice(Path(e.path)) for e in first)
+    return False
 
 
 def _leads_up(entry: os.DirEntry[str]) -> bool:
@@ -435,22 +501,26 @@ def _samples(root: Path, files: Sequence[str], count: int = SAMPLED_FILES) -> It
 
 def _values(root: Path, rows: Iterable[Row], count: int = SAMPLED_FILES) -> set[int]:
     """Return the integers other than 0 that occur in a sample of the label maps."""
-    values: set[float] = set()
+    return set().union(*_value_sets(root, rows, count))
+
+
+def _value_sets(root: Path, rows: Iterable[Row], count: int = SAMPLED_FILES) -> list[set[int]]:
+    """Return the integers other than 0 in every label map of a sample."""
+    sets = []
     for image in _samples(root, [r.label for r in rows if r.label], count):
-        values |= {*np.unique(image.array[image.array != 0]).tolist()}  # most voxels are 0 and need no sorting
-    return {int(v) for v in values if float(v).is_integer()}
+        values = np.unique(image.array[image.array != 0]).tolist()  # most voxels are 0 and need no sorting
+        sets.append({int(v) for v in values if float(v).is_integer()})
+    return sets
 
 
-def _coloured(root: Path, rows: list[Row]) -> list[Row]:
-    """Make every channel of a multi-channel file a modality."""
+def _channelled(root: Path, rows: list[Row]) -> list[Row]:
+    """Make every channel of volumes a modality. Pictures in three colours stay one, which opens as its channels."""
     first = next(_samples(root, [r.images["image"] for r in rows if r.images["image"]]), None)
-    if first is None or first.channels == 1:
+    if first is None or first.channels == 1 or (first.channels == 3 and first.dims == 2):
         return rows
-    colours = ["red", "green", "blue"] if first.channels == 3 and first.dims == 2 else []
-    names = colours or [f"channel_{i}" for i in range(first.channels)]
 
     def channels(file: str) -> dict[str, str]:
-        return {m: f"{file}#{i}" if file else "" for i, m in enumerate(names)}
+        return {f"channel_{i}": f"{file}#{i}" if file else "" for i in range(first.channels)}
 
     return [replace(r, images=channels(r.images["image"])) for r in rows]
 

@@ -12,27 +12,30 @@ case       name of the case, unique in the hospital
 label      the label map (segmentation)
 labels     meaning of its values; rows may differ in values (1/2/4 here, 1/2/3 there), not in names
 class      instead of ``label``: the class of the whole image (classification)
+spacing    size of a voxel in millimetres, "0.5 0.5 2", for files that state none: pictures, HDF5, NPY, NPZ
 box        use only this box of the image: centre and size in millimetres, "x y z dx dy dz" (RAS)
 patient    identifier of a patient with several cases (time points): they stay in one split
 group      tumour grade, scanner: splits can be stratified by it, federations built from it
 split      train, validation or test, if it is fixed
-*others*   a column of image files is a modality; an empty cell means not acquired. Other columns are notes
+*others*   a column of images is a modality; an empty cell means not acquired. Other columns are notes
 =========  ============================================================================================
 
-Files are relative to the manifest. ``scan.nii.gz#2`` is the third channel of a file.
+Files are relative to the manifest. ``scan.nii.gz#2`` is the third channel of a file, ``scan.h5#image`` an array of a
+file of several, ``scan.h5#image#2`` its third channel, and ``n01/ct/`` a folder that holds a DICOM series.
 """
 
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from polysite.data.case import SPLITS
-from polysite.data.images import SUFFIXES, suffix
+from polysite.data.images import KEYED, is_image, suffix, what_is_read
 from polysite.errors import DataError, shown
 from polysite.foreign import parse_json
 from polysite.payload import natural as natural
@@ -41,7 +44,7 @@ from polysite.storage import write_file
 
 Labels = Mapping[str, tuple[int, ...]]  # name -> values of the label map
 
-COLUMNS = ("site", "case", "patient", "label", "labels", "class", "box", "group", "split")
+COLUMNS = ("site", "case", "patient", "label", "labels", "class", "spacing", "box", "group", "split")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Row:
     label: str = ""
     labels: Labels = field(default_factory=dict)
     category: str = ""  # the column "class"
+    spacing: tuple[float, ...] = ()  # of files that state none, in millimetres
     box: tuple[float, ...] = ()
     patient: str = ""  # identifier of a patient with several cases
     group: str = ""
@@ -105,6 +109,11 @@ class Manifest:
             )
         if row.split not in ("", *SPLITS):
             raise DataError(f"{who} has split = {row.split!r}; it is one of {', '.join(SPLITS)} or empty")
+        if row.spacing and not (len(row.spacing) in (2, 3) and all(isfinite(v) and v > 0 for v in row.spacing)):
+            raise DataError(
+                f"{who} has spacing = {' '.join(map(str, row.spacing))}; it is the size of a voxel along every axis in "
+                "millimetres, as in '0.5 0.5 2'"
+            )
         sound = len(row.box) in (4, 6) and all(map(isfinite, row.box)) and min(row.box[len(row.box) // 2 :]) > 0
         if row.box and not sound:
             raise DataError(
@@ -137,7 +146,7 @@ class Manifest:
         return rows
 
     def file(self, name: str) -> tuple[Path, int | None]:
-        """Return the path of a row's file, and the channel if one is given."""
+        """Return the path of a row's file, with the key of an array in it, and the channel if one is given."""
         path, channel = _split(name)
         return self.root / path, channel
 
@@ -201,9 +210,11 @@ def format_labels(labels: Labels) -> str:
 
 
 def _split(name: str) -> tuple[str, int | None]:
-    """Split ``scan.nii.gz#2`` into file and channel."""
+    """Split ``scan.nii.gz#2`` into file and channel. What follows the first # of HDF5 and NPZ files is a key."""
     path, mark, channel = name.rpartition("#")
     numbered = mark and channel.isdecimal() and len(channel) < 5 and suffix(path)
+    if numbered and path.lower().endswith(KEYED):
+        return name, None
     return (path, int(channel)) if numbered else (name, None)
 
 
@@ -247,20 +258,29 @@ def _text(value: Any) -> str:
 
 
 def _modalities(cells: Sequence[tuple[int, Mapping[str, str]]], path: Path) -> list[str]:
-    """Return the columns with image files."""
+    """Return the columns with images."""
     modalities = []
+    strange: dict[str, str] = {}  # ending -> a cell with it
     for name in dict.fromkeys(k for _, c in cells for k in c if k not in COLUMNS):
         given = [(line, c[name]) for line, c in cells if c.get(name)]
-        images = [bool(suffix(_split(v)[0])) for _, v in given]
+        images = [is_image(_split(v)[0]) for _, v in given]
         if any(images):
             if not all(images):
                 line, odd = given[images.index(False)]
-                raise DataError(f"{path}, line {line}: {odd!r} in column {name!r} is no image file, others there are")
+                ending = PurePosixPath(odd).suffix
+                why = f": {ending} files are not read" if ending else ""
+                raise DataError(
+                    f"{path}, line {line}: {odd!r} in column {name!r} is no image file, others there are{why}; "
+                    f"polysite reads {what_is_read()}"
+                )
             modalities.append(name)
+        strange |= {PurePosixPath(v).suffix: v for _, v in given if re.search(r"\.[A-Za-z]\w{1,5}$", v)}
     if not modalities:
+        seen = ", ".join(f"{ending} as in {cell!r}" for ending, cell in list(strange.items())[:3])
+        strangers = f" ({seen} is not)" if seen else ""
         raise DataError(
-            f"{path}: no column of the manifest names image files ({', '.join(SUFFIXES)}); add such a column, or name "
-            "the folder of the images instead of this file"
+            f"{path}: no column of the manifest names image files that are read{strangers}; polysite reads "
+            f"{what_is_read()}: add a column of such files, or name the folder of the images instead of this file"
         )
     return modalities
 
@@ -278,6 +298,7 @@ def _row(line: int, cells: Mapping[str, str], modalities: Sequence[str], path: P
             label=label,
             labels=parse_labels(cells.get("labels", "")) if label else {},
             category=cells.get("class", ""),
+            spacing=tuple(float(v) for v in cells.get("spacing", "").replace(",", " ").split()),
             box=tuple(float(v) for v in cells.get("box", "").split()),
             patient=cells.get("patient", ""),
             group=cells.get("group", ""),
@@ -292,7 +313,8 @@ def _cells(row: Row, manifest: Manifest, home: Path) -> dict[str, str]:
     def file(name: str) -> str:
         path, channel = manifest.file(name)
         path = path.relative_to(home) if path.is_relative_to(home) else path
-        return path.as_posix() + ("" if channel is None else f"#{channel}")
+        end = "/" if name.endswith("/") else ""
+        return path.as_posix() + end + ("" if channel is None else f"#{channel}")
 
     return {
         "site": row.site,
@@ -301,6 +323,7 @@ def _cells(row: Row, manifest: Manifest, home: Path) -> dict[str, str]:
         "label": file(row.label) if row.label else "",
         "labels": format_labels(row.labels),
         "class": row.category,
+        "spacing": " ".join(map(repr, row.spacing)),
         "box": " ".join(map(repr, row.box)),
         "patient": row.patient,
         "group": row.group,

@@ -185,6 +185,6 @@ def _scans(chosen: Study, modalities: Sequence[str], site: SiteId | None) -> Sca
     return replace(
         scans,
         channels=channels if alike and len(channels) == len(modalities) else (),
-        flat=images.suffix(cells[0][0][0].name) in images.FLAT,
+        flat=images.suffix(str(cells[0][0][0])) in images.FLAT,
         boxes=any(row.box for row in listed.rows),
     )

@@ -80,8 +80,13 @@ def show_manifest(format: str, manifest: Manifest) -> None:
     console.print(f"{kind}: {escape(meaning)}", soft_wrap=True)
 
 
-def show_check(report: Report) -> None:
-    """Print the result of a data check: tables of the sites and their label volumes or classes, and all problems."""
+def show_check(report: Report, every: bool = False) -> None:
+    """Print the result of a data check: tables of the sites and their label volumes or classes, and the problems.
+
+    Args:
+        report: The result.
+        every: List every problem of every case, instead of one line for cases of a site with the same problem.
+    """
     console, sites = Console(highlight=False), list(report.sites())
     table = _table("site", "cases", "errors", "warnings", "shape", "voxel", "axes")
     for s in sites:
@@ -97,9 +102,14 @@ def show_check(report: Report) -> None:
     console.print(table)
     for remark in report.remarks:
         console.print(f"note: {escape(remark)}", soft_wrap=True)
-    for p in report.problems:
-        style, where = "red" if p.kind == "error" else "yellow", f"{p.site} · {p.case}: " if p.case else ""
-        console.print(f"[{style}]{p.kind}[/] {escape(where + p.what)}", soft_wrap=True)
+    groups = report.groups(least=len(report.findings) + 1 if every else 3)
+    for g in groups:
+        style, where = "red" if g.kind == "error" else "yellow", f"{g.site} · {g.cases[0]}: " if g.cases[0] else ""
+        if len(g.cases) > 1:
+            where = f"{len(g.cases)} cases of {g.site} ({', '.join(g.cases[:2])}, ...): "
+        console.print(f"[{style}]{g.kind}[/] {escape(where + g.what)}", soft_wrap=True)
+    if any(len(g.cases) > 1 for g in groups):
+        console.print("--all lists every case", soft_wrap=True)
     warnings = len(report.problems) - len(report.errors)
     verdict = "fit to train on" if not report.errors else "not fit to train on"
     console.print(f"\n{len(report.findings)} cases, {len(report.errors)} errors, {warnings} warnings: {verdict}")

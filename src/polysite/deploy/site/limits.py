@@ -20,11 +20,11 @@ import torch
 
 from polysite import machine, peak, study
 from polysite.config import Study
-from polysite.data import images
 from polysite.data.case import CaseRef
+from polysite.data.files import Files
 from polysite.data.sources import Phantom, PhantomClasses
 from polysite.deploy.site.demand import Demand
-from polysite.errors import ConfigError, DataError
+from polysite.errors import ConfigError
 from polysite.training.network import device_of
 
 MAX_LAYERS = 2000  # of a network; building more would itself take long
@@ -63,7 +63,7 @@ def estimate(local: Study, cases: Sequence[CaseRef]) -> Demand:
             outputs = len(local.data.label_names) + 1
     except RuntimeError as problem:  # sizes that no 64-bit number holds
         raise ConfigError("the network of this study is too large for any computer; choose a smaller one") from problem
-    voxels = _voxels(local, cases)
+    voxels = _voxels(local)
     image = voxels * (FLOAT * len(local.data.modality_names) + outputs)
     window = math.prod(local.train.window or local.train.patch)
     predicted = FLOAT * window * (len(local.data.modality_names) + outputs)
@@ -127,9 +127,9 @@ def _drawing(local: Study) -> int:
     return DOUBLE * len(data.modality_names) * math.prod(sides)
 
 
-def _voxels(local: Study, cases: Sequence[CaseRef]) -> int:
+def _voxels(local: Study) -> int:
     """Return the voxels of a prepared case: of the image itself if one can be opened, at least those of the patch."""
-    shape, spacing = _geometry(local, cases)
+    shape, spacing = _geometry(local)
     wanted = local.prepare.spacing
     if wanted and len(wanted) == len(shape):
         shape = tuple(math.ceil(n * s / w) for n, s, w in zip(shape, spacing, wanted, strict=True))
@@ -145,17 +145,12 @@ def _voxels(local: Study, cases: Sequence[CaseRef]) -> int:
     return max(least, whole // CROPPED) if cropped else whole
 
 
-def _geometry(local: Study, cases: Sequence[CaseRef]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _geometry(local: Study) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Return shape and voxel size of the images: those of generated patients, or of the first file that can be read."""
     data = local.data
     if isinstance(data, PhantomClasses) and data.flat:
         return data.shape[1:], (1.0, 1.0)
     if isinstance(data, Phantom | PhantomClasses):
         return data.shape, (1.0,) * 3
-    for case in cases[:3]:
-        try:
-            image = images.read(case.files[0])
-            return tuple(image.shape), tuple(image.spacing)
-        except (DataError, IndexError):
-            continue
-    return (1,) * data.dims, (1.0,) * data.dims
+    known = data.geometry() if isinstance(data, Files) else None
+    return known or ((1,) * data.dims, (1.0,) * data.dims)
