@@ -43,7 +43,7 @@ from polysite.tree import Tree
 
 PRIOR, FULL, RECENT = 0.015, 0.4, 0.8
 ROOM, STEEP = 0.25, 4.0  # excess of persistence that honest hospitals may have; loss of standing beyond it
-SOUND, DOUBTFUL = 0.25, 0.1  # standings; honest hospitals with wide outlines have 0.27 to 0.32, noise has 0
+SOUND, DOUBTFUL = 0.4, 0.15  # standings
 TOLERATED, HARMFUL, PAROLE = 0.3, 0.45, 0.95  # harms, as shares of what was learnt; decay of the harm of a suspect
 EARLY = 3  # rounds at the beginning of a phase with a cross-check; later ones have it if they are validated
 STATISTICS = " statistics"  # suffix of the name of a part
