@@ -94,13 +94,13 @@ def damage_toml(content: bytes, rng: random.Random) -> bytes:
 
 @lru_cache(1000)
 def _json(content: bytes) -> Any:
-    """Return parsed JSON, which nobody changes; the same contents are damaged again and again."""
+    """Return parsed JSON, not to be changed; the same contents are damaged again and again."""
     return json.loads(content)
 
 
 @lru_cache(1000)
 def _toml(content: bytes) -> Any:
-    """Return parsed TOML, which nobody changes."""
+    """Return parsed TOML, not to be changed."""
     return tomllib.loads(content.decode())
 
 

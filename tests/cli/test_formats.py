@@ -148,7 +148,7 @@ def trained(tmp_path, polysite, monkeypatch):
 def test_dicom(trained):
     table, printed, made = trained(dicom)
     row = manifest.read(table).rows[0]
-    assert row.images == {"ct": "../scans/north/n1/ct/"} or row.images["ct"].endswith("/scans/north/n1/ct/")
+    assert [*row.images] == ["ct"] and row.images["ct"].endswith("scans/north/n1/ct/")
     same_geometry(table)
     everything = foreign.written(made)
     assert [s for s in foreign.SECRETS if s.encode() in everything] == [] and b"n1" in everything
@@ -201,7 +201,7 @@ def test_retinas_of_three_sites(trained):
     """RGB files are one modality of three channels; 0/255 and 1-bit masks are one label, which is said once."""
     table, printed, _ = trained(retina, patch="[16,16]")
     assert "layout: pairs" in printed[0] and printed[0].count("0 and 1 or 0 and 255") == 1
-    assert "nothing was taken from DRIVE/training/mask" in " ".join(printed[0].split()) or "mask" in printed[0]
+    assert "nothing was taken from DRIVE/test/mask, DRIVE/training/mask" in " ".join(printed[0].split())
     rows = {(r.site, r.case): r for r in manifest.read(table).rows}
     assert len(rows) == 12 and {s for s, _ in rows} == {"DRIVE", "CHASE", "STARE"}
     drive = rows["DRIVE", "21_training"]

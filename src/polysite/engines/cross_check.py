@@ -11,7 +11,7 @@ all sites follow from the ballots of several rounds, older ones decaying by RECE
 
     minimise  sum_ballots w (|y / p - sum_i s_i r_i| + BLAME sum_i |s_i r_i|),      s_i = +-1/m for a half of m sites
 
-Absolute values, so that a minority of false ballots is outvoted; nobody has a voice about itself (its s is 0). The
+Absolute values, so that a minority of false ballots is outvoted; a site has no voice about itself (its s is 0). The
 second term blames as few sites as explain the ballots, and none unless clearly most ballots speak against it. While
 little is learnt, harms are small: they are multiplied by W / (W + PRIOR) with W the decayed sum of p. An honest
 hospital that differs from all others does harm, too, when these have learnt their part, but a small share of what all
@@ -150,7 +150,7 @@ def harms(rounds: Sequence[Sequence[Ballot]]) -> dict[SiteId, float]:
 
     Args:
         rounds: The ballots of every round, the newest last. Those of a single round do not tell a site well from those
-            that it shared a half with: nobody is blamed.
+            that it shared a half with: no site is blamed.
     """
     if len(rounds) < 2:
         return {i: 0.0 for cast in rounds for ballot in cast for i in ballot.signs}

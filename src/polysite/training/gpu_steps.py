@@ -5,7 +5,7 @@ and the parameters of the network from fixed memory. An incomplete batch is fill
 batch statistics these change nothing. One that is at most half full has a step of half the size. The first steps run
 as they are and are timed; then a run compiles its network if the steps that are left will save more time than compiling
 takes. Of several processes on a machine one compiles; the others go on uncompiled until its kernels are on disk.
-Whether a step is small is told by its memory, not by its time: other processes on the GPU make it slow, but not large.
+Memory, not time, shows whether a step is small: other processes on the GPU make it slow, but not large.
 """
 
 import time
