@@ -55,8 +55,8 @@ def _strategies(found: Advice) -> tuple[object, ...]:
 
 def _how(found: Advice) -> Markup:
     """Return the stages with their results and links to their pages."""
-    recipe = found.recipe or "that of the study (the budget was too small to search, or nothing was better)"
     searched = (found.folder / "recipe" / "index.html").exists()
+    recipe = found.recipe or f"that of the study ({'no other was better' if searched else 'no other was searched for'})"
     items = [
         Markup('<a href="assessment/index.html">Assessment</a>: {}').format(found.verdict.summary),
         Markup("Recipe{}: {}").format(Markup(' (<a href="recipe/index.html">search</a>)') if searched else "", recipe),
