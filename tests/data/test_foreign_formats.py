@@ -1,4 +1,4 @@
-"""NRRD, DICOM, HDF5, NPY, NPZ, GIF and PPM: what they hold, and the sentence about those that cannot be read."""
+"""Readers of NRRD, DICOM, HDF5, NPY, NPZ, GIF and PPM: images, geometry, a sentence for files that are refused."""
 
 import gzip
 import subprocess

@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from polysite import assessment, config, evidence, study, tuning
-from polysite.advice.contenders import FAMILIES, REFERENCE, START, Contender, contenders, unselected
+from polysite.advice.contenders import FAMILIES, REFERENCE, START, Contender, contenders, ends_in_clusters, unselected
 from polysite.advice.decide import (
     Comparison,
     Gain,
@@ -37,7 +37,6 @@ from polysite.advice.decide import (
 from polysite.advice.personal import Choice, Trainings, alpha_of, choose
 from polysite.advice.stages import LONGER, Shares, shares
 from polysite.advice.tournament import Played, play, race
-from polysite.algorithms.base import facts
 from polysite.benchmark.budget import equalise, lengthen
 from polysite.benchmark.jobs import Step, silent
 from polysite.config import Study
@@ -373,7 +372,7 @@ def _models(final: Played, out: Path, step: Step) -> Run | None:
     """Return the models of the inner folds as one ensemble per hospital; None for models of patients' clusters."""
     if RunFolder(out).finished:
         return Run(RunFolder(out), RunFolder(out).result)
-    if any(facts(phase.algorithm).ends_study for phase in config.phases(final.study)):
+    if ends_in_clusters(final.study):
         return None
     step("the models of the inner folds together", 0)
     return ensemble(final.runs, out)

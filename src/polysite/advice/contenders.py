@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from polysite import config
+from polysite.algorithms.base import facts
 from polysite.config import Study
 from polysite.errors import ConfigError, nearest
 from polysite.heterogeneity.verdict import Strategy, Verdict
@@ -136,6 +137,11 @@ def _patients(recipe: Study) -> Contender:
 
 
 EXCHANGES = 60  # room for the fit of the clusters, beside the rounds of fine-tuning
+
+
+def ends_in_clusters(study: Study) -> bool:
+    """Return whether a study ends with a model per cluster of patients, which nothing can go on from."""
+    return any(facts(phase.algorithm).ends_study for phase in config.phases(study))
 
 
 def unselected(study: Study) -> Study:

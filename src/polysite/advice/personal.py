@@ -1,9 +1,9 @@
 """Choose for every hospital: the strategy for all, another strategy of the tournament, or a model of its own.
 
 An own model starts from a trained strategy (one model for all: from its first phase) and is fine-tuned at the hospital;
-several shares of it, ALPHAS, are tried.
-``exceptions.py`` says what is promising for a hospital, and what a second training confirms. Beside own models, which
-cost little, at most one more strategy is trained again: the one with the highest expected gain over all cases.
+several shares of it, ALPHAS, are tried. ``exceptions.py`` says what is promising for a hospital, and what a second
+training confirms. Beside own models, which cost little, at most one more strategy is trained again: the one with the
+highest expected gain over all cases.
 """
 
 import tomllib
@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polysite import config
-from polysite.advice.contenders import REFERENCE, START, last_phase
+from polysite.advice.contenders import REFERENCE, START, ends_in_clusters, last_phase
 from polysite.advice.decide import mean_of
 from polysite.advice.exceptions import Confirmation, Promise, confirm, promises
 from polysite.advice.tournament import Played, play
-from polysite.algorithms.base import facts
 from polysite.benchmark.jobs import Step
 from polysite.config import Study
 from polysite.errors import RunError
@@ -107,8 +106,7 @@ def choose(trained: Trainings, shared: str) -> tuple[dict[str, Choice], dict[str
     """
     own = list(trained.starts)
     if shared not in own and shared not in trained.starts.values():
-        ends = any(facts(phase.algorithm).ends_study for phase in config.phases(trained.one[shared].study))
-        own = [] if ends else trained.own(shared)  # clusters of patients are no start
+        own = [] if ends_in_clusters(trained.one[shared].study) else trained.own(shared)
     start, inner = trained.one[shared], trained.inner
     whole = {n for n, each in trained.one.items() if len(each.scores) == len(start.scores)} - {shared, START}
     pool = {n: trained.one[n] for n in trained.one if n in whole and (n in own or n not in trained.starts)}
