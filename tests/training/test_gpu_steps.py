@@ -1,5 +1,7 @@
 """Steps that a GPU shares between sites: the same gradients as plain ones, whatever the number of cases."""
 
+import weakref
+
 import pytest
 import torch
 import torch._dynamo  # before tests patch torch.compiler, whose functions it keeps
@@ -128,6 +130,18 @@ def test_the_memory_of_a_step_is_what_its_layers_keep(net):
     two, four = (step._bytes(*batch(count)) for step, count in zip(steps._steps.values(), (2, 4), strict=True))
     weights = sum(p.nbytes for p in net.parameters())
     assert 1.5 * (two - 2 * weights) < four < 2 * two and two > batch(2)[0].nbytes * 4
+
+
+def test_measuring_the_memory_of_a_step_keeps_no_tensor_and_so_no_stream_that_would_forbid_a_capture(net):
+    steps = GpuSteps(net, False, "auto", 20)
+    steps.backward(*batch(2), LOSS, 2)
+    (step,) = steps._steps.values()
+    made = []
+    for layer in net.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(lambda *given: made.append(weakref.ref(given[2])))
+    assert step._bytes(*batch(2)) > 0
+    assert made and not any(ref() is not None for ref in made)
 
 
 def test_short_runs_are_not_compiled_and_time_their_first_steps(net, monkeypatch):

@@ -312,14 +312,13 @@ class _Step:
                 self.steps.fail(problem)
 
     def _bytes(self, x: torch.Tensor, y: torch.Tensor) -> int:
-        """Return the memory of what a forward pass keeps for the backward pass."""
+        """Return the memory of what a forward pass keeps for the backward pass.
+
+        The hook keeps sizes only. If it kept tensors, some would hold the pass that made them for good, and with it the
+        stream of that pass, which no capture allows.
+        """
         kept: list[int] = []
-
-        def keep(value: torch.Tensor) -> torch.Tensor:
-            kept.append(value.nbytes)
-            return value
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        with torch.autograd.graph.saved_tensors_hooks(lambda value: kept.append(value.nbytes), lambda _: x):
             self.goal(x, y, None)
         return sum(kept)
 
