@@ -13,8 +13,8 @@ from polysite.advice.decide import Gain
 from polysite.advice.personal import Choice, alpha_of
 from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, strategies
 from polysite.evidence import show
+from polysite.report.drawing import cut, unformatted
 from polysite.report.figure_files import Picture, draw
-from polysite.report.figures import cut, unformatted
 from polysite.report.grid import Grid
 from polysite.report.page import Section, layout
 

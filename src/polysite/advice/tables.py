@@ -6,7 +6,7 @@ from polysite.advice.contenders import REFERENCE
 from polysite.advice.decide import RATE, Comparison, Gain
 from polysite.advice.exceptions import PROMISING
 from polysite.advice.personal import Choice, alpha_of
-from polysite.report.figures import cut
+from polysite.report.drawing import cut
 from polysite.report.grid import Cell, Grid, Line, name, number
 
 WIDE = 64  # letters of a strategy's title in a table

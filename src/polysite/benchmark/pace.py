@@ -8,7 +8,6 @@ training steps and one prediction are timed, with the benchmark's own network, p
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import ceil, prod
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from polysite import study
 from polysite.config import Study
 from polysite.data.case import Case
 from polysite.data.sources import Phantom
+from polysite.engines.record import round_seconds
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import RunError
 from polysite.site import Budget
@@ -103,8 +103,7 @@ def _effort(run: Path) -> _Effort | None:
     turns = sum(site.seconds for record in records for site in record.sites.values())
     steps = sum(site.steps for record in records for site in record.sites.values())
     cases = sum(v.cases for r in records for group in (r.validation, r.peeked) for v in group.values())
-    marks = [0.0, *(record.elapsed for record in records)]  # since the phase began, or was resumed
-    passed = sum(b - a if b >= a else b for a, b in pairwise(marks))
+    passed = sum(round_seconds(records))
     return _Effort(steps, cases, turns, max(0.0, passed - turns), *times) if steps else None
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, Literal
 
 from polysite.foreign import parse_json
@@ -118,6 +119,16 @@ class RoundRecord:
             return cls(**{k: v for k, v in found.items() if k in known})
         except (TypeError, KeyError, AttributeError, OverflowError) as problem:
             raise ValueError(f"not the record of a round: {problem!r}") from problem
+
+
+def round_seconds(records: Iterable[RoundRecord]) -> list[float]:
+    """Return the seconds of every round; breaks before a run was resumed do not count.
+
+    >>> round_seconds(RoundRecord(k, 0, {}, elapsed=s) for k, s in enumerate((2.0, 5.0, 1.5)))
+    [2.0, 3.0, 1.5]
+    """
+    marks = [0.0, *(record.elapsed for record in records)]  # since the phase began, or was resumed
+    return [b - a if b >= a else b for a, b in pairwise(marks)]
 
 
 def _site_record(found: Mapping[str, Any]) -> SiteRecord:

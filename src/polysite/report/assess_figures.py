@@ -29,8 +29,8 @@ from polysite.heterogeneity.assessment import LARGE, LEVEL, Assessment, Distance
 from polysite.heterogeneity.distances import Values
 from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.payload import SiteId
+from polysite.report.drawing import COLOURS
 from polysite.report.figure_files import Drawing, write_drawing
-from polysite.report.figures import COLOURS
 
 USUAL, MARKED, INK, SOFT, BLANK = COLOURS[0], COLOURS[5], "#1c2430", "#5b6675", "#eef1f4"
 STAR = "★"  # significant

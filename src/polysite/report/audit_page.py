@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from polysite.metrics.statistics import interval
 from polysite.report import assess_figures
-from polysite.report.figures import COLOURS
+from polysite.report.drawing import COLOURS
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.page import Folded, Picture, Section, layout
 from polysite.training.attack import Curve

@@ -15,8 +15,8 @@ from polysite.metrics.correlation import correlation
 from polysite.metrics.measures import about
 from polysite.report.averages import best_mean
 from polysite.report.axes import FederationResult, Regrouped, related
+from polysite.report.drawing import COLOURS, MARKERS, WIDE, entries, legend, unformatted
 from polysite.report.figure_files import Picture, draw
-from polysite.report.figures import COLOURS, MARKERS, WIDE, _entries, _legend, unformatted
 from polysite.report.published import BEST_MEANS, Paper, numbers
 from polysite.report.runs import Method
 
@@ -54,7 +54,7 @@ def distance(results: Sequence[FederationResult]) -> list[Picture]:
         axes.axhline(0, color="#c4c9d0", lw=0.8, zorder=0)
     panels[0].set_ylabel(f"loss of {main}", fontsize=9)
     if len(methods) > 1:
-        _legend(figure, dict(_entries(panels[0])))
+        legend(figure, dict(entries(panels[0])))
     named = "; ".join(f"{k} {r.title}" for k, r in enumerate(results, start=1))
     numbered = f" Numbers: {named}." if len(methods) == 1 else ""
     caption = (
@@ -94,7 +94,7 @@ def _swept(results: Sequence[FederationResult], key: str, title: str, words: str
         axes.set_title(unformatted(result.title), fontsize=9, loc="left")
         axes.set_xlabel(key, fontsize=9)
     panels[0].set_ylabel(title, fontsize=9)
-    _legend(figure, {label: handle for axes in panels for label, handle in _entries(axes)})
+    legend(figure, {label: handle for axes in panels for label, handle in entries(axes)})
     caption = f"{words} Dashed lines: methods without this setting."
     return Picture(f"{title} against {key}", draw(figure), caption, name=name)
 

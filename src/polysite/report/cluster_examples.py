@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from polysite.report.drawing import WIDE, unformatted
 from polysite.report.example_cases import Scan
 from polysite.report.figure_files import Drawing, draw
-from polysite.report.figures import WIDE, unformatted
 
 SHOWN = (0.35, 0.5, 0.65)  # slices, as shares of those with something in them
 

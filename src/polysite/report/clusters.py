@@ -19,7 +19,8 @@ from matplotlib.patheffects import Normal, Stroke
 from numpy.typing import NDArray
 
 from polysite.data.manifest import natural
-from polysite.report.figures import COLOURS, MARKERS, WIDE, _svg, unformatted
+from polysite.report.drawing import COLOURS, MARKERS, WIDE, unformatted
+from polysite.report.figure_files import draw
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.page import Folded, Page, Picture, Section, layout
 
@@ -91,7 +92,7 @@ def maps(points: Values, shown: Shown, axes_names: tuple[str, str] | None = None
             axes.set(xticks=[], yticks=[])
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, -below), "ncols": _legend_columns(names)}
         axes.legend(frameon=False, fontsize=8, handletextpad=0.1, columnspacing=0.9, markerscale=1.1, **place)
-    return _svg(figure)
+    return draw(figure)
 
 
 def shares(shown: Shown) -> str | None:
@@ -120,7 +121,7 @@ def shares(shown: Shown) -> str | None:
         axes.tick_params(labelsize=8, axis="x")
         axes.tick_params(length=0, axis="y")
         axes.spines[["top", "right", "left"]].set_visible(False)
-    return _svg(figure)
+    return draw(figure)
 
 
 def by_site(shown: Shown) -> Grid:

@@ -20,7 +20,7 @@ from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, about
 from polysite.metrics.statistics import Tail
 from polysite.report import averages
 from polysite.report.costs import with_effort
-from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
+from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread, with_best
 from polysite.report.paired_tests import (
     LEVEL,
     Answer,
@@ -235,9 +235,11 @@ def _remarks(bare: Comparison) -> list[str]:
     what = "volumes" if sliced else "cases"
     small = sorted(s for s in bare.sites if sum(site == s for site, _ in scans) < 5)
     if small:
+        who = ", ".join(small)
+        if len(small) > 4:
+            who = f"{len(small)} of {len(bare.sites)} hospitals ({', '.join(small[:3])} and {len(small) - 3} more)"
         remarks.append(
-            f"{', '.join(small)} {'has' if len(small) == 1 else 'have'} fewer than five {what} here, too few for a "
-            "reliable mean."
+            f"{who} {'has' if len(small) == 1 else 'have'} fewer than five {what} here, too few for a reliable mean."
         )
     if bare.methods[0].first.split == "validation":
         remarks.append("The best round was chosen on these cases, so the scores are too good.")
@@ -361,10 +363,7 @@ def _across(
 ) -> Line:
     """Return a row in which the best cell is marked."""
     row = [cells[m.name, site] for m in comparison.methods]
-    known = [c.value for c in row if c.value is not None]
-    top = (max(known) if better > 0 else min(known)) if len(known) > 1 else None
-    marked = [Cell(c.text, c.value, top is not None and c.value == top) for c in row]
-    return Line((name(title), number(count, "d"), *marked), "" if site else "total")
+    return Line((name(title), number(count, "d"), *with_best(row, better)), "" if site else "total")
 
 
 def _more(comparison: Comparison) -> Grid:

@@ -50,6 +50,7 @@ class Picture:
         caption: Text below the figure.
         narrow: Whether two stand side by side.
         name: Name of its files; by default the section and the title.
+        folded: Whether it is collapsed until a reader opens it.
     """
 
     title: str
@@ -57,6 +58,7 @@ class Picture:
     caption: str
     narrow: bool = False
     name: str = ""
+    folded: bool = False
 
 
 def draw(figure: Figure) -> Drawing:

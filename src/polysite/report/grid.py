@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from rich import box
@@ -12,14 +12,31 @@ from rich.table import Table
 
 from polysite.spreadsheets import shielded
 
+WIDE = 10  # columns of a table that a page shows in full
+
 
 @dataclass(frozen=True)
 class Cell:
-    """The text of a cell, its number, and whether it is the best of its column."""
+    """A cell of a table.
+
+    Args:
+        text: What it shows.
+        value: Its number.
+        best: Whether it is the best of its column, or of its row.
+        tie: Whether others are as good, in the digits that are shown.
+        more: What a page shows beside the pointer.
+    """
 
     text: str
     value: float | None = None
     best: bool = False
+    tie: bool = False
+    more: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The number as it is shown, without a deviation or a name after it."""
+        return self.text.partition(" ± ")[0].partition(" (")[0]
 
 
 @dataclass(frozen=True)
@@ -131,21 +148,40 @@ def spread(values: Sequence[float], digits: int = 3) -> Cell:
 
 
 def mark_best(lines: Sequence[Line], better: Sequence[int]) -> tuple[Line, ...]:
-    """Mark the best cell of every column: the highest (+1), the lowest (-1) or none (0)."""
+    """Mark the best cells of every column: the highest (+1), the lowest (-1) or none (0)."""
+    columns = [with_best([line.cells[k] for line in lines], sign) for k, sign in enumerate(better)]
+    return tuple(Line(cells, line.kind) for line, cells in zip(lines, zip(*columns, strict=True), strict=True))
 
-    def best(column: int) -> float | None:
-        shown = [line.cells[column].value for line in lines]
-        known = [v for v in shown if v is not None]
-        if not better[column] or len(known) < 2:
-            return None
-        return max(known) if better[column] > 0 else min(known)
 
-    at = [best(k) for k in range(len(better))]
+def with_best(cells: Sequence[Cell], better: int) -> list[Cell]:
+    """Mark the best of some cells, and as ties all that show the same digits; if all do, none is marked.
 
-    def cell(c: Cell, top: float | None) -> Cell:
-        return Cell(c.text, c.value, top is not None and c.value == top)
+    >>> [(c.best, c.tie) for c in with_best([Cell("0.81", 0.812), Cell("0.81", 0.808), Cell("0.70", 0.7)], 1)]
+    [(True, True), (True, True), (False, False)]
+    """
+    known = [c for c in cells if c.value is not None]
+    if not better or len(known) < 2:
+        return list(cells)
+    top = max(known, key=lambda c: better * (c.value or 0.0)).shown
+    winners = sum(c.shown == top for c in known)
+    if winners == len(known):
+        return list(cells)
+    return [replace(c, best=True, tie=winners > 1) if c.value is not None and c.shown == top else c for c in cells]
 
-    return tuple(Line(tuple(cell(c, top) for c, top in zip(line.cells, at, strict=True)), line.kind) for line in lines)
+
+def narrowed(grid: Grid) -> Grid:
+    """Return a wide table as a page shows it: without deviations, which appear beside the pointer."""
+    if len(grid.head) <= WIDE:
+        return grid
+
+    def short(cell: Cell) -> Cell:
+        return replace(cell, text=cell.shown, more=cell.text) if " ± " in cell.text else cell
+
+    lines = tuple(replace(line, cells=tuple(map(short, line.cells))) for line in grid.lines)
+    if lines == grid.lines:
+        return grid
+    note = f"{grid.note} Only the mean is shown; the deviation appears beside the pointer, and is in the files."
+    return replace(grid, lines=lines, note=note)
 
 
 def _bold(text: str) -> str:

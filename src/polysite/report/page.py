@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 import numpy as np
@@ -17,14 +18,14 @@ from polysite.errors import RunError
 from polysite.foreign import parse_json
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
-from polysite.report import costs, example_cases, figures, guarding, predicting, published, viewer
+from polysite.report import costs, example_cases, figures, guarding, hospital_figures, predicting, published, viewer
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.figure_files import Picture as Picture
 from polysite.report.figure_files import write_figures
-from polysite.report.grid import Grid, Line, name, number
+from polysite.report.grid import Grid, Line, name, narrowed, number
 from polysite.report.published import Paper
-from polysite.report.runs import Method
+from polysite.report.runs import Method, Summary
 from polysite.report.template import render
 from polysite.storage import write_file
 
@@ -56,6 +57,8 @@ class Folded:
 
 
 MAX_INCIDENTS = 60  # on a page
+FEW_PLATES = 6  # hospitals whose example slices are not collapsed
+FEW_PANELS = 9  # hospitals whose curves are not collapsed
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ def layout(
     summary: Sequence[str] = (),
     remarks: Sequence[str] = (),
     live: str = "",
+    methods: Sequence[str] = (),
+    reference: str = "",
 ) -> Page:
     """Return a page as HTML, with its figures.
 
@@ -129,10 +134,16 @@ def layout(
         summary: Paragraphs after the lead.
         remarks: Warnings before the sections.
         live: State of the run folder; a page with one reloads when that state changes.
+        methods: Names of the methods; of more than five, a reader can choose which are shown.
+        reference: The method that is shown beside a single chosen one.
     """
     parts = list(sections)
-    shown = [(section, [(KINDS[type(block)], block) for block in section.blocks]) for section in parts]
+    shown = [
+        (section, [(KINDS[type(b)], narrowed(b) if isinstance(b, Grid) else b) for b in section.blocks])
+        for section in parts
+    ]
     about = {"version": version, "summary": summary, "remarks": remarks, "live": live}
+    about |= {"methods": list(methods), "reference": reference}
     return Page(render("page.html", title=title, lead=lead, sections=shown, **about), pictures(parts))
 
 
@@ -150,36 +161,48 @@ def build(title: str, methods: Sequence[Method], options: Options = Options(), l
         remarks = [*guarding.alarms(methods), *options.remarks, *comparison.remarks]
     else:
         sentences, sections, remarks = list(_state(methods)), [], guarding.alarms(methods)
+    names = [m.name for m in methods]
+    reference = options.reference or ("fedavg" if "fedavg" in names else names[0])
     sections += [*_predicting(methods), *_training(methods, options), *_provenance(methods)]
     version = methods[0].first.versions["polysite"]
     first, rest = (lead, sentences) if lead else (" ".join(sentences), [])
-    return layout(title, first, sections, version, summary=rest, remarks=remarks, live=live)
+    shown: dict[str, Any] = {"summary": rest, "remarks": remarks, "live": live, "methods": names}
+    shown["reference"] = reference
+    return layout(title, first, sections, version, **shown)
 
 
 def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     grids = {g.name: g for g in tables(comparison)}
     several = len(comparison.trained) > 1
     every = [grids.pop("overview"), grids.pop(f"hospitals_{comparison.main}")]
-    error = "Error bars: standard error over cases."
-    bars = Picture("", figures.hospitals(comparison, comparison.main), error)
-    yield Section("gets", "What every hospital gets", (*every[: 1 + (len(comparison.sites) > 1)], bars))
+    words = hospital_figures.caption(comparison)
+    drawn = Picture("", hospital_figures.hospitals(comparison, comparison.main), words)
+    yield Section("gets", "What every hospital gets", (*every[: 1 + (len(comparison.sites) > 1)], drawn))
     beside = published.tables(comparison, options.published, options.speeds, options.assessment)
     if beside:
         yield Section("published", "Published and measured", tuple(beside))
     from polysite.report.paper_figures import paper_figures  # imports this module
 
     chosen = replace(options, figures=tuple(n for n in options.figures if n != "clusters"))  # shown below anyway
-    drawn = paper_figures(comparison, chosen)
-    if drawn:
-        yield Section("figures", "Figures", tuple(drawn))
+    asked = paper_figures(comparison, chosen)
+    if asked:
+        yield Section("figures", "Figures", tuple(asked))
     shown = example_cases.cases(comparison.trained, comparison.reference) if options.scans else []
     if shown:
-        words = (
+        about = (
             "The worst, the median and the best case of every hospital by the mean Dice of "
             f"{next(iter(shown[0].predicted), comparison.reference)}. These are images of patients; --no-scans makes a "
             "page without them."
         )
-        yield Section("look", "Example cases", (words, Markup(viewer.viewer(shown)), Markup(viewer.plate(shown))))
+        few, every_one = len(shown[0].predicted), len(comparison.trained)
+        if few < every_one:
+            about += f" {few} of {every_one} methods are shown: {comparison.reference} and the highest mean Dice."
+        plate = Markup(viewer.plate(shown))
+        if len(comparison.sites) > FEW_PLATES:
+            plate = Markup(
+                "<details class=figure><summary>A slice of every hospital, to print</summary>{}</details>"
+            ).format(plate)
+        yield Section("look", "Example cases", (about, Markup(viewer.viewer(shown)), plate))
     tests = [g for n, g in grids.items() if n.startswith("tests_")]
     if several:
         yield Section("sure", "Are the differences statistically significant?", tuple(tests))
@@ -196,7 +219,7 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
         yield Section("fair", "Fairness between hospitals", (replace(grids["fairness"], title=""),))
     far = [grids[n] for n in ("hospitals_hd95", "measures", "empty_masks") if n in grids]
     if far:
-        bars = Picture("", figures.hospitals(comparison, "hd95"), error)
+        bars = Picture("", hospital_figures.hospitals(comparison, "hd95"), words)
         yield Section("distances", "Surface distances and other measures", (far[0], bars, *far[1:]))
     matrices = [Picture(m.name, figures.matrix(v), "", True) for m in comparison.methods if (v := m.matrix())]
     if matrices:
@@ -223,8 +246,17 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         caption += " A dotted line is the start of a phase." if any(m.first.begins for m in seen) else ""
         pictures = [Picture("", figures.curves(seen), caption)]
         if any(len(m.sites) > 1 for m in seen):
-            pictures.append(Picture("Hospital by hospital", figures.site_curves(seen), ""))
+            many = len({s for m in seen for s in m.sites}) > FEW_PANELS
+            pictures.append(Picture("Hospital by hospital", figures.site_curves(seen), "", folded=many))
         yield Section("training", "Training curves", tuple(pictures))
+    worked = [m for m in methods if any(s.steps for r in m.first.records for s in r.sites.values())]
+    if worked:
+        caption = "Training loss (mean of the hospitals), learning rate and wall time by round"
+        caption += ", of the first run of every method." if any(len(m.runs) > 1 for m in worked) else "."
+        progress = [Picture("", figures.progress(worked), caption)]
+        losses = figures.site_losses(worked[0]) if len(worked) == 1 else None
+        progress += [Picture("Training loss of every hospital", losses, "")] if losses else []
+        yield Section("progress", "Losses, learning rate and time", tuple(progress))
     weights, diagnostics = figures.shares(methods), figures.diagnostics(methods)
     caption = (
         "Weight of every hospital's update in the aggregate of a round; in a clustered method, in that of its group. "
@@ -364,8 +396,16 @@ def _state(methods: Sequence[Method]) -> Iterator[str]:
         planned = run.settings["run"]["rounds"]
         rounds, scores = run.curve
         best = f", best {run.measure} {max(scores):.3f} (round {rounds[scores.index(max(scores))]})" if scores else ""
-        done = "finished" if run.finished else f"round {len(run.records)} of {planned}"
+        done = "finished" if run.finished else f"round {len(run.records)} of {planned}{_left(run, planned)}"
         yield f"{run.name}: {done}{best}."
+
+
+def _left(run: Summary, planned: int) -> str:
+    """Return the time that is left of the first phase, by the median of its last ten rounds."""
+    if not run.records or run.records[-1].phase or len(run.records) >= planned:
+        return ""
+    seconds = (planned - len(run.records)) * median(run.round_seconds[-10:])
+    return f", about {costs.duration(seconds)} left"
 
 
 def _provenance(methods: Sequence[Method]) -> Iterator[Section]:

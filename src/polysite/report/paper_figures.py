@@ -22,8 +22,8 @@ from polysite.report import axes_figures, example_cases
 from polysite.report.assess_figures import short
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison
+from polysite.report.drawing import COLOURS, WIDE, unformatted
 from polysite.report.figure_files import Picture, draw
-from polysite.report.figures import COLOURS, WIDE, unformatted
 from polysite.report.page import Options, cluster_pictures
 from polysite.report.runs import Method
 from polysite.report.viewer import COLOURS as LABEL_COLOURS

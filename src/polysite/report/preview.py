@@ -23,7 +23,7 @@ from polysite.data.case import Case, CaseRef
 from polysite.data.sources import Source
 from polysite.engines.run_folder import file_name
 from polysite.errors import PolysiteError
-from polysite.report.figures import COLOURS
+from polysite.report.drawing import COLOURS
 
 OUTLINES = tuple(COLOURS[k] for k in (4, 1, 3, 2, 5))  # colours that are visible on grey
 SAMPLE = 200_000  # voxels of a volume that enter percentiles and histograms

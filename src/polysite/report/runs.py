@@ -21,7 +21,7 @@ import numpy as np
 
 from polysite.data.split import SPLIT
 from polysite.engines.phases import SHARED
-from polysite.engines.record import RoundRecord, mean_score, measure_of
+from polysite.engines.record import RoundRecord, mean_score, measure_of, round_seconds
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, RunError
 from polysite.foreign import parse_json, parse_toml
@@ -289,6 +289,11 @@ class Summary:
         """Highest mean over hospitals on test cases in any round; NaN without ``run.peek``."""
         rounds = [r.peeked.values() for r in self.records if r.peeked]
         return max((fmean(fmean(site.score.values()) for site in sites) for sites in rounds), default=nan)
+
+    @property
+    def round_seconds(self) -> list[float]:
+        """Seconds of every round; breaks before the run was resumed do not count."""
+        return round_seconds(self.records)
 
     @property
     def curve(self) -> tuple[list[int], list[float]]:

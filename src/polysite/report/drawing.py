@@ -1,0 +1,140 @@
+"""What all figures share: colours, markers, names that fit, legends, panels.
+
+Colours can be distinguished by colour-blind readers; lines also differ by dashes and points by markers, so that figures
+can be read in print without colour. What belongs to a method carries its name (`tag`), so that a page can hide it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", ":", "-.")
+FEW = 5  # entries of a legend above the axes
+WIDE = 7.2  # inches
+MAX_LETTERS = 40  # of a name in a legend
+METHOD = "method:"  # begins the id of what belongs to a method; methods.js knows it
+
+
+def colour(k: int) -> str:
+    """Return the colour of the k-th of several lines."""
+    return COLOURS[k % len(COLOURS)]
+
+
+def dashes(k: int) -> str:
+    """Return the line style of the k-th of several lines; colour and style together differ for the first 28."""
+    return DASHES[k % len(DASHES)]
+
+
+def marker(k: int) -> str:
+    """Return the marker of the k-th of several; colour and marker together differ for the first 49."""
+    return MARKERS[(k + k // len(COLOURS)) % len(MARKERS)]
+
+
+def new(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a figure with one pair of axes."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def panels(titles: Sequence[str], height: float) -> tuple[Figure, list[tuple[str, Axes]]]:
+    """Return a figure with a panel per title, three in a row."""
+    columns = min(3, len(titles))
+    rows = ceil(len(titles) / columns)
+    figure = Figure((WIDE, height * rows + 0.7), layout="constrained")
+    short = shorten(titles, 72 // columns)
+    made = []
+    for k, title in enumerate(titles):
+        axes = figure.add_subplot(rows, columns, k + 1)
+        axes.set_title(unformatted(short[title]), fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+        made.append((title, axes))
+    return figure, made
+
+
+def name_axes(made: Sequence[tuple[str, Axes]], below: str, beside: str) -> None:
+    """Name the axes of the lowest panel of every column, and of the first panel of every row."""
+    columns = min(3, len(made))
+    for k, (_, axes) in enumerate(made):
+        if k + columns >= len(made):
+            axes.set_xlabel(below, fontsize=9)
+        if k % columns == 0:
+            axes.set_ylabel(beside, fontsize=9)
+
+
+def count_rounds(axes: Axes, label: bool = True) -> None:
+    """Give the horizontal axis whole numbers of rounds."""
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    if label:
+        axes.set_xlabel("round")
+
+
+def legend(figure: Figure, entries: Mapping[str, Any], below: bool = False) -> None:
+    """Add a legend above the axes for few entries, below them for many, in as many columns as its names allow."""
+    if len(entries) < 2:
+        return
+    few = len(entries) <= FEW and not below
+    short = shorten(list(entries), MAX_LETTERS)
+    size, longest = 10 if few else 8, max(map(len, short.values()))
+    columns = max(1, min(5, len(entries), int(figure.get_figwidth() / (0.0085 * size * longest + 0.45))))
+    rows = ceil(len(entries) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.02 * size * max(0, rows - 2))  # the axes keep their height
+    made = figure.legend(
+        entries.values(), [short[name] for name in entries], ncols=columns, frameon=False, fontsize=size,
+        loc="outside upper center" if few else "outside lower center",
+    )  # fmt: skip
+    for drawn, handle, text in zip(entries.values(), made.legend_handles, made.get_texts(), strict=True):
+        for artist in (handle, text):
+            if isinstance(artist, Artist) and isinstance(drawn, Artist) and drawn.get_gid():
+                artist.set_gid(drawn.get_gid())
+
+
+def entries(axes: Axes) -> Iterator[tuple[str, Any]]:
+    """Yield the names of a legend with what is drawn for them."""
+    handles, names = axes.get_legend_handles_labels()
+    yield from zip(names, handles, strict=True)
+
+
+def tag(method: str) -> dict[str, Any]:
+    """Return the keyword arguments that mark an artist as part of a method."""
+    return {"gid": f"{METHOD}{method}"}
+
+
+def cut(name: str, most: int = MAX_LETTERS) -> str:
+    """Shorten a long name in the middle, because names often differ at their ends.
+
+    >>> cut("hospital-of-the-north-17", 11)
+    'hospit…h-17'
+    """
+    return name if len(name) <= most else f"{name[: most - most // 3 - 2]}…{name[-(most // 3 + 1) :]}"
+
+
+def shorten(names: Sequence[str], most: int) -> dict[str, str]:
+    """Return short names that differ from each other; those that would be equal get a number.
+
+    >>> shorten(["Hospital A, Northern Wing", "Hospital B, Northern Wing"], 12)
+    {'Hospital A, Northern Wing': 'Hospit… Wing', 'Hospital B, Northern Wing': 'Hosp…Wing 2'}
+    """
+    short: dict[str, str] = {}
+    for name in names:
+        chosen, count = cut(name, most), 1
+        while chosen in short.values() and name not in short:
+            count += 1
+            chosen = f"{cut(name, max(4, most - len(str(count)) - 1))} {count}"
+        short[name] = chosen
+    return short
+
+
+def unformatted(text: str) -> str:
+    """Escape a name for matplotlib: a dollar sign starts a formula, a leading underscore hides a line."""
+    escaped = text.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped

@@ -1,0 +1,190 @@
+"""Figures of what every hospital gets under every method.
+
+Few of both are bars. Of many methods every row is a method, of many hospitals every row is a hospital, with a marker
+for each of the others. Many of both are a heat map, because 23 markers cannot be told from each other.
+"""
+
+from collections.abc import Sequence
+from math import ceil, floor
+from statistics import fmean, stdev
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from polysite.metrics.measures import about
+from polysite.report.compare import Comparison
+from polysite.report.drawing import WIDE, colour, entries, legend, marker, new, shorten, tag, unformatted
+from polysite.report.figure_files import draw
+from polysite.report.runs import Method
+
+FEW_BARS = 5  # methods that are drawn as bars
+FEW = 7  # methods or hospitals that have markers of their own
+LONGEST = 34  # letters of a name beside a row
+INK = {"light": "white", "dark": "black"}
+
+
+def hospitals(comparison: Comparison, measure: str) -> str:
+    """Draw the mean of every hospital under every method."""
+    methods, sites = len(comparison.methods), len(comparison.sites)
+    if sites <= FEW:
+        return _bars(comparison, measure) if methods <= FEW_BARS else _methods(comparison, measure)
+    return _sites(comparison, measure) if methods <= FEW else _heat_map(comparison, measure)
+
+
+def caption(comparison: Comparison) -> str:
+    """Return the caption of `hospitals`."""
+    methods, sites = len(comparison.methods), len(comparison.sites)
+    if sites <= FEW and methods <= FEW_BARS:
+        return "Error bars: standard error over cases."
+    if sites <= FEW:
+        return "A marker per hospital; black: mean over all cases with its standard error. The best method is on top."
+    if methods <= FEW:
+        return "A row per hospital, the one with the highest scores on top; lines: standard error over cases."
+    return "Means of hospitals (rows) under methods (columns), both ordered from the best to the worst."
+
+
+def _bars(comparison: Comparison, measure: str) -> str:
+    sites = [*comparison.sites, None]
+    figure, axes = new(max(WIDE, 0.3 + 0.45 * len(sites)), 3.2)
+    width = 0.8 / len(comparison.methods)
+    for k, method in enumerate(comparison.methods):
+        groups = [method.of(s, measure, comparison.policy) for s in sites]
+        x = np.arange(len(groups)) + (k - (len(comparison.methods) - 1) / 2) * width
+        look = {"lw": 1, "capsize": 2, "ecolor": "#444"}
+        means, error = [_mean(g) for g in groups], [_error(g) for g in groups]
+        axes.bar(x, means, width * 0.92, yerr=error, label=unformatted(method.name), color=colour(k), error_kw=look)
+    short = shorten(comparison.sites, 72 // len(sites))
+    axes.set_xticks(range(len(sites)), [unformatted(short[s]) if s else "all" for s in sites])
+    _scale(axes, comparison, measure, "y")
+    legend(figure, dict(entries(axes)))
+    return draw(figure)
+
+
+def _methods(comparison: Comparison, measure: str) -> str:
+    """Draw a row per method, the best on top: a marker per hospital, a black bar for all cases."""
+    ranked = _ranked(comparison, measure)[::-1]
+    figure, axes = new(WIDE, 0.9 + 0.27 * len(ranked))
+    for k, site in enumerate(comparison.sites):
+        x = [_mean(m.of(site, measure, comparison.policy)) for m in ranked]
+        axes.plot(
+            x, range(len(ranked)), marker(k), color=colour(k), ms=5, mec="white", mew=0.5, label=unformatted(site)
+        )
+    for y, m in enumerate(ranked):
+        values = comparison.all_of(m, measure)
+        axes.errorbar(_mean(values), y, xerr=_error(values), fmt="|", color="black", ms=11, mew=2, lw=1.2, capsize=0)
+    _rows(axes, [m.name for m in ranked])
+    _scale(axes, comparison, measure, "x")
+    legend(figure, dict(entries(axes)), below=True)
+    return draw(figure)
+
+
+def _sites(comparison: Comparison, measure: str) -> str:
+    """Draw a row per hospital, the highest scores on top, and one for all cases below: a marker per method."""
+    sites: list[str | None] = [None, *reversed(_best_first(comparison, measure))]
+    figure, axes = new(WIDE, 0.9 + 0.27 * len(sites))
+    several = len(comparison.methods)
+    for k, method in enumerate(comparison.methods):
+        groups = [method.of(s, measure, comparison.policy) if s else comparison.all_of(method, measure) for s in sites]
+        y = np.arange(len(sites)) + (0.5 - (k + 0.5) / several) * 0.5 * (several > 1)
+        axes.errorbar(
+            [_mean(g) for g in groups], y, xerr=[_error(g) for g in groups], fmt=marker(k), color=colour(k), ms=4.5,
+            mec="white", mew=0.4, lw=0.9, label=unformatted(method.name),
+        )  # fmt: skip
+    axes.axhline(0.5, color="#999999", lw=0.8)
+    short = shorten(comparison.sites, LONGEST)
+    _rows(axes, [short[s] if s else "all" for s in sites])
+    _scale(axes, comparison, measure, "x")
+    legend(figure, dict(entries(axes)), below=several > 3)
+    return draw(figure)
+
+
+def _heat_map(comparison: Comparison, measure: str) -> str:
+    """Draw a row per hospital and a column per method, ordered from the best, with the numbers, and a row for all."""
+    ranked, sites = _ranked(comparison, measure), _best_first(comparison, measure)
+    rows: list[str | None] = [*sites, None]
+    table = np.array(
+        [
+            [_mean(m.of(s, measure, comparison.policy) if s else comparison.all_of(m, measure)) for m in ranked]
+            for s in rows
+        ]
+    )
+    low, high = _limits(table, measure)
+    figure, axes = new(max(WIDE, 2.9 + 0.42 * len(ranked)), 1.9 + 0.25 * len(rows))
+    palette = "cividis" if about(measure).better > 0 else "cividis_r"
+    digits, size = (1 if about(measure).distance else 2), 7.5
+    for j, method in enumerate(ranked):
+        shown = axes.imshow(
+            table[:, j : j + 1], cmap=palette, vmin=low, vmax=high, aspect="auto",
+            extent=(j - 0.5, j + 0.5, len(rows) - 0.5, -0.5), **tag(method.name),
+        )  # fmt: skip
+        for i, value in enumerate(table[:, j]):
+            if not np.isnan(value):
+                ink = INK["light" if sum(shown.to_rgba(value)[:3]) < 1.35 else "dark"]
+                words = {"ha": "center", "va": "center", "color": ink, "fontsize": size, **tag(method.name)}
+                axes.text(j, i, f"{value:.{digits}f}", **words)
+    axes.set_xlim(-0.5, len(ranked) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.axhline(len(sites) - 0.5, color="white", lw=3)
+    short, titles = shorten(sites, LONGEST), shorten([m.name for m in ranked], 28)
+    axes.set_yticks(range(len(rows)), [unformatted(short[s]) if s else "all cases" for s in rows], fontsize=8.5)
+    axes.set_xticks(range(len(ranked)), [unformatted(titles[m.name]) for m in ranked], rotation=90, fontsize=8.5)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    figure.colorbar(shown, ax=axes, label=_label(comparison, measure), shrink=0.6, aspect=30, pad=0.015)
+    return draw(figure)
+
+
+def _limits(table: np.ndarray, measure: str) -> tuple[float, float]:
+    """Return the ends of a colour scale: whole twentieths for scores, whole numbers for distances."""
+    unit = 1.0 if about(measure).distance else 0.05
+    low, high = (float(x) / unit for x in (np.nanmin(table), np.nanmax(table)))
+    return unit * floor(low), unit * max(ceil(high), floor(low) + 1)
+
+
+def _ranked(comparison: Comparison, measure: str) -> list[Method]:
+    """Return the methods, the best mean over all cases first."""
+    sign = about(measure).better
+    return sorted(comparison.methods, key=lambda m: -sign * fmean(comparison.all_of(m, measure) or [0.0]))
+
+
+def _best_first(comparison: Comparison, measure: str) -> list[str]:
+    """Return the hospitals, the best mean over all methods first."""
+    sign = about(measure).better
+
+    def mean(site: str) -> float:
+        return fmean([x for m in comparison.methods for x in m.of(site, measure, comparison.policy)] or [0.0])
+
+    return sorted(comparison.sites, key=lambda s: (-sign * mean(s), s))
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows, from below."""
+    axes.set_yticks(range(len(names)), [unformatted(n) for n in names], fontsize=9)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.grid(axis="y", color="#eeeeee")
+    axes.set_axisbelow(True)
+
+
+def _label(comparison: Comparison, measure: str) -> str:
+    unit = f" ({comparison.unit})" if about(measure).distance and comparison.unit else ""
+    return f"{about(measure).title}{unit}, {comparison.methods[0].first.split} cases"
+
+
+def _scale(axes: Axes, comparison: Comparison, measure: str, axis: str) -> None:
+    """Name the axis of the scores, and give it its limits."""
+    if axis == "y":
+        axes.set_ylabel(_label(comparison, measure))
+        axes.set_ylim(0, 1 if not about(measure).distance else None)
+    else:
+        axes.set_xlabel(_label(comparison, measure))
+        if about(measure).distance:
+            axes.set_xlim(left=0)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else float("nan")
+
+
+def _error(values: Sequence[float]) -> float:
+    """Return the standard error of the mean."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
