@@ -9,7 +9,8 @@ from polysite.report import page
 from polysite.report.figure_files import Drawing
 
 HOSPITALS = [
-    "Universitätsklinikum Hamburg-Eppendorf", "Charité Berlin, Campus Virchow-Klinikum", "Massachusetts General Hospital",
+    "Universitätsklinikum Hamburg-Eppendorf", "Charité Berlin, Campus Virchow-Klinikum",
+    "Massachusetts General Hospital",
     "Centre Hospitalier Universitaire de Toulouse", "Hospital Universitario La Paz, Madrid",
     "Azienda Ospedaliera Universitaria Integrata Verona", "Karolinska University Hospital Huddinge",
     "St. Olavs hospital, Trondheim", "Rigshospitalet Copenhagen", "Erasmus MC Rotterdam",

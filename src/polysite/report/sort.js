@@ -50,9 +50,9 @@
     style.textContent = `
       .sortable th button { font: inherit; color: inherit; text-align: inherit; background: none; border: 0; margin: 0; padding: .2rem 0; cursor: pointer; }
       .sortable th button:focus-visible { outline: 3px solid #0072b2; outline-offset: 2px; }
-      .sortable th button::after { content: "↕"; display: inline-block; width: 1em; text-align: center; opacity: .4; }
-      .sortable th[aria-sort=ascending] button::after { content: "↑"; opacity: 1; }
-      .sortable th[aria-sort=descending] button::after { content: "↓"; opacity: 1; }
+      .sortable th button::after { content: "\\00a0↕"; opacity: .4; }
+      .sortable th[aria-sort=ascending] button::after { content: "\\00a0↑"; opacity: 1; }
+      .sortable th[aria-sort=descending] button::after { content: "\\00a0↓"; opacity: 1; }
       @media (pointer: coarse) { .sortable th button { min-height: 2.75rem; } }
       @media print { .sortable th button::after { display: none; } }`;
     document.head.append(style);
