@@ -13,9 +13,10 @@ from polysite.advice.decide import Gain
 from polysite.advice.personal import Choice, alpha_of
 from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, strategies
 from polysite.evidence import show
-from polysite.report.drawing import cut, unformatted
+from polysite.report.drawing import unformatted
 from polysite.report.figure_files import Picture, draw
 from polysite.report.grid import Grid
+from polysite.report.names import cut
 from polysite.report.page import Section, layout
 
 BETTER, OTHER = "#1f5fa8", "#7b8794"

@@ -6,8 +6,8 @@ from polysite.advice.contenders import REFERENCE
 from polysite.advice.decide import RATE, Comparison, Gain
 from polysite.advice.exceptions import PROMISING
 from polysite.advice.personal import Choice, alpha_of
-from polysite.report.drawing import cut
 from polysite.report.grid import Cell, Grid, Line, name, number
+from polysite.report.names import cut
 
 WIDE = 64  # letters of a strategy's title in a table
 

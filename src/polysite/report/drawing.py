@@ -13,12 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from polysite.report.names import MAX_LETTERS, shorten
+
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", ":", "-.")
 FEW = 5  # entries of a legend above the axes
 WIDE = 7.2  # inches
-MAX_LETTERS = 40  # of a name in a legend
 METHOD = "method:"  # begins the id of what belongs to a method; methods.js knows it
 
 
@@ -107,31 +108,6 @@ def entries(axes: Axes) -> Iterator[tuple[str, Any]]:
 def tag(method: str) -> dict[str, Any]:
     """Return the keyword arguments that mark an artist as part of a method."""
     return {"gid": f"{METHOD}{method}"}
-
-
-def cut(name: str, most: int = MAX_LETTERS) -> str:
-    """Shorten a long name in the middle, because names often differ at their ends.
-
-    >>> cut("hospital-of-the-north-17", 11)
-    'hospit…h-17'
-    """
-    return name if len(name) <= most else f"{name[: most - most // 3 - 2]}…{name[-(most // 3 + 1) :]}"
-
-
-def shorten(names: Sequence[str], most: int) -> dict[str, str]:
-    """Return short names that differ from each other; those that would be equal get a number.
-
-    >>> shorten(["Hospital A, Northern Wing", "Hospital B, Northern Wing"], 12)
-    {'Hospital A, Northern Wing': 'Hospit… Wing', 'Hospital B, Northern Wing': 'Hosp…Wing 2'}
-    """
-    short: dict[str, str] = {}
-    for name in names:
-        chosen, count = cut(name, most), 1
-        while chosen in short.values() and name not in short:
-            count += 1
-            chosen = f"{cut(name, max(4, most - len(str(count)) - 1))} {count}"
-        short[name] = chosen
-    return short
 
 
 def unformatted(text: str) -> str:

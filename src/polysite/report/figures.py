@@ -21,11 +21,11 @@ from polysite.report.drawing import (
     name_axes,
     new,
     panels,
-    shorten,
     tag,
     unformatted,
 )
 from polysite.report.figure_files import draw
+from polysite.report.names import shorten
 from polysite.report.runs import Method, Summary
 
 Curve = tuple[Sequence[int], Sequence[float]]  # rounds, counted from 1, and values

@@ -10,9 +10,11 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from polysite.report.names import shorten
 from polysite.spreadsheets import shielded
 
 WIDE = 10  # columns of a table that a page shows in full
+FIRST, HEAD = 26, 22  # letters of a row's and a column's name in a table that is too wide for the terminal
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class Grid:
                 table.add_row(escape(name), escape(cell.text))
             return table
         for k, name in enumerate(self.head):
-            table.add_column(escape(name), justify="right" if k else "left", no_wrap=True)
+            numbers = any(line.cells[k].value is not None for line in self.lines)
+            table.add_column(escape(name), justify="right" if k else "left", no_wrap=numbers or not k)
         for line in self.lines:
             if line.kind == "total":
                 table.add_section()
@@ -174,14 +177,53 @@ def narrowed(grid: Grid) -> Grid:
     if len(grid.head) <= WIDE:
         return grid
 
-    def short(cell: Cell) -> Cell:
-        return replace(cell, text=cell.shown, more=cell.text) if " ± " in cell.text else cell
-
-    lines = tuple(replace(line, cells=tuple(map(short, line.cells))) for line in grid.lines)
-    if lines == grid.lines:
+    lines = tuple(replace(e, cells=tuple(replace(_mean_alone(c), more=c.text) for c in e.cells)) for e in grid.lines)
+    if all(" ± " not in cell.text for line in grid.lines for cell in line.cells):
         return grid
     note = f"{grid.note} Only the mean is shown; the deviation appears beside the pointer, and is in the files."
     return replace(grid, lines=lines, note=note)
+
+
+def fitting(grid: Grid, width: int) -> list[Grid]:
+    """Return a table in parts that a window of so many characters can show; all parts have the first column.
+
+    A table that is too wide shows means without deviations; if it still is, long names are shortened.
+    """
+    if len(grid.lines) < 2 or sum(_widths(grid)) < width:
+        return [grid]
+    lines = tuple(replace(e, cells=tuple(_mean_alone(c) for c in e.cells)) for e in grid.lines)
+    if lines != grid.lines:
+        grid = replace(grid, lines=lines, note=f"{grid.note} This window shows the mean alone.".strip())
+    if sum(_widths(grid)) < width:
+        return [grid]
+    grid = replace(grid, head=tuple(shorten(grid.head, HEAD)[h] for h in grid.head))
+    names = shorten([line.cells[0].text for line in grid.lines], FIRST)
+    named = tuple(replace(e, cells=(Cell(names[e.cells[0].text]), *e.cells[1:])) for e in grid.lines)
+    first, *rest = _widths(replace(grid, lines=named))
+    blocks: list[list[int]] = [[]]
+    for k, each in enumerate(rest, 1):
+        if blocks[-1] and first + sum(rest[j - 1] for j in blocks[-1]) + each >= width:
+            blocks.append([])
+        blocks[-1].append(k)
+    return [
+        replace(
+            grid,
+            title=grid.title + " (continued)" * (at > 0),
+            head=(grid.head[0], *(grid.head[k] for k in block)),
+            lines=tuple(replace(e, cells=(e.cells[0], *(e.cells[k] for k in block))) for e in named),
+        )
+        for at, block in enumerate(blocks)
+    ]
+
+
+def _widths(grid: Grid) -> list[int]:
+    """Return the characters of every column in the terminal, with the space beside it."""
+    texts = [[head, *(line.cells[k].text for line in grid.lines)] for k, head in enumerate(grid.head)]
+    return [max(map(len, column)) + 3 for column in texts]
+
+
+def _mean_alone(cell: Cell) -> Cell:
+    return replace(cell, text=cell.shown) if " ± " in cell.text else cell
 
 
 def _bold(text: str) -> str:

@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 
 from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
-from polysite.report.drawing import WIDE, colour, entries, legend, marker, new, shorten, tag, unformatted
+from polysite.report.drawing import WIDE, colour, entries, legend, marker, new, tag, unformatted
 from polysite.report.figure_files import draw
+from polysite.report.names import shorten
 from polysite.report.runs import Method
 
 FEW_BARS = 5  # methods that are drawn as bars

@@ -9,7 +9,6 @@ from rich import box
 from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -21,11 +20,11 @@ from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.verdict import Verdict, tests
 from polysite.report import costs, published
 from polysite.report.compare import summary, tables
-from polysite.report.grid import Grid
+from polysite.report.grid import Grid, fitting
 from polysite.report.page import Options
 from polysite.report.runs import Method
 
-WIDEST = 240  # characters of a table that is printed although it has a file
+MOST_PARTS = 4  # of a table that is printed although it has a file
 
 
 def show(methods: Sequence[Method], options: Options = Options(), full: bool = False) -> None:
@@ -48,20 +47,20 @@ def show(methods: Sequence[Method], options: Options = Options(), full: bool = F
 
 
 def show_grid(grid: Grid, file: Path | None = None) -> None:
-    """Print a table in its full width: a line that a narrow window wraps is better than a truncated number.
+    """Print a table as wide as the window: in several parts, one below the other, if it is wider.
 
     Args:
         grid: The table.
-        file: CSV file of the table, which is named instead if the table is wider than any window (``WIDEST``).
+        file: CSV file of the table, which is named instead if it would take more than ``MOST_PARTS`` parts.
     """
-    console, table = Console(highlight=False), grid.terminal()
-    needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    if file is not None and needed > max(console.width, WIDEST):
+    console = Console(highlight=False)
+    parts = fitting(grid, console.width)
+    if file is not None and len(parts) > MOST_PARTS:
         console.print(Text(f"{grid.title}: {len(grid.head)} columns, too wide to print; see the page or {file}\n"))
         return
-    console.width = max(console.width, needed)
-    console.print(table)
-    Console(highlight=False).print(Text(f"{grid.note}\n", "dim"))
+    for part in parts:
+        console.print(part.terminal())
+    console.print(Text(f"{parts[-1].note}\n", "dim"))
 
 
 def show_manifest(format: str, manifest: Manifest) -> None:
