@@ -145,6 +145,14 @@ class Assessment:
         size = {s: min(self.cases[s], self.settings.levels) for s in self.sites}
         return tuple((a, b) for a, b in pairs if significance.least_p(size[a], size[b]) * len(pairs) > level)
 
+    def untestable(self, level: float = LEVEL) -> tuple[SiteId, ...]:
+        """Return the sites that no test could tell from all others, because of the numbers of cases or permutations."""
+        kinds = sum(name in self.distances for name in TESTED)
+        size = {s: min(self.cases[s], self.settings.levels) for s in self.sites}
+        finest = 1 / (self.settings.permutations + 1)
+        least = {s: max(significance.least_p(size[s], sum(size.values()) - size[s]), finest) for s in self.sites}
+        return tuple(s for s in self.sites if least[s] * kinds * len(self.sites) > level)
+
     @property
     def limits(self) -> tuple[str, ...]:
         """Sentences on what was limited because the federation is large; none for up to ``LARGE`` hospitals."""

@@ -68,6 +68,7 @@ WEIGHTS, LEAST = ((2.0, 0.5), (4.0, 0.3)), 0.1  # (remoteness below, weight) pai
 OMEGAS = (0.1, 0.3, 0.5)  # the weights of the paper
 PAPER = ("emd", "euclidean")  # the distances of the paper
 NAMED = 4  # sites that a finding names
+LISTED = 10  # sites; texts on more of them name the first ones and the number of others
 REASONS = 12  # findings among the reasons of a strategy, if there are more than LARGE sites
 SURE = 0.8  # share of the resamples with the same outlier
 Strength = Literal["clear", "likely", "thin"]
@@ -237,7 +238,7 @@ def thin(assessment: Assessment) -> Iterator[str]:
         yield f"{site} has {count} case{'s' * (count != 1)}: too few to be described without describing a patient"
     few = [site for site in assessment.sites if assessment.cases[site] < FEW]
     if few:
-        listed = some([f"{site} ({assessment.cases[site]})" for site in few], len(assessment.sites) > LARGE)
+        listed = some([f"{site} ({assessment.cases[site]})" for site in few], len(assessment.sites) > LISTED)
         yield f"fewer than {FEW} cases at {listed}: distances are uncertain, and a difference may go unnoticed"
     unable = assessment.unable()
     if 0 < len(unable) <= 6:
@@ -250,8 +251,11 @@ def thin(assessment: Assessment) -> Iterator[str]:
         yield "with so many pairs, only Earth Mover's and energy distances are tested finely enough to be starred"
     if not any(d.matrix.any() for d in assessment.distances.values()):
         yield "the hospitals are the same in everything that was measured"
+    least, *others = sorted(assessment.cases[site] for site in assessment.sites)
     smallest = min(assessment.sites, key=assessment.cases.__getitem__)
-    if any(d.outlier == smallest for d in assessment.distances.values()) and smallest not in differ(assessment):
+    alone = not others or least < others[0]
+    named = any(d.outlier == smallest for d in assessment.distances.values())
+    if alone and named and smallest not in differ(assessment):
         yield f"of those compared, {smallest} has the fewest cases, and few cases look distant by chance alone"
     unsure = [d for d in assessment.distances.values() if d.named[d.outlier] < SURE]
     if unsure and len(assessment.sites) > 2:
@@ -345,8 +349,8 @@ def _graded(by: Distance, evidence: Strength | None) -> Iterator[Strategy]:
     factors = {site: round(factor, 3) for site, factor in by.graded.items() if factor < 0.9995}
     if not factors:
         return
-    lowest = sorted(factors.items(), key=lambda each: each[1]) if len(by.graded) > LARGE else factors.items()
-    listed = some([f"{site} {factor:g}" for site, factor in lowest], len(by.graded) > LARGE)
+    lowest = sorted(factors.items(), key=lambda each: each[1]) if len(by.graded) > LISTED else factors.items()
+    listed = some([f"{site} {factor:g}" for site, factor in lowest], len(by.graded) > LISTED)
     how = f"the farther a hospital is from the others ({by.title}), the less it counts: {listed}; the others 1"
     choice = "no hospital is picked out, and no weight has to be chosen"
     title = "Federated averaging with weights that fall with the distance"
@@ -422,7 +426,7 @@ def _of_groups(
         reasons = (*reasons, f"{', '.join(rest)} could not be compared and joins the largest group")
     single = [g[0] for g in groups if len(g) == 1]
     alone = [f"{site} alone in its group is local training, on its {assessment.cases[site]} cases" for site in single]
-    if len(single) > NAMED and len(assessment.sites) > LARGE:
+    if len(single) > NAMED and len(assessment.sites) > LISTED:
         alone = [f"{some(single, True)}, each alone in its group: local training on their own cases"]
     reasons = (*reasons, "each group trains a model of its own, on fewer cases", *alone)
     named = {f"group-{k}": list(group) for k, group in enumerate(groups, start=1)}
@@ -439,7 +443,7 @@ def _title(groups: Groups) -> str:
     several = tuple(g for g in groups if len(g) > 1)
     alone = [g[0] for g in groups if len(g) == 1]
     start = f"A model for {'each of ' * (len(several) > 1)}{_in_words(several)}"
-    large = len(alone) > NAMED and sum(map(len, groups)) > LARGE
+    large = len(alone) > NAMED and sum(map(len, groups)) > LISTED
     return start + (f", local training at {some(alone, True) if large else ' and '.join(alone)}" if alone else "")
 
 
@@ -474,7 +478,7 @@ def _in_words(groups: Groups) -> str:
     >>> _in_words((("a", "b"), ("c",))), _in_words((("a",), tuple("bcdefghi")))
     ('{a, b} and {c}', '{a} and {8 others}')
     """
-    largest, large = max(groups, key=len), sum(map(len, groups)) > LARGE
+    largest, large = max(groups, key=len), sum(map(len, groups)) > LISTED
     short = [f"{len(g)} others" if g is largest and len(g) > 6 else some(g, large) for g in groups]
     return " and ".join("{" + text + "}" for text in short)
 
@@ -527,9 +531,16 @@ def _summary(assessment: Assessment, differing: Mapping[SiteId, float]) -> str:
         apart = [p for p in combinations(assessment.sites, 2) if set(assessment.differ(*p)) & set(TESTED)]
         listed = ", ".join(f"{a} and {b}" for a, b in apart[:6])
         pairs = f", although these do from one another: {listed}{' and more' * (len(apart) > 6)}" if apart else ""
+        few, blind = [s for s in assessment.sites if assessment.cases[s] < FEW], assessment.untestable()
+        if not apart and len(blind) == len(assessment.sites):
+            return f"Too few cases to tell: {start}, and no test could show a difference, however large it is."
+        if not apart and 2 * len(few) > len(assessment.sites):
+            hospitals = "all" if len(few) == len(assessment.sites) else f"{len(few)} of the {len(assessment.sites)}"
+            doubt = f"but {hospitals} have fewer than {FEW} cases, so that a difference may go unnoticed"
+            return f"{start}: none was shown to differ from the others, {doubt}."
         return f"{start}: none was shown to differ from the others{pairs}."
     named = [f"{site} (p = {p:.3f})" for site, p in sorted(differing.items(), key=lambda e: e[1])]
-    listed = some(named, len(assessment.sites) > LARGE)
+    listed = some(named, len(assessment.sites) > LISTED)
     return f"{start}: {listed} differ{'s' * (len(differing) == 1)} from the others by more than chance."
 
 

@@ -31,6 +31,7 @@ from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.payload import SiteId
 from polysite.report.drawing import COLOURS
 from polysite.report.figure_files import Drawing, write_drawing
+from polysite.report.names import cut, shorten
 
 USUAL, MARKED, INK, SOFT, BLANK = COLOURS[0], COLOURS[5], "#1c2430", "#5b6675", "#eef1f4"
 STAR = "★"  # significant
@@ -121,7 +122,7 @@ def _mean_apart(matrix: Values, one: Values, other: Values) -> float:
 
 def _group_name(group: Sequence[SiteId]) -> str:
     """Return the name of a group: its first hospital, and the number of others."""
-    return group[0] if len(group) == 1 else f"{short(group[0])} + {len(group) - 1}"
+    return group[0] if len(group) == 1 else f"{cut(group[0], MAX_LETTERS)} + {len(group) - 1}"
 
 
 def outlier(assessment: Assessment, distance: Distance) -> SiteId | None:
@@ -283,15 +284,6 @@ def save(figure: Figure, folder: Path, name: str, title: str) -> Drawing:
     return drawn
 
 
-def short(name: str) -> str:
-    """Shorten a long name in the middle, because names often differ at their ends.
-
-    >>> short("Sankt-Marien-Krankenhaus der Barmherzigen Schwestern")
-    'Sankt-Marien-Kr…chwestern'
-    """
-    return name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS - 11]}…{name[-9:]}"
-
-
 def _blank(table: Values) -> Values:
     """Return the table with NaN on the diagonal."""
     return np.where(np.eye(len(table), dtype=bool), np.nan, table)
@@ -322,7 +314,7 @@ def _turned(axes: Axes, assessment: Assessment, component: str, shown: Rows) -> 
 
 
 def _longest(sites: Sequence[SiteId]) -> int:
-    return max(max(len(short(s)) for s in sites), 5)
+    return max(*map(len, shorten(sites, MAX_LETTERS).values()), 5)
 
 
 def _cells(
@@ -353,17 +345,18 @@ def _names(axes: Axes, sites: Sequence[SiteId], cell: float, marked: SiteId | No
     size = 9 if cell > 0.3 else 7
     at = [k + 0.5 for k in range(len(sites))]
     _rows(axes, at, sites, marked, size)
-    flat = LETTER * _longest(sites) < cell
+    named, flat = shorten(sites, MAX_LETTERS), LETTER * _longest(sites) < cell
     steep, slanted = {"rotation": 90}, {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     turn: dict[str, Any] = {} if flat else steep if cell < 0.3 else slanted
-    axes.set_xticks(at, [short(s) for s in sites], fontsize=size, parse_math=False, **turn)
+    axes.set_xticks(at, [named[s] for s in sites], fontsize=size, parse_math=False, **turn)
     axes.tick_params(axis="x", length=0)
     for site, text in zip(sites, axes.get_xticklabels(), strict=True):
         text.set_fontweight("bold" if site == marked else "normal")
 
 
 def _rows(axes: Axes, at: Sequence[float], sites: Sequence[SiteId], marked: SiteId | None, size: float) -> None:
-    axes.set_yticks(at, [short(s) for s in sites], fontsize=size, parse_math=False)
+    named = shorten(sites, MAX_LETTERS)
+    axes.set_yticks(at, [named[s] for s in sites], fontsize=size, parse_math=False)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     for site, text in zip(sites, axes.get_yticklabels(), strict=True):
@@ -451,7 +444,8 @@ def _points(axes: Axes, assessment: Assessment, distance: Distance, at: Values, 
     else:
         chosen = list(range(len(at)))
     sites = [assessment.sites[k] for k in chosen]
-    spots = _free(at, radii, chosen, [short(s) for s in sites], letters, paper)
+    named = shorten(assessment.sites, MAX_LETTERS)
+    spots = _free(at, radii, chosen, [named[s] for s in sites], letters, paper)
     for k, site, spot in zip(chosen, sites, spots, strict=True):
         (x, y), area, radius = at[k], areas[k], radii[k]
         style: dict[str, Any] = {"color": MARKED, "marker": "D"} if site == far else {"color": USUAL, "marker": "o"}
@@ -460,7 +454,7 @@ def _points(axes: Axes, assessment: Assessment, distance: Distance, at: Values, 
         if np.hypot(near[0] - x, near[1] - y) >= radius + CLOSE:
             axes.plot((x, near[0]), (y, near[1]), color="#9aa5b1", lw=0.6, zorder=1)
         words = {"fontsize": letters, "fontweight": "bold" if site == far else "normal", "zorder": 3}
-        _write(axes, (spot[0] + spot[2]) / 2, (spot[1] + spot[3]) / 2, short(site), **words)
+        _write(axes, (spot[0] + spot[2]) / 2, (spot[1] + spot[3]) / 2, named[site], **words)
 
 
 def _shades(assessment: Assessment, distance: Distance) -> dict[int, str]:

@@ -25,7 +25,7 @@ from polysite.heterogeneity.assessment import (
 )
 from polysite.heterogeneity.distances import Values
 from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
-from polysite.heterogeneity.verdict import Finding, Verdict, some, tests
+from polysite.heterogeneity.verdict import LISTED, Finding, Verdict, some, tests
 from polysite.payload import SiteId
 from polysite.report import assess_figures as draw
 from polysite.report.figure_files import Picture, write_figures
@@ -33,7 +33,7 @@ from polysite.report.template import render
 
 FIRST = ("emd", "euclidean")  # the distances of the paper, which are shown large
 MAX_PAIRS = 30  # the most distant ones are listed, if there are too many for all
-MAX_GROUPS = 6  # that are described, of more than LARGE hospitals
+MAX_GROUPS = 6  # that are described, of more than LISTED hospitals
 BESIDE = ("assessment.json", "distances.csv")  # files that the page mentions if they exist
 SHORT = {"emd": "Earth Mover's", "euclidean": "Euclidean", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
 EXPLAINED = {
@@ -113,7 +113,7 @@ def groups(clusters: Groups) -> str:
         largest = max(named, key=len)
         named.remove(largest)
         rest = f" and the {len(largest)} others"
-    large = sum(map(len, clusters)) > LARGE
+    large = sum(map(len, clusters)) > LISTED
     if large and len(named) > MAX_GROUPS:
         named, rest = named[:MAX_GROUPS], f" and {len(named) - MAX_GROUPS} more groups{rest}"
     return " and ".join("{" + some(members, large) + "}" + " alone" * (len(members) == 1) for members in named) + rest
@@ -277,7 +277,7 @@ def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:
             "role": roles.get(quantity.name, ""),
             "scale": " to ".join(dict.fromkeys(f"{f(quantity.divisors.values()):.4g}" for f in (min, max))),
             "unit": quantity.unit,
-            "apart": some(_apart(assessment, quantity), len(assessment.sites) > LARGE) or "–",
+            "apart": some(_apart(assessment, quantity), len(assessment.sites) > LISTED) or "–",
         }
 
 

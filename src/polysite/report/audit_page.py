@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 
 from polysite.metrics.statistics import interval
 from polysite.report import assess_figures
-from polysite.report.drawing import COLOURS
+from polysite.report.drawing import COLOURS, unformatted
 from polysite.report.grid import Cell, Grid, Line, name, number
+from polysite.report.names import cut
 from polysite.report.page import Folded, Picture, Section, layout
 from polysite.training.attack import Curve
 
@@ -367,5 +368,5 @@ def _pictures(views: Sequence[View]) -> Figure:
             if not row:
                 axes.set_title(column, fontsize=8)
             if not k:
-                axes.set_ylabel(assess_figures.short(view.title).replace("$", r"\$"), fontsize=8)
+                axes.set_ylabel(unformatted(cut(view.title, 25)), fontsize=8)
     return figure

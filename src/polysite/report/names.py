@@ -1,6 +1,7 @@
 """Names that fit: of hospitals and methods in figures, legends and the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from os.path import commonprefix
 
 MAX_LETTERS = 40  # of a name in a legend
 
@@ -15,16 +16,39 @@ def cut(name: str, most: int = MAX_LETTERS) -> str:
 
 
 def shorten(names: Sequence[str], most: int) -> dict[str, str]:
-    """Return short names that differ from each other; those that would be equal get a number.
+    """Return short names that differ from each other.
 
-    >>> shorten(["Hospital A, Northern Wing", "Hospital B, Northern Wing"], 12)
-    {'Hospital A, Northern Wing': 'Hospit… Wing', 'Hospital B, Northern Wing': 'Hospi…Wing 2'}
+    Names that would look the same show what differs between them; if that is too long, they get a number.
+
+    >>> list(shorten(["Hospital 1, Northern Wing", "Hospital 2, Northern Wing", "Clinic"], 14).values())
+    ['Hospital…1…', 'Hospital…2…', 'Clinic']
+    >>> list(shorten(["St. Mary of the Northern Hills", "St. Mary under the Northern Hills"], 8).values())
+    ['St. …lls', 'S…lls 2']
     """
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        alike.setdefault(cut(name, most), []).append(name)
     short: dict[str, str] = {}
+    for text, same in alike.items():
+        short |= {same[0]: text} if len(same) == 1 else _told_apart(same, most, set(short.values()))
+    return {name: short[name] for name in names}
+
+
+def _told_apart(names: Sequence[str], most: int, taken: Collection[str]) -> dict[str, str]:
+    """Return names that show the words in which they differ, or else names with a number."""
+    shared, end = commonprefix(names), commonprefix([n[::-1] for n in names])[::-1]
+    start = shared.rfind(" ") + 1
+    end = end[end.find(" ") :] if " " in end else ""
+    middles = [n[start : len(n) - len(end)].strip(" ,;") for n in names]
+    room = most - max(map(len, middles)) - 2
+    made = [f"{shared[: min(room, start)].rstrip(' ,;')}…{middle}{'…' if end else ''}" for middle in middles]
+    if room >= 3 and all(middles) and len({*made, *taken}) == len(made) + len(taken):
+        return dict(zip(names, made, strict=True))
+    chosen: dict[str, str] = {}
     for name in names:
-        chosen, count = cut(name, most), 1
-        while chosen in short.values() and name not in short:
+        text, count = cut(name, most), 1
+        while text in chosen.values() or text in taken:
             count += 1
-            chosen = f"{cut(name, max(4, most - len(str(count)) - 1))} {count}"
-        short[name] = chosen
-    return short
+            text = f"{cut(name, max(4, most - len(str(count)) - 1))} {count}"
+        chosen[name] = text
+    return chosen

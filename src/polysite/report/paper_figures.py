@@ -19,17 +19,18 @@ from matplotlib.figure import Figure
 from polysite.errors import ConfigError, nearest
 from polysite.metrics.measures import about
 from polysite.report import axes_figures, example_cases
-from polysite.report.assess_figures import short
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison
 from polysite.report.drawing import COLOURS, WIDE, unformatted
 from polysite.report.figure_files import Picture, draw
+from polysite.report.names import cut, shorten
 from polysite.report.page import Options, cluster_pictures
 from polysite.report.runs import Method
 from polysite.report.viewer import COLOURS as LABEL_COLOURS
 from polysite.report.viewer import Shown, trim
 
 FULL = 6  # methods in one panel of bars
+LETTERS = 25  # of a name below or beside an axis
 REPEATED = 2  # methods that every panel repeats, at most
 LABELS = 4  # panels of box plots in a row
 COLUMNS = 7  # methods beside the ground truth of a chosen case
@@ -84,7 +85,8 @@ def _panels(comparison: Comparison) -> list[list[Method]]:
 def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
     sites = [*comparison.sites_by_size, None]
     counts = comparison.find(comparison.reference).sizes
-    named = [f"{short(s)} ({counts.get(s, 0)})" if s else "all" for s in sites]
+    short = shorten([s for s in sites if s], LETTERS)
+    named = [f"{short[s]} ({counts.get(s, 0)})" if s else "all" for s in sites]
     size = max(WIDE, 0.06 * len(sites) * len(methods) + 0.8), 2.9 + _depth(named)
     figure = Figure(size, layout="constrained")
     axes = figure.add_subplot()
@@ -129,7 +131,7 @@ def boxes(comparison: Comparison, options: Options) -> list[Picture]:
         axes = figure.add_subplot(rows, across, k + 1)
         values = [m.of(None, comparison.main, comparison.policy, label) for m in shown]
         _boxes(axes, values, vertical=False)
-        titles = [unformatted(short(m.name)) for m in shown] if k % across == 0 else [""] * len(shown)
+        titles = [unformatted(cut(m.name, LETTERS)) for m in shown] if k % across == 0 else [""] * len(shown)
         axes.set_yticks(range(1, len(shown) + 1), titles, fontsize=9)
         axes.set_ylim(0.4, len(shown) + 0.6)
         axes.set_xlim(-0.02, 1.02)
@@ -150,7 +152,9 @@ def groups(comparison: Comparison, options: Options) -> list[Picture]:
     sites = sorted(counts, key=lambda s: (-sum(counts[s].values()), s))
     names = sorted({g for groups in counts.values() for g in groups if g})
     names += [""] if any("" in groups for groups in counts.values()) else []
-    figure = Figure((max(WIDE, 0.34 * len(sites) + 1.0), 2.6 + _depth([short(s) for s in sites])), layout="constrained")
+    figure = Figure(
+        (max(WIDE, 0.34 * len(sites) + 1.0), 2.6 + _depth(list(shorten(sites, LETTERS).values()))), layout="constrained"
+    )
     axes = figure.add_subplot()
     below = np.zeros(len(sites))
     for k, group in enumerate(names):
@@ -160,7 +164,7 @@ def groups(comparison: Comparison, options: Options) -> list[Picture]:
         below += height
     for x, total in enumerate(below):
         axes.annotate(f"{total:.0f}", (x, total), (0, 2), textcoords="offset points", ha="center", fontsize=8)
-    _name_sites(axes, [short(s) for s in sites])
+    _name_sites(axes, list(shorten(sites, LETTERS).values()))
     axes.set_ylabel("cases")
     axes.set_xlim(-0.6, len(sites) - 0.4)
     axes.spines[["top", "right"]].set_visible(False)
@@ -198,7 +202,7 @@ def volumes(comparison: Comparison, options: Options) -> list[Picture]:
             sizes |= {(site, case, label): row["truth"] * scale for label, row in of.items()}
     sites, labels = comparison.sites_by_size, reference.first.labels
     figure = Figure(
-        (max(WIDE, 0.34 * len(sites) + 1.0), 1.7 * len(labels) + _depth([short(s) for s in sites])),
+        (max(WIDE, 0.34 * len(sites) + 1.0), 1.7 * len(labels) + _depth(list(shorten(sites, LETTERS).values()))),
         layout="constrained",
     )
     for k, label in enumerate(labels):
@@ -207,7 +211,7 @@ def volumes(comparison: Comparison, options: Options) -> list[Picture]:
         last = k == len(labels) - 1
         axes.set_xticks(range(1, len(sites) + 1), [""] * len(sites))
         if last:
-            _name_sites(axes, [short(s) for s in sites], 1)
+            _name_sites(axes, list(shorten(sites, LETTERS).values()), 1)
         axes.set_title(unformatted(label), fontsize=10, loc="left")
         axes.set_ylabel("mL" if litres else "voxels", fontsize=9)
         axes.set_xlim(0.4, len(sites) + 0.6)

@@ -17,7 +17,7 @@ from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
 from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance
 from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
-from polysite.heterogeneity.verdict import Verdict, tests
+from polysite.heterogeneity.verdict import LISTED, Verdict, some, tests
 from polysite.report import costs, published
 from polysite.report.compare import summary, tables
 from polysite.report.grid import Grid, fitting
@@ -208,7 +208,9 @@ def _advice(verdict: Verdict) -> Table:
 def _sent(assessment: Assessment) -> Iterator[str]:
     from polysite.report.assess_page import amount
 
-    sizes = ", ".join(f"{site} {amount(size)}" for site, (size, _) in assessment.left.items())
+    sizes = some(
+        [f"{site} {amount(size)}" for site, (size, _) in assessment.left.items()], len(assessment.left) > LISTED
+    )
     mean = ", a mean embedding" if assessment.settings.projections else ""
     yield f"{sizes}: counts, sorted lists of numbers{mean}; no scan, no segmentation, no record of a patient"
     for site, why in assessment.refused.items():
