@@ -331,6 +331,10 @@ def test_names_are_nothing_but_names_on_the_page(tmp_path):
     seen, errors = browse(page, "return document.querySelectorAll('img').length")
     assert (seen, errors) == (0, [])
     assert clusters.page(shown, {**about, "clusters": groups, "cases": counts, "outlying": counts}) == page.read_text()
+    assert "read them with care" not in page.read_text()
+    groups["agreement"] |= {"rand": 0.36}
+    doubtful = clusters.page(shown, {**about, "clusters": groups, "cases": counts, "outlying": counts})
+    assert "are not those of their pooled features (adjusted Rand index 0.36" in doubtful
 
 
 @pytest.mark.parametrize(

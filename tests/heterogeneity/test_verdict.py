@@ -35,6 +35,33 @@ def test_nobody_differs():
     assert not verdict.findings
 
 
+def test_without_power_the_first_words_are_too_few_cases():
+    """Three against three cases, two kinds of evidence and two hospitals: the least p is 0.1 x 4."""
+    verdict = judge(assess({s: host(3, k) for k, s in enumerate("ab")}, MANY))
+    assert verdict.summary == (
+        "Too few cases to tell: 2 hospitals with 6 cases were compared, and no test could show a difference, however "
+        "large it is."
+    )
+
+
+def test_few_cases_everywhere_are_said_with_the_result():
+    verdict = judge(assess({s: host(6, k) for k, s in enumerate("abcd")}, MANY))
+    assert "none was shown to differ from the others, but all have fewer than 10 cases" in verdict.summary
+
+
+def test_hospitals_of_equal_size_have_no_fewest_cases():
+    verdict = judge(assess({s: host(6, k) for k, s in enumerate("abcd")}, MANY))
+    assert not any("fewest cases" in caution for caution in verdict.cautions)
+
+
+def test_texts_on_many_hospitals_name_the_first():
+    verdict = judge(assess({f"hospital {k:02}": host(5, k) for k in range(12)}, FAST))
+    (few,) = [c for c in verdict.cautions if c.startswith("fewer than 10 cases")]
+    assert few.startswith(
+        "fewer than 10 cases at hospital 00 (5), hospital 01 (5), hospital 02 (5), hospital 03 (5) and 8 more"
+    )
+
+
 def test_a_small_hospital_is_not_blamed_for_being_small():
     """Few cases look distant by chance alone: that is said, and nothing is advised against the small one."""
     for seed in range(5):

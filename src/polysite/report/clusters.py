@@ -29,6 +29,7 @@ Values = NDArray[np.float64]
 DOTS = 2000  # more cases are drawn as pixels, so that the page stays small
 FEW = 3  # a hospital with fewer cases in a cluster, or fewer than a tenth of its cases, is not said to be in it
 PERPLEXITY = 35.0  # of t-SNE, as in Manthe et al. 2023
+AGREED = 0.8  # adjusted Rand index below which the federated and the pooled clusters disagree
 TITLE = "Clusters of scans that look alike"
 
 
@@ -258,6 +259,12 @@ def page(shown: Shown, about: Mapping[str, Any]) -> Page:
         f"{len(shown.sites)} cases of {len(shown.site_names)} hospitals, clustered by 93 radiomic features of every "
         f"modality into {_clusters(about['clusters']['components'])}, {why}{f'; {empty} hold no case' * (empty > 0)}."
     )
+    rand = about["clusters"]["agreement"]["rand"]
+    if rand < AGREED:
+        lead = (
+            "The clusters that the hospitals found together are not those of their pooled features (adjusted Rand "
+            f"index {rand:.2f}, where 1 is identical), so read them with care. {lead}"
+        )
     return layout(TITLE, lead, parts, about["versions"]["polysite"], remarks=about["remarks"])
 
 

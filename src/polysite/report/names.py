@@ -23,7 +23,7 @@ def shorten(names: Sequence[str], most: int) -> dict[str, str]:
     >>> list(shorten(["Hospital 1, Northern Wing", "Hospital 2, Northern Wing", "Clinic"], 14).values())
     ['Hospital…1…', 'Hospital…2…', 'Clinic']
     >>> list(shorten(["St. Mary of the Northern Hills", "St. Mary under the Northern Hills"], 8).values())
-    ['St. …lls', 'S…lls 2']
+    ['St. …lls', 'St…lls 2']
     """
     alike: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
@@ -36,7 +36,8 @@ def shorten(names: Sequence[str], most: int) -> dict[str, str]:
 
 def _told_apart(names: Sequence[str], most: int, taken: Collection[str]) -> dict[str, str]:
     """Return names that show the words in which they differ, or else names with a number."""
-    shared, end = commonprefix(names), commonprefix([n[::-1] for n in names])[::-1]
+    shared, end = (commonprefix(x) for x in (names, [n[::-1] for n in names]))  # noqa: RUF071  (of letters)
+    end = end[::-1]
     start = shared.rfind(" ") + 1
     end = end[end.find(" ") :] if " " in end else ""
     middles = [n[start : len(n) - len(end)].strip(" ,;") for n in names]
