@@ -21,6 +21,7 @@ from polysite.heterogeneity.verdict import LISTED, Verdict, some, tests
 from polysite.report import costs, published
 from polysite.report.compare import summary, tables
 from polysite.report.grid import Grid, fitting
+from polysite.report.names import shorten
 from polysite.report.page import Options
 from polysite.report.runs import Method
 
@@ -146,13 +147,14 @@ def _described(assessment: Assessment) -> tuple[Table, Text]:
     heads = [f"{'share of' if q.kind == CLASS else 'median'} {q.of}{units[q.name]}" for q in chosen.values()]
     p, kinds = tests(assessment), [name for name in TESTED if name in assessment.distances]
     table = _slim("hospital", "cases", *heads, *("p metadata", "p embeddings")[: len(kinds)])
+    short = shorten(list(assessment.cases), 26)
     for site, cases in assessment.cases.items():
         known = [q.values.get(site) for q in chosen.values()]
         middle = [np.mean if q.kind == CLASS else np.median for q in chosen.values()]
         cells = ["–" if v is None else f"{m(v):.4g}" for m, v in zip(middle, known, strict=True)]
         cells = ["absent" if v is not None and not v.any() else c for v, c in zip(known, cells, strict=True)]
         chances = [f"{p[name, site]:.3f}" if (name, site) in p else "–" for name in kinds]
-        table.add_row(escape(site), str(cases), *cells, *chances)
+        table.add_row(escape(short[site]), str(cases), *cells, *chances)
     words = ", ".join(f"{name} {q.mean:.3f} ({q.name})" for name, q in chosen.items())
     return table, Text(f" {words}: means over all pairs; p: adjusted p-value that a hospital differs from the others")
 
@@ -168,7 +170,7 @@ def _compared(assessment: Assessment) -> Table:
     for distance in assessment.distances.values():
         apart = f" ({distance.silhouette:.2f})" if len(distance.linked) > 1 else ""
         share = f"{distance.named[distance.outlier]:.0%}"
-        cells = distance.outlier, share, describe(distance.clusters), describe(distance.linked) + apart
+        cells = shorten(assessment.sites, 26)[distance.outlier], share, describe(distance.clusters), describe(distance.linked) + apart
         table.add_row(SHORT[distance.name], *map(escape, cells))
     return table
 
