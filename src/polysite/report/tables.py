@@ -169,8 +169,8 @@ def _compared(assessment: Assessment) -> Table:
         table.add_column(name, overflow="fold")
     for distance in assessment.distances.values():
         apart = f" ({distance.silhouette:.2f})" if len(distance.linked) > 1 else ""
-        share = f"{distance.named[distance.outlier]:.0%}"
-        cells = shorten(assessment.sites, 26)[distance.outlier], share, describe(distance.clusters), describe(distance.linked) + apart
+        share, most = f"{distance.named[distance.outlier]:.0%}", shorten(assessment.sites, 26)[distance.outlier]
+        cells = most, share, describe(distance.clusters), describe(distance.linked) + apart
         table.add_row(SHORT[distance.name], *map(escape, cells))
     return table
 
