@@ -3,13 +3,14 @@
 # make test   everything that a change needs, linters included
 # make soak   the long tests, all fault schedules, 200 kills, fuzzing, the digests of all results, every benchmark
 # make check  the linters alone; make format lets ruff mend what it can
+# make docs   the documentation as a site in build/site, without a network; warnings are errors
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quick test tests soak check style types layers format bench clean
+.PHONY: demo quick test tests soak check style types layers format docs bench clean
 
 demo: $(READY)
 	$(BIN)/polysite demo
@@ -19,7 +20,7 @@ quick: check
 	  tests/algorithms/test_closed_form*.py tests/test_quick.py
 
 test: $(READY)
-	$(MAKE) --no-print-directory -j 2 check tests
+	$(MAKE) --no-print-directory -j 2 check docs tests
 
 tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not soak"
@@ -49,6 +50,9 @@ layers: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: $(READY)
 	$(BIN)/python bench/aggregate.py

@@ -1,0 +1,90 @@
+"""Pages of the documentation that are made from other files: a hook of MkDocs (``mkdocs.yml``).
+
+The start page is the README; benchmarks, security, contributing and changes are files of the project; the gallery and the
+reference are made from docstrings. Links between these files are rewritten to the pages.
+"""
+
+import posixpath
+import re
+from ast import get_docstring, parse
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TAKEN = {  # file of the project -> page
+    "README.md": "index.md", "bench/README.md": "bench.md", "SECURITY.md": "security.md",
+    "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
+}  # fmt: skip
+LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
+GROUPS = {  # of the reference: title -> modules of the public names
+    "Train and evaluate": ("study", "evaluation", "assessment", "ensembles", "export"),
+    "A study": ("config", "engines", "training"),
+    "Data": ("data",),
+    "Networks and encoders": ("models", "heterogeneity"),
+    "Costs and measures": ("costs", "metrics"),
+    "Algorithms": ("algorithms",),
+}
+WHOLE = ("Run", "Study")  # whose methods are part of the reference
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are not files of ``docs/``."""
+    made = {page: (ROOT / source).read_text(encoding="utf-8") for source, page in TAKEN.items()}
+    made |= {"gallery.md": gallery(), "reference.md": reference()}
+    for page, text in made.items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Point links to the pages: those of files outside ``docs/``, and of their own links into it."""
+    source = next((s for s, p in TAKEN.items() if p == page.file.src_uri), f"docs/{page.file.src_uri}")
+
+    def point(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[1]))
+        place = TAKEN.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else "")
+        if target.rstrip("/") == "docs/results":
+            place = "results/hospitals.md"
+        if not place or files.get_file_from_path(place) is None:
+            return link[0]
+        return posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".") + (link[2] or "")
+
+    return LINK.sub(point, markdown)
+
+
+def gallery() -> str:
+    """Return a section for every algorithm: what it does, its paper, its equation and its settings."""
+    from polysite.algorithms import ALGORITHMS
+
+    lines = ["# Gallery of algorithms", "", "One section per algorithm: its equation, its paper, its settings.", ""]
+    for name, place in ALGORITHMS.items():
+        module, kind = place.split(":")
+        path = ROOT / "src/polysite/algorithms" / f"{module}.py"
+        words = get_docstring(parse(path.read_text(encoding="utf-8"))) or ""
+        lines += [f"## {name}", "", _plain(words), ""]
+        if not kind.isupper():
+            options = "    options: {heading_level: 3, show_root_heading: false, show_root_toc_entry: false}"
+            lines += [f"::: polysite.algorithms.{module}.{kind}", options, ""]
+    return "\n".join(lines)
+
+
+def reference() -> str:
+    """Return the public names of polysite, by subject."""
+    import polysite
+
+    homes: dict[str, list[str]] = {title: [] for title in GROUPS}
+    for name in polysite.__all__:
+        home = polysite._HOME[name]
+        title = next(t for t, parts in GROUPS.items() if home.removeprefix("polysite.").split(".")[0] in parts)
+        members = "\n    options: {members: true, filters: ['!^_']}" if name in WHOLE else ""
+        homes[title].append(f"::: {home}.{name}{members}")
+    parts = [f"## {title}\n\n" + "\n\n".join(names) for title, names in homes.items() if names]
+    return "# Python reference\n\n`import polysite as ps` gives every name below.\n\n" + "\n\n".join(parts) + "\n"
+
+
+def _plain(words: str) -> str:
+    """Return a docstring as Markdown: indented lines, such as equations, are code; double backquotes are single."""
+    return re.sub(r"``([^`]*)``", r"`\1`", words)
