@@ -1,7 +1,7 @@
 """Pages of the documentation that are made from other files: a hook of MkDocs (``mkdocs.yml``).
 
-The start page is the README; benchmarks, security, contributing and changes are files of the project; the gallery and the
-reference are made from docstrings. Links between these files are rewritten to the pages.
+The start page is the README; benchmarks, security, contributing and changes are files of the project; the gallery and
+the reference are made from docstrings. Links between these files are rewritten to the pages.
 """
 
 import posixpath
