@@ -219,7 +219,7 @@ def test_the_best_is_marked_whichever_way_is_better(tmp_path):
     assert best["overview"] == [[False, False, True, False, False], [False, True, False, False, False]]
     assert best["hospitals_hd95"] == [[False, False, True, False]] * 4
     assert best["hospitals_dice"] == [[False, False, False, True]] * 4
-    assert best["measures"][0] == [False, False, False, True, True, False]  # specificity is equal, ASSD less
+    assert best["measures"][0] == [False, False, False, False, True, False]  # specificity is equal, ASSD less
     assert [c.text for c in grids["fairness"].lines[0].cells][1:3] == ["0.500", "0.500 (island)"]
 
 

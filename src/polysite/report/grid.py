@@ -197,7 +197,8 @@ def fitting(grid: Grid, width: int) -> list[Grid]:
     if sum(_widths(grid)) < width:
         return [grid]
     grid = replace(grid, head=tuple(shorten(grid.head, HEAD)[h] for h in grid.head))
-    names = shorten([line.cells[0].text for line in grid.lines], FIRST)
+    own = [line.cells[0].text for line in grid.lines]
+    names = shorten(own, FIRST if max(map(len, own)) > width // 2 else width)
     named = tuple(replace(e, cells=(Cell(names[e.cells[0].text]), *e.cells[1:])) for e in grid.lines)
     first, *rest = _widths(replace(grid, lines=named))
     blocks: list[list[int]] = [[]]
