@@ -14,7 +14,7 @@ from polysite.report.names import shorten
 from polysite.spreadsheets import shielded
 
 WIDE = 10  # columns of a table that a page shows in full
-FIRST, HEAD = 26, 22  # letters of a row's and a column's name in a table that is too wide for the terminal
+HEAD = 22  # letters of a column's name in a table that is too wide for the terminal
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,7 @@ def fitting(grid: Grid, width: int) -> list[Grid]:
     if sum(_widths(grid)) < width:
         return [grid]
     grid = replace(grid, head=tuple(shorten(grid.head, HEAD)[h] for h in grid.head))
-    own = [line.cells[0].text for line in grid.lines]
-    names = shorten(own, FIRST if max(map(len, own)) > width // 2 else width)
+    names = shorten([line.cells[0].text for line in grid.lines], width // 2)
     named = tuple(replace(e, cells=(Cell(names[e.cells[0].text]), *e.cells[1:])) for e in grid.lines)
     first, *rest = _widths(replace(grid, lines=named))
     blocks: list[list[int]] = [[]]
