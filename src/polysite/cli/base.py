@@ -19,8 +19,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 typer.core.HAS_RICH = False  # plain help: typer escapes brackets wherever rich is installed
 
 ORDER = (
-    "demo", "data", "assess", "cost", "tune", "advise", "train", "evaluate", "ensemble", "compare", "report", "watch",
-    "serve-model", "bench", "evidence", "radiomics", "audit", "algorithms", "deploy", "site",
+    "demo", "data", "assess", "cost", "tune", "advise", "train", "evaluate", "ensemble", "predict", "compare", "report",
+    "watch", "serve-model", "bench", "evidence", "radiomics", "audit", "algorithms", "deploy", "site",
 )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """The files of a MONAI bundle: configuration for inference, metadata, README.
 
-The preparation is written in MONAI's transforms, in the order and with the numbers of ``prepare``, so that a bundle
-needs MONAI only; polysite's own networks also need polysite. Without ground truth, a crop depends on the image alone,
-whereas training also keeps labelled voxels outside of it.
+The preparation is written in MONAI's transforms, in the order and with the numbers of ``prepare``, and the weights are
+read by a line of Python, so that a bundle needs MONAI and the reader of its scans only (NiBabel or Pillow). A bundle
+with a network of polysite's own, with cleaned masks or with a choice of models also needs polysite. Without ground
+truth, a crop depends on the image alone, whereas training also keeps labelled voxels outside of it.
 """
 
 import hashlib
@@ -12,18 +13,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from polysite import config, study
-from polysite.algorithms import name_of
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.prepare import Prepare
 from polysite.engines.record import Result, mean_score
 from polysite.export.routing import CLUSTERS, OUTSIDE, QUANTILE, cluster_file, limits
+from polysite.export.served_model import Whose, method_of
 from polysite.models import Model
 from polysite.models.densenet import DenseNet
 from polysite.models.ensemble import Ensemble
@@ -39,23 +39,14 @@ SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/downlo
 SUPERVISION = "supervision."  # names of the further heads of a network with deep supervision
 WEIGHTS = "models/model.safetensors"
 VERSION = "1.0.0"  # of every bundle; a new export is a new bundle
-IMPORTS = (
-    "import csv",
-    "import io",
-    "import pathlib",
-    "import nibabel",
-    "import numpy as np",
-    "import torch",
-    "from PIL import Image",
-    "from safetensors.torch import load_model",
-)
+IMPORTS = ("import csv", "import io", "import json", "import pathlib", "import numpy as np", "import torch")
+TYPES = "{'F64': torch.float64, 'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16, 'I64': torch.int64}"
 SAVE_PICTURE = "Image.fromarray(mask).save(path)"
 SAVE_VOLUME = (
     "[(image.header.set_xyzt_units(*grid.header.get_xyzt_units()), nibabel.save(image, path))"
     " for grid in [nibabel.load(scan)] for image in [nibabel.Nifti1Image(mask, grid.affine)]]"
 )
 Config = dict[str, Any]
-Whose = Literal["all", "own", "others"]  # a model of all hospitals, of this one, or of others that trained it
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,9 @@ class Bundle:
     @property
     def ours(self) -> bool:
         """Whether the network, or a step after it, is implemented by polysite."""
-        return isinstance(self.study.model, UNetSub | DenseNetSub | Ensemble) or self.study.train.clean.does
+        model = self.study.model
+        networks = model.members if isinstance(model, Ensemble) else (model,)
+        return any(isinstance(n, UNetSub | DenseNetSub) for n in networks) or self.study.train.clean.does
 
     @property
     def owner(self) -> str:
@@ -141,11 +134,8 @@ class Bundle:
     @cached_property
     def packages(self) -> dict[str, str]:
         """Versions of the required packages besides MONAI, torch and numpy."""
-        names = [
-            "safetensors",
-            "pillow" if self.scans.flat else "nibabel",
-            *(["polysite"] if self.ours or self.clusters else []),
-        ]
+        reader = "pillow" if self.scans.flat else "nibabel"
+        names = [reader, *(["polysite"] if self.ours or self.clusters else [])]
         return {name: version(name) for name in names}
 
     def weights(self, model: Tree) -> dict[str, torch.Tensor]:
@@ -171,31 +161,18 @@ class Bundle:
         }
 
 
-def method_of(chosen: Study) -> str:
-    """Describe the algorithms of a study."""
-    if isinstance(chosen.model, Ensemble):
-        return f"ensemble of {len(chosen.model.members)} networks"
-    if chosen.run.pooled:
-        return study.POOLED
-    return ", then ".join(_named(phase.algorithm) for phase in config.phases(chosen))
-
-
-def _named(algorithm: Any) -> str:
-    inner = getattr(algorithm, "inner", None)
-    return f"{name_of(algorithm)} around {_named(inner)}" if inner else name_of(algorithm)
-
-
 def inference(bundle: Bundle) -> Config:
     """Return the configuration that MONAI runs."""
+    flat = bundle.scans.flat
     return {
-        "imports": [f"${line}" for line in IMPORTS],
+        "imports": [f"${line}" for line in (*IMPORTS, "from PIL import Image" if flat else "import nibabel")],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/scans'",
         "output_dir": "$@bundle_root + '/predictions'",
         "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
         **_data(bundle.scans),
         **_network(bundle.study.model, bundle.dims, len(bundle.scans.modalities), len(bundle.channels)),
-        "network": f"$(load_model(@network_def, @bundle_root + '/{WEIGHTS}'), @network_def.to(@device).eval())[1]",
+        **_weights(),
         "preprocessing": {"_target_": "Compose", "transforms": _preparation(bundle)},
         "dataset": {"_target_": "Dataset", "data": "@data", "transform": "@preprocessing"},
         **_router(bundle),
@@ -204,6 +181,20 @@ def inference(bundle: Bundle) -> Config:
         "postprocessing": {"_target_": "Compose", "transforms": _decision(bundle)},
         "evaluator": "$lambda case: @postprocessing({**case, 'pred': @predict(case['image'])})",
         **_writing(bundle),
+    }
+
+
+def _weights() -> Config:
+    """Return the entries that read the safetensors file of the weights into the network; another network is refused."""
+    own = "{**dict(@network_def.named_parameters()), **dict(@network_def.named_buffers())}"
+    copied = "[own[k].data.copy_(@weights[k].reshape(own[k].shape)) for k in {**own, **@weights}]"
+    piece = "@stored[@begin + v['data_offsets'][0] : @begin + v['data_offsets'][1]]"
+    array = f"torch.frombuffer(bytearray({piece}), dtype={TYPES}[v['dtype']]).reshape(v['shape'])"
+    return {
+        "stored": f"$pathlib.Path(@bundle_root + '/{WEIGHTS}').read_bytes()",
+        "begin": "$8 + int.from_bytes(@stored[:8], 'little')",
+        "weights": f"${{k: {array} for k, v in json.loads(@stored[8 : @begin]).items() if k != '__metadata__'}}",
+        "network": f"$(lambda own: ({copied}, @network_def.to(@device).eval())[1])({own})",
     }
 
 
@@ -258,9 +249,12 @@ def _ensemble(model: Ensemble, dims: int, modalities: int, outputs: int) -> Conf
             for other in own if isinstance(entry, str) else ():
                 entry = entry.replace(f"@{other}", f"@member_{k}_{other}")
             entries[f"member_{k}_{name}"] = entry
-    members = [f"@member_{k}_network_def" for k in range(len(model.members))]
-    target = "polysite.models.ensemble_network.EnsembleNetwork"
-    return {**entries, "network_def": {"_target_": target, "members": members}}
+    count = len(model.members)
+    listed = ", ".join(f"@member_{k}_network_def" for k in range(count))
+    net = f"torch.nn.ModuleDict({{'members': torch.nn.ModuleList([{listed}])}})"
+    shares = f"net.register_buffer('weights', torch.full(({count},), 1 / {count}))"
+    mean = "lambda x: torch.stack([w * m(x).float() for w, m in zip(net.weights, net['members'])]).sum(0)"
+    return {**entries, "network_def": f"$(lambda net: ({shares}, setattr(net, 'forward', {mean}), net)[2])({net})"}
 
 
 def _unet(model: UNet, shape: Config) -> Config:
