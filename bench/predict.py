@@ -66,7 +66,7 @@ def windows(predictor: Predictor, image: np.ndarray) -> list[torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--volumes", type=int, default=10)
-    parser.add_argument("--filters", type=int, nargs="+", default=[16, 32, 64, 128], help="default: unet_small")
+    parser.add_argument("--filters", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()

@@ -9,12 +9,14 @@ from pathlib import Path
 import h5py
 import nibabel
 import numpy as np
+import pydicom
 import pytest
 import SimpleITK
 from PIL import Image as Pillow
 
 import foreign_scans as foreign
-from polysite.data import images, manifest
+from polysite.data import dicom as dicom_reader
+from polysite.data import dicom_seg, images, manifest
 from polysite.data.files import Files
 
 SETTINGS = (
@@ -332,3 +334,24 @@ def itk_plain(file, array):
     image.SetSpacing(SPACING)
     image.SetOrigin(ORIGIN)
     SimpleITK.WriteImage(image, str(file))
+
+
+def test_dicom_segmentations_lie_on_their_slices_and_name_no_patient(tmp_path):
+    """Read back by highdicom: the masks, slice by slice; of the series only its UIDs are in the file."""
+    highdicom = pytest.importorskip("highdicom", reason="DICOM-SEG needs the optional package highdicom")
+    axes = (DIRECTION[0], DIRECTION[3], DIRECTION[6], DIRECTION[1], DIRECTION[4], DIRECTION[7])
+    image, label = volume(1)
+    folder = foreign.dicom_series(tmp_path / "ct", image, spacing=SPACING, origin=ORIGIN, axes=axes)
+    masks = np.stack([label, np.zeros_like(label)])
+    masks[1, 1, 2, 5] = 1
+    content = dicom_seg.content(masks, ["tumour", "edge"], folder, "scan-1234")
+    (tmp_path / "seg.dcm").write_bytes(content)
+    assert [s for s in foreign.SECRETS if s.encode() in content] == [] and b"scan-1234" in content
+    made = highdicom.seg.segread(tmp_path / "seg.dcm")
+    assert [d.SegmentLabel for d in made.SegmentSequence] == ["tumour", "edge"]
+    files = dicom_reader.ordered(folder)
+    uids = [pydicom.dcmread(f, specific_tags=["SOPInstanceUID"]).SOPInstanceUID for f in files]
+    found = made.get_pixels_by_source_instance(uids, assert_missing_frames_are_empty=True)
+    assert np.array_equal(found.transpose(3, 2, 1, 0), masks)
+    places = [pydicom.dcmread(f).ImagePositionPatient[2] for f in files]
+    assert places == sorted(places)

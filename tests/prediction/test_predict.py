@@ -186,7 +186,9 @@ def test_masks_in_another_format(runs, clinic, tmp_path):
         )
         for what in ("GetSpacing", "GetOrigin", "GetDirection"):
             assert getattr(here, what)() == pytest.approx(getattr(there, what)(), abs=1e-4)
-    with pytest.raises(ConfigError, match=r"--format dicom-seg: choose auto, nifti, nrrd, png, npy: DICOM-SEG is not"):
+    with pytest.raises(ConfigError, match="--format mha: choose auto, nifti, nrrd, png, npy, dicom-seg"):
+        ps.predict(runs / "shared", clinic, tmp_path / "none", format="mha")
+    with pytest.raises(ConfigError, match="--format dicom-seg is for folders of DICOM slices"):
         ps.predict(runs / "shared", clinic, tmp_path / "none", format="dicom-seg")
     with pytest.raises(ConfigError, match="--format png holds 2D images"):
         ps.predict(runs / "shared", clinic, tmp_path / "none", format="png")

@@ -36,7 +36,10 @@ def predict(
     batch: Annotated[int, typer.Option(help="Windows per pass; 0: as many as fit into the free memory.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     format: Annotated[
-        str, typer.Option(metavar="KIND", help="Format of the masks: nifti, nrrd, png, npy; auto: that of the scan.")
+        str,
+        typer.Option(
+            metavar="KIND", help="Format of the masks: nifti, nrrd, png, npy, dicom-seg; auto: that of the scan."
+        ),
     ] = "auto",
     preview: Annotated[int, typer.Option(help="Cases on the preview sheet; 0 for no sheet.")] = 12,
     key: Annotated[

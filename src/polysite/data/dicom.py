@@ -73,6 +73,11 @@ def read_series(folder: Path) -> Image:
     return Image(np.stack([_voxels(f) for f in files], axis=2), affine, "mm")
 
 
+def ordered(folder: Path) -> tuple[Path, ...]:
+    """Return the slices of a series in the order of their positions, which is that of the volume."""
+    return _geometry(folder, {file: _header(file) for file in slices_of(folder)})[0]
+
+
 def read_slice(file: Path) -> Image:
     """Return the 2D image in a file."""
     head = _header(file)

@@ -1,13 +1,14 @@
 """Writer of predicted masks, on the grid and in the format of their scan.
 
-========  ===================================================  ==========================================
+========= ===================================================  ==========================================
 format    default for scans in                                 geometry
-========  ===================================================  ==========================================
+========= ===================================================  ==========================================
 nifti     NIfTI, MetaImage, folders of DICOM slices            affine (of NIfTI: with its codes and unit)
 nrrd      NRRD                                                 the fields of the scan
 png       pictures                                             rows and columns
 npy       HDF5, NPY, NPZ                                       axes of the array
-========  ===================================================  ==========================================
+dicom-seg (never: to be asked for, for DICOM series only)      slices of the series
+========= ===================================================  ==========================================
 """
 
 import gzip
@@ -20,12 +21,13 @@ import nibabel
 import numpy as np
 from nibabel.nifti1 import Nifti1Image
 
-from polysite.data import images, nrrd
+from polysite.data import dicom_seg, images, nrrd
 from polysite.data.images import Image
 from polysite.errors import ConfigError
 from polysite.storage import write_file
 
-ENDINGS = {"nifti": ".nii.gz", "nrrd": ".nrrd", "png": ".png", "npy": ".npy"}
+DICOM_SEG = "dicom-seg"  # one file with a segment for every label
+ENDINGS = {"nifti": ".nii.gz", "nrrd": ".nrrd", "png": ".png", "npy": ".npy", DICOM_SEG: ".dcm"}
 WHITE = 255  # of a mask as a picture
 
 
@@ -44,10 +46,9 @@ def format_for(source: Path, wanted: str, dims: int) -> str:
             "npy" if kind in images.ARRAYS else "nifti"
         )  # fmt: skip
     if wanted not in ENDINGS:
-        dicom = ": DICOM-SEG is not written; tools such as highdicom or dcmqi make it of NIfTI masks and the series"
-        raise ConfigError(
-            f"--format {wanted}: choose auto, {', '.join(ENDINGS)}" + dicom * ("dicom" in wanted or "seg" in wanted)
-        )
+        raise ConfigError(f"--format {wanted}: choose auto, {', '.join(ENDINGS)}")
+    if wanted == DICOM_SEG:
+        dicom_seg.check(source)
     if wanted == "png" and dims != 2:
         raise ConfigError(f"--format png holds 2D images, and {source} is a volume; choose nifti, nrrd or npy")
     return wanted

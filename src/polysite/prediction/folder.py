@@ -5,6 +5,7 @@
     DIR/
         CASE/CASE_LABEL.nii.gz     a mask of every label, on the grid and in the format of the scan; or CASE_labels, a
                                    map of label numbers, where a voxel has at most one label (train.exclusive)
+                                   (--format dicom-seg: one file with a segment per label)
         volumes.csv                voxels and volume of every label of every case
         probabilities.csv          instead of both, in a classification: the probability of every class
         routes.csv                 the cluster and the model of every case, where a run has models for clusters
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from polysite.data import mask_files
+from polysite.data import dicom_seg, mask_files
 from polysite.data.case import Case
 from polysite.data.images import Image
 from polysite.engines.run_folder import file_name, versions
@@ -93,6 +94,11 @@ class PredictionFolder:
     def _write(self, case: str, masks: np.ndarray, grid: Image, source: Path, boxed: bool) -> None:
         kind = mask_files.format_for(source, self.format, grid.dims)
         name = file_name(case)
+        folder = private_folder(self.path / name)
+        if kind == mask_files.DICOM_SEG:
+            content = dicom_seg.content(masks, self.predictor.labels, source, case)
+            write_file(folder / f"{name}_labels.dcm", lambda draft: draft.write_bytes(content))
+            return
         if self.predictor.exclusive:
             numbers = np.arange(1, len(masks) + 1, dtype=np.uint8).reshape(-1, *[1] * grid.dims)
             files = {"labels": (masks * numbers).max(0)}
@@ -100,7 +106,6 @@ class PredictionFolder:
             white = mask_files.WHITE if kind == "png" else 1
             parts = file_names(self.predictor.labels)
             files = {part: mask.astype(np.uint8) * np.uint8(white) for part, mask in zip(parts, masks, strict=True)}
-        folder = private_folder(self.path / name)
         for part, array in files.items():
             mask_files.write(folder / f"{name}_{part}{mask_files.ENDINGS[kind]}", array, source, grid, kind, boxed)
 

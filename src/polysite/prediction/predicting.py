@@ -61,17 +61,17 @@ def predict(
         overlap: Overlap of the sliding window; None: that of the run.
         batch: Windows per pass; 0 for as many as suit the device and its free memory.
         device: "auto", "cpu", "cuda" or "cuda:1".
-        format: Format of the masks: nifti, nrrd, png, npy, or ``auto`` for that of every scan.
+        format: Format of the masks: nifti, nrrd, png, npy, dicom-seg, or ``auto`` for that of every scan.
         preview: Number of cases on the preview sheet; 0 for no sheet.
         key: File to write that says which pseudonym stands for which folder; keep it away from the predictions.
         watch: Called with the number of scans that are done, a fraction included, that of all, and the current one.
     """
     target = vacant(Path(out), "predictions")
-    if format != "auto":
-        mask_files.format_for(Path("scan"), format, 2)  # refuses unknown ones at once
     many = [runs] if isinstance(runs, str | Path) else list(runs)
     predictor = Predictor(many, Options(site, mirror, overlap, batch, device))
     found = find(Path(scans), predictor.modalities, predictor.zero, predictor.missing)
+    for row in found.rows if not predictor.classifies else ():
+        mask_files.format_for(found.source(row), format, predictor.dims)
     if key is not None:
         _write_key(vacant(Path(key), "key"), found)
     names = [row.case for row in found.rows]
