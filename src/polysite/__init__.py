@@ -38,6 +38,7 @@ _HOME = {
     "cost": "polysite.study",
     "ensemble": "polysite.ensembles.making",
     "evaluate": "polysite.evaluation",
+    "plan": "polysite.planning",
     "predict": "polysite.prediction",
     "serve_model": "polysite.export.serve",
     "train": "polysite.study",

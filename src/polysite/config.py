@@ -298,8 +298,13 @@ def _phase(base: Study, changes: Mapping[str, Any], at: str) -> Study:
 
 def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
     """Read a study from a file, with ``section.key = value`` overrides."""
+    return build(read(path), overrides)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a study from a file as parsed TOML."""
     try:
-        return parse(path.read_text(encoding="utf-8"), overrides, str(path))
+        return parse_toml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"the configuration {path} cannot be read: {problem}") from problem
 
