@@ -335,6 +335,16 @@ def write_statistics(
     print(f"This is all that {path} says. Send it to the coordinator, for 'polysite data plan'.")
 
 
+@hospital.command("package")
+def show_package(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An installed package with own algorithms or networks.")],
+) -> None:
+    """Print the line by which policy.toml allows the code of a package."""
+    from polysite import plugins
+
+    print(f'packages = ["{name} {plugins.digest(name)}"]')
+
+
 @hospital.command("log")
 def show_log(site: Site = HERE, as_json: Json = False) -> None:
     """Show what was asked and what left, and verify the audit log."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from polysite import plugins
 from polysite.data.dicom import is_slice
 from polysite.data.images import KEYED, SUFFIXES, Image, read, stem, suffix
 from polysite.data.images import keys as array_names
@@ -403,7 +404,22 @@ COMPLETE = (
 )  # use every folder; one that is not used is remarked on
 
 
+def _own(root: Path, format: str) -> list[Row] | None:
+    """Return the cases that a layout from outside of polysite finds; None if ``format`` names none."""
+    layout = None if format in LAYOUTS or format == "auto" else plugins.find("layouts", format, "data.format")
+    if layout is None:
+        return None
+    if not callable(layout):
+        raise ConfigError(f"data.format = {format!r} must be a function from a folder to rows")
+    rows = list(layout(root))
+    if not rows or not all(isinstance(row, Row) for row in rows):
+        raise DataError(f"the layout {format!r} found no case in {root}, or something that is no Row")
+    return rows
+
+
 def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
+    if (own := _own(root, format)) is not None:
+        return format, own
     if format not in ("auto", *LAYOUTS):
         raise ConfigError(f"there is no format called {format!r}; {nearest(format, ['auto', *LAYOUTS])}")
     if is_series(root):

@@ -9,15 +9,16 @@ truth, a crop depends on the image alone, whereas training also keeps labelled v
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 
+from polysite import plugins
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.prepare import Prepare
@@ -27,6 +28,7 @@ from polysite.export.served_model import Whose, method_of
 from polysite.models import Model
 from polysite.models.densenet import DenseNet
 from polysite.models.ensemble import Ensemble
+from polysite.models.monai import Monai
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.models.unet import UNet
 from polysite.payload import SiteId
@@ -136,7 +138,7 @@ class Bundle:
         """Versions of the required packages besides MONAI, torch and numpy."""
         reader = "pillow" if self.scans.flat else "nibabel"
         names = [reader, *(["polysite"] if self.ours or self.clusters else [])]
-        return {name: version(name) for name in names}
+        return {**{name: version(name) for name in names}, **_foreign_packages(self.study.model)}
 
     def weights(self, model: Tree) -> dict[str, torch.Tensor]:
         """Return parameters and buffers of a model by the names of the network, without heads that do not predict."""
@@ -159,6 +161,15 @@ class Bundle:
             "mean": mean_score(own, "case"),
             **{k: fmean(case.labels[k] for case in cases) for k in cases[0].labels},
         }
+
+
+def _foreign_packages(model: Any) -> dict[str, str]:
+    """Return the package of a network from outside of polysite, with its version if it has one."""
+    if not plugins.is_foreign(model):
+        return {}
+    package = type(model).__module__.partition(".")[0]
+    found = packages_distributions().get(package, [])
+    return {found[0]: version(found[0])} if found else {package: "not a distribution: copy its files"}
 
 
 def inference(bundle: Bundle) -> Config:
@@ -233,11 +244,28 @@ def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
         first, *growth = model.widths(**shape)
         sizes = {"first": first, "growth": growth, "blocks": list(model.blocks)}
         return {"network_def": {"_target_": "polysite.models.sub_networks.SubDenseNet", **shape, **sizes}}
+    if isinstance(model, Monai):
+        return {"network_def": {"_target_": f"monai.networks.nets.{model.network}", **_listed(model.shape(**shape))}}
+    if plugins.is_foreign(model):
+        return {"network_def": _foreign(model, shape)}
     shape = {"spatial_dims": dims, "in_channels": modalities, "out_channels": outputs}
     if isinstance(model, DenseNet):
         sizes = {"init_features": model.features, "growth_rate": model.growth, "block_config": list(model.blocks)}
         return {"network_def": {"_target_": "monai.networks.nets.densenet.DenseNet", **shape, **sizes}}
     return _unet(model, shape)
+
+
+def _listed(arguments: Config) -> Config:
+    """Return arguments as JSON holds them."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()}
+
+
+def _foreign(model: Any, shape: Config) -> str:
+    """Return the expression that builds a network from outside of polysite, by the package that has it."""
+    module, _, name = plugins.path_of(model).partition(":")
+    settings = {f.name: getattr(model, f.name) for f in fields(model) if f.init}
+    given = ", ".join(f"{k}={v!r}" for k, v in shape.items())
+    return f"$__import__('importlib').import_module({module!r}).{name}(**{settings!r}).build({given}, seed=0)"
 
 
 def _ensemble(model: Ensemble, dims: int, modalities: int, outputs: int) -> Config:
@@ -535,7 +563,7 @@ def _about(bundle: Bundle) -> str:
 
 def readme(bundle: Bundle, name: str) -> str:
     """Return the README of a bundle: what it is and how to run it."""
-    needs = " ".join(f"{package}=={number}" for package, number in bundle.packages.items())
+    needs = " ".join(f"{p}=={number}" for p, number in bundle.packages.items() if number[0].isdigit())
     own = "It was trained on patients of this hospital, for this hospital, and belongs there.\n\n"
     home = own if bundle.whose == "own" else ""
     run = "python -m monai.bundle run --config_file configs/inference.json"
