@@ -18,7 +18,19 @@ from polysite.data.manifest import read
 from polysite.deploy.proxy import Proxy
 
 README = Path(__file__).parents[1] / "README.md"
-PAGES = ("data", "algorithms", "assess", "evaluate", "cluster", "deploy", "hospital", "protection", "story", "predict", "extend")
+PAGES = (
+    "data",
+    "algorithms",
+    "assess",
+    "evaluate",
+    "cluster",
+    "deploy",
+    "hospital",
+    "protection",
+    "story",
+    "predict",
+    "extend",
+)
 DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION, STORY, PREDICT, EXTEND = (
     README.parent / "docs" / f"{page}.md" for page in PAGES
 )
