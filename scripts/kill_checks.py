@@ -24,7 +24,7 @@ from polysite.report.site_distances import SiteDistances
 
 _ = ALGORITHMS  # a checkpoint holds classes of algorithms, which must be imported
 VARYING = {"seconds", "elapsed", "time"}  # keys of a record that differ from run to run
-DRAFT = re.compile(r"\..*\.partial(\.old)?")
+DRAFT = re.compile(r"\..*\.partial(\.old|\.lock)?")
 
 
 # readable or absent

@@ -18,8 +18,20 @@ from polysite.data.manifest import read
 from polysite.deploy.proxy import Proxy
 
 README = Path(__file__).parents[1] / "README.md"
-PAGES = ("data", "algorithms", "assess", "evaluate", "cluster", "deploy", "hospital", "protection", "story")
-DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION, STORY = (
+PAGES = (
+    "data",
+    "algorithms",
+    "assess",
+    "evaluate",
+    "cluster",
+    "deploy",
+    "hospital",
+    "protection",
+    "story",
+    "predict",
+    "extend",
+)
+DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION, STORY, PREDICT, EXTEND = (
     README.parent / "docs" / f"{page}.md" for page in PAGES
 )
 
@@ -40,13 +52,13 @@ def test_the_python_block_runs(page, folder, tmp_path, monkeypatch, capsys):
     assert folder in capsys.readouterr().out and len(list(Path(folder).iterdir())) == 1
 
 
-SHOWN = [README, DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION, STORY]
+SHOWN = [README, DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION, STORY, PREDICT]
 
 
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.stem)
 def test_what_the_page_shows_exists(page, tmp_path):
     shown = blocks("toml", page)
-    assert shown or page == PROTECTION
+    assert shown or page in (PROTECTION, PREDICT)
     for name in ("proxy.crt", "proxy.login"):  # that a section [proxy] names
         (tmp_path / name).write_text("USER:PASSWORD\n")
     for text in shown:

@@ -21,6 +21,7 @@ _HOME = {
     "Plan": "polysite.engines.plan",
     "Engine": "polysite.study",
     "UNet": "polysite.models.unet",
+    "Monai": "polysite.models.monai",
     "DenseNet": "polysite.models.densenet",
     "DenseNetSub": "polysite.models.sub_encoders",
     "PhantomClasses": "polysite.data.sources",
@@ -38,9 +39,12 @@ _HOME = {
     "cost": "polysite.study",
     "ensemble": "polysite.ensembles.making",
     "evaluate": "polysite.evaluation",
+    "plan": "polysite.planning",
+    "predict": "polysite.prediction",
     "serve_model": "polysite.export.serve",
-    "train": "polysite.study",
-    "resume": "polysite.study",
+    "compare": "polysite.report.comparing",
+    "train": "polysite.study.with_page",
+    "resume": "polysite.study.with_page",
 }
 _RENAMED = {"Policy": "EmptyMaskPolicy", "forecast": "cost", "run": "train", "survey": "assess"}  # until 0.3
 

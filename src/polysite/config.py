@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import tomli_w
 
+from polysite import plugins
 from polysite.algorithms import ALGORITHMS, SERVER_OPTIMISERS, docstring, find, name_of, traits
 from polysite.algorithms.base import Algorithm, facts, scaled
 from polysite.costs.speeds import SPEEDS, Speeds
@@ -39,6 +40,11 @@ from polysite.models.encoders import ENCODERS, Bundled, Encoder
 from polysite.training.settings import Train
 
 T = TypeVar("T")
+# what a class from outside of polysite must have
+CONTRACTS = {
+    "algorithms": ("init", "send", "local", "merge", "serve", "reply", "needs", "plain_sgd", "strangers"),
+    "models": ("build", "task", "divisor"),
+}
 MAX_PHASES = 100  # after the first; each is built and checked as a study of its own
 
 
@@ -86,6 +92,7 @@ class Study:
             raise ConfigError(f"then holds {odd!r}; a phase is a section, as in [[then]] algorithm.name = 'fine_tune'")
         plain = tuple({k: _plain(_section(k, v), k) for k, v in phase.items()} for phase in self.then)
         object.__setattr__(self, "then", plain)
+        self._check_contracts()
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed = {self.seed} must lie between 0 and 2**63")
         if self.run.pooled and not facts(self.algorithm).poolable:
@@ -112,6 +119,22 @@ class Study:
                 f"{self.prepare.orientation!r}"
             )
         phases(self)
+
+    def _check_contracts(self) -> None:
+        """Refuse an algorithm or a network that is none, such as a class or a module of torch."""
+        for name, group, like in (
+            ("algorithm", "algorithms", "ps.FedAvg()"), ("model", "models", "ps.UNet() or ps.Monai('SegResNet')"),
+        ):  # fmt: skip
+            given = getattr(self, name)
+            lacking = [part for part in CONTRACTS[group] if not hasattr(given, part)]
+            if isinstance(given, type) or lacking or not is_dataclass(given):
+                what = (
+                    f"the class {given.__name__}" if isinstance(given, type) else f"of the type {type(given).__name__}"
+                )
+                raise ConfigError(
+                    f"{name} is {what}, which is no {name} of polysite: give an instance such as {like}; "
+                    "docs/extend.md says what one of your own must have"
+                )
 
     @property
     def dims(self) -> int:
@@ -298,8 +321,13 @@ def _phase(base: Study, changes: Mapping[str, Any], at: str) -> Study:
 
 def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
     """Read a study from a file, with ``section.key = value`` overrides."""
+    return build(read(path), overrides)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a study from a file as parsed TOML."""
     try:
-        return parse(path.read_text(encoding="utf-8"), overrides, str(path))
+        return parse_toml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"the configuration {path} cannot be read: {problem}") from problem
 
@@ -509,6 +537,8 @@ def _choices(at: str) -> Mapping[str, Any] | None:
 
 def _name_in(at: str, value: Any) -> str | None:
     """Return the name of the choice that is most like a value."""
+    if plugins.is_foreign(value):
+        return plugins.path_of(value)
     if at.partition(".")[0] == "algorithm":
         return name_of(value)
     choices = _choices(at) or {}
@@ -593,6 +623,8 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
     name = given.pop("name", None) or _meant(choices, given, at, default)
     if name is None:
         raise ConfigError(f"[{at}] needs a name; known: {', '.join(sorted(choices))}")
+    if isinstance(name, str) and name not in choices and (own := _own(name, at)) is not None:
+        return _instance(own, given, at, default if type(default) is own else None)
     if not isinstance(name, str) or name not in choices:
         what = {"inner": "algorithm", "server": "server optimiser"}.get(at.rpartition(".")[2], at.partition("[")[0])
         raise ConfigError(f"there is no {what} called {name!r}; {nearest(str(name), choices)}")
@@ -600,6 +632,24 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
     if isinstance(chosen, type):
         return _instance(chosen, given, at, default if type(default) is chosen else None)
     return _instance(type(chosen), given, at, chosen)
+
+
+def _own(name: str, at: str) -> Any | None:
+    """Return an algorithm or network from outside of polysite, by import path or entry point; None if there is none."""
+    group = {"algorithm": "algorithms", "model": "models"}.get(re.split(r"[.\[]", at)[0])
+    if group is None or at.endswith(".server"):
+        return None
+    found = plugins.find(group, name, f"{at}.name")
+    if found is None:
+        return None
+    wanted = CONTRACTS[group]
+    lacking = [part for part in wanted if not hasattr(found, part)]
+    if not isinstance(found, type) or not is_dataclass(found) or lacking:
+        why = f"it has no {', '.join(lacking)}" if lacking else "it is none"
+        raise ConfigError(
+            f"{at}.name = {name!r} must be a frozen dataclass with {', '.join(wanted)}, as docs/extend.md says; {why}"
+        )
+    return found
 
 
 def _meant(choices: Mapping[str, Any], given: Mapping[str, Any], at: str, default: Any) -> str | None:

@@ -5,10 +5,9 @@ private folder is private, too.
 """
 
 import ctypes
-import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
@@ -18,6 +17,7 @@ from typing import Any
 import safetensors
 
 from polysite.errors import RunError
+from polysite.locks import held
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
@@ -111,8 +111,8 @@ def draft_folder(folder: Path, what: str, *, private: bool = True) -> Iterator[P
     try:
         draft.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
-        draft.mkdir(mode=PRIVATE_FOLDER if private else 0o777)
         with _held(draft):
+            draft.mkdir(mode=PRIVATE_FOLDER if private else 0o777)
             yield draft
             for each in (draft, *draft.rglob("*")) if private else ():
                 each.chmod(PRIVATE_FOLDER if each.is_dir() else PRIVATE_FILE)
@@ -132,33 +132,37 @@ def draft_folder(folder: Path, what: str, *, private: bool = True) -> Iterator[P
 
 @contextmanager
 def _held(draft: Path) -> Iterator[None]:
-    """Hold the lock of a draft, which a killed process releases."""
-    handle = os.open(draft, os.O_RDONLY)
-    try:
+    """Hold the lock of a draft, a file beside it; a killed process releases it and leaves the file behind."""
+    lock = _lock(draft)
+    with ExitStack() as stack:
         with suppress(OSError):  # a file system without locks: nothing is known of drafts there
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)
+            stack.enter_context(held(lock))
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink(missing_ok=True)
+
+
+def _lock(draft: Path) -> Path:
+    return draft.with_name(f"{draft.name}.lock")
 
 
 def _remove_abandoned(folder: Path) -> None:
     """Remove drafts of a folder that no process holds; their processes were killed."""
-    for draft in folder.parent.glob(f".{escape(folder.name)}.????????.partial"):
-        with suppress(OSError):
-            handle = os.open(draft, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                rmtree(draft, ignore_errors=True)
-            finally:
-                os.close(handle)
+    drafts = f".{escape(folder.name)}.????????.partial"
+    found = {*folder.parent.glob(drafts), *(p.with_suffix("") for p in folder.parent.glob(f"{drafts}.lock"))}
+    for draft in found:
+        with suppress(OSError), held(_lock(draft)):
+            rmtree(draft, ignore_errors=True)
+            _lock(draft).unlink(missing_ok=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange two names in one step; return whether the system can do that."""
     try:
         rename = ctypes.CDLL(None).renameat2
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # of systems other than Linux
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
@@ -175,7 +179,9 @@ def vacant(path: Path, what: str) -> Path:
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():  # Windows keeps names by itself
+        return
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -79,6 +79,12 @@ def test_test_cases_take_the_same_model_as_in_the_run_and_get_the_same_masks(run
     assert {row["cluster"] for row in clusters.values()} == {"0", "1"}
     for site in ("east", "north"):
         routes = answers(bundle, root / "scans" / site, tmp_path / site)
+        ps.predict(root / "run", root / "scans" / site, tmp_path / f"{site}-masks", preview=0)
+        with (tmp_path / f"{site}-masks" / "routes.csv").open(newline="") as file:
+            assert {row["case"]: row for row in csv.DictReader(file)} == routes
+        for mask in sorted((tmp_path / site).glob("*/*.nii.gz")):
+            mine = tmp_path / f"{site}-masks" / mask.relative_to(tmp_path / site)
+            assert np.array_equal(nibabel.load(mine).dataobj, nibabel.load(mask).dataobj)
         flow = opened(bundle, root / "scans" / site)
         for case in flow.dataset:
             who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
@@ -110,6 +116,8 @@ def test_a_far_scan_takes_the_global_model(run, tmp_path):
         nibabel.save(nibabel.Nifti1Image(noise, image.affine), tmp_path / "scans" / "odd" / file.name)
     (odd,) = answers(bundle, tmp_path / "scans", tmp_path / "out").values()
     assert odd["model"] == "global" and float(odd["distance"]) > 1
+    ps.predict(root / "run", tmp_path / "scans", tmp_path / "masks")
+    assert (tmp_path / "masks" / "routes.csv").read_text() == (tmp_path / "out" / "routes.csv").read_text()
     flow = opened(bundle, tmp_path / "scans")
     image = flow.dataset[0]["image"]
     router, network = (flow.parser.get_parsed_content(name) for name in ("router", "network"))

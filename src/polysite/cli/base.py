@@ -1,6 +1,5 @@
 """The application, and the options that several commands share."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,8 +18,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 typer.core.HAS_RICH = False  # plain help: typer escapes brackets wherever rich is installed
 
 ORDER = (
-    "demo", "data", "assess", "cost", "tune", "advise", "train", "evaluate", "ensemble", "compare", "report", "watch",
-    "serve-model", "bench", "evidence", "radiomics", "audit", "algorithms", "deploy", "site",
+    "demo", "data", "assess", "cost", "tune", "advise", "train", "evaluate", "ensemble", "predict", "compare", "report",
+    "watch", "serve-model", "bench", "evidence", "radiomics", "audit", "algorithms", "deploy", "site",
 )  # fmt: skip
 
 
@@ -59,20 +58,36 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of tables.")]
 
 
-def study_of(path: Path | None, override: list[str]) -> Any:
-    """Return the study of a TOML file, or a study with default settings on a manifest or a folder of images."""
+def study_of(path: Path | None, override: list[str], said: list[str] | None = None) -> Any:
+    """Return the study of a TOML file, or a study on a manifest or a folder of images.
+
+    Settings that such a study does not state come from the images; a file that states ``train.patch``, or a preset, has
+    decided.
+
+    Args:
+        path: The file or folder; None for the phantoms.
+        override: KEY=VALUE pairs of ``--set``.
+        said: Gets the lines of the plan.
+    """
     from polysite import config as configuration
 
     given = overrides_of(override)
-    if path is None or (path.suffix not in (".csv", ".jsonl") and not path.is_dir()):
-        return configuration.load(path, given) if path else configuration.parse("", given)
-    plain = {"data.name": "files", "data.path": json.dumps(str(path), ensure_ascii=False)}
-    files = configuration.parse("", {**plain, **{k: v for k, v in given.items() if k.startswith("data.")}}).data
-    if files.dims == 2 or "slices.axis" in given:  # the default patch and model are for 3D segmentation
-        plain["train.patch"] = "[32, 32]"
-    if files.task == "classification":
-        plain["model.name"] = "densenet_small"
-    return configuration.parse("", {**plain, **given})
+    if path is None:
+        return configuration.parse("", given)
+    if path.suffix in (".csv", ".jsonl") or path.is_dir():
+        wanted: dict[str, Any] = {"data": {"name": "files", "path": str(path)}}
+    else:
+        study = configuration.load(path, given)
+        wanted = configuration.read(path)
+        keys = {*configuration.flat(wanted), *given}
+        if "preset" in keys or "train.patch" in keys or not hasattr(study.data, "manifest"):
+            return study
+    from polysite import planning
+
+    study, plan = planning.planned(wanted, given)
+    if plan is not None and said is not None:
+        said += plan.lines()
+    return study
 
 
 def overrides_of(given: list[str], option: str = "--set", example: str = "algorithm.lr=0.2") -> dict[str, str]:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -105,6 +105,58 @@ def check(
         tables.show_check(report, every)
     if report.errors or (strict and report.problems):
         raise typer.Exit(1)
+
+
+@data.command()
+def plan(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DATA",
+            help="A manifest, a folder of images, or a study in TOML; or statistics of hospitals, .json.",
+        ),
+    ],
+    override: Override = None,
+    out: Annotated[Path | None, typer.Option(help="New file: the whole study in TOML.")] = None,
+    modalities: Annotated[
+        str, typer.Option(metavar="NAMES", help="With statistics: the modalities of all hospitals, as in 't1, flair'.")
+    ] = "",
+    labels: Annotated[
+        str, typer.Option(metavar="NAMES", help="With statistics: the labels, or classes, of all hospitals.")
+    ] = "",
+) -> None:
+    """Show the settings that training takes from the data.
+
+    Hospitals that keep their images send the file of 'polysite site statistics' instead.
+    """
+    from polysite import config as configuration
+    from polysite.errors import RunError
+    from polysite.storage import write_file
+
+    if out is not None and out.exists():
+        raise RunError(f"{out} exists already; give another --out")
+    if any(source.suffix == ".json" for source in sources):
+        study, said = _plan_of_hospitals(sources, modalities, labels)
+    elif len(sources) > 1:
+        raise ConfigError("a plan is for one manifest, folder or study; only statistics (.json) may be several")
+    else:
+        said = []
+        study = study_of(sources[0], override or [], said)
+    lines = said or ["nothing is planned: the study states its own train.patch, has a preset, or is not about files"]
+    print(*lines, sep="\n")
+    if out is not None:
+        text = configuration.dump(study)
+        write_file(out, lambda draft: draft.write_text(text, encoding="utf-8"))
+        print(f"\nThe study: {out}")
+
+
+def _plan_of_hospitals(sources: list[Path], modalities: str, labels: str) -> tuple[Any, list[str]]:
+    """Return a study for real hospitals, and the lines of its plan."""
+    from polysite.planning import make_plan, statistics, studies
+
+    sites = [statistics.read(source) for source in sources]
+    named = [[word.strip() for word in text.split(",") if word.strip()] for text in (modalities, labels)]
+    return studies.for_hospitals(sites, *named), make_plan(sites).lines()
 
 
 @data.command()

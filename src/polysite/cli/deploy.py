@@ -322,6 +322,29 @@ def stoppable() -> None:
         signal.signal(each, signal.default_int_handler)
 
 
+@hospital.command("statistics")
+def write_statistics(
+    site: Site = HERE,
+    out: Annotated[Path | None, typer.Option(help="New file; FOLDER/NAME.json by default.")] = None,
+) -> None:
+    """Write median sizes of this hospital's images, from which the coordinator plans a study."""
+    from polysite.deploy.site import own_statistics
+
+    path, found = own_statistics.write(site, out)
+    print(found.to_json())
+    print(f"This is all that {path} says. Send it to the coordinator, for 'polysite data plan'.")
+
+
+@hospital.command("package")
+def show_package(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An installed package with own algorithms or networks.")],
+) -> None:
+    """Print the line by which policy.toml allows the code of a package."""
+    from polysite import plugins
+
+    print(f'packages = ["{name} {plugins.digest(name)}"]')
+
+
 @hospital.command("log")
 def show_log(site: Site = HERE, as_json: Json = False) -> None:
     """Show what was asked and what left, and verify the audit log."""

@@ -64,13 +64,16 @@ def train(
 
         print(RunFolder.open(resume).config, end="")
         return
+    said: list[str] = []
     if not resume:
-        study = study_of(config, override or [])
+        study = study_of(config, override or [], said)
         if print_config:
             print(configuration.dump(study, notes=True), end="")
             return
     from polysite import study as studies
 
+    if said and not quiet and not as_json:
+        print("Settings from the data (--set changes them):", *said, sep="\n  ")
     with watching(quiet, as_json) as watch:
         tracked, where = track or (), studies.Engine(engine, ray_address, workers)
         if resume:

@@ -1,7 +1,8 @@
 """Reader of DICOM: a folder that holds one series is a volume, a single file is a 2D image.
 
-Only the tags that geometry and voxels need are read. Names, numbers and dates of patients are never asked for, and the
-texts of pydicom's errors, which may quote a file, are not passed on.
+Of an image, only the tags that geometry and voxels need are read. Names, numbers and dates of patients are read to
+compare them with names of folders (``private_names``), and for nothing else; the texts of pydicom's errors, which may
+quote a file, are not passed on.
 """
 
 import math
@@ -26,6 +27,10 @@ GEOMETRY = (
 VOXELS = (
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PhotometricInterpretation", "PlanarConfiguration",
     "RescaleSlope", "RescaleIntercept", "PixelData",
+)  # fmt: skip
+IDENTIFIERS = (
+    "PatientName", "PatientID", "OtherPatientNames", "OtherPatientIDs", "PatientBirthDate", "PatientBirthName",
+    "PatientMotherBirthName", "PatientAddress", "PatientTelephoneNumbers", "AccessionNumber", "IssuerOfPatientID",
 )  # fmt: skip
 DEFLATED = "1.2.840.10008.1.2.1.99"
 UNEVEN = 0.01  # share of the usual distance by which distances between slices may differ
@@ -68,6 +73,11 @@ def read_series(folder: Path) -> Image:
     return Image(np.stack([_voxels(f) for f in files], axis=2), affine, "mm")
 
 
+def ordered(folder: Path) -> tuple[Path, ...]:
+    """Return the slices of a series in the order of their positions, which is that of the volume."""
+    return _geometry(folder, {file: _header(file) for file in slices_of(folder)})[0]
+
+
 def read_slice(file: Path) -> Image:
     """Return the 2D image in a file."""
     head = _header(file)
@@ -77,6 +87,26 @@ def read_slice(file: Path) -> Image:
             raise ValueError("spacing")
     rows, columns = spacing or (1.0, 1.0)
     return Image(_voxels(file), np.diag([columns, rows, 1.0]), "mm" if spacing else "")
+
+
+def identifiers(place: Path) -> tuple[list[str], str]:
+    """Return what identifies the patient of a file or a folder, and the series, to compare names of files with.
+
+    They must not be shown or written. Nothing is returned of files that are marked as de-identified, or unreadable:
+    reading the image reports these.
+    """
+    files = slices_of(place) if place.is_dir() else (place,)
+    if not files:
+        return [], ""
+    try:
+        tags = (*IDENTIFIERS, "PatientIdentityRemoved", "SeriesInstanceUID")
+        found = _dataset(files[0], tags, stop_before_pixels=True)
+        if str(found.get("PatientIdentityRemoved", "")).strip().upper() == "YES":
+            return [], ""
+        texts = [str(v) for tag in IDENTIFIERS if (v := found.get(tag))]
+        return texts, str(found.get("SeriesInstanceUID", ""))
+    except Exception:  # of pydicom, about a damaged file
+        return [], ""
 
 
 @contextmanager

@@ -261,13 +261,39 @@ def _site(name: str, known: Sequence[str], key: str) -> str:
 
 def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[str] = ()) -> Case:
     """Read and check one case; raise DataError for the first problem."""
+    opened: dict[Path, Image] = {}
+    volume, grid = open_images(listed, row, opened, allow)
+    if row.category:
+        label = np.array([n == row.category for n in names], np.uint8)
+    else:
+        truth = boxed(truth_of(listed, row, opened, bool(row.box)), row, outside=0)
+        agree(listed, row, next(m for m, f in row.images.items() if f), grid, "label", truth)
+        label = channels(truth.array, list(row.labels.items()), str(listed.file(row.label)[0]))
+        if not label.any() and "empty" not in allow:
+            raise DataError(
+                f"{listed.file(row.label)[0]}: nothing is labelled; leave the case out, or set data.allow = ['empty'] "
+                "if there is really nothing to find"
+            )
+    return Case(row.site, row.case, volume, label, grid.spacing, row.group, grid.affine, grid.unit)
+
+
+def open_images(
+    listed: Manifest, row: Row, opened: dict[Path, Image], allow: Sequence[str] = ()
+) -> tuple[np.ndarray, Image]:
+    """Return all modalities of a case as one array (modality, *space), and the first one with its geometry.
+
+    Args:
+        listed: The manifest.
+        row: The case.
+        opened: Files that are open already; those of the case are added.
+        allow: ``missing`` replaces modalities that were not acquired by zeros.
+    """
     absent = [m for m, f in row.images.items() if not f]
     if absent and "missing" not in allow:
         raise DataError(
             f"case {row.case!r} of site {row.site!r} has no {', '.join(absent)}; leave it out, choose data.modalities "
             "that all cases have, or set data.allow = ['missing'] to see zeros there"
         )
-    opened: dict[Path, Image] = {}
     acquired = {
         m: boxed(channel(listed, f, opened, bool(row.box), row.spacing), row) for m, f in row.images.items() if f
     }
@@ -282,19 +308,7 @@ def open_case(listed: Manifest, row: Row, names: Sequence[str], allow: Sequence[
                 "empty its cell in the manifest and set data.allow = ['missing']"
             )
     stack = [acquired[m].array if m in acquired else np.zeros(grid.shape, np.float32) for m in row.images]
-    if row.category:
-        label = np.array([n == row.category for n in names], np.uint8)
-    else:
-        truth = boxed(truth_of(listed, row, opened, bool(row.box)), row, outside=0)
-        agree(listed, row, first, grid, "label", truth)
-        label = channels(truth.array, list(row.labels.items()), str(listed.file(row.label)[0]))
-        if not label.any() and "empty" not in allow:
-            raise DataError(
-                f"{listed.file(row.label)[0]}: nothing is labelled; leave the case out, or set data.allow = ['empty'] "
-                "if there is really nothing to find"
-            )
-    volume = np.stack(stack).astype(np.float32)
-    return Case(row.site, row.case, volume, label, grid.spacing, row.group, grid.affine, grid.unit)
+    return np.stack(stack).astype(np.float32), grid
 
 
 def truth_of(listed: Manifest, row: Row, opened: dict[Path, Image], keep: bool = False) -> Image:

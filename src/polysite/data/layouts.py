@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from polysite import plugins
 from polysite.data.dicom import is_slice
 from polysite.data.images import KEYED, SUFFIXES, Image, read, stem, suffix
 from polysite.data.images import keys as array_names
-from polysite.data.manifest import COLUMNS, Labels, Manifest, Row, natural
+from polysite.data.manifest import COLUMNS, Labels, Manifest, Row, locate, natural
 from polysite.data.pairing import IMAGES, in_one_folder, match, rank
+from polysite.data.private_names import Pseudonyms
 from polysite.data.seen import describe
 from polysite.data.tables import INSTITUTION, SPLITS, find_facts, joined, keys, read_rows, remark, sensible
 from polysite.errors import ConfigError, DataError, nearest
@@ -74,14 +76,31 @@ def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: 
     if not all(r.site for r in rows):
         remarks.append("no table of sites (FeTS: partitioning_1.csv) was found, so the cases form one site, 'all'")
         rows = [r if r.site else replace(r, site="all") for r in rows]
+    rows = _without_patients(rows, root, remarks)
     order = {site: i for i, site in enumerate(natural({r.site for r in rows}))}
     return Scan(name, Manifest(tuple(sorted(rows, key=lambda r: order[r.site])), root), tuple(remarks))
+
+
+def _without_patients(rows: Sequence[Row], root: Path, remarks: list[str]) -> list[Row]:
+    """Return the rows with pseudonyms for DICOM scans whose case is called after its patient."""
+    names = Pseudonyms()
+    found = []
+    for row in rows:
+        name = names.of(row.case, locate(root, next(f for f in row.images.values() if f))[0])
+        found.append(replace(row, case=name, patient=row.patient and name) if name != row.case else row)
+    if names.known:
+        some = ", ".join(list(names.known)[:5]) + ", ..." * (len(names.known) > 5)
+        remarks.append(
+            f"{len(names.known)} cases have a name or number of their patient in the name of their folder; they are "
+            f"called {some} (the manifest still says where the files are: do not pass it on)"
+        )
+    return found
 
 
 def brats(root: Path) -> list[Row]:
     """FeTS2022_00000/*_flair.nii.gz or BraTS-GLI-00000-000/*-t2f.nii.gz, as of FeTS and BraTS 2017 to 2024."""
     rows = []
-    for folder, files in _images(root, 3).items():
+    for folder, files in image_files(root, 3).items():
         *_, above, case = ("", *folder.split("/"))
         kinds = {re.split("[_-]", name)[-1].lower(): file for name, file in files.items()}
         kinds = {BRATS_2023.get(k, k): file for k, file in kinds.items()}
@@ -116,7 +135,7 @@ def _tumour(family: str, root: Path, rows: Sequence[Row]) -> Labels:
 def kits(root: Path) -> list[Row]:
     """case_00000/imaging.nii.gz and segmentation.nii.gz, as of KiTS19 to KiTS23."""
     rows = []
-    for folder, files in _images(root, 3).items():
+    for folder, files in image_files(root, 3).items():
         case = folder.rpartition("/")[2]
         if re.fullmatch(r"case_\d{5}", case) and files.keys() & {"imaging", "segmentation"}:
             truth = files.get("segmentation") or files.get("aggregated_MAJ_seg", "")  # the latter in KiTS21
@@ -154,7 +173,7 @@ def _inside(root: Path, home: str, name: str) -> str:
 
 def nnunet(root: Path) -> list[Row]:
     """imagesTr/CASE_0000.nii.gz and labelsTr/CASE.nii.gz, as of nnU-Net, with or without dataset.json."""
-    folders, rows = _images(root, 2), []
+    folders, rows = image_files(root, 2), []
     for home in [f.removesuffix("imagesTr") for f in folders if PurePosixPath(f).name == "imagesTr"]:
         with sensible(root / home / "dataset.json"):
             about = _about(root / home / "dataset.json")
@@ -182,7 +201,7 @@ def _numbered(files: Mapping[str, str], names: Sequence[str]) -> Mapping[str, di
 
 def luna(root: Path) -> list[Row]:
     """subset0/UID.mhd to subset9 with candidates.csv or candidates_V2.csv, as of LUNA16: a classification."""
-    folders = {f: files for f, files in _images(root, 2).items() if re.fullmatch(r"(.*/)?subset\d", f)}
+    folders = {f: files for f, files in image_files(root, 2).items() if re.fullmatch(r"(.*/)?subset\d", f)}
     scans = {uid: (PurePosixPath(f).name, {"ct": file}) for f, files in folders.items() for uid, file in files.items()}
     tables = [t for n in ("candidates_V2.csv", "candidates.csv") for t in (root / n, *sorted(root.glob(f"[!.]*/{n}")))]
     table = next((t for t in tables if t.is_file()), root / "candidates.csv")
@@ -204,7 +223,7 @@ def dfuc(root: Path) -> list[Row]:
     rows: list[Row] = []
     for table in filter(_is_dfuc, (root / "train.csv", *sorted(root.glob("[!.]*/train.csv")))):
         home = "" if table.parent == root else table.parent.name
-        found = _images(root, 1, home).get(f"{home}/images".lstrip("/"), {})
+        found = image_files(root, 1, home).get(f"{home}/images".lstrip("/"), {})
         files = {PurePosixPath(file).name: file for file in found.values()}
         with sensible(table):
             classes = {line["image"]: _marked(line) for line in read_rows(table)}
@@ -232,7 +251,7 @@ def _marked(line: Mapping[str, str]) -> str:
 def bids(root: Path) -> list[Row]:
     """sub-01/anat/sub-01_T1w.nii.gz with *_mask.nii.gz or *_dseg.nii.gz among them or in derivatives/PIPELINE."""
     cases: defaultdict[tuple[str, str], list[Mapping[str, str]]] = defaultdict(list)
-    for folder, files in _images(root, 6).items():
+    for folder, files in image_files(root, 6).items():
         if at := BIDS_FOLDER.fullmatch(folder):
             for name, file in files.items():
                 *pairs, kind = name.split("_")
@@ -262,7 +281,7 @@ def _session(files: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], str]:
 
 def cc359(root: Path) -> list[Row]:
     """Original/CC0001_philips_15_55_M.nii.gz and STAPLE/*_staple.nii.gz or Silver-standard/*_ss.nii.gz, as of CC359."""
-    folders = {f: files for f, files in _images(root, 4).items() if "hippocampus" not in f.lower()}
+    folders = {f: files for f, files in image_files(root, 4).items() if "hippocampus" not in f.lower()}
     everything = {name: file for files in folders.values() for name, file in files.items()}
     rows = []
     for folder, files in folders.items():
@@ -277,7 +296,7 @@ def cc359(root: Path) -> list[Row]:
 def prostate(root: Path) -> list[Row]:
     """SITE/Case00.nii.gz and Case00_segmentation.nii.gz, as of the multi-site prostate MRI."""
     rows = []
-    for folder, files in _images(root, 2).items():
+    for folder, files in image_files(root, 2).items():
         lower, site = {n.lower(): f for n, f in files.items()}, folder.rpartition("/")[2]
         for case in [n for n in files if re.fullmatch(r"case\d+", n.lower())]:
             truth = lower.get(f"{case.lower()}_segmentation", "")
@@ -288,7 +307,7 @@ def prostate(root: Path) -> list[Row]:
 
 def tree(root: Path) -> list[Row]:
     """SITE/CASE/modality.nii.gz (or CASE_modality) with seg, label, mask or segmentation; also one SITE by itself."""
-    rows, folders = [], _images(root, 2)
+    rows, folders = [], image_files(root, 2)
     if [*folders] == [""]:  # the root is one case
         folders = {root.name: folders[""]}
     depth = 1 if any("/" in f for f in folders) else 0  # without folders of sites, the root is one hospital
@@ -309,7 +328,7 @@ def tree(root: Path) -> list[Row]:
 
 def keyed(root: Path) -> list[Row]:
     """SITE/CASE.h5 or SITE/CASE/scan.h5 (or .hdf5, .npz) with the arrays image and label (or mask, seg) in each."""
-    folders = {f: [p for p in files.values() if suffix(p) in KEYED] for f, files in _images(root, 3).items()}
+    folders = {f: [p for p in files.values() if suffix(p) in KEYED] for f, files in image_files(root, 3).items()}
     folders = {f: files for f, files in folders.items() if files}
     names: list[str] = []
     with suppress(DataError):
@@ -331,7 +350,7 @@ def keyed(root: Path) -> list[Row]:
 
 def pairs(root: Path) -> list[Row]:
     """images/x.png and labels/x.png (or masks, 1st_manual; x_mask beside x), also below SITE or training and test."""
-    folders, rows = _images(root, 3), []
+    folders, rows = image_files(root, 3), []
     for folder, files in folders.items():
         *above, last = folder.split("/")
         beside = {f.rpartition("/")[2]: f for f in folders if f.rpartition("/")[0] == "/".join(above) and f != folder}
@@ -351,7 +370,7 @@ def pairs(root: Path) -> list[Row]:
 def imagefolder(root: Path) -> list[Row]:
     """CLASS/x.png or SITE/CLASS/x.png, with train, val and test as one more level if wanted: a classification."""
     rows = []
-    for folder, files in _images(root, 3).items():
+    for folder, files in image_files(root, 3).items():
         *above, category = folder.split("/")
         rows += [_placed(Row("", n, {"image": f}, category=category), above) for n, f in files.items() if category]
     classes, names = {r.category for r in rows}, {r.case for r in rows}
@@ -385,10 +404,25 @@ COMPLETE = (
 )  # use every folder; one that is not used is remarked on
 
 
+def _own(root: Path, format: str) -> list[Row] | None:
+    """Return the cases that a layout from outside of polysite finds; None if ``format`` names none."""
+    layout = None if format in LAYOUTS or format == "auto" else plugins.find("layouts", format, "data.format")
+    if layout is None:
+        return None
+    if not callable(layout):
+        raise ConfigError(f"data.format = {format!r} must be a function from a folder to rows")
+    rows = list(layout(root))
+    if not rows or not all(isinstance(row, Row) for row in rows):
+        raise DataError(f"the layout {format!r} found no case in {root}, or something that is no Row")
+    return rows
+
+
 def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
+    if (own := _own(root, format)) is not None:
+        return format, own
     if format not in ("auto", *LAYOUTS):
         raise ConfigError(f"there is no format called {format!r}; {nearest(format, ['auto', *LAYOUTS])}")
-    if _is_series(root):
+    if is_series(root):
         raise DataError(
             f"{root} is one DICOM series, so one image; name the folder above, {root.parent}, or its parent"
         )
@@ -414,7 +448,7 @@ def _unused(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
 def _beside(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
     """Remark on folders of images that pairs left out, such as masks of the field of view or a second reader's."""
     used = {PurePosixPath(f).parent for r in rows for f in (*r.images.values(), r.label) if f}
-    left = [f for f in _images(root, 3) if PurePosixPath(f) not in used]
+    left = [f for f in image_files(root, 3) if PurePosixPath(f) not in used]
     if left:
         truths = natural({str(PurePosixPath(r.label).parent) for r in rows if r.label})
         some = ", ".join(left[:5]) + ", …" * (len(left) > 5)
@@ -462,7 +496,7 @@ def _labelled(rows: list[Row], root: Path, labels: Labels | None, remarks: list[
     return rows if labels is None else [replace(r, labels=labels) if r.label else r for r in rows]
 
 
-def _images(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:
+def image_files(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:
     """Return name -> file of the images in a folder (``""``) and up to some levels below; hidden files are skipped."""
     with sensible(root / at), os.scandir(root / at) as entries:
         below = {e.name: e.is_dir() and not _leads_up(e) for e in entries if not e.name.startswith(".")}
@@ -470,16 +504,16 @@ def _images(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:
     files: dict[str, str] = {}
     for name in natural(below):
         path = f"{at}/{name}".lstrip("/")
-        if below[name] and _is_series(root / path):
+        if below[name] and is_series(root / path):
             files[name] = f"{path}/"
         elif below[name]:
-            folders |= _images(root, depth - 1, path) if depth else {}
+            folders |= image_files(root, depth - 1, path) if depth else {}
         elif suffix(name):
             files[name if stem(name) in files else stem(name)] = path
     return ({at: files} if files else {}) | folders
 
 
-def _is_series(folder: Path) -> bool:
+def is_series(folder: Path) -> bool:
     """Return whether a folder holds DICOM slices, which are one image: by its first files."""
     with suppress(OSError), os.scandir(folder) as entries:
         first = islice((e for e in entries if not e.name.startswith(".") and e.is_file()), 4)

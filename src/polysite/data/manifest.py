@@ -44,6 +44,7 @@ from polysite.storage import write_file
 
 Labels = Mapping[str, tuple[int, ...]]  # name -> values of the label map
 
+UNKNOWN_SITE = "scans"  # of scans to predict whose hospital is not stated
 COLUMNS = ("site", "case", "patient", "label", "labels", "class", "spacing", "box", "group", "split")
 
 
@@ -71,6 +72,7 @@ class Manifest:
 
     rows: tuple[Row, ...]
     root: Path  # folder that relative files are relative to
+    labelled: bool = True  # every case has a label map or a class; scans to predict have neither
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -98,9 +100,9 @@ class Manifest:
             raise DataError(f"{who} has no image: no column of its row names an image file")
         if row.images.keys() != first.images.keys():
             raise DataError(f"{who} has the modalities {', '.join(row.images)}; others have {', '.join(first.images)}")
-        if bool(row.label) == bool(row.category):
+        if self.labelled and bool(row.label) == bool(row.category):
             raise DataError(f"{who} needs either a label map (column 'label') or a class (column 'class')")
-        if bool(row.label) != bool(first.label):
+        if self.labelled and bool(row.label) != bool(first.label):
             raise DataError(f"{who} has a {'label map' if row.label else 'class'} and others do not")
         if row.label and (list(row.labels) != list(first.labels) or not row.labels):
             given, others = shown(", ".join(row.labels) or "none"), shown(", ".join(first.labels))
@@ -147,12 +149,23 @@ class Manifest:
 
     def file(self, name: str) -> tuple[Path, int | None]:
         """Return the path of a row's file, with the key of an array in it, and the channel if one is given."""
-        path, channel = _split(name)
-        return self.root / path, channel
+        return locate(self.root, name)
 
 
-def read(path: Path) -> Manifest:
-    """Read a manifest from a CSV or JSON-lines file."""
+def locate(root: Path, name: str) -> tuple[Path, int | None]:
+    """Return the path of a file that is relative to a folder, with the key of an array, and the channel if given."""
+    path, channel = _split(name)
+    return root / path, channel
+
+
+def read(path: Path, labelled: bool = True) -> Manifest:
+    """Read a manifest from a CSV or JSON-lines file.
+
+    Args:
+        path: The file.
+        labelled: Require a label map or a class of every case. Scans to predict need neither (both are ignored), nor a
+            site.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
@@ -161,7 +174,11 @@ def read(path: Path) -> Manifest:
     if not cells:
         raise DataError(f"the manifest {path} holds no case")
     modalities = _modalities(cells, path)
-    return Manifest(tuple(_row(line, c, modalities, path) for line, c in cells), path.parent.resolve())
+    if not labelled:
+        unused = dict.fromkeys(("label", "labels", "class"), "")
+        cells = [(line, {"site": UNKNOWN_SITE, **{k: v for k, v in c.items() if v}, **unused}) for line, c in cells]
+    rows = tuple(_row(line, c, modalities, path) for line, c in cells)
+    return Manifest(rows, path.parent.resolve(), labelled)
 
 
 def write(manifest: Manifest, path: Path) -> None:

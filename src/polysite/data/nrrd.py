@@ -1,8 +1,10 @@
-"""Reader of NRRD files (``.nrrd``, and ``.nhdr`` with the voxels in a second file), within the bounds of ``images``.
+"""Reader and writer of NRRD files (``.nrrd``, and ``.nhdr`` with the voxels in a second file).
 
-An axis that is no direction of space (kinds such as ``list``, ``vector`` or ``RGB-color``) holds the channels.
+The reader keeps to the bounds of ``images``. An axis that is no direction of space (kinds such as ``list``,
+``vector`` or ``RGB-color``) holds the channels.
 """
 
+import gzip
 import math
 import re
 from collections.abc import Mapping
@@ -63,6 +65,53 @@ def data_file(file: Path) -> Path | None:
     with file.open("rb") as stream:
         source = _source(_header(stream))
     return file.parent / source if source else None
+
+
+def write(mask: np.ndarray, source: Path | None, affine: np.ndarray) -> bytes:
+    """Return a mask as the content of an NRRD file.
+
+    Args:
+        mask: Bytes on the grid of a scan.
+        source: The NRRD file of the scan, whose geometry is repeated word for word; None: that of the affine, in LPS.
+        affine: Voxels to millimetres, in RAS.
+    """
+    if source is not None:
+        with source.open("rb") as stream:
+            geometry = _repeated(_header(stream))
+    elif mask.ndim == 2:
+        geometry = {"spacings": " ".join(repr(float(v)) for v in np.diag(affine)[:2])}
+    else:
+        axes = np.diag([-1.0, -1.0, 1.0]) @ affine[:3]
+        directions = " ".join(f"({','.join(repr(float(v)) for v in axes[:, k])})" for k in range(3))
+        origin = ",".join(repr(float(v)) for v in axes[:, 3])
+        geometry = {
+            "space": "left-posterior-superior", "space directions": directions, "space origin": f"({origin})",
+        }  # fmt: skip
+    fields = {
+        "type": "uint8",
+        "dimension": str(mask.ndim),
+        "sizes": " ".join(map(str, mask.shape)),
+        **geometry,
+        "kinds": " ".join(["domain"] * mask.ndim),
+        "encoding": "gzip",
+    }
+    head = "NRRD0004\n" + "".join(f"{key}: {value}\n" for key, value in fields.items()) + "\n"
+    return head.encode() + gzip.compress(mask.astype(np.uint8).tobytes("F"), 6, mtime=0)
+
+
+def _repeated(head: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a header that say where the voxels lie, without those of an axis of channels."""
+    count = int(head["dimension"])
+    space = [k for k, step in enumerate(_steps(head, count)) if step is not None]
+    found = {k: head[k] for k in ("space", "space dimension", "space origin", "space units") if k in head}
+    if "space directions" in head:
+        texts = re.findall(r"none|\([^)]*\)", head["space directions"])
+        found["space directions"] = " ".join(texts[k] for k in space)
+    for key in ("spacings", "units", "axis mins"):
+        words = re.findall(r'"[^"]*"|\S+', head.get(key, ""))
+        if len(words) == count:
+            found[key] = " ".join(words[k] for k in space)
+    return found
 
 
 def _source(head: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from polysite.data.case import Case
 from polysite.data.images import MAX_VOXELS
+from polysite.data.placement import Placement
 from polysite.errors import ConfigError, DataError
 
 AXES = ("LR", "PA", "IS")
@@ -48,26 +49,31 @@ class Prepare:
 
     def apply(self, case: Case, patch: Sequence[int]) -> Case:
         """Return the prepared case, at least as large as the patch. A slice of a prepared volume stays as it is."""
+        return case if case.prepared else self.place(case, patch)[0]
+
+    def place(self, case: Case, patch: Sequence[int]) -> tuple[Case, Placement]:
+        """Return the prepared case, and its place in the scan, by which predictions find their way back."""
         from monai.transforms.croppad.array import SpatialPad  # here, since it takes seconds to import
 
-        if case.prepared:
-            return case
         dims = case.image.ndim - 1
         if dims != len(patch):
             raise DataError(
                 f"case {case.name!r} of site {case.site!r} has {dims} dimensions, the patch {len(patch)}: "
                 "leave the case out, or correct its file"
             )
-        case = self._on_grid(case)
+        scan = case.image.shape[1:]
+        case, (affine, turned, turned_size, resampled) = self._on_grid(case)
+        resampled_size = case.image.shape[1:]
         image = np.clip(case.image, self.clip[0], self.clip[1]) if self.clip else case.image
-        box = _foreground(image, case.label) if self.crop else (slice(None),) * (image.ndim - 1)
+        box = _foreground(image, case.label) if self.crop else tuple(slice(0, n) for n in resampled_size)
         image = image[:, *box].astype(np.float32)  # a copy: MONAI normalises in place
         label = case.label if case.label.ndim == 1 else case.label[:, *box]
         zero = self.normalise in ("nonzero", "padded")  # else zero is an arbitrary intensity, so pad with the darkest
         if self.size:
             image = np.stack([self._resized(m[None], 0.0 if zero else m.min())[0] for m in image])
             label = label if label.ndim == 1 else self._resized(label)
-        size = [max(s, p) for s, p in zip(image.shape[1:], patch, strict=True)]
+        inner = image.shape[1:]
+        size = [max(s, p) for s, p in zip(inner, patch, strict=True)]
         if self.normalise == "padded":
             image = _z_scores(np.asarray(SpatialPad(size)(image)), nonzero=False)
         elif self.normalise == "nonzero":
@@ -76,7 +82,9 @@ class Prepare:
             image = _z_scores(image, nonzero=False) if self.normalise == "all" else image
             image = np.concatenate([np.asarray(SpatialPad(size, value=float(m.min()))(m[None])) for m in image])
         label = label if label.ndim == 1 else np.asarray(SpatialPad(size)(label))
-        return replace(case, image=np.ascontiguousarray(image, np.float32), label=np.ascontiguousarray(label, np.uint8))
+        made = replace(case, image=np.ascontiguousarray(image, np.float32), label=np.ascontiguousarray(label, np.uint8))
+        grid = (scan, affine, turned, turned_size, resampled, resampled_size)
+        return made, Placement(*grid, box, inner, tuple(image.shape[1:]))
 
     def brain(self, image: np.ndarray, modalities: Sequence[str]) -> np.ndarray:
         """Return the mask of the brain in a prepared image, for radiomics.
@@ -102,11 +110,15 @@ class Prepare:
         size = [wanted or given for wanted, given in zip(self.size, array.shape[1:], strict=True)]
         return np.ascontiguousarray(np.asarray(ResizeWithPadOrCrop(size, value=float(value))(array)))
 
-    def _on_grid(self, case: Case) -> Case:
-        """Reorient and resample; labels use the nearest voxel. The affine is dropped: later steps move the origin."""
+    def _on_grid(self, case: Case) -> tuple[Case, tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray]]:
+        """Reorient and resample; labels use the nearest voxel. The affine is dropped: later steps move the origin.
+
+        Also return the affine of the scan, affine and size after reorientation, and the affine after resampling.
+        """
         dims = case.image.ndim - 1
+        affine = np.diag([*case.spacing, 1.0]) if case.affine is None else case.affine
         if not self.orientation and not self.spacing:
-            return replace(case, affine=None)
+            return replace(case, affine=None), (affine, affine, case.image.shape[1:], affine)
         if self.spacing and len(self.spacing) != dims:
             raise ConfigError(
                 f"prepare.spacing = {list(self.spacing)} has {len(self.spacing)} numbers for {dims}D data"
@@ -116,13 +128,14 @@ class Prepare:
         from monai.data.meta_tensor import MetaTensor
         from monai.transforms.spatial.array import Orientation, Spacing
 
-        affine = np.diag([*case.spacing, 1.0]) if case.affine is None else case.affine
         image, label = MetaTensor(case.image, affine=affine), None
         if case.label.ndim > 1:
             label = MetaTensor(case.label.astype(np.float32), affine=affine)
         if self.orientation:
             turn = Orientation(self.orientation, labels=None)
             image, label = turn(image), None if label is None else turn(label)
+        turned = np.asarray(image.affine) if self.orientation else affine
+        size, resampled = tuple(image.shape[1:]), turned
         if self.spacing:
             if image[0].numel() * np.prod(case.spacing) / np.prod(self.spacing) > MAX_VOXELS:
                 raise DataError(
@@ -131,9 +144,11 @@ class Prepare:
                 )
             image = Spacing(self.spacing, mode="bilinear", padding_mode="border", dtype=np.float32)(image)
             label = None if label is None else Spacing(self.spacing, mode="nearest", dtype=np.float32)(label)
+            resampled = np.asarray(image.affine)
         truth = case.label if label is None else np.asarray(label).round().astype(np.uint8)
         spacing = tuple(float(s) for s in np.linalg.norm(np.asarray(image.affine)[:-1, :-1], axis=0))
-        return replace(case, image=np.asarray(image), label=truth, spacing=spacing, affine=None)
+        made = replace(case, image=np.asarray(image), label=truth, spacing=spacing, affine=None)
+        return made, (affine, turned, size, resampled)
 
 
 def _z_scores(image: np.ndarray, nonzero: bool) -> np.ndarray:
@@ -149,7 +164,7 @@ def _foreground(image: np.ndarray, label: np.ndarray) -> tuple[slice, ...]:
     if label.ndim > 1:
         inside = inside | (label != 0).any(0)
     if not inside.any():
-        return (slice(None),) * inside.ndim
+        return tuple(slice(0, n) for n in inside.shape)
     from monai.transforms.utils import generate_spatial_bounding_box
 
     start, stop = generate_spatial_bounding_box(inside[None], select_fn=lambda x: x)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -137,7 +138,7 @@ def _train(
         return at
     if at and until is not None and at.round + 1 >= until:
         raise Paused
-    resume, at = at, at or Progress(-1, None, {})
+    resume, at, slow = at, at or Progress(-1, None, {}), False
     rounds = run_rounds(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch, keep_replies=False)
     for r in rounds:
         record = r.record(at.phase, handed if r.index == at.first else {}, plan.pooled)
@@ -148,7 +149,9 @@ def _train(
         at = replace(at, guard=r.guard_state)
         done, ended = r.index + 1 - at.first, is_finished(phase.algorithm, r.state)
         if done % plan.validate_every == 0 or done == plan.rounds or ended:
+            validating = time.perf_counter()
             at, record = _validate(phases, folder, at, record)
+            slow = slow or _note_slow(plan, record, time.perf_counter() - validating)
         incidents = (*record.incidents, *transport.incidents())
         record = replace(record, incidents=incidents, elapsed=round(time.perf_counter() - began, 3))
         folder.append(record)
@@ -167,6 +170,19 @@ def _train(
             break
         del r
     return at
+
+
+def _note_slow(plan: Plan, record: RoundRecord, seconds: float) -> bool:
+    """Say that validation takes longer than training, which is rarely meant; return whether it does."""
+    training = sum(site.seconds for site in record.sites.values())
+    if seconds <= max(training, 5.0):
+        return False
+    log.warning(
+        "validation took %.0f s and training %.0f s in round %d: validate less often (run.validate_every = %d), with a "
+        "larger window (train.window) or less overlap (train.overlap)",
+        seconds, training, record.round + 1, plan.validate_every * ceil(2 * seconds / max(training, 0.1)),
+    )  # fmt: skip
+    return True
 
 
 def _is_over(phase: Phase, at: Progress) -> bool:

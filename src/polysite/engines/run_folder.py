@@ -23,7 +23,6 @@
 A new run gets a new folder; nothing is ever overwritten.
 """
 
-import fcntl
 import json
 import math
 import platform
@@ -31,7 +30,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,6 +45,7 @@ from polysite.engines.record import Result, RoundRecord, read_records
 from polysite.engines.site_memory import Memory
 from polysite.errors import RunError
 from polysite.foreign import parse_json
+from polysite.locks import held
 from polysite.payload import plain
 from polysite.storage import draft_folder, link_file, write_file
 from polysite.tree import Tree
@@ -135,9 +135,9 @@ class RunFolder:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the folder's lock; a killed process releases it."""
-        with (self.path / ".lock").open("w") as file:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(held(self.path / ".lock"))
             except OSError as problem:
                 raise RunError(f"{self.path} is in use by another process; wait for it or stop it first") from problem
             yield

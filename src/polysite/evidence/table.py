@@ -5,12 +5,10 @@ its owner can read it. Several processes may add lines at once. A line that cann
 ``POLYSITE_EVIDENCE=off`` writes and reads no local table.
 """
 
-import fcntl
 import logging
 import os
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -18,6 +16,7 @@ from secrets import token_bytes
 
 from polysite.errors import ConfigError
 from polysite.evidence.lines import AnyLine, from_json, to_json
+from polysite.locks import held
 
 VARIABLE, OFF = "POLYSITE_EVIDENCE", "off"
 FILE, KEY = "evidence.jsonl", "evidence.key"
@@ -44,7 +43,9 @@ def append(line: AnyLine) -> None:
     """Add a line to the local table; OSError if it cannot be written."""
     with _locked(place()) as folder, _opened(folder / FILE, os.O_RDWR | os.O_APPEND) as file:
         size = os.fstat(file).st_size
-        cut = size and os.pread(file, 1, size - 1) != b"\n"  # a process died while it wrote
+        if size:
+            os.lseek(file, size - 1, os.SEEK_SET)
+        cut = size and os.read(file, 1) != b"\n"  # a process died while it wrote
         content = ("\n" * bool(cut) + to_json(line) + "\n").encode()
         while content:
             content = content[os.write(file, content) :]
@@ -108,23 +109,18 @@ def _parsed(lines: Iterable[str], where: str) -> Iterator[AnyLine]:
 def _locked(folder: Path) -> Iterator[Path]:
     """Make the folder and hold its lock, which a killed process releases."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _opened(folder / ".evidence.lock", os.O_RDWR) as lock:
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as problem:  # a line takes a millisecond, but a process may be stopped meanwhile
-                if time.monotonic() > until:
-                    raise TimeoutError(f"another process has held {folder} for {PATIENCE:.0f} seconds") from problem
-                time.sleep(0.01)
+    with ExitStack() as stack:
+        try:  # a line takes a millisecond, but a process may be stopped meanwhile
+            stack.enter_context(held(folder / ".evidence.lock", PATIENCE))
+        except BlockingIOError as problem:
+            raise TimeoutError(f"another process has held {folder} for {PATIENCE:.0f} seconds") from problem
         yield folder
 
 
 @contextmanager
 def _opened(file: Path, flags: int) -> Iterator[int]:
     """Open a file that only its owner can read; made if it is not there."""
-    handle = os.open(file, flags | os.O_CREAT, 0o600)
+    handle = os.open(file, flags | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
     try:
         yield handle
     finally:

@@ -1,32 +1,34 @@
 """The files of a MONAI bundle: configuration for inference, metadata, README.
 
-The preparation is written in MONAI's transforms, in the order and with the numbers of ``prepare``, so that a bundle
-needs MONAI only; polysite's own networks also need polysite. Without ground truth, a crop depends on the image alone,
-whereas training also keeps labelled voxels outside of it.
+The preparation is written in MONAI's transforms, in the order and with the numbers of ``prepare``, and the weights are
+read by a line of Python, so that a bundle needs MONAI and the reader of its scans only (NiBabel or Pillow). A bundle
+with a network of polysite's own, with cleaned masks or with a choice of models also needs polysite. Without ground
+truth, a crop depends on the image alone, whereas training also keeps labelled voxels outside of it.
 """
 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from polysite import config, study
-from polysite.algorithms import name_of
+from polysite import plugins
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.prepare import Prepare
 from polysite.engines.record import Result, mean_score
 from polysite.export.routing import CLUSTERS, OUTSIDE, QUANTILE, cluster_file, limits
+from polysite.export.served_model import Whose, method_of
 from polysite.models import Model
 from polysite.models.densenet import DenseNet
 from polysite.models.ensemble import Ensemble
+from polysite.models.monai import Monai
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.models.unet import UNet
 from polysite.payload import SiteId
@@ -39,23 +41,14 @@ SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/downlo
 SUPERVISION = "supervision."  # names of the further heads of a network with deep supervision
 WEIGHTS = "models/model.safetensors"
 VERSION = "1.0.0"  # of every bundle; a new export is a new bundle
-IMPORTS = (
-    "import csv",
-    "import io",
-    "import pathlib",
-    "import nibabel",
-    "import numpy as np",
-    "import torch",
-    "from PIL import Image",
-    "from safetensors.torch import load_model",
-)
+IMPORTS = ("import csv", "import io", "import json", "import pathlib", "import numpy as np", "import torch")
+TYPES = "{'F64': torch.float64, 'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16, 'I64': torch.int64}"
 SAVE_PICTURE = "Image.fromarray(mask).save(path)"
 SAVE_VOLUME = (
     "[(image.header.set_xyzt_units(*grid.header.get_xyzt_units()), nibabel.save(image, path))"
     " for grid in [nibabel.load(scan)] for image in [nibabel.Nifti1Image(mask, grid.affine)]]"
 )
 Config = dict[str, Any]
-Whose = Literal["all", "own", "others"]  # a model of all hospitals, of this one, or of others that trained it
 
 
 @dataclass(frozen=True)
@@ -131,7 +124,9 @@ class Bundle:
     @property
     def ours(self) -> bool:
         """Whether the network, or a step after it, is implemented by polysite."""
-        return isinstance(self.study.model, UNetSub | DenseNetSub | Ensemble) or self.study.train.clean.does
+        model = self.study.model
+        networks = model.members if isinstance(model, Ensemble) else (model,)
+        return any(isinstance(n, UNetSub | DenseNetSub) for n in networks) or self.study.train.clean.does
 
     @property
     def owner(self) -> str:
@@ -141,12 +136,9 @@ class Bundle:
     @cached_property
     def packages(self) -> dict[str, str]:
         """Versions of the required packages besides MONAI, torch and numpy."""
-        names = [
-            "safetensors",
-            "pillow" if self.scans.flat else "nibabel",
-            *(["polysite"] if self.ours or self.clusters else []),
-        ]
-        return {name: version(name) for name in names}
+        reader = "pillow" if self.scans.flat else "nibabel"
+        names = [reader, *(["polysite"] if self.ours or self.clusters else [])]
+        return {**{name: version(name) for name in names}, **_foreign_packages(self.study.model)}
 
     def weights(self, model: Tree) -> dict[str, torch.Tensor]:
         """Return parameters and buffers of a model by the names of the network, without heads that do not predict."""
@@ -171,31 +163,27 @@ class Bundle:
         }
 
 
-def method_of(chosen: Study) -> str:
-    """Describe the algorithms of a study."""
-    if isinstance(chosen.model, Ensemble):
-        return f"ensemble of {len(chosen.model.members)} networks"
-    if chosen.run.pooled:
-        return study.POOLED
-    return ", then ".join(_named(phase.algorithm) for phase in config.phases(chosen))
-
-
-def _named(algorithm: Any) -> str:
-    inner = getattr(algorithm, "inner", None)
-    return f"{name_of(algorithm)} around {_named(inner)}" if inner else name_of(algorithm)
+def _foreign_packages(model: Any) -> dict[str, str]:
+    """Return the package of a network from outside of polysite, with its version if it has one."""
+    if not plugins.is_foreign(model):
+        return {}
+    package = type(model).__module__.partition(".")[0]
+    found = packages_distributions().get(package, [])
+    return {found[0]: version(found[0])} if found else {package: "not a distribution: copy its files"}
 
 
 def inference(bundle: Bundle) -> Config:
     """Return the configuration that MONAI runs."""
+    flat = bundle.scans.flat
     return {
-        "imports": [f"${line}" for line in IMPORTS],
+        "imports": [f"${line}" for line in (*IMPORTS, "from PIL import Image" if flat else "import nibabel")],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/scans'",
         "output_dir": "$@bundle_root + '/predictions'",
         "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
         **_data(bundle.scans),
         **_network(bundle.study.model, bundle.dims, len(bundle.scans.modalities), len(bundle.channels)),
-        "network": f"$(load_model(@network_def, @bundle_root + '/{WEIGHTS}'), @network_def.to(@device).eval())[1]",
+        **_weights(),
         "preprocessing": {"_target_": "Compose", "transforms": _preparation(bundle)},
         "dataset": {"_target_": "Dataset", "data": "@data", "transform": "@preprocessing"},
         **_router(bundle),
@@ -204,6 +192,20 @@ def inference(bundle: Bundle) -> Config:
         "postprocessing": {"_target_": "Compose", "transforms": _decision(bundle)},
         "evaluator": "$lambda case: @postprocessing({**case, 'pred': @predict(case['image'])})",
         **_writing(bundle),
+    }
+
+
+def _weights() -> Config:
+    """Return the entries that read the safetensors file of the weights into the network; another network is refused."""
+    own = "{**dict(@network_def.named_parameters()), **dict(@network_def.named_buffers())}"
+    copied = "[own[k].data.copy_(@weights[k].reshape(own[k].shape)) for k in {**own, **@weights}]"
+    piece = "@stored[@begin + v['data_offsets'][0] : @begin + v['data_offsets'][1]]"
+    array = f"torch.frombuffer(bytearray({piece}), dtype={TYPES}[v['dtype']]).reshape(v['shape'])"
+    return {
+        "stored": f"$pathlib.Path(@bundle_root + '/{WEIGHTS}').read_bytes()",
+        "begin": "$8 + int.from_bytes(@stored[:8], 'little')",
+        "weights": f"${{k: {array} for k, v in json.loads(@stored[8 : @begin]).items() if k != '__metadata__'}}",
+        "network": f"$(lambda own: ({copied}, @network_def.to(@device).eval())[1])({own})",
     }
 
 
@@ -242,11 +244,28 @@ def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
         first, *growth = model.widths(**shape)
         sizes = {"first": first, "growth": growth, "blocks": list(model.blocks)}
         return {"network_def": {"_target_": "polysite.models.sub_networks.SubDenseNet", **shape, **sizes}}
+    if isinstance(model, Monai):
+        return {"network_def": {"_target_": f"monai.networks.nets.{model.network}", **_listed(model.shape(**shape))}}
+    if plugins.is_foreign(model):
+        return {"network_def": _foreign(model, shape)}
     shape = {"spatial_dims": dims, "in_channels": modalities, "out_channels": outputs}
     if isinstance(model, DenseNet):
         sizes = {"init_features": model.features, "growth_rate": model.growth, "block_config": list(model.blocks)}
         return {"network_def": {"_target_": "monai.networks.nets.densenet.DenseNet", **shape, **sizes}}
     return _unet(model, shape)
+
+
+def _listed(arguments: Config) -> Config:
+    """Return arguments as JSON holds them."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()}
+
+
+def _foreign(model: Any, shape: Config) -> str:
+    """Return the expression that builds a network from outside of polysite, by the package that has it."""
+    module, _, name = plugins.path_of(model).partition(":")
+    settings = {f.name: getattr(model, f.name) for f in fields(model) if f.init}
+    given = ", ".join(f"{k}={v!r}" for k, v in shape.items())
+    return f"$__import__('importlib').import_module({module!r}).{name}(**{settings!r}).build({given}, seed=0)"
 
 
 def _ensemble(model: Ensemble, dims: int, modalities: int, outputs: int) -> Config:
@@ -258,9 +277,12 @@ def _ensemble(model: Ensemble, dims: int, modalities: int, outputs: int) -> Conf
             for other in own if isinstance(entry, str) else ():
                 entry = entry.replace(f"@{other}", f"@member_{k}_{other}")
             entries[f"member_{k}_{name}"] = entry
-    members = [f"@member_{k}_network_def" for k in range(len(model.members))]
-    target = "polysite.models.ensemble_network.EnsembleNetwork"
-    return {**entries, "network_def": {"_target_": target, "members": members}}
+    count = len(model.members)
+    listed = ", ".join(f"@member_{k}_network_def" for k in range(count))
+    net = f"torch.nn.ModuleDict({{'members': torch.nn.ModuleList([{listed}])}})"
+    shares = f"net.register_buffer('weights', torch.full(({count},), 1 / {count}))"
+    mean = "lambda x: torch.stack([w * m(x).float() for w, m in zip(net.weights, net['members'])]).sum(0)"
+    return {**entries, "network_def": f"$(lambda net: ({shares}, setattr(net, 'forward', {mean}), net)[2])({net})"}
 
 
 def _unet(model: UNet, shape: Config) -> Config:
@@ -541,7 +563,7 @@ def _about(bundle: Bundle) -> str:
 
 def readme(bundle: Bundle, name: str) -> str:
     """Return the README of a bundle: what it is and how to run it."""
-    needs = " ".join(f"{package}=={number}" for package, number in bundle.packages.items())
+    needs = " ".join(f"{p}=={number}" for p, number in bundle.packages.items() if number[0].isdigit())
     own = "It was trained on patients of this hospital, for this hospital, and belongs there.\n\n"
     home = own if bundle.whose == "own" else ""
     run = "python -m monai.bundle run --config_file configs/inference.json"

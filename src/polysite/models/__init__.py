@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 from polysite.models.densenet import DenseNet
 from polysite.models.ensemble import Ensemble
+from polysite.models.monai import Monai
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.models.unet import UNet
 
-Model = UNet | DenseNet | UNetSub | DenseNetSub | Ensemble
+Model = UNet | DenseNet | UNetSub | DenseNetSub | Monai | Ensemble
 
 MODELS: Mapping[str, UNet | DenseNet | UNetSub | DenseNetSub] = {  # networks that can be trained
     "unet": UNet(),
@@ -19,4 +20,4 @@ MODELS: Mapping[str, UNet | DenseNet | UNetSub | DenseNetSub] = {  # networks th
     "densenet_sub": DenseNetSub(),
     "densenet_small_sub": DenseNetSub(blocks=(4, 4), growth=12, features=16),
 }
-CHOICES: Mapping[str, Model | type[Ensemble]] = {**MODELS, "ensemble": Ensemble}
+CHOICES: Mapping[str, Model | type[Ensemble] | type[Monai]] = {**MODELS, "monai": Monai, "ensemble": Ensemble}

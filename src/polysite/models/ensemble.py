@@ -14,11 +14,12 @@ from typing import Any
 
 from polysite.errors import ConfigError
 from polysite.models.densenet import DenseNet
+from polysite.models.monai import Monai
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.models.unet import UNet
 from polysite.tree import Tree
 
-Member = UNet | DenseNet | UNetSub | DenseNetSub
+Member = UNet | DenseNet | UNetSub | DenseNetSub | Monai
 WEIGHTS = "weights"  # name of the weights among the parameters
 
 

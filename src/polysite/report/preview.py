@@ -3,8 +3,8 @@
 A row shows the modalities of a case with the outlines of its labels; below are histograms of all shown cases.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
@@ -24,6 +24,7 @@ from polysite.data.sources import Source
 from polysite.engines.run_folder import file_name
 from polysite.errors import PolysiteError
 from polysite.report.drawing import COLOURS
+from polysite.storage import write_file
 
 OUTLINES = tuple(COLOURS[k] for k in (4, 1, 3, 2, 5))  # colours that are visible on grey
 SAMPLE = 200_000  # voxels of a volume that enter percentiles and histograms
@@ -119,16 +120,35 @@ def _affine(case: Case) -> np.ndarray:
     return np.diag([*case.spacing, 1.0]) if case.affine is None else case.affine
 
 
+def write_sheet(file: Path, title: str, rows: Sequence[Row], modalities: Sequence[str], labels: Sequence[str]) -> None:
+    """Write a sheet of these rows as PNG."""
+
+    def fill(draft: Path) -> None:
+        _sheet(title, rows, modalities, labels).savefig(draft, dpi=DPI, format="png")
+
+    write_file(file, fill)
+
+
 def _row(ref: CaseRef, panels: int) -> Row:
-    name = wrap(ref.name, 22)
     try:
         case = ref.open()
     except PolysiteError as problem:
-        return Row(name, problem=wrap(str(problem), int(13 * panels * PANEL)))
+        return Row(wrap(ref.name, 22), problem=wrap(str(problem), int(13 * panels * PANEL)))
+    known = [f"{what} {value}" for what, value in (("group", ref.group), ("class", ref.category)) if value]
+    return row_of(replace(case, name=ref.name), known)
+
+
+def row_of(case: Case, facts: Iterable[str] = ()) -> Row:
+    """Return the row of a case: the slice with most labelled voxels, with the outlines of its labels.
+
+    Args:
+        case: The case.
+        facts: Lines below its name, size and voxel size.
+    """
     image, label, (_, height, width) = upright(case)
     k = widest(label)
     return Row(
-        text=[*name, *_facts(ref, case)],
+        text=[*wrap(case.name, 22), *_facts(case), *(line for fact in facts for line in wrap(fact, 24))],
         pictures=list(image[:, k].copy()),
         masks=list(label[:, k].copy()),
         voxels=[_sample(volume[volume != 0]) for volume in case.image],
@@ -141,13 +161,11 @@ def _sample(voxels: np.ndarray) -> np.ndarray:
     return voxels[:: max(1, len(voxels) // SAMPLE)].copy()  # a view would keep the whole volume in memory
 
 
-def _facts(ref: CaseRef, case: Case) -> Iterator[str]:
+def _facts(case: Case) -> Iterator[str]:
     yield " × ".join(map(str, case.image.shape[1:]))
     yield f"{' × '.join(f'{s:.3g}' for s in case.spacing)} {case.unit or '(unit unknown)'}"
     if case.image.ndim == 4:
         yield f"axes {axes_of(case)}{' (assumed)' if case.affine is None else ''}"
-    for what, value in (("group", ref.group), ("class", ref.category)):
-        yield from wrap(f"{what} {value}", 24) if value else ()
 
 
 def _sheet(title: str, rows: Sequence[Row], modalities: Sequence[str], labels: Sequence[str]) -> Figure:

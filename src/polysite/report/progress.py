@@ -1,7 +1,7 @@
 """A progress bar for the terminal: round, site, current and best score."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -65,8 +65,33 @@ class Bar(Watch):
 
 
 @contextmanager
+def counted(title: str) -> Iterator[Callable[[float, int, str], None]]:
+    """Yield a function that shows how many of some things are done, a fraction included, and the current one."""
+    with _bars() as bars:
+        task: TaskID | None = None
+
+        def show(done: float, of: int, note: str) -> None:
+            nonlocal task
+            if task is None:
+                bars.start()
+                task = bars.add_task(f"{title:12}", total=of, note="")
+            bars.update(
+                task, completed=done, note=f"{min(int(done) + 1, of)} of {of} · {note}" if done < of else "done"
+            )
+
+        yield show
+
+
+@contextmanager
 def progress() -> Iterator[Bar]:
     """Yield a bar on standard error, where warnings are printed, too; standard output stays clean."""
+    with _bars() as bars:
+        yield Bar(bars)
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    """Yield the bars of rich, which start with the first task; warnings are printed above them."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),  # names may contain brackets
@@ -81,7 +106,7 @@ def progress() -> Iterator[Bar]:
     log.addHandler(handler)
     bars = Progress(*columns, console=console)
     try:
-        yield Bar(bars)
+        yield bars
     finally:
         if bars.live.is_started:
             bars.stop()

@@ -5,7 +5,7 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from polysite import config
+from polysite import config, plugins
 from polysite.algorithms import name_of
 from polysite.algorithms.base import check_sites, facts
 from polysite.config import Study
@@ -16,6 +16,7 @@ from polysite.engines.rounds import Watch
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.models.ensemble import Ensemble
+from polysite.models.monai import Monai
 from polysite.study.cases import PreparedCases, deal_cases, load_cases
 from polysite.training import tasks
 from polysite.training.network import Network
@@ -32,7 +33,9 @@ def check(study: Study, watch: Watch = Watch()) -> Mapping[str, SiteSplit]:
     """
     refuse_bare(study)
     refuse_ensemble(study)
+    refuse_lost(study)
     dealt = deal_cases(study, watch)
+    try_network(study)
     for phase in config.phases(study):
         phase.algorithm.init({}, [site for site, splits in dealt.items() if splits["train"]])  # may refuse these sites
         check_sites(phase.algorithm, *({i: len(s[k]) for i, s in dealt.items()} for k in ("train", "validation")))
@@ -47,6 +50,40 @@ def refuse_bare(study: Study) -> None:
     if facts(first).needs_model:
         name = name_of(first)
         raise ConfigError(f"{name} goes on from a model: let it come after another algorithm, under [[then]]")
+
+
+def refuse_lost(study: Study) -> None:
+    """Refuse a study whose own classes config.toml cannot name, so that it could not be resumed or evaluated."""
+    config.parse(config.dump(study), where="config.toml of this study")
+
+
+def try_network(study: Study) -> None:
+    """Refuse a network from outside of polysite that cannot predict a patch of zeros."""
+    if not (isinstance(study.model, Monai) or plugins.is_foreign(study.model)):
+        return
+    import torch
+
+    task = tasks.find(study.data.task, study.train.exclusive)
+    given = torch.zeros((1, len(study.data.modality_names), *study.train.patch))
+    outputs = task.outputs(study.data.label_names)
+    wanted = (1, outputs) if isinstance(task, tasks.Classify) else (1, outputs, *study.train.patch)
+    try:
+        with torch.no_grad():
+            made = build_module(study).eval()(given)
+    except ConfigError:
+        raise
+    except Exception as problem:
+        raise ConfigError(
+            f"the network cannot predict a patch of {list(study.train.patch)} voxels: {problem}; change train.patch, "
+            "or the network"
+        ) from problem
+    logits = made[0] if isinstance(made, tuple) and made else made
+    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != wanted:
+        got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ConfigError(
+            f"the network answers a patch of {list(given.shape)} with {got} instead of logits of {list(wanted)}: "
+            "change its arguments, or return such logits (further heads after them, in a tuple)"
+        )
 
 
 def refuse_ensemble(study: Study) -> None:

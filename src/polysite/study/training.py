@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from polysite import config, evidence, postprocessing
@@ -21,12 +22,16 @@ from polysite.engines.rounds import Progress, Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import Paused, RunError
 from polysite.evaluation_folder import EvaluationFolder, ExaminedSite
+from polysite.frames import frame, number
 from polysite.models.ensemble import Ensemble
+from polysite.spreadsheets import rows as csv_rows
 from polysite.storage import PRIVATE_FILE
 from polysite.study.cases import deal_cases, deal_volumes, pinned
 from polysite.study.engine import Engine, OpenedStudy, open_study
 from polysite.study.sites import POOLED, Materials, check
 from polysite.tree import Tree
+
+EFFORT = ("loss", "steps", "lr_sum", "seconds", "bytes_down", "bytes_up")  # columns of ``Run.rounds``
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,32 @@ class Run:
     def dice(self) -> dict[str, float]:
         """Return the mean Dice of every hospital, over its cases and labels; in a classification its accuracy."""
         return {site: mean_score({site: cases}, "site") for site, cases in self.result.scores.items() if cases}
+
+    def cases(self, evaluation: str | None = None) -> Any:
+        """Return all measures of every case and label: a pandas DataFrame, or dictionaries where there is no pandas.
+
+        Args:
+            evaluation: Name of an evaluation below ``evaluation/``; by default that of ``split``.
+        """
+        file = self.folder.path / "evaluation" / (evaluation or self.split) / "cases.csv"
+        if not file.is_file():
+            raise RunError(f"there is no {file}; 'polysite evaluate {self.folder.path}' writes it")
+        with file.open(newline="", encoding="utf-8") as lines:
+            names = ("model", "site", "case", "label")
+            found = [{k: v if k in names else number(v) for k, v in row.items()} for row in csv_rows(lines)]
+        return frame(found)
+
+    def rounds(self) -> Any:
+        """Return a row for every round and site: a pandas DataFrame, or dictionaries where there is no pandas."""
+        rows = []
+        for record in self.folder.records():
+            for site in sorted({*record.sites, *record.validation}):
+                done, validated = record.sites.get(site), record.validation.get(site)
+                effort = {k: getattr(done, k, None) for k in EFFORT}
+                score = fmean(validated.score.values()) if validated and validated.score else None
+                at = {"round": record.round, "phase": record.phase, "site": site}
+                rows.append({**at, **effort, "share": record.shares.get(site), "validation": score})
+        return frame(rows)
 
     @property
     def mean(self) -> float:

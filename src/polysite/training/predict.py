@@ -78,13 +78,24 @@ def mirrored(network: Network) -> Network:
 
 
 def windowed(
-    network: Network, images: Iterable[tuple[str, torch.Tensor]], window: tuple[int, ...], overlap: float
+    network: Network,
+    images: Iterable[tuple[str, torch.Tensor]],
+    window: tuple[int, ...],
+    overlap: float,
+    most: int = 0,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the logits of every named image; each pass takes windows of as many images as it needs.
 
     The windows, their weights and the padding of small images are those of MONAI's ``sliding_window_inference``.
+
+    Args:
+        network: The network.
+        images: Names and images (modality, *space).
+        window: Size of a window.
+        overlap: Share of a window that the next one overlaps.
+        most: Windows per pass; 0 for as many as suit a GPU.
     """
-    most = max(BATCH, min(MOST, VOXELS // max(1, torch.Size(window).numel())))
+    most = most or windows_per_pass(window)
     begun: deque[_Canvas] = deque()
     waiting: deque[tuple[_Canvas, tuple[int, ...]]] = deque()
     for name, image in images:
@@ -99,6 +110,21 @@ def windowed(
         _pass(network, [waiting.popleft() for _ in range(min(most, len(waiting)))])
     for canvas in begun:
         yield canvas.finish()
+
+
+def windows_per_pass(window: Sequence[int]) -> int:
+    """Return the number of windows that go through the network together on a GPU."""
+    return max(BATCH, min(MOST, VOXELS // max(1, torch.Size(window).numel())))
+
+
+def count_windows(size: Sequence[int], window: Sequence[int], overlap: float) -> int:
+    """Return the number of windows of an image.
+
+    >>> count_windows((300, 128), (128, 128), 0.5), count_windows((20, 20), (32, 32), 0.5)
+    (4, 1)
+    """
+    counts = [len(_starts(max(s, w), w, overlap)) for s, w in zip(size, window, strict=True)]
+    return int(torch.Size(counts).numel())
 
 
 class _Canvas:

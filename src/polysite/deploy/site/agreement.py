@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from polysite import config, study
+from polysite import config, plugins, study
 from polysite.algorithms import names_of
 from polysite.algorithms.base import Algorithm, Kind, facts, small_models, small_sums
 from polysite.config import Study
@@ -105,7 +105,8 @@ class Agreements:
 
     def agree(self, id: str, text: str, policy: SitePolicy, now: datetime) -> Agreed:
         """Take part, if the policy allows everything that the study will ask and the data fit."""
-        wanted = config.parse(text, where="the study")
+        with plugins.only(policy.digests):
+            wanted = config.parse(text, where="the study")
         if any(phase.run.pooled for phase in config.phases(wanted)):
             raise Refusal("run.pooled would bring all scans to one place; no scan leaves this site")
         if wanted.split.file:

@@ -28,6 +28,7 @@ MAX_LIMIT, MAX_DAYS = 1e7, 400
 GIGABYTE = 1e9
 BARE = ("one", "rate")  # kinds that say nothing about cases
 KINDS: tuple[Kind, ...] = tuple(k for k in get_args(Kind) if k != "cases")  # these have a key of their own
+PACKAGE = re.compile(r"\w+ [0-9a-f]{64}")  # a package and the digest of its files
 CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|24:00)")
 
 TEXT = """\
@@ -93,6 +94,10 @@ case_scores = true
 
 # whether the assessment may describe the cases here
 assess = true
+
+# packages that you have installed and whose algorithms and networks a study may name, each with the digest that
+# 'polysite site package NAME' prints: ["my_lab 3f0c..."]; code never arrives from the coordinator
+packages = []
 """
 
 
@@ -143,10 +148,16 @@ class SitePolicy:
     case_vectors: bool = False
     case_scores: bool = True
     assess: bool = True
+    packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.version not in range(1, VERSION + 1):
             raise ConfigError(f"version = {self.version}, and this polysite reads up to {VERSION}: install a newer one")
+        odd = next((p for p in self.packages if not PACKAGE.fullmatch(p)), None)
+        if odd is not None:
+            raise ConfigError(
+                f"packages names {odd!r}; write a package and its digest, as 'polysite site package' does"
+            )
         for kind in self.kinds:
             if kind == "cases":
                 raise ConfigError("kinds names 'cases'; numbers of single cases have a key of their own, case_vectors")
@@ -183,6 +194,11 @@ class SitePolicy:
             "policy.toml has version 1: case_scores = true now lets all measures of a case leave, not only its Dice; "
             "write version = 2 into it if that is meant, or case_scores = false",
         )
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The digest of every package whose code a study may name."""
+        return dict(entry.split() for entry in self.packages)
 
     def refuse(self, intent: Intent, now: datetime) -> str | None:
         """Return why a request is refused, or None if it is allowed. ``now`` decides about the hours."""

@@ -1,0 +1,274 @@
+"""The predictor: from a prepared scan to masks, by the model of one finished run, or of several as an ensemble.
+
+Scans are prepared as in training. Windows are those of validation, except where ``Options`` changes them. The logits of
+several runs are averaged with equal weights, window by window. A run with clusters of patients (CFFT) chooses the model
+of every scan by its radiomic features, as ``export.routing`` describes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polysite import machine
+from polysite.data.case import Case
+from polysite.data.placement import Placement
+from polysite.data.prepare import Prepare
+from polysite.errors import ConfigError
+from polysite.export.routing import GLOBAL, Route, route
+from polysite.export.served_model import ServedModel, hidden_modalities, open_finished, served_model
+from polysite.payload import SiteId
+from polysite.training import tasks
+from polysite.training.cleaning import cleaned
+from polysite.training.network import Network
+from polysite.training.predict import BATCH, count_windows, mirrored, windowed, windows_per_pass
+from polysite.training.torch_site import radiomics_of
+
+SHARE = 0.5  # of the free memory that a pass, or the logits of a scan, may take
+FLOAT = 4  # bytes of a number
+Step = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to predict; None is what the run used in validation.
+
+    Args:
+        site: Hospital whose model is used; None where all hospitals share one.
+        mirror: Average over all mirror images of every window: 8 times the time in 3D, 4 times in 2D.
+        overlap: Share of a window that the next one overlaps, 0 to less than 1.
+        batch: Windows per pass; 0 for as many as suit the device and its free memory.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+    """
+
+    site: SiteId | None = None
+    mirror: bool | None = None
+    overlap: float | None = None
+    batch: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.overlap is not None and not 0 <= self.overlap < 1:
+            raise ConfigError(f"the overlap {self.overlap} must lie in [0, 1)")
+        if self.batch < 0:
+            raise ConfigError(f"the batch {self.batch} must be a number of windows, or 0 to choose it")
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What was predicted for a scan."""
+
+    masks: np.ndarray | None = None  # (label, *space) of the scan; None in a classification
+    probabilities: np.ndarray | None = None  # of every class, in a classification
+    routes: tuple[Route | None, ...] = ()  # of every run; None for a run with one model
+
+
+class Predictor:
+    """The models of finished runs, ready to predict.
+
+    Args:
+        runs: Folders of finished runs; several are an ensemble.
+        options: How to predict.
+    """
+
+    def __init__(self, runs: Sequence[Path | str], options: Options = Options()):
+        if not runs:
+            raise ConfigError("no run is given; name the folder of a finished run")
+        self.options = options
+        self.members = [_member(run, options.site) for run in runs]
+        for run, member in zip(runs[1:], self.members[1:], strict=True):
+            _check_alike(runs[0], self.members[0], run, member)
+        first = self.members[0]
+        self.study, self.labels, self.modalities = first.study, first.result.labels, first.result.modalities
+        self.task = tasks.find(first.result.task, self.study.train.exclusive)
+        self.zero = hidden_modalities(self.study, options.site)
+        self.missing = "missing" in getattr(self.study.data, "allow", ())
+        train = self.study.train
+        self.window = tuple(train.window or train.patch)
+        self.overlap = train.overlap if options.overlap is None else options.overlap
+        self.mirror = train.mirror if options.mirror is None else options.mirror
+        self.networks = [self._network(member) for member in self.members]
+        self.device = self.networks[0].device
+        self._bytes = self._pass_bytes()
+        self.batch = options.batch or self._batch()
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the task is classification."""
+        return isinstance(self.task, tasks.Classify)
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether a voxel has at most one label."""
+        return isinstance(self.task, tasks.Exclusive)
+
+    @property
+    def dims(self) -> int:
+        """Spatial dimensions of a scan: 3 for volumes that are predicted slice by slice."""
+        return len(self.window) + bool(self.study.slices.axis)
+
+    @property
+    def prepare(self) -> Prepare:
+        """The preparation of a scan; slices of a volume lie along its first axis."""
+        return self.study.slices.oriented(self.study.prepare)
+
+    def prepared(self, case: Case) -> tuple[Case, Placement]:
+        """Return a scan as the network sees it, and its place in the scan."""
+        flat = (1,) * bool(self.study.slices.axis)
+        return self.prepare.place(case, (*flat, *self.study.train.patch))
+
+    def predict(self, case: Case, place: Placement, step: Step = lambda _: None) -> Prediction:
+        """Return the prediction of a prepared scan.
+
+        Args:
+            case: The prepared scan.
+            place: Its place in the scan.
+            step: Called with the share of the windows that are done.
+        """
+        routes = tuple(self._choose(k, case) for k in range(len(self.members)))
+        if self.classifies:
+            return Prediction(probabilities=self._classify(case.image, step), routes=routes)
+        masks = np.stack(list(self._masks(case, step)), 1) if self.study.slices.axis else next(self._masks(case, step))
+        return Prediction(masks=place.restore(masks), routes=routes)
+
+    def count(self, case: Case) -> int:
+        """Return the number of windows of a prepared scan, without their mirror images."""
+        if self.classifies:
+            return 1
+        space = case.image.shape[1:]
+        slices = space[0] if self.study.slices.axis else 1
+        return slices * count_windows(space[-len(self.window) :], self.window, self.overlap)
+
+    def _masks(self, case: Case, step: Step) -> Iterator[np.ndarray]:
+        """Yield the cleaned masks of a prepared volume, or of each of its slices."""
+        stack = bool(self.study.slices.axis)
+        parts = [case.image[:, k] for k in range(case.image.shape[1])] if stack else [case.image]
+        total, clean = self.count(case), self.study.train.clean
+        home = self._home(parts[0].shape[1:])
+        done = 0
+
+        def network(x: torch.Tensor) -> torch.Tensor:
+            nonlocal done
+            logits = self.logits(x.to(self.device))
+            done += len(x)
+            step(done / total)
+            return logits.to(home)
+
+        images = ((str(k), torch.from_numpy(np.ascontiguousarray(part)).to(home)) for k, part in enumerate(parts))
+        spacing = case.spacing[-len(self.window) :]
+        with torch.inference_mode():
+            for _, logits in windowed(network, images, self.window, self.overlap, self.batch):
+                masks = self.task.masks(logits).cpu().numpy()
+                yield cleaned(masks, clean, spacing, case.unit, self.exclusive) if clean.does else masks
+
+    def _classify(self, image: np.ndarray, step: Step) -> np.ndarray:
+        with torch.inference_mode():
+            logits = self.logits(torch.from_numpy(image)[None].to(self.device))[0]
+        step(1.0)
+        return np.asarray(torch.softmax(logits, 0).cpu())
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean logits of all runs for a batch of windows."""
+        found = [(mirrored(n.infer) if self.mirror else n.infer)(x) for n in self.networks]
+        return found[0] if len(found) == 1 else torch.stack(found).mean(0)
+
+    def _network(self, member: ServedModel) -> Network:
+        """Return the network of a run with its parameters, on the device, in evaluation mode."""
+        module = member.study.model.build(
+            dims=len(self.window),
+            modalities=len(self.modalities),
+            outputs=self.task.outputs(self.labels),
+            seed=member.study.seed,
+        )
+        network = Network(module, replace(member.study.train, device=self.options.device, compile=False))
+        network.write(_lifted(member.model, network))
+        network.module.eval()
+        return network
+
+    def _choose(self, number: int, case: Case) -> Route | None:
+        """Give the network of a run the model of a scan's cluster; return the route, None for a run with one model."""
+        clusters, network = self.members[number].clusters, self.networks[number]
+        if clusters is None:
+            return None
+        mask = self.prepare.brain(case.image, self.modalities)
+        vector = radiomics_of(case.image, mask, case.spacing, clusters.bin_width)
+        found = route(clusters.mixture, clusters.cases, vector)
+        chosen = clusters.start if found.model == GLOBAL else clusters.models[found.model]
+        network.write(_lifted(chosen, network))
+        return found
+
+    def _home(self, size: Sequence[int]) -> torch.device:
+        """Return where the logits of a scan are summed: on the device, or in main memory if they do not fit there."""
+        if self.device.type == "cpu":
+            return self.device
+        channels = len(self.modalities) + self.task.outputs(self.labels) + 1
+        needed = FLOAT * channels * int(np.prod(np.maximum(size, self.window)))
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return self.device if needed < SHARE * free else torch.device("cpu")
+
+    def _batch(self) -> int:
+        """Return the number of windows per pass that suits the device and fits into its free memory."""
+        usual = BATCH if self.device.type == "cpu" else windows_per_pass(self.window)
+        free = machine.memory().free if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0]
+        return int(max(1, min(usual, SHARE * free // max(1, self._bytes))))
+
+    def _pass_bytes(self) -> int:
+        """Return an upper bound of the bytes that one window takes: the outputs of all layers, of the largest network.
+
+        They are those of a small window, scaled to the number of voxels. A forward pass frees most of them on its way.
+        """
+        side = tuple(min(n, 2 * self.study.model.divisor) for n in self.window)
+        counts = [0] * len(self.networks)
+
+        def note(k: int, made: Any) -> None:
+            counts[k] += made.numel() if isinstance(made, torch.Tensor) else 0
+
+        for k, network in enumerate(self.networks):
+            hooks = [
+                layer.register_forward_hook(lambda _layer, _given, made, k=k: note(k, made))
+                for layer in network.module.modules()
+                if next(layer.parameters(recurse=False), None) is not None
+            ]
+            try:
+                with torch.inference_mode():
+                    network.module(torch.zeros((1, len(self.modalities), *side), device=network.device))
+            except (RuntimeError, ValueError):  # a network that wants another size: nothing is known
+                counts[k] = 0
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        return int(FLOAT * max(counts) * np.prod(self.window) / np.prod(side))
+
+
+def _lifted(model: Any, network: Network) -> dict[str, torch.Tensor]:
+    return {k: torch.as_tensor(v, device=network.device) for k, v in model.items()}
+
+
+def _member(run: Path | str, site: SiteId | None) -> ServedModel:
+    """Return the model of a run. Of runs whose hospitals share a model, the site need not be one of theirs."""
+    folder = open_finished(run)
+    shared = (folder.path / "models" / "best.safetensors").exists()
+    known = site is None or site in folder.result.validation
+    return served_model(folder, site if known or not shared else None)
+
+
+def _check_alike(one: Path | str, first: ServedModel, two: Path | str, other: ServedModel) -> None:
+    """Refuse runs whose models do not see the same, or do not predict the same."""
+    a, b = first.study, other.study
+    compared: list[tuple[str, Any, Any]] = [
+        ("task", first.result.task, other.result.task),
+        ("labels", first.result.labels, other.result.labels),
+        ("modalities", first.result.modalities, other.result.modalities),
+        ("preparation", a.prepare, b.prepare),
+        ("slices", a.slices, b.slices),
+        ("train.exclusive", a.train.exclusive, b.train.exclusive),
+        ("train.patch", a.train.patch, b.train.patch),
+        ("train.window", a.train.window, b.train.window),
+        ("train.clean", a.train.clean, b.train.clean),
+    ]
+    odd = next((what for what, here, there in compared if here != there), None)
+    if odd is not None:
+        raise ConfigError(f"{two} differs from {one} in its {odd}; runs that predict together need equal ones")

@@ -1,0 +1,337 @@
+"""Algorithms, networks and layouts from outside of polysite: trained, killed, resumed, evaluated, served, predicted."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+import polysite as ps
+from consortium import Inside, go, workers
+from polysite import config, plugins
+from polysite.data import layouts
+from polysite.errors import ConfigError, PolysiteError
+from polysite.export.serve import serve_model
+from polysite.models.names import canonical
+from test_study import SMALL
+
+LAB = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from polysite import tree
+from polysite.algorithms.average import average, send_model, serve_received
+from polysite.payload import Payload
+
+
+@dataclass(frozen=True)
+class State:
+    model: dict
+
+
+@dataclass(frozen=True)
+class HalfStep:
+    """Federated averaging that goes only a part of the way.
+
+    Args:
+        share: Part of the way.
+    """
+
+    share: float = 0.5
+    reply: ClassVar[dict] = {"model": "model", "weight": "count"}
+    needs: ClassVar[str] = "sum"
+    plain_sgd: ClassVar[bool] = False
+    strangers: ClassVar[bool] = True
+
+    def init(self, params, sites):
+        return State(params)
+
+    send = send_model
+    serve = serve_received
+
+    def local(self, got, memory, site):
+        return Payload(model=site.fit(got["model"]).params, weight=site.size), memory
+
+    def merge(self, state, replies):
+        return State(tree.mean([state.model, average(replies)], [1 - self.share, self.share]))
+
+
+@dataclass(frozen=True)
+class Net:
+    """Two convolutions.
+
+    Args:
+        width: Channels.
+    """
+
+    width: int = 4
+    task: ClassVar[str] = "segmentation"
+    divisor: ClassVar[int] = 1
+
+    def build(self, *, dims, modalities, outputs, seed):
+        torch.manual_seed(seed)
+        conv = torch.nn.Conv3d if dims == 3 else torch.nn.Conv2d
+        first, last = conv(modalities, self.width, 3, padding=1), conv(self.width, outputs, 1)
+        return torch.nn.Sequential(first, torch.nn.ReLU(), last)
+
+
+def pairs_by_letter(root):
+    """a1.nii.gz and b1.nii.gz."""
+    from polysite.data.manifest import Row
+
+    return [Row("all", f.name[1:-7], {"t1": f.name}, "b" + f.name[1:]) for f in sorted(root.glob("a*.nii.gz"))]
+
+
+class Empty:
+    pass
+'''
+TOML = """
+[algorithm]
+name = "my_lab.parts:HalfStep"
+share = 0.7
+[model]
+name = "my_lab.parts:Net"
+width = 3
+[data]
+name = "files"
+path = "{data}"
+[train]
+patch = [16, 16, 16]
+device = "cpu"
+augment = "none"
+[run]
+rounds = 4
+checkpoint_every = 1
+"""
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A package that is installed nowhere but on the path."""
+    home = tmp_path / "lab"
+    (home / "my_lab").mkdir(parents=True)
+    (home / "my_lab" / "__init__.py").write_text("")
+    (home / "my_lab" / "parts.py").write_text(LAB)
+    monkeypatch.syspath_prepend(str(home))
+    yield home
+    for name in [n for n in sys.modules if n.split(".")[0] == "my_lab"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def data(tmp_path):
+    rows = ["site,case,t1,label,labels"]
+    for k in range(10):
+        rng, file = np.random.default_rng(k), f"s{k}.nii.gz"
+        image, truth = rng.normal(100, 10, (18, 17, 16)).astype(np.float32), np.zeros((18, 17, 16), np.uint8)
+        truth[4:12, 5:12, 3:10] = 1
+        for name, array in ((file, image + 50 * truth), (f"m{k}.nii.gz", truth)):
+            nibabel.save(nibabel.Nifti1Image(array, np.diag([1, 1, 2, 1.0])), tmp_path / name)
+        rows.append(f"{('east', 'north')[k % 2]},c{k},{file},m{k}.nii.gz,box=1")
+    (tmp_path / "manifest.csv").write_text("\n".join(rows))
+    return tmp_path / "manifest.csv"
+
+
+def polysite(lab, *words, wait=True):
+    """Run the command line in a process of its own, where the package is on the path."""
+    source = str(Path(ps.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, str(lab)]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "polysite.cli", *map(str, words)]
+    if not wait:
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_own_algorithm_and_network_from_training_to_predictions(lab, data, tmp_path):
+    """Killed after its first round, resumed in another process, evaluated, served as a bundle, and used to predict."""
+    study, run = tmp_path / "study.toml", tmp_path / "run"
+    study.write_text(TOML.format(data=data))
+    begun = polysite(lab, "train", study, "--out", run, "--set", "run.rounds=40", "--quiet", wait=False)
+    until = time.monotonic() + 120
+    while not (run / "rounds.jsonl").exists() or not (run / "rounds.jsonl").read_text().count("\n"):
+        assert begun.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    begun.kill()
+    begun.wait()
+    assert not (run / "result.json").exists()
+    polysite(lab, "train", "--resume", run, "--quiet", "--no-page")
+    assert (
+        "my_lab.parts:HalfStep" in (run / "config.toml").read_text()
+        and "share = 0.7" in (run / "config.toml").read_text()
+    )
+    assert len((run / "rounds.jsonl").read_text().splitlines()) == 40
+    polysite(lab, "evaluate", run, "--split", "validation", "--quiet")
+    polysite(lab, "serve-model", run, "--out", tmp_path / "bundle", "--quiet")
+    polysite(lab, "predict", run, data, "--out", tmp_path / "masks", "--quiet")
+    polysite(lab, "compare", run, "--out", tmp_path / "page", "--quiet")
+    polysite(lab, "predict", run, tmp_path / "s0.nii.gz", "--out", tmp_path / "one", "--quiet")
+    whole = config.load(run / "config.toml")
+    again = ps.train(replace(whole, data=ps.Files(str(data))), tmp_path / "again")
+    assert again.result.test == ps.Run(again.folder.open(run), again.folder.open(run).result).result.test
+    rows = list(csv.DictReader((tmp_path / "masks" / "volumes.csv").read_text().splitlines()))
+    assert len(rows) == 10
+    about = json.loads((tmp_path / "bundle" / "configs" / "metadata.json").read_text())
+    assert "my_lab" in about["required_packages_version"]
+    source = str(Path(ps.__file__).parents[1])
+    code = (
+        "from monai.bundle import run; import sys; b, s, o = sys.argv[1:]; "
+        "run(config_file=b + '/configs/inference.json', bundle_root=b, dataset_dir=s, output_dir=o)"
+    )
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / "c0.nii.gz").write_bytes((tmp_path / "s0.nii.gz").read_bytes())
+    words = [sys.executable, "-c", code, tmp_path / "bundle", tmp_path / "scans", tmp_path / "answers"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, str(lab)])}
+    done = subprocess.run([*map(str, words)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    one, two = (nibabel.load(tmp_path / where / "c0" / "c0_box.nii.gz").dataobj for where in ("answers", "masks"))
+    assert (np.asarray(one) != np.asarray(two)).sum() <= 2
+
+
+def test_a_hospital_runs_a_package_that_it_installed_and_named(lab, tmp_path):
+    """Its policy names package and digest; without, or with other files, it refuses before the code is imported."""
+    chosen = replace(SMALL, data=ps.Phantom(shape=(24, 24, 24), sites={n: ps.Hospital(cases=6) for n in "abc"}))
+    chosen = config.vary(
+        chosen, {"algorithm": {"name": "my_lab.parts:HalfStep"}, "run": {"rounds": 2, "guard": {"use": "off"}}}
+    )
+    allowed = (f"my_lab {plugins.digest('my_lab')}",)
+    done = go(tmp_path, chosen, Inside(workers(tmp_path, packages=allowed)))
+    simulated = ps.train(chosen, tmp_path / "simulated", evaluate=False)
+    assert done.result.best_round == simulated.result.best_round and len(done.folder.records()) == 2
+    scores = [[round(v.loss, 6) for v in r.validation.values()] for r in done.folder.records()]
+    assert scores == [[round(v.loss, 6) for v in r.validation.values()] for r in simulated.folder.records()]
+    for policy, why in (((), "policy.toml does not name"), ((f"my_lab {'0' * 64}",), "are not those that policy.toml")):
+        with pytest.raises(PolysiteError, match=why):
+            go(tmp_path / why[:3], chosen, Inside(workers(tmp_path / why[:3], packages=policy)), wait=1)
+    (lab / "my_lab" / "more.py").write_text("x = 1")
+    with (
+        pytest.raises(ConfigError, match="the files of the package 'my_lab' are not those"),
+        plugins.only({"my_lab": allowed[0].split()[1]}),
+    ):
+        config.parse(config.dump(chosen))
+
+
+def test_nothing_is_imported_that_may_not_be(lab):
+    with plugins.only({}), pytest.raises(ConfigError, match=r"'my_lab', which policy\.toml does not name"):
+        config.parse('algorithm.name = "my_lab.parts:HalfStep"')
+    assert "my_lab.parts" not in sys.modules
+    with plugins.only({"sys": "0"}), pytest.raises(ConfigError, match="'sys' has no files of its own"):
+        config.parse('algorithm.name = "sys:exit"')
+
+
+def test_names_that_cannot_be_found_are_explained(lab):
+    for name, why in (
+        ("my_lib.parts:HalfStep", "there is no module 'my_lib' here; install its package"),
+        ("my_lab.parts:HalfSteps", "my_lab.parts has no 'HalfSteps'; did you mean 'HalfStep'"),
+        ("my_lab.parts:Empty", "must be a frozen dataclass with init, send"),
+        ("fedavgg", "there is no algorithm called 'fedavgg'; did you mean 'fedavg'"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            config.parse(f'algorithm.name = "{name}"')
+    with pytest.raises(ConfigError, match=r"unknown key 'algorithm\.shar'; did you mean 'share'"):
+        config.parse('algorithm = { name = "my_lab.parts:HalfStep", shar = 1.0 }')
+
+
+def test_what_cannot_be_read_back_is_refused_before_training(lab, tmp_path):
+    half = config.parse('algorithm.name = "my_lab.parts:HalfStep"').algorithm
+
+    @dataclass(frozen=True)
+    class Local(type(half)):
+        pass
+
+    with pytest.raises(ConfigError, match="Local is defined in a function, so the run could not be resumed"):
+        ps.train(replace(SMALL, algorithm=Local()), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_entry_point_of_a_package_is_a_name(lab, monkeypatch):
+    about = lab / "my_lab-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-lab\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[polysite.algorithms]\nhalf = my_lab.parts:HalfStep\n[polysite.models]\ntiny = my_lab.parts:Net\n"
+        "[polysite.layouts]\nletters = my_lab.parts:pairs_by_letter\n"
+    )
+    study = config.parse('algorithm = "half"\nmodel = "tiny"')
+    assert type(study.algorithm).__name__ == "HalfStep" and study.model.width == 4
+    assert config.parse(config.dump(study)) == study and "my_lab.parts:Net" in config.dump(study)
+    assert plugins.names("layouts") == ["letters"]
+
+
+def test_an_own_layout(lab, tmp_path):
+    for k in range(3):
+        for letter, array in (("a", np.random.rand(5, 5, 5)), ("b", np.eye(5, dtype=np.uint8)[None].repeat(5, 0))):
+            nibabel.save(nibabel.Nifti1Image(array.astype(np.float32), np.eye(4)), tmp_path / f"{letter}{k}.nii.gz")
+    found = layouts.scan(tmp_path, "my_lab.parts:pairs_by_letter").manifest
+    assert [r.case for r in found.rows] == ["0", "1", "2"]
+    assert ps.Files(str(tmp_path), format="my_lab.parts:pairs_by_letter").label_names == ("label_1",)
+    with pytest.raises(ConfigError, match="there is no format called 'letterz'"):
+        layouts.scan(tmp_path, "letterz")
+
+
+@pytest.mark.parametrize(
+    ("network", "arguments"),
+    [
+        ("SegResNet", {"init_filters": 8, "blocks_down": [1, 2], "blocks_up": [1]}),
+        ("AttentionUnet", {"channels": [4, 8], "strides": [2]}),
+    ],
+)
+def test_any_network_of_monai(network, arguments, tmp_path):
+    text = config.dump(replace(SMALL, model=ps.Monai(network, **arguments)))
+    study = config.parse(text)
+    assert study.model.arguments == arguments and f'network = "{network}"' in text
+    run = ps.train(study, tmp_path / "run", evaluate=False)
+    assert len(run.folder.records()) == 2
+    bundle = serve_model(tmp_path / "run")
+    about = json.loads((bundle / "configs" / "metadata.json").read_text())
+    assert set(about["required_packages_version"]) == {"nibabel"}
+    shown = json.loads((bundle / "configs" / "inference.json").read_text())["network_def"]
+    assert shown["_target_"] == f"monai.networks.nets.{network}" and shown["in_channels"] == 4
+
+
+def test_a_classifier_of_monai_and_canonical_names():
+    model = ps.Monai("DenseNet121", task="classification")
+    net = model.build(dims=2, modalities=3, outputs=2, seed=0)
+    assert net(torch.zeros(2, 3, 64, 64)).shape == (2, 2)
+    same = model.build(dims=2, modalities=3, outputs=2, seed=0)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), same.parameters(), strict=True))
+    assert canonical("class_layers.out.weight") == "head.out.weight"
+
+
+def test_a_wrong_model_is_a_sentence(tmp_path):
+    for model, why in (
+        (torch.nn.Conv3d(1, 1, 1), "model is of the type Conv3d, which is no model of polysite"),
+        (ps.UNet, r"model is the class UNet, .* give an instance such as ps.UNet\(\)"),
+        ("unet", "model is of the type str"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            replace(SMALL, model=model)
+    for model, why in (
+        (ps.Monai("SegResnet"), "MONAI has no network called 'SegResnet'; did you mean 'SegResNet'"),
+        (
+            ps.Monai("SegResNet", init_filter=8),
+            "MONAI's SegResNet has no argument 'init_filter'; did you mean 'init_filters'",
+        ),
+        (ps.Monai("UNETR"), r"MONAI's UNETR\(.*\) cannot be built: .*img_size"),
+        (
+            ps.Monai("DenseNet", block_config=[1, 1], init_features=4),
+            r"the network answers a patch of \[1, 4, 16, 16, 16\] with \[1, 3\] instead of logits of",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            ps.train(replace(SMALL, model=model), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match=r"model\.network is missing"):
+        config.parse('model.name = "monai"')
