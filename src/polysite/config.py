@@ -31,6 +31,7 @@ from polysite.data.slices import Slices, Step
 from polysite.data.sources import SOURCES, Counted, Phantom, Source
 from polysite.data.split import Split
 from polysite.engines.plan import Plan
+from polysite.engines.secure.settings import check_algorithm
 from polysite.errors import ConfigError, nearest, shown
 from polysite.foreign import parse_toml
 from polysite.heterogeneity.exchange import Assess
@@ -91,6 +92,8 @@ class Study:
         if self.run.pooled and not facts(self.algorithm).poolable:
             name = name_of(self.algorithm)
             raise ConfigError(f"run.pooled is centralised training and goes with fedavg or cfft, not with {name!r}")
+        if self.run.secure.on:
+            check_algorithm(self.algorithm)
         self.train.allow(self.algorithm, name_of(self.algorithm))
         if self.train.foreground and self.model.task == "classification":
             raise ConfigError(

@@ -12,6 +12,7 @@ score      payload to serve from, split                   ``Scored``: Dice or ac
 examine    payload to serve from, split, tolerance        ``Measured``: all measures of every case
 serve      payload to serve from, name to save under      ``Digests`` of the models
 begin      payload of the best round of an earlier phase  ``Begun``
+mask       a step of a secure sum (engines/secure)        ``MaskTaken`` and a payload
 =========  =============================================  ==========================================
 
 Instead of any response, a site may answer ``Refused`` (its policy or settings forbid the request) or ``Failed``.
@@ -29,6 +30,7 @@ from typing import Any, Literal, get_args
 from polysite.buffers import Buffer
 from polysite.data.case import SPLITS
 from polysite.engines.record import scores_from_plain, scores_to_plain
+from polysite.engines.secure.member import STEPS, MaskStep
 from polysite.errors import PayloadError, shown
 from polysite.metrics.measures import MEASURES
 from polysite.metrics.overlap import BACKGROUND
@@ -39,7 +41,7 @@ from polysite.tree import Tree
 PROTOCOL = 2  # 0.1.0 spoke 1
 
 Header = Mapping[str, Any]
-RequestKind = Literal["hello", "begin", "assess", "train", "score", "examine", "serve"]
+RequestKind = Literal["hello", "begin", "assess", "train", "score", "examine", "serve", "mask"]
 
 NUMBERS = range(-1, 1_000_000)  # of rounds, phases and versions
 MAX_LISTED = 10_000  # numbers in a list
@@ -49,6 +51,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "kind": get_args(RequestKind),
     "split": ("", "validation", "test"),
     "name": ("", "best", "common", "last"),
+    "step": STEPS,
 }
 STUDY = re.compile(r"[A-Za-z0-9-]{1,64}")
 
@@ -78,6 +81,7 @@ class Request:
         name: Name under which the site saves the models that it is served.
         tolerance: Distance of surfaces that still agree (``examine``).
         config: The study as TOML (``hello``).
+        step: The step of a secure sum (``mask``).
         body: An encoded payload.
     """
 
@@ -93,12 +97,14 @@ class Request:
     name: str = ""
     tolerance: float = 1.0
     config: str = ""
+    step: MaskStep = "keys"
     body: Buffer = field(default=b"", repr=False)
 
     @property
     def words(self) -> str:
         """The request in a few words, for logs."""
-        return f"{self.kind}, round {self.round + 1}" if self.round >= 0 else self.kind
+        kind = f"{self.kind} ({self.step})" if self.kind == "mask" else self.kind
+        return f"{kind}, round {self.round + 1}" if self.round >= 0 else kind
 
     def header(self, identity: Mapping[str, str]) -> dict[str, Any]:
         """Return the header to send, with what identifies the coordinator's code."""
@@ -133,6 +139,7 @@ FIELDS: Mapping[RequestKind, tuple[str, ...]] = {
     "score": ("phase", "round", "version", "keep", "split"),
     "examine": ("phase", "round", "version", "keep", "split", "tolerance"),
     "serve": ("phase", "round", "version", "keep", "name"),
+    "mask": ("phase", "round", "step"),
 }
 
 
@@ -319,7 +326,12 @@ class Begun:
     """A site has begun a phase."""
 
 
-Response = Refused | Failed | Greeting | Trained | Scored | Measured | Digests | Begun
+@dataclass(frozen=True, slots=True)
+class MaskTaken:
+    """A site has taken a step of a secure sum."""
+
+
+Response = Refused | Failed | Greeting | Trained | Scored | Measured | Digests | Begun | MaskTaken
 
 
 def parse_response(request: Request, header: Header, cases: Mapping[str, int], subject: Subject) -> Response:
@@ -349,6 +361,8 @@ def parse_response(request: Request, header: Header, cases: Mapping[str, int], s
                 return Digests.parse(header)
             case "begin":
                 return Begun()
+            case "mask":
+                return MaskTaken()
     except PayloadError as problem:
         return Failed(f"its response to {request.words} is not valid: {problem}")
 

@@ -52,6 +52,8 @@ class Turn:
     seconds: float
     kinds: Mapping[str, Kind]
     """Kind of every field of the reply that the algorithm announces."""
+    steps: tuple[OutgoingStep, ...] = ()
+    """The outgoing steps that were applied."""
 
 
 def take_turn(
@@ -70,7 +72,7 @@ def take_turn(
     kinds = kinds_of(algorithm.reply, got, reply)
     for step in steps:
         reply = step.apply(kinds, got, reply)
-    return Turn(reply, memory, tuple(site.fits), seconds, kinds)
+    return Turn(reply, memory, tuple(site.fits), seconds, kinds, tuple(steps))
 
 
 def restore_reply(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from polysite.engines.record import Incident
+from polysite.engines.secure.member import MaskStep
 from polysite.payload import Payload, SiteId
 from polysite.site import Examined, Fit, Scores
 from polysite.tree import Tree
@@ -122,4 +123,22 @@ class Repeating(Protocol):
 
     def repeat(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         """Yield the replies to the payloads of this round again, before ``settle``."""
+        ...
+
+
+@runtime_checkable
+class Masking(Protocol):
+    """Further interface of a transport whose sites can reply under masks (``secure/``)."""
+
+    def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
+        """Deliver the payloads and yield each masked reply as it arrives."""
+        ...
+
+    def mask_step(
+        self, step: MaskStep, round: int, sent: Mapping[SiteId, Payload], least: int
+    ) -> Mapping[SiteId, Payload]:
+        """Have the sites take a step of a secure sum; return the answers of those that did.
+
+        ``least`` is the number of answers without which the sum fails: real hospitals are waited for.
+        """
         ...

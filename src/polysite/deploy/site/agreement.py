@@ -159,7 +159,7 @@ class Agreements:
         """Return what a study does with the cases here."""
         digests = {part: sorted(self.pseudonyms.digest(c.name) for c in volumes[part]) for part in SPLITS}
         every = sorted(d for part in SPLITS for d in digests[part])
-        assessed = () if not policy.assess else every if local.assess.cases == "all" else digests["train"]
+        assessed = () if not policy.may_assess else every if local.assess.cases == "all" else digests["train"]
         seen = [n for p in config.phases(local) if (n := _most_seen(p, len(splits["train"]))) is not None]
         of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
         seed = local.seed
@@ -193,6 +193,7 @@ def _check_study(wanted: Study, cases: int, splits: SiteSplit, policy: SitePolic
         )
     fewest = policy.fewest * of_one
     for phase in phases:
+        obey(policy.refuse_open(phase.run.secure.on or not phase.algorithm.reply))
         small = (small_sums(phase.algorithm, fewest), small_models(phase.algorithm, fewest))
         obey(policy.refuse_small(*small))
     for phase, name in ((p, name) for p in phases for name in names_of(p.algorithm)):

@@ -93,6 +93,18 @@ case_scores = true
 
 # whether the assessment may describe the cases here
 assess = true
+
+# whether replies of training may leave only under masks, which cancel in the sum over the hospitals (run.secure): the
+# coordinator then sees that sum alone. With true, a study without masks is refused here, and so is the assessment,
+# which compares single hospitals
+masked = false
+
+# fewest hospitals in such a sum, at least 3
+masked_sites = 3
+
+# fingerprints of the keys of the other hospitals, as 'polysite site enrol' prints them; a sum with any other key is
+# refused. With [], a coordinator that invents hospitals is not noticed
+masked_peers = []
 """
 
 
@@ -143,6 +155,9 @@ class SitePolicy:
     case_vectors: bool = False
     case_scores: bool = True
     assess: bool = True
+    masked: bool = False
+    masked_sites: int = 3
+    masked_peers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.version not in range(1, VERSION + 1):
@@ -160,6 +175,16 @@ class SitePolicy:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be more than 0 and at most {MAX_LIMIT:g}")
         if not 0 <= self.similar_days <= MAX_DAYS:
             raise ConfigError(f"similar_days = {self.similar_days} must lie between 0 and {MAX_DAYS}")
+        if self.masked_sites < 3:
+            raise ConfigError(
+                f"masked_sites = {self.masked_sites} must be at least 3: of a sum over two hospitals, each knows the "
+                "reply of the other"
+            )
+        for peer in self.masked_peers:
+            if not re.fullmatch("[0-9a-f]{32}", "".join(peer.split())):
+                raise ConfigError(
+                    f"masked_peers names {shown(peer, 80)!r}, which is no fingerprint; 'polysite site enrol' prints it"
+                )
         if not 0 < self.gpu_share <= 1:
             raise ConfigError(f"gpu_share = {self.gpu_share} must be more than 0 and at most 1")
         if self.hours and (not CLOCK.fullmatch(self.hours) or len(set(self._span)) == 1):
@@ -198,6 +223,17 @@ class SitePolicy:
         if sums and not self.small_sums:
             return f"{sums}: policy.toml says fewest = {self.fewest} and small_sums = false"
         return f"{models}: policy.toml says fewest = {self.fewest}" if models else None
+
+    def refuse_open(self, masked: bool) -> str | None:
+        """Return why a study whose replies leave without masks is refused, or None if it is allowed."""
+        if self.masked and not masked:
+            return "replies leave here only under masks (run.secure.use = 'on'): policy.toml says masked = true"
+        return None
+
+    @property
+    def may_assess(self) -> bool:
+        """Whether the assessment is allowed: it compares hospitals, so it needs the numbers of each."""
+        return self.assess and not self.masked
 
     def refuse_demand(self, demand: Demand, main_memory: int, gpu_memory: int, free_disk: int) -> str | None:
         """Return why a study that needs so much is refused, or None if it is allowed.
@@ -249,8 +285,9 @@ class SitePolicy:
         if intent.kind not in get_args(RequestKind):
             known = get_args(RequestKind)
             yield f"{intent.kind!r} is nothing that a hospital can be asked; {nearest(intent.kind, known)}"
-        if intent.kind == "assess" and not self.assess:
-            yield "the cases here may not be described: policy.toml says assess = false"
+        if intent.kind == "assess" and not self.may_assess:
+            why = "masked = true" if self.assess else "assess = false"
+            yield f"the cases here may not be described: policy.toml says {why}"
         trains = intent.kind not in ("hello", "assess") or (intent.kind == "hello" and intent.algorithm)
         if trains and not any(fnmatchcase(intent.algorithm, pattern) for pattern in self.algorithms):
             allowed = ", ".join(self.algorithms) or "none"
