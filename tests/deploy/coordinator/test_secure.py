@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from polysite.deploy.certificates import issue
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.enrolment import fingerprint
 from polysite.deploy.project import public_line
-from polysite.deploy.site.policy import SitePolicy
+from polysite.deploy.site.policy import Intent, SitePolicy
 from polysite.deploy.site.worker import Worker
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, Paused, RunError
@@ -177,10 +178,35 @@ def test_a_hospital_that_allows_only_masked_replies_refuses_an_open_study_and_th
         go(tmp_path, wanted("fedavg"), Inside(workers(tmp_path, masked=True)))
     open_to_it = go(tmp_path, secured(), Inside(workers(tmp_path / "two", masked=True)), name="masked", evaluate=False)
     assert open_to_it.result.best_round >= 0
-    wire = Inside(workers(tmp_path / "three", masked=True))
+    intent = Intent("assess", cases=100)
+    assert "policy.toml says masked = true" in SitePolicy(masked=True).refuse(intent, datetime.now())
+    assert SitePolicy().refuse(intent, datetime.now()) is None
+
+
+def test_a_study_of_secure_sums_has_no_assessment_and_says_so(tmp_path):
+    wire = Recording(workers(tmp_path / "three"))
     run = coordinator.run(secured(), wire, NAMES, tmp_path / "three" / "run", deadlines=FAST, evaluate=False)
     assert not (run.folder.path / "assessment").exists()
-    assert "no assessment" in str(run.folder.records()[0].incidents)
+    assert "no assessment: it compares single hospitals" in str(run.folder.records()[0].incidents)
+    assert "assess" not in {header["kind"] for _, header, *_ in wire.left}
+
+
+@pytest.mark.slow
+def test_clusters_of_patients_are_fitted_and_tuned_under_secure_sums(tmp_path):
+    """No hospital has to allow small sums: a sum is over all hospitals."""
+    text = config.dump(wanted("cfft"))
+    chosen = config.vary(config.parse(text), {"run": {"secure": {"use": "on"}}, "then": [{
+        "algorithm": {"name": "cfft", "components": 2, "rounds": 1, "dimensions": 2, "restarts": 1, "iterations": 2,
+                      "together": True}, "run": {"rounds": 40}}]})  # fmt: skip
+    assert not SitePolicy().small_sums
+    simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
+    wire = Recording(workers(tmp_path))
+    run = go(tmp_path, chosen, wire, evaluate=False)
+    one, other = states(simulated.folder.path), states(run.folder.path)
+    assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    replies = [decode(out) for _, header, _, _, out in wire.left if header["kind"] == "train"]
+    assert any("sums" in p for p in replies) and any("cluster_0" in p for p in replies)
+    assert all(x.dtype == np.uint64 for p in replies for tree in p.values() for x in tree.values())
 
 
 def test_a_training_request_without_keys_is_refused(tmp_path):

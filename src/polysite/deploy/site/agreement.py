@@ -194,7 +194,8 @@ def _check_study(wanted: Study, cases: int, splits: SiteSplit, policy: SitePolic
     fewest = policy.fewest * of_one
     for phase in phases:
         obey(policy.refuse_open(phase.run.secure.on or not phase.algorithm.reply))
-        small = (small_sums(phase.algorithm, fewest), small_models(phase.algorithm, fewest))
+        sums = "" if phase.run.secure.on else small_sums(phase.algorithm, fewest)  # secure sums are over all hospitals
+        small = (sums, small_models(phase.algorithm, fewest))
         obey(policy.refuse_small(*small))
     for phase, name in ((p, name) for p in phases for name in names_of(p.algorithm)):
         intent = Intent(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from polysite.engines.replies import Exchange, Replies
-from polysite.engines.reply_checks import asked_names, judge, look
+from polysite.engines.reply_checks import asked_names, judge, kinds_of, look
 from polysite.engines.secure import fixed_point, shamir
 from polysite.engines.secure.masks import SEED, add_masks, public_key, require
 from polysite.engines.secure.member import (
@@ -235,8 +235,8 @@ class _Collector:
     def _restored(self, total: Sum, answered: list[SiteId]) -> Replies:
         """Return the mean and the totals, checked as a reply is."""
         exchange = self.exchange
-        kinds = {name.rstrip("?"): kind for name, kind in exchange.algorithm.reply.items()}
         summed = Payload(**total.fields)
+        kinds = kinds_of(exchange.algorithm.reply, exchange.sent[answered[0]], summed)
         refused = {i: why for i, why in self.refused.items() if i not in answered}
         replies = {i: self.replies[i] for i in answered}
         try:

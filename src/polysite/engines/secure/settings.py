@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from polysite.algorithms import describe, names_of
+from polysite.algorithms.base import facts
 from polysite.errors import ConfigError
 
 
@@ -43,9 +44,10 @@ class Secure:
 def check_algorithm(algorithm: Any) -> None:
     """Refuse an algorithm that needs the reply of each site, before anything is trained."""
     if algorithm.needs == "each":
+        setting = facts(algorithm).sums_with
         raise ConfigError(
-            f"{' around '.join(names_of(algorithm))} needs the reply of each site, and run.secure reveals only their "
-            f"sum; these algorithms work: {', '.join(summable())}"
+            f"{' around '.join(names_of(algorithm))} needs the reply of each site{f' unless {setting}' * bool(setting)}"
+            f", and run.secure reveals only their sum; these algorithms work: {', '.join(summable())}"
         )
 
 
