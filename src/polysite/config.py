@@ -30,6 +30,7 @@ from polysite.data.prepare import Prepare
 from polysite.data.slices import Slices, Step
 from polysite.data.sources import SOURCES, Counted, Phantom, Source
 from polysite.data.split import Split
+from polysite.engines.noise import check_replies
 from polysite.engines.plan import Plan
 from polysite.engines.secure.settings import check_algorithm
 from polysite.errors import ConfigError, nearest, shown
@@ -95,6 +96,7 @@ class Study:
         if self.run.secure.on:
             check_algorithm(self.algorithm)
         self.train.allow(self.algorithm, name_of(self.algorithm))
+        self._check_private()
         if self.train.foreground and self.model.task == "classification":
             raise ConfigError(
                 f"train.foreground = {self.train.foreground} chooses patches by labelled voxels, but this model "
@@ -115,6 +117,17 @@ class Study:
                 f"{self.prepare.orientation!r}"
             )
         phases(self)
+
+    def _check_private(self) -> None:
+        """Refuse what the noise of differential privacy does not cover."""
+        private, name = self.train.private, name_of(self.algorithm)
+        if not private.on:
+            return
+        self.train.check_private(self.algorithm, name)
+        if private.unit == "hospital":
+            check_replies(name, self.algorithm.reply)
+        if self.run.pooled:
+            raise ConfigError("run.pooled has the cases of all hospitals in one place: leave out train.private")
 
     @property
     def dims(self) -> int:

@@ -35,6 +35,7 @@ from polysite.errors import PayloadError, shown
 from polysite.metrics.measures import MEASURES
 from polysite.metrics.overlap import BACKGROUND
 from polysite.payload import plain
+from polysite.privacy import Release
 from polysite.site import CaseScore, Count, Counts, Examined, Fit, Scores
 from polysite.tree import Tree
 
@@ -238,10 +239,16 @@ class Trained:
 
     fits: tuple[Fit, ...] = ()
     seconds: float = 0.0
+    releases: tuple[Release, ...] = ()  # uses of its data under differential privacy
 
     def header(self) -> dict[str, Any]:
-        """Return the header to send; the worker adds the seconds."""
-        return {f"fit_{n}": [float(getattr(f, n)) for f in self.fits] for n in ("loss", "steps", "lr_sum", "reach")}
+        """Return the header to send; the worker adds the seconds. Under differential privacy no loss leaves."""
+        names = ("loss", "steps", "lr_sum", "reach")
+        fits = {f"fit_{n}": [float(getattr(f, n)) for f in self.fits] for n in names}
+        if not self.releases:
+            return fits
+        used = {f"release_{f.name}": [float(getattr(r, f.name)) for r in self.releases] for f in fields(Release)}
+        return {**fits, "fit_loss": [0.0] * len(self.fits), **used}
 
     @classmethod
     def parse(cls, header: Header) -> "Trained":
@@ -253,7 +260,9 @@ class Trained:
             Fit({}, _loss("loss", a), int(_number("steps", b)), _number("learning rates", c), _number("reach", d))
             for a, b, c, d in zip(*columns, strict=True)
         )
-        return cls(fits, _number("seconds", header.get("seconds", 0.0)))
+        releases = _releases(header)
+        fits = tuple(replace(fit, loss=math.nan) for fit in fits) if releases else fits  # it did not leave
+        return cls(fits, _number("seconds", header.get("seconds", 0.0)), releases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +388,19 @@ def model_digest(tree: Tree) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _releases(header: Header) -> tuple[Release, ...]:
+    """Parse what was used under differential privacy."""
+    columns = [header.get(f"release_{f.name}", []) for f in fields(Release)]
+    sound = all(isinstance(c, list) and all(map(_is_number, c)) for c in columns) and len({*map(len, columns)}) == 1
+    if not sound or len(columns[0]) > MAX_MODELS:
+        raise PayloadError("noise, rates and steps of differential privacy are not lists of one length")
+    try:
+        rows = zip(*columns, strict=True)
+        return tuple(Release(float(noise), float(rate), int(steps), float(delta)) for noise, rate, steps, delta in rows)
+    except (ValueError, OverflowError) as problem:
+        raise PayloadError(str(problem)) from problem
 
 
 def _number(what: str, value: Any, most: float = MAX_COUNT, least: float = 0.0) -> float:

@@ -71,6 +71,7 @@ class Round:
             bytes_down=self.sent[site].nbytes if site in self.sent else 0,
             bytes_up=reply.nbytes,
             numbers={k: finite(v) for k, v in reply.payload.items() if isinstance(v, float)},
+            releases=reply.releases,
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from polysite.algorithms.base import Algorithm
 from polysite.engines.memory_store import Memories, MemoryStore, Stored, to_host
+from polysite.engines.noise import hospital_noise
 from polysite.engines.record import Incident, incident
 from polysite.engines.secure.member import Mask, MaskStep, Session, open_session, take_step
 from polysite.engines.secure.settings import Secure
@@ -17,6 +18,7 @@ from polysite.engines.site_turn import OutgoingStep, take_turn
 from polysite.engines.transport import Reply, Served
 from polysite.errors import PayloadError
 from polysite.payload import Payload, SiteId, decode, encode
+from polysite.privacy import Private
 from polysite.site import Cases, Examined, Fit, Scores, Site
 from polysite.tree import Tree
 
@@ -36,9 +38,10 @@ class Simulator:
         outgoing: Sequence[OutgoingStep] = (),
         store: MemoryStore | None = None,
         secure: Secure = Secure(),
+        private: Private = Private(),
     ):
         self.algorithm, self.sites, self.guests, self.wire = algorithm, dict(sites), guests, wire
-        self.outgoing, self.secure = tuple(outgoing), secure
+        self.outgoing, self.secure, self.private = tuple(outgoing), secure, private
         self._sessions: dict[SiteId, Session] = {}  # of the sites, in the secure sum of this round
         self._noted: list[Incident] = []
         self._store = store or MemoryStore()
@@ -73,11 +76,12 @@ class Simulator:
         site = self._site(self.sites, name, round)
         got, memory = self._carry(payload).each(site.lift), self._recall(name, site)
         masks = (Mask(self._sessions[name], self.secure.fraction),) if name in self._sessions else ()
-        turn = take_turn(self.algorithm, got, memory, site, (*self.outgoing, *masks))
+        noise = hospital_noise(self.algorithm, self.private, site)
+        turn = take_turn(self.algorithm, got, memory, site, (*noise, *self.outgoing, *masks))
         self._new[name] = self._store.put(turn.memory)
         reply = self._carry(turn.reply)
         fits = tuple(map(_without_models, turn.fits)) if self._store.spilled else turn.fits
-        return Reply(reply, fits, turn.seconds, reply.nbytes)
+        return Reply(reply, fits, turn.seconds, reply.nbytes, turn.releases)
 
     def mask_step(
         self, step: MaskStep, round: int, sent: Mapping[SiteId, Payload], least: int

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 from polysite.engines.record import Incident
 from polysite.engines.secure.member import MaskStep
 from polysite.payload import Payload, SiteId
+from polysite.privacy import Release
 from polysite.site import Examined, Fit, Scores
 from polysite.tree import Tree
 
@@ -19,6 +20,7 @@ class Reply:
     fits: tuple[Fit, ...]
     seconds: float
     nbytes: int  # that crossed from the site to the server
+    releases: tuple[Release, ...] = ()  # what it cost under differential privacy
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,15 @@ def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:
     train = {POOLED: TorchSite.pool(POOLED, sites)} if study.run.pooled else {s: sites[s] for s in names}
     guests = {s: sites[s] for s in audience}
     run = study.run
-    return Simulator(study.algorithm, train, guests=guests, wire=run.wire, outgoing=run.outgoing, secure=run.secure)
+    return Simulator(
+        study.algorithm,
+        train,
+        guests=guests,
+        wire=run.wire,
+        outgoing=run.outgoing,
+        secure=run.secure,
+        private=study.train.private,
+    )
 
 
 def roles(study: Study, cases: Mapping[str, Mapping[str, Sequence[Any]]]) -> tuple[list[str], list[str]]:

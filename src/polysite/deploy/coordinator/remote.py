@@ -100,7 +100,7 @@ class RemoteSites:
                 self.roster.note(f"its reply is refused: {problem}", site)
                 continue
             if isinstance(response, Trained):
-                reply = Reply(payload, response.fits, response.seconds, payload.nbytes)
+                reply = Reply(payload, response.fits, response.seconds, payload.nbytes, response.releases)
                 if summed:
                     self._replies[site] = replace(reply, payload=Payload()), self._store.put(payload)
                 yield site, reply

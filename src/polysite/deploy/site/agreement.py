@@ -146,6 +146,7 @@ class Agreements:
                 "split, and new ones train"
             )
         host = study.build_sites(local, {self.site.name: splits})[self.site.name]
+        host.unpredictable = True  # the coordinator knows the seed
         phases = [(p.algorithm, host.under(p.train)) for p in config.phases(local)]
         return Agreed(id, local, splits, volumes, phases, folder)
 
@@ -194,6 +195,7 @@ def _check_study(wanted: Study, cases: int, splits: SiteSplit, policy: SitePolic
     fewest = policy.fewest * of_one
     for phase in phases:
         obey(policy.refuse_open(phase.run.secure.on or not phase.algorithm.reply))
+        obey(policy.refuse_without_noise(phase.train.private.on or not phase.algorithm.reply))
         sums = "" if phase.run.secure.on else small_sums(phase.algorithm, fewest)  # secure sums are over all hospitals
         small = (sums, small_models(phase.algorithm, fewest))
         obey(policy.refuse_small(*small))

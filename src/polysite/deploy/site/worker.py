@@ -12,6 +12,7 @@ been.
     STATE/secret                       key of the pseudonyms
     STATE/withdrawn.txt                cases that no study may see any more
     STATE/left                         the federation was left; in the folder of a study: that study was left
+    STATE/privacy.jsonl                what studies have spent of the privacy budget (``privacy_budget.py``)
     STATE/studies.jsonl                the studies that this hospital agreed to, with digests of their cases
     STATE/runs/STUDY/study.toml        the study that this hospital agreed to
     STATE/runs/STUDY/split.json        the part of every case, by digest, so that no change of the data moves a case
@@ -64,16 +65,19 @@ from polysite.deploy.site.limits import (
 )
 from polysite.deploy.site.masked_sums import MaskedSums
 from polysite.deploy.site.policy import GIGABYTE, Intent, SitePolicy
+from polysite.deploy.site.privacy_budget import PrivacyBudget, for_patients
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies
 from polysite.deploy.site.withdrawn import why_left
 from polysite.engines import checkpoint, site_memory
+from polysite.engines.noise import hospital_noise
 from polysite.engines.run_folder import file_name
 from polysite.engines.secure.member import Mask
 from polysite.engines.site_memory import Memory
 from polysite.engines.site_turn import Turn, take_turn
 from polysite.errors import ConfigError, PayloadError, PolysiteError, RunError, shown
 from polysite.payload import Payload, decode, encode, plain
+from polysite.privacy import Private
 from polysite.site import Cases, Fit
 from polysite.storage import private_folder, set_aside, write_file
 from polysite.training.torch_site import TorchSite
@@ -135,6 +139,7 @@ class Worker:
         self.ledger = Ledger(site.state / "ledger.jsonl")
         self.pseudonyms = Pseudonyms(site.state / "secret")
         self.studies = Studies(site.state / "studies.jsonl")
+        self.budget = PrivacyBudget(site.state)
         self.agreements = Agreements(site, self.pseudonyms, self.studies, self.source, self._note)
         self.incidents: list[str] = []  # sent to the coordinator with the next response
         self.agreed: Agreed | None = None
@@ -335,21 +340,37 @@ class Worker:
         kept = sums.kept_reply(request) if sums else None
         if kept:  # the request comes again, after a restart of this process
             return Leaving(kept[0], kept[2], kept[1])
-        got = decode(request.body).each(site.lift)
-        turn = take_turn(algorithm, got, self._remembered(agreed, request, site), site, (*plan.outgoing, *masks))
+        private = agreed.study.train.private
+        if private.on:
+            obey(self.budget.refuse(self.policy.epsilon, self.policy.delta))
+        got, noise = decode(request.body).each(site.lift), hospital_noise(algorithm, private, site)
+        steps = (*noise, *plan.outgoing, *masks)
+        turn = take_turn(algorithm, got, self._remembered(agreed, request, site), site, steps)
         behind = _cases_behind(turn.fits, agreed)
         hidden = facts(algorithm).cost_split == "validation" and not self.policy.case_scores
         # where no score of a single case may leave, a cost of validation cases must not stand for one case either
         leaving = self._leaving(turn, behind, {"cost": len(agreed.volumes["validation"]) if hidden else behind})
+        self._spend(request, private, turn)
         self._remember(agreed, request, turn.memory)
         if turn.fits and behind >= self.policy.fewest and {"cost", "number"} <= set(self.policy.kinds):
-            header = {**leaving.header, **Trained(_together(turn.fits)).header()}
-            fields = {**leaving.fields, "loss, steps, learning rates": "cost and number"}
+            header = {**leaving.header, **Trained(_together(turn.fits), releases=turn.releases).header()}
+            what = "steps, learning rates, noise" if turn.releases else "loss, steps, learning rates"
+            fields = {**leaving.fields, what: "cost and number"}
             leaving = replace(leaving, header=header, fields=fields)
         if sums:
             self._make_room(agreed, len(leaving.body))
             sums.keep_reply(request, leaving.header, leaving.fields, leaving.body)
         return leaving
+
+    def _spend(self, request: Request, private: Private, turn: Turn) -> None:
+        """Take a reply from the hospital's privacy budget before it leaves; refuse it if that is spent."""
+        if not private.on or not turn.reply:
+            return
+        if not turn.releases:
+            raise Refusal("the reply has no noise, and this study promises some: it does not leave")
+        used = for_patients(private, turn.releases)
+        obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, used))
+        self.budget.note(request.study, request.phase, request.round, used)
 
     def _mask(self, agreed: Agreed, request: Request) -> Leaving:
         """Take a step of a secure sum: keys and shares leave, nothing of a case."""
