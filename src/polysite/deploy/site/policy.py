@@ -107,10 +107,11 @@ masked_sites = 3
 masked_peers = []
 
 # budget of differential privacy: the largest epsilon of all that leaves of training, over all studies together, for any
-# patient who is in all of them, and the probability delta with which it may be exceeded. With a budget, studies without
-# noise (train.private) are refused, the assessment too, and no reply leaves once it is spent; state/privacy.jsonl keeps
-# account. 0: no budget
+# patient who is in all of them. With a budget, studies without noise (train.private) are refused, the assessment too,
+# and no reply leaves once it is spent; state/privacy.jsonl keeps account. 0: no budget
 epsilon = 0.0
+
+# probability with which that epsilon may be exceeded; below one over the number of patients
 delta = 1e-5
 """
 
