@@ -19,6 +19,8 @@ from polysite.deploy.site.worker import Worker
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, Paused, RunError
 from polysite.payload import Payload, decode, encode
+from polysite.report.page import build
+from polysite.report.runs import methods, read
 
 ON = {"run": {"secure": {"use": "on"}, "guard": {"use": "auto"}}}
 FIVE = ("a", "b", "c", "d", "e")
@@ -76,6 +78,8 @@ def test_sites_come_to_the_bits_of_the_simulator_and_the_server_sees_no_reply(na
     record = run.folder.records()[0]
     assert not record.shares and not record.incidents and not any(s.numbers for s in record.sites.values())
     assert config.parse(run.folder.config).run.guard.use == "off"
+    page = build("run", methods([read(run.folder.path)]))
+    assert "the sum over the hospitals" in page and "nobody" in page
     ledger = (tmp_path / "sites" / "a" / "ledger.jsonl").read_text()
     assert (
         '"model": "model, masked, ' in ledger

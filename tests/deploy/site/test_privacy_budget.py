@@ -15,6 +15,8 @@ from polysite.deploy.site.policy import Intent, SitePolicy
 from polysite.deploy.site.privacy_budget import PrivacyBudget, for_patients
 from polysite.errors import ConfigError, DataError, Paused, PayloadError, RunError
 from polysite.privacy import Private, Release, epsilon
+from polysite.report.page import build
+from polysite.report.runs import methods, read
 from polysite.site import Fit
 
 
@@ -53,6 +55,9 @@ def test_a_deployed_study_reports_epsilon_and_the_hospital_keeps_account(tmp_pat
     entries = PrivacyBudget(tmp_path / "sites" / "a").entries()
     assert [e.round for e in entries] == [0, 1] and {e.release for e in entries} == {USE}
     assert (tmp_path / "sites" / "a" / "privacy.jsonl").stat().st_mode & 0o077 == 0
+    page = build("run", methods([read(run.folder.path)]))
+    assert "<h2" in page and "every training patient" in page and "each reply" in page
+    assert f"{record.sites['a'].epsilon:.2f}" in page
     assert "steps, learning rates, noise" in (tmp_path / "sites" / "a" / "ledger.jsonl").read_text()
 
 

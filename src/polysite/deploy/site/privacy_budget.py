@@ -57,7 +57,7 @@ class PrivacyBudget:
             return []
         try:
             return [_entry(parse_json(line)) for line in self.path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, ValueError, TypeError, KeyError, UnicodeDecodeError) as problem:
+        except (OSError, ValueError, TypeError, KeyError, OverflowError) as problem:
             raise DataError(
                 f"{self.path} is damaged, so it is not known what studies have spent; restore it from a backup"
             ) from problem
