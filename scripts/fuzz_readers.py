@@ -31,6 +31,7 @@ from polysite.deploy import protocol
 from polysite.deploy.project import Project, SiteConfig
 from polysite.deploy.site import ipc, kept_split, ledger
 from polysite.deploy.site.policy import TEXT, SitePolicy
+from polysite.deploy.site.privacy_budget import PrivacyBudget
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies
 from polysite.engines import checkpoint, site_memory
@@ -179,6 +180,10 @@ def _at_hospitals(folder: Path) -> Iterator[Reader]:
     trace = {"study": "s", "time": 1e9, "train": ["a"], "assessed": [], "seed": 1, "seen": [8], "of_one": 1}
     within = from_file(folder / "studies.jsonl", lambda path: Studies(path).within(1e6))
     yield Reader("studies.jsonl", (json.dumps(trace).encode() + b"\n",), within, mutate.JSON)
+    release = {"noise": 2.0, "rate": 0.4, "steps": 3, "delta": 1e-5}
+    entry = {"study": STUDY, "phase": 0, "round": 3, "time": 1.8e9, "release": release}
+    spent = from_file(folder / "privacy.jsonl", lambda path: PrivacyBudget(path.parent).entries())
+    yield Reader("privacy.jsonl", (json.dumps(entry).encode() + b"\n",), spent, mutate.JSON)
     frame = {"request": {"kind": "train", "round": 1}, "incidents": ["x"]}
     yield Reader("socket", (json.dumps(frame).encode(),), _frame, mutate.JSON)
 

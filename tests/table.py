@@ -50,6 +50,7 @@ CASES = {
     "averaged, weighted": Averaged(0.5, Weighted({"b": 0.3})),
     "clustered averages": Clustered({"north": ("a", "c"), "south": ("b", "d")}, Averaged(0.5)),
     "cfft": Cfft(components=(2,), rounds=3, fewest=0, dimensions=2),
+    "cfft, together": Cfft(components=(2,), rounds=3, dimensions=2, together=True),
     "cfft, pooled": Cfft(components=(2,), rounds=3, fit="pooled", dimensions=2, steps=2),
     "cfl": Cfl(eps1=0.4, eps2=0.3, after=1),
     "cfl, at fixed rounds": Cfl(split_at=(2, 4), least=2, linkage="complete"),

@@ -31,7 +31,9 @@ from polysite.data.prepare import Prepare
 from polysite.data.slices import Slices, Step
 from polysite.data.sources import SOURCES, Counted, Phantom, Source
 from polysite.data.split import Split
+from polysite.engines.noise import check_replies
 from polysite.engines.plan import Plan
+from polysite.engines.secure.settings import check_algorithm
 from polysite.errors import ConfigError, nearest, shown
 from polysite.foreign import parse_toml
 from polysite.heterogeneity.exchange import Assess
@@ -98,7 +100,10 @@ class Study:
         if self.run.pooled and not facts(self.algorithm).poolable:
             name = name_of(self.algorithm)
             raise ConfigError(f"run.pooled is centralised training and goes with fedavg or cfft, not with {name!r}")
+        if self.run.secure.on:
+            check_algorithm(self.algorithm)
         self.train.allow(self.algorithm, name_of(self.algorithm))
+        self._check_private()
         if self.train.foreground and self.model.task == "classification":
             raise ConfigError(
                 f"train.foreground = {self.train.foreground} chooses patches by labelled voxels, but this model "
@@ -135,6 +140,17 @@ class Study:
                     f"{name} is {what}, which is no {name} of polysite: give an instance such as {like}; "
                     "docs/extend.md says what one of your own must have"
                 )
+
+    def _check_private(self) -> None:
+        """Refuse what the noise of differential privacy does not cover."""
+        private, name = self.train.private, name_of(self.algorithm)
+        if not private.on:
+            return
+        self.train.check_private(self.algorithm, name)
+        if private.unit == "hospital":
+            check_replies(name, self.algorithm.reply)
+        if self.run.pooled:
+            raise ConfigError("run.pooled has the cases of all hospitals in one place: leave out train.private")
 
     @property
     def dims(self) -> int:

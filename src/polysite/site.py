@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from polysite.privacy import Release
 from polysite.tree import Tree
 
 Cases = tuple[str, ...]  # names of cases
@@ -187,6 +188,8 @@ class Fit:
     """Cases whose steps still weigh in the result."""
     minibatch: bool = False
     """Whether this fit is one mini-batch of several in a round."""
+    release: Release | None = None
+    """What this fit costs under differential privacy; None without noise."""
 
 
 @dataclass(frozen=True, slots=True)

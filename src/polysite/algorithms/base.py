@@ -55,6 +55,10 @@ class Facts:
     """Weight of a proximal term of local training: SGD diverges if the learning rate times this is 2 or more."""
     shared_model: bool = False
     """All sites use one model, ``model`` of the server's state, which can be averaged over rounds (``averaged``)."""
+    only_fits: bool = False
+    """What leaves a site follows from fits of the task's own loss to all its cases, and from their number alone."""
+    sums_with: str = ""
+    """Setting with which it needs only the sum of the replies; empty if there is none."""
     masks_head: bool = False
     """It separates the head from the background in normalised images (not ``prepare.normalise = 'none'``)."""
 

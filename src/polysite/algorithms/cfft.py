@@ -10,9 +10,9 @@ CFFT is a phase after another algorithm. It first fits the clusters: 93 radiomic
 are scaled between their 2nd and 98th percentile, projected on principal components and clustered by a Gaussian mixture.
 ``fit = "federated"`` computes all three from sums over cases (cluster/federated_mixture.py, about 15 to 50 exchanges),
 so the features of a case stay at its site. ``fit = "pooled"``, as in the paper, sends the features, in one exchange.
-Both take the same starts and find the same clusters. Until sums are added up securely, the server sees those of each
-site, and the sum over a cluster with one case at a site is that case. ``fewest`` withholds small sums. It changes the
-clusters, so it is off by default: a hospital whose policy requires a minimum refuses the study.
+Both take the same starts and find the same clusters. Unless sums are added up securely (``run.secure``), the server
+sees those of each site, and the sum over a cluster with one case at a site is that case. ``fewest`` withholds small
+sums. It changes the clusters, so it is off by default: a hospital whose policy requires a minimum refuses the study.
 Then the sites receive the clusters and report their numbers of cases in each. ``rounds`` of fine-tuning follow, and one
 more exchange that scores the last models. The phase then ends by itself. ``run.rounds`` must leave room for all
 exchanges; ``run.patience`` is ignored. Only rounds of fine-tuning count for the decay of the learning rate: the first
@@ -24,6 +24,10 @@ cases keeps the initial model of the phase, which is a candidate in every cluste
 clusters were announced receives them when it is asked next. Scores of a round come from the sites that are present.
 With ``run.pooled`` all cases are in one place: the paper's "ideal", an upper bound.
 
+With ``together`` the server needs only sums over the sites, so that they can be secure: every site receives the models
+of all clusters and replies n_ck w_ck of all, zeros where it has no case, with the numbers n_ck. This gives the same
+clusters and models for more bytes. What the server then does not know is which site has cases of which cluster.
+
 The paper takes ten clusters, fitted to training and validation cases with 20 restarts of 100 iterations and seed 6, 50
 rounds, no augmentation (train.augment = "none") and bin_width 0.09 (0.15 for CC359). Several numbers of clusters are
 compared by BIC; the paper chose ten by validation Dice, which takes a run for each.
@@ -31,11 +35,13 @@ compared by BIC; the paper chose ten by validation Dice, which takes a run for e
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import reduce
 from math import fsum
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from polysite import tree
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.cluster import federated_mixture
 from polysite.cluster.mixture import CaseClusters, Mixture, Settings
@@ -48,6 +54,7 @@ from polysite.tree import Tree
 
 Counts = Mapping[str, float]  # cluster -> cases
 FIT = 19  # exchanges of a federated fit beside its iterations: moments, counts, products, groups, check
+ALL = "*"  # stands for all sites, with ``together``
 ABSURD = 1e6  # times the median of the other sites: squares of features have heavy tails
 
 
@@ -99,6 +106,8 @@ class Cfft:
         epochs: Local epochs per round, at least 1; None: the site's own (train.epochs).
         steps: Local iterations per round, at least 1, instead of epochs.
         choose: Serve the best model of every cluster by its validation cases (the paper); false: the last one.
+        together: Send all sites the models of all clusters, so that the server needs only sums over the sites, as with
+            run.secure; not with fit = "pooled" or a ``fewest`` above 1.
     """
 
     components: tuple[int, ...] = (10,)
@@ -117,6 +126,7 @@ class Cfft:
     epochs: int | None = None
     steps: int | None = None
     choose: bool = True
+    together: bool = False
 
     reply: ClassVar[Mapping[str, Kind]] = {
         "sums?": "statistics",  # sums of features
@@ -124,7 +134,6 @@ class Cfft:
         "counts?": "counts",  # cases per cluster, and the sums of their scores
         "cluster_*": "model",
     }
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 
@@ -137,6 +146,15 @@ class Cfft:
                 "starts = 'kmeans' begins from single cases, which stay at their sites; use starts = 'shared', or "
                 "fit = 'pooled'"
             )
+        if self.together and (self.fit == "pooled" or self.fewest > 1):
+            raise ConfigError(
+                "together = true needs only sums over the sites, so nothing is pooled or withheld: leave out fit = "
+                "'pooled' and fewest"
+            )
+
+    @property
+    def needs(self) -> Literal["sum", "each"]:
+        return "sum" if self.together else "each"
 
     @property
     def facts(self) -> Facts:
@@ -150,6 +168,7 @@ class Cfft:
             sends_scores=True,
             exchanges=fit + 1 + self.rounds + 1,  # fit of the clusters, their announcement, tuning, the last scores
             masks_head=True,
+            sums_with="algorithm.together = true",
         )
 
     def check_sites(self, train: Mapping[SiteId, int], validation: Mapping[SiteId, int]) -> None:
@@ -213,6 +232,9 @@ class Cfft:
         if state.mixture is None:
             asked = {"sums": federated_mixture.ask(_plainly(state.fit))} if state.fit else {"features": {}}
             return {i: Payload(**asked) for i in cohort}
+        if self.together:
+            task = self._task(state, ALL) if ALL in state.train else Payload()
+            return dict.fromkeys(cohort, Payload(mixture=state.mixture, **task))
         return {i: self._task(state, i) if i in state.train else Payload(mixture=state.mixture) for i in cohort}
 
     def serving_payloads(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
@@ -229,23 +251,29 @@ class Cfft:
         if "sums" in got:
             asked = {k: plain(v) for k, v in got["sums"].items()}
             return Payload(sums=federated_mixture.answer(asked, self._vectors(site), self.fewest)), memory
+        if "mixture" in got and "round" in got:
+            return self._products(got, site), memory
         if "mixture" in got:
             known = Payload(mixture=got["mixture"])
             train, judge = self._trained(known, site), self._members(known, site, site.cases("validation"))
-            return Payload(**_counted(train=_sizes(train), judge=_sizes(judge))), known
+            sizes = {"train": _sizes(train), "judge": _sizes(judge)}
+            if self.together:
+                return Payload(**_counted(**{word: _of_all(got, counts) for word, counts in sizes.items()})), memory
+            return Payload(**_counted(**sizes)), known
         return self._tuned(got, memory, site), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         if state.mixture is None:
             return self._clustered(state, replies)
+        if self.together:
+            step = self._merged_together if ALL in state.train else self._counted_together
+            return step(state, replies)
         new = [i for i in sorted(replies) if i not in state.train]
         if new:
             counts = {i: _counts(replies[i]) for i in new}
             train, judges = ({i: _named(counts[i], word) for i in new} for word in ("train", "judge"))
             state = replace(state, train={**state.train, **train}, judges={**state.judges, **judges})
-            own = {c for sizes in state.train.values() for c in sizes}
-            more = {c: state.start for c in sorted(own, key=int) if c not in state.models}
-            state = replace(state, models={**state.models, **more}, best={**state.best, **more})
+            state = _with_models(state)
         heard = {i: p for i, p in replies.items() if i not in new}
         return self._merged(state, heard) if heard else state
 
@@ -254,6 +282,8 @@ class Cfft:
         if state.mixture is None:
             return _unlike(replies, "sums" if state.fit else "features")
         clusters = {f"{c}" for c in range(len(state.mixture["weights"]))}
+        if self.together:
+            return _odd_counts(state, replies, clusters)
         problems = {}
         for i, p in replies.items():
             words = ("judge", "score") if i in state.train else ("train", "judge")
@@ -295,7 +325,7 @@ class Cfft:
         if sizes:
             clusters = {"clusters with cases": len(sizes), "cases of the smallest": min(sizes)}
             clusters |= {"variance kept": state.kept, "agreement of restarts": state.agreement}
-            clusters |= {"agreement with hospitals": sites_index(state.train)}
+            clusters |= {} if self.together else {"agreement with hospitals": sites_index(state.train)}
         return {"exchanges of the fit": state.fit.exchanges, **clusters} if state.fit else clusters
 
     def remarks(self, state: State) -> Sequence[str]:
@@ -349,6 +379,46 @@ class Cfft:
                 models[name] = fit.params
         return Payload(**_counted(judge=cases, score=scores), **models)
 
+    def _products(self, got: Payload, site: Site) -> Payload:
+        """Return n_ck w_ck of all clusters, zeros without cases, with n_ck, scores, and 1 for the site."""
+        tuned = self._tuned(got, got, site)
+        train, counts = _sizes(self._trained(got, site)), _counts(tuned)
+        words = {word: _of_all(got, _named(counts, word)) for word in ("judge", "score")}
+        words |= {"train": _of_all(got, train), "site": {"*": 1.0}}
+        models = {} if "last" in got else {name: got[name] for name in got if name.startswith("cluster_")}
+        scaled = {
+            name: tree.scale(tuned[name], train[name.removeprefix("cluster_")]) if name in tuned else tree.zeros(model)
+            for name, model in models.items()
+        }
+        return Payload(**_counted(**words), **scaled)
+
+    def _counted_together(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        """Keep the numbers of cases of all sites together."""
+        counts = _summed_counts(replies)
+        train, judges = ({c: n for c, n in _named(counts, word).items() if n} for word in ("train", "judge"))
+        return _with_models(replace(state, train={ALL: train}, judges={ALL: judges}))
+
+    def _merged_together(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
+        """Do as ``_merged`` does, from products: a reply is the mean over as many sites as it counts."""
+        counts = _summed_counts(replies)
+        best, scores, models = self._judged(state, counts)
+        for c, n in _named(counts, "train").items():
+            tuned = [replies[i] for i in sorted(replies) if f"cluster_{c}" in replies[i]]
+            if c in models and n and tuned:
+                parts = [tree.scale(p[f"cluster_{c}"], _counts(p)["site *"] / n) for p in tuned]
+                models[c] = reduce(tree.add, parts)
+        return replace(state, best=best, scores=scores, models=models, judged=state.judged + 1)
+
+    def _judged(self, state: State, counts: Counts) -> tuple[dict[str, Tree], dict[str, float], dict[str, Tree]]:
+        """Return the best models and their scores after these, and the models to go on from."""
+        best, scores = dict(state.best), dict(state.scores)
+        for c, model in state.models.items():
+            judges = counts.get(f"judge {c}", 0.0)
+            score = counts.get(f"score {c}", 0.0) / judges if judges else -1.0
+            if score > scores.get(c, -1.0) or not self.choose:
+                best[c], scores[c] = model, score
+        return best, scores, dict(state.models)
+
     def _clustered(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         """Fit the clusters, or advance their federated fit."""
         if state.fit is None:
@@ -360,17 +430,19 @@ class Cfft:
 
     def _merged(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         """Keep the scored models that beat the best so far, and average the fine-tuned ones."""
-        counts = [_counts(p) for p in replies.values()]
-        best, scores, models = dict(state.best), dict(state.scores), dict(state.models)
-        for c, model in state.models.items():
-            judges = fsum(n.get(f"judge {c}", 0.0) for n in counts)
-            score = fsum(n.get(f"score {c}", 0.0) for n in counts) / judges if judges else -1.0
-            if score > scores.get(c, -1.0) or not self.choose:
-                best[c], scores[c] = model, score
+        best, scores, models = self._judged(state, _summed_counts(replies))
+        for c in state.models:
             tuned = {i: p for i, p in replies.items() if f"cluster_{c}" in p}
             if tuned:
                 models[c] = mean(tuned, f"cluster_{c}", {i: state.train[i][c] for i in tuned})
         return replace(state, best=best, scores=scores, models=models, judged=state.judged + 1)
+
+
+def _with_models(state: State) -> State:
+    """Return the state with the initial model of every cluster that has training cases and no model yet."""
+    own = {c for sizes in state.train.values() for c in sizes}
+    more = {c: state.start for c in sorted(own, key=int) if c not in state.models}
+    return replace(state, models={**state.models, **more}, best={**state.best, **more})
 
 
 def _fitted(state: State, fit: federated_mixture.State) -> State:
@@ -422,6 +494,31 @@ def _unlike(replies: Mapping[SiteId, Payload], asked: str) -> dict[SiteId, str]:
             if others and size > ABSURD * max(others[(len(others) - 1) // 2], 1.0):
                 problems[i] = f"its {asked} have {name!r} up to {size:.0e}, far beyond all others"
     return problems
+
+
+def _odd_counts(state: State, replies: Mapping[SiteId, Payload], clusters: set[str]) -> dict[SiteId, str]:
+    """Return the sites with other counts than are asked for with ``together``, or scores above one."""
+    words = ("judge", "score", "train") if ALL in state.train else ("train", "judge")
+    asked = {f"{word} {c}" for word in words for c in clusters} | ({"site *"} if ALL in state.train else set())
+    problems = {}
+    for i, p in replies.items():
+        counts = _counts(p)
+        if counts.keys() != asked or counts.get("site *", 1.0) != 1:
+            problems[i] = "it does not count the cases of every cluster"
+        elif any(counts.get(f"score {c}", 0.0) > counts[f"judge {c}"] + 1e-6 for c in clusters):
+            problems[i] = "its scores in a cluster are above one"
+    return problems
+
+
+def _of_all(got: Payload, counts: Counts) -> Counts:
+    """Return the counts of all clusters, 0 where there are none."""
+    return {f"{c}": counts.get(f"{c}", 0.0) for c in range(len(got["mixture"]["weights"]))}
+
+
+def _summed_counts(replies: Mapping[SiteId, Payload]) -> Counts:
+    """Return the sums of all counts over the replies."""
+    counts = [_counts(p) for p in replies.values()]
+    return {k: fsum(n.get(k, 0.0) for n in counts) for k in sorted({k for n in counts for k in n})}
 
 
 def _sizes(members: Mapping[str, Cases]) -> Counts:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite.algorithms.average import average, send_model
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, Objective, Site, Tilt
@@ -57,6 +57,7 @@ class Ditto:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
+    facts: ClassVar[Facts] = Facts(only_fits=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 

@@ -50,7 +50,7 @@ class FedAvg:
     server: ServerOptimiser | None = None
 
     needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(poolable=True, shared_model=True)
+    facts: ClassVar[Facts] = Facts(poolable=True, shared_model=True, only_fits=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite.algorithms.average import average, send_model
-from polysite.algorithms.base import Kind
+from polysite.algorithms.base import Facts, Kind
 from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
@@ -42,6 +42,7 @@ class FedPer:
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     needs: ClassVar[Literal["sum", "each"]] = "sum"
+    facts: ClassVar[Facts] = Facts(only_fits=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 

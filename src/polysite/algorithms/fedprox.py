@@ -47,7 +47,7 @@ class FedProx:
     @property
     def facts(self) -> Facts:
         """Facts that other modules act on."""
-        return Facts(pull=self.mu, shared_model=True)
+        return Facts(pull=self.mu, shared_model=True, only_fits=True)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polysite.algorithms.average import average, send_model
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
@@ -57,6 +57,7 @@ class FedRep:
     uniform: bool = True
 
     needs: ClassVar[Literal["sum", "each"]] = "sum"
+    facts: ClassVar[Facts] = Facts(only_fits=True)
     plain_sgd: ClassVar[bool] = False
     strangers: ClassVar[bool] = True
 

@@ -64,7 +64,7 @@ class Cache:
             made = prepare.apply(ref.open(), patch)
             _write(file, _pack(made))
             case = _open(file) or made  # another process may have emptied the cache in between
-        return replace(case, site=ref.site, name=ref.name, group=ref.group)
+        return replace(case, site=ref.site, name=ref.name, group=ref.group, patient=ref.patient)
 
     def recall(self, ref: CaseRef, how: Sequence[Any]) -> Arrays | None:
         """Return arrays that ``keep`` stored for a case and this recipe; None if there are none or they are damaged."""

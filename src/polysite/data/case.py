@@ -26,6 +26,7 @@ class Case:
     affine: np.ndarray | None = None  # voxels to millimetres; None: axes in the order of the spacing
     unit: str = "mm"  # of the spacing; empty if the files do not state it
     prepared: bool = False  # a slice of a prepared volume
+    patient: str = ""  # identifier of a patient with several cases; empty if this is the only case
 
     def __post_init__(self) -> None:
         who = f"case {self.name!r} of site {self.site!r}"
@@ -67,7 +68,7 @@ class CaseRef:
         case = self.read()
         if self.hidden and not case.prepared:
             case.image[list(self.hidden)] = 0
-        return replace(case, site=self.site, name=self.name)
+        return replace(case, site=self.site, name=self.name, patient=self.patient)
 
 
 def channels(values: np.ndarray, labels: Sequence[tuple[str, Iterable[int]]], where: str) -> np.ndarray:

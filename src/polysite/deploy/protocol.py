@@ -12,6 +12,7 @@ score      payload to serve from, split                   ``Scored``: Dice or ac
 examine    payload to serve from, split, tolerance        ``Measured``: all measures of every case
 serve      payload to serve from, name to save under      ``Digests`` of the models
 begin      payload of the best round of an earlier phase  ``Begun``
+mask       a step of a secure sum (engines/secure)        ``MaskTaken`` and a payload
 =========  =============================================  ==========================================
 
 Instead of any response, a site may answer ``Refused`` (its policy or settings forbid the request) or ``Failed``.
@@ -29,17 +30,19 @@ from typing import Any, Literal, get_args
 from polysite.buffers import Buffer
 from polysite.data.case import SPLITS
 from polysite.engines.record import scores_from_plain, scores_to_plain
+from polysite.engines.secure.member import STEPS, MaskStep
 from polysite.errors import PayloadError, shown
 from polysite.metrics.measures import MEASURES
 from polysite.metrics.overlap import BACKGROUND
 from polysite.payload import plain
+from polysite.privacy import Release
 from polysite.site import CaseScore, Count, Counts, Examined, Fit, Scores
 from polysite.tree import Tree
 
 PROTOCOL = 2  # 0.1.0 spoke 1
 
 Header = Mapping[str, Any]
-RequestKind = Literal["hello", "begin", "assess", "train", "score", "examine", "serve"]
+RequestKind = Literal["hello", "begin", "assess", "train", "score", "examine", "serve", "mask"]
 
 NUMBERS = range(-1, 1_000_000)  # of rounds, phases and versions
 MAX_LISTED = 10_000  # numbers in a list
@@ -49,6 +52,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "kind": get_args(RequestKind),
     "split": ("", "validation", "test"),
     "name": ("", "best", "common", "last"),
+    "step": STEPS,
 }
 STUDY = re.compile(r"[A-Za-z0-9-]{1,64}")
 
@@ -78,6 +82,7 @@ class Request:
         name: Name under which the site saves the models that it is served.
         tolerance: Distance of surfaces that still agree (``examine``).
         config: The study as TOML (``hello``).
+        step: The step of a secure sum (``mask``).
         body: An encoded payload.
     """
 
@@ -93,12 +98,14 @@ class Request:
     name: str = ""
     tolerance: float = 1.0
     config: str = ""
+    step: MaskStep = "keys"
     body: Buffer = field(default=b"", repr=False)
 
     @property
     def words(self) -> str:
         """The request in a few words, for logs."""
-        return f"{self.kind}, round {self.round + 1}" if self.round >= 0 else self.kind
+        kind = f"{self.kind} ({self.step})" if self.kind == "mask" else self.kind
+        return f"{kind}, round {self.round + 1}" if self.round >= 0 else kind
 
     def header(self, identity: Mapping[str, str]) -> dict[str, Any]:
         """Return the header to send, with what identifies the coordinator's code."""
@@ -133,6 +140,7 @@ FIELDS: Mapping[RequestKind, tuple[str, ...]] = {
     "score": ("phase", "round", "version", "keep", "split"),
     "examine": ("phase", "round", "version", "keep", "split", "tolerance"),
     "serve": ("phase", "round", "version", "keep", "name"),
+    "mask": ("phase", "round", "step"),
 }
 
 
@@ -231,10 +239,16 @@ class Trained:
 
     fits: tuple[Fit, ...] = ()
     seconds: float = 0.0
+    releases: tuple[Release, ...] = ()  # uses of its data under differential privacy
 
     def header(self) -> dict[str, Any]:
-        """Return the header to send; the worker adds the seconds."""
-        return {f"fit_{n}": [float(getattr(f, n)) for f in self.fits] for n in ("loss", "steps", "lr_sum", "reach")}
+        """Return the header to send; the worker adds the seconds. Under differential privacy no loss leaves."""
+        names = ("loss", "steps", "lr_sum", "reach")
+        fits = {f"fit_{n}": [float(getattr(f, n)) for f in self.fits] for n in names}
+        if not self.releases:
+            return fits
+        used = {f"release_{f.name}": [float(getattr(r, f.name)) for r in self.releases] for f in fields(Release)}
+        return {**fits, "fit_loss": [0.0] * len(self.fits), **used}
 
     @classmethod
     def parse(cls, header: Header) -> "Trained":
@@ -246,7 +260,9 @@ class Trained:
             Fit({}, _loss("loss", a), int(_number("steps", b)), _number("learning rates", c), _number("reach", d))
             for a, b, c, d in zip(*columns, strict=True)
         )
-        return cls(fits, _number("seconds", header.get("seconds", 0.0)))
+        releases = _releases(header)
+        fits = tuple(replace(fit, loss=math.nan) for fit in fits) if releases else fits  # it did not leave
+        return cls(fits, _number("seconds", header.get("seconds", 0.0)), releases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +335,12 @@ class Begun:
     """A site has begun a phase."""
 
 
-Response = Refused | Failed | Greeting | Trained | Scored | Measured | Digests | Begun
+@dataclass(frozen=True, slots=True)
+class MaskTaken:
+    """A site has taken a step of a secure sum."""
+
+
+Response = Refused | Failed | Greeting | Trained | Scored | Measured | Digests | Begun | MaskTaken
 
 
 def parse_response(request: Request, header: Header, cases: Mapping[str, int], subject: Subject) -> Response:
@@ -349,6 +370,8 @@ def parse_response(request: Request, header: Header, cases: Mapping[str, int], s
                 return Digests.parse(header)
             case "begin":
                 return Begun()
+            case "mask":
+                return MaskTaken()
     except PayloadError as problem:
         return Failed(f"its response to {request.words} is not valid: {problem}")
 
@@ -365,6 +388,19 @@ def model_digest(tree: Tree) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _releases(header: Header) -> tuple[Release, ...]:
+    """Parse what was used under differential privacy."""
+    columns = [header.get(f"release_{f.name}", []) for f in fields(Release)]
+    sound = all(isinstance(c, list) and all(map(_is_number, c)) for c in columns) and len({*map(len, columns)}) == 1
+    if not sound or len(columns[0]) > MAX_MODELS:
+        raise PayloadError("noise, rates and steps of differential privacy are not lists of one length")
+    try:
+        rows = zip(*columns, strict=True)
+        return tuple(Release(float(noise), float(rate), int(steps), float(delta)) for noise, rate, steps, delta in rows)
+    except (ValueError, OverflowError) as problem:
+        raise PayloadError(str(problem)) from problem
 
 
 def _number(what: str, value: Any, most: float = MAX_COUNT, least: float = 0.0) -> float:

@@ -7,7 +7,7 @@ round that is best for all together is kept as well.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -30,6 +30,7 @@ from polysite.engines.site_memory import Memory
 from polysite.engines.transport import Served, Transport
 from polysite.errors import ConfigError, Paused, RunError
 from polysite.payload import Payload, SiteId
+from polysite.privacy import Release, epsilon
 from polysite.site import CaseScore, Examined, Scores
 from polysite.tree import Tree
 
@@ -64,6 +65,28 @@ class Models:
     phase: Phase
     round: int  # the best one; with models of several rounds, the last of these
     payloads: Callable[[Sequence[SiteId]], Mapping[SiteId, Payload]]  # from which sites choose their model
+
+
+class Spent:
+    """What the rounds of a study cost every site under differential privacy, from the records of earlier rounds on."""
+
+    def __init__(self, records: Iterable[RoundRecord] = ()):
+        self._releases: dict[SiteId, list[Release]] = {}
+        for record in records:
+            self._note(record)
+
+    def _note(self, record: RoundRecord) -> None:
+        for site, known in record.sites.items():
+            self._releases.setdefault(site, []).extend(known.releases)
+
+    def add(self, record: RoundRecord) -> RoundRecord:
+        """Return the record of a round with the epsilon of every site so far, and log it."""
+        self._note(record)
+        cost = {i: epsilon(all, all[0].delta) for i in record.sites if (all := self._releases[i])}
+        if cost:
+            listed = ", ".join(f"{i} {value:.2f}" for i, value in sorted(cost.items()))
+            log.info("round %d: epsilon spent so far: %s", record.round + 1, listed)
+        return replace(record, sites={i: replace(s, epsilon=cost.get(i)) for i, s in record.sites.items()})
 
 
 class EvaluationWriter(Protocol):
@@ -139,10 +162,11 @@ def _train(
     if at and until is not None and at.round + 1 >= until:
         raise Paused
     resume, at, slow = at, at or Progress(-1, None, {}), False
+    spent = Spent(folder.records())
     rounds = run_rounds(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch, keep_replies=False)
     for r in rounds:
         record = r.record(at.phase, handed if r.index == at.first else {}, plan.pooled)
-        record = replace(record, incidents=(*record.incidents, *transport.incidents()))
+        record = spent.add(replace(record, incidents=(*record.incidents, *transport.incidents())))
         heard = {i: r.index for i in r.replies if i not in r.refused}
         versions = {**at.versions, **heard}
         at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)

@@ -8,6 +8,7 @@ import numpy as np
 
 from polysite.engines.compress import Compress
 from polysite.engines.guard import Guard
+from polysite.engines.secure.settings import Secure
 from polysite.engines.site_turn import OutgoingStep
 from polysite.errors import ConfigError
 from polysite.payload import SiteId
@@ -32,6 +33,7 @@ class Plan:
         wire: Simulation: pass every payload through the codec, as a network would.
         pooled: Simulation: one site holds all training cases (centralised training, the upper reference).
         guard: Limits on what a single site can do to the aggregate.
+        secure: Secure sums: the server sees no single reply.
     """
 
     rounds: int = 30
@@ -46,6 +48,7 @@ class Plan:
     wire: bool = False
     pooled: bool = False
     guard: Guard = Guard()
+    secure: Secure = Secure()
 
     def __post_init__(self) -> None:
         for name in ("rounds", "validate_every", "checkpoint_every"):
@@ -60,6 +63,23 @@ class Plan:
             )
         if not 0 < self.share <= 1:
             raise ConfigError(f"run.share must lie in (0, 1], got {self.share}")
+        if self.secure.on:
+            self._check_secure()
+
+    def _check_secure(self) -> None:
+        """Refuse what secure sums do not go with."""
+        if self.compress != "none":
+            raise ConfigError(
+                f"run.compress = {self.compress!r} shortens each reply, and a masked reply is as long as its masks: "
+                "leave out run.compress or run.secure"
+            )
+        if self.guard.use == "on":
+            raise ConfigError(
+                "run.guard judges each reply, and run.secure hides each reply: set run.guard.use = 'off', or leave "
+                "out run.secure"
+            )
+        if self.pooled:
+            raise ConfigError("run.pooled has one site and no sum: leave out run.secure")
 
     @property
     def guarded(self) -> bool:

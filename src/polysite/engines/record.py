@@ -15,6 +15,7 @@ from typing import Any, Literal
 from polysite.foreign import parse_json
 from polysite.metrics import averages
 from polysite.payload import SiteId
+from polysite.privacy import Release
 from polysite.site import CaseScore, Counts, Scores
 
 Incident = Mapping[str, Any]  # time, what, and perhaps the site
@@ -37,6 +38,8 @@ class SiteRecord:
     bytes_down: int
     bytes_up: int
     numbers: Mapping[str, float | None] = field(default_factory=dict)  # scalars of the reply: weight, cost, ...
+    releases: tuple[Release, ...] = ()  # uses of its data under differential privacy
+    epsilon: float | None = None  # that all its rounds of this study cost so far; None without noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ def round_seconds(records: Iterable[RoundRecord]) -> list[float]:
 
 def _site_record(found: Mapping[str, Any]) -> SiteRecord:
     renamed = {"numbers" if k == "said" else k: v for k, v in found.items()}
-    return SiteRecord(**renamed)
+    return SiteRecord(**{**renamed, "releases": tuple(Release(**r) for r in renamed.get("releases", ()))})
 
 
 def _validation(found: Mapping[str, Any]) -> SiteValidation:

@@ -40,6 +40,8 @@ class Replies:
     total: Tree | None = None  # mean of the models by weight, if they were summed
     limited: Mapping[SiteId, Payload] = field(default_factory=dict)  # held replies as the guard left them
     weights: Weights = field(default_factory=dict)  # of the replies that count, if the guard changed any
+    masked: Payload | None = None  # the one reply that stands for all, if they came under masks (``secure/``)
+    remarks: tuple[str, ...] = ()  # sentences for a person
 
     @property
     def heard(self) -> dict[SiteId, Payload]:
@@ -50,6 +52,8 @@ class Replies:
     @property
     def merged(self) -> dict[SiteId, Payload]:
         """The replies for ``merge``: those that count, or one that stands for them."""
+        if self.masked is not None:
+            return {min(self.heard): self.masked}
         if self.total is None:
             return self.heard
         weight = sum(weights_of(self.heard).values())

@@ -82,7 +82,7 @@ def judge(params: Tree, sent: Mapping[SiteId, Payload], looks: Mapping[SiteId, L
     if sizes:
         first = sent[next(iter(sizes))]
         known = {**params, **first.get("model", {})}
-        model = _length(tree.trained({k: known[k] for k in _asked(first, params)}))
+        model = _length(tree.trained({k: known[k] for k in asked_names(first, params)}))
         every = {f: k for i in sizes for f, k in looks[i].kinds.items()}
         refused.update(_unlike_others(every, sizes, model))
     return refused
@@ -109,7 +109,7 @@ def _malformed(
     needed = {name for name in expected if not name.endswith(("?", "*"))}
     if reply.keys() != kinds.keys() or not needed <= kinds.keys():
         return f"it holds {sorted(reply) or 'nothing'} instead of {sorted(expected)}"
-    whole = {k: params[k] for k in _asked(got, params)}
+    whole = {k: params[k] for k in asked_names(got, params)}
     for field, kind in kinds.items():
         value = reply[field]
         if isinstance(value, float) != (kind in LIMITS):
@@ -127,7 +127,8 @@ def _malformed(
     return None
 
 
-def _asked(got: Payload, params: Tree) -> Collection[str]:
+def asked_names(got: Payload, params: Tree) -> Collection[str]:
+    """Return the names of the parameters that a reply of kind ``model`` holds."""
     names: Collection[str] = got.get("asked", got.get("model", params))
     return names
 

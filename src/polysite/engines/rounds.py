@@ -15,6 +15,8 @@ from polysite.engines.own_best import Own
 from polysite.engines.plan import Plan, cohort
 from polysite.engines.record import RoundRecord, SiteGuard, SiteRecord, finite, incident
 from polysite.engines.replies import Exchange, expected_weights, gather, stripped
+from polysite.engines.secure.server import check_sites, gather_masked
+from polysite.engines.secure.settings import check_algorithm
 from polysite.engines.site_turn import check_steps
 from polysite.engines.transport import Reply, Transport
 from polysite.payload import Payload, SiteId
@@ -69,6 +71,7 @@ class Round:
             bytes_down=self.sent[site].nbytes if site in self.sent else 0,
             bytes_up=reply.nbytes,
             numbers={k: finite(v) for k, v in reply.payload.items() if isinstance(v, float)},
+            releases=reply.releases,
         )
 
 
@@ -131,6 +134,10 @@ def run_rounds(
     """
     check_steps(algorithm, name_of(algorithm), plan.outgoing)
     names, params = transport.names, transport.lift(params)
+    masked = plan.secure.on and bool(algorithm.reply)  # of a method that sends nothing, nothing is masked
+    if masked:
+        check_algorithm(algorithm)
+        check_sites(plan.secure, len(cohort(names, plan.share, seed, 0)))
     state = resume.state if resume else algorithm.init(params, names)
     if resume:
         transport.remember(resume.memories, resume.versions)
@@ -153,13 +160,13 @@ def run_rounds(
         expected = None if keep_replies else expected_weights(exchange)
         if expected is not None:
             expected = {i: weight for i, weight in expected.items() if i not in silent}
-        replies = gather(exchange, state, expected)
+        replies = gather_masked(exchange, plan.secure) if masked else gather(exchange, state, expected)
         heard = replies.heard
         silent = sent.keys() - heard.keys()
         for site, reason in replies.refused.items():
             log.warning("round %d: the reply of %r is refused: %s", index, site, reason)
         transport.settle(heard)
-        counted = shares(algorithm, state, heard) if heard else {}
+        counted = shares(algorithm, state, heard) if heard and not masked else {}
         known = remarks(algorithm, state)
         if heard:
             state = algorithm.merge(state, replies.merged)
@@ -175,8 +182,8 @@ def run_rounds(
             alarms = tuple(changes(plan.guard, before, guarding, seen))
             for line in (*describe(seen), *(f"{site}: {sentence}" for site, sentence in alarms)):
                 log.warning("round %d: guard: %s", index, line)
+        new = (*replies.remarks, *(sentence for sentence in remarks(algorithm, state) if sentence not in known))
         del heard, replies  # release the models of the sites
-        new = tuple(sentence for sentence in remarks(algorithm, state) if sentence not in known)
         for sentence in new:
             log.warning("round %d: %s", index, sentence)
         told = diagnostics(algorithm, state)

@@ -10,10 +10,15 @@ from typing import Any
 
 from polysite.algorithms.base import Algorithm
 from polysite.engines.memory_store import Memories, MemoryStore, Stored, to_host
-from polysite.engines.record import Incident
+from polysite.engines.noise import hospital_noise
+from polysite.engines.record import Incident, incident
+from polysite.engines.secure.member import Mask, MaskStep, Session, open_session, take_step
+from polysite.engines.secure.settings import Secure
 from polysite.engines.site_turn import OutgoingStep, take_turn
 from polysite.engines.transport import Reply, Served
+from polysite.errors import PayloadError
 from polysite.payload import Payload, SiteId, decode, encode
+from polysite.privacy import Private
 from polysite.site import Cases, Examined, Fit, Scores, Site
 from polysite.tree import Tree
 
@@ -32,9 +37,13 @@ class Simulator:
         wire: bool = False,
         outgoing: Sequence[OutgoingStep] = (),
         store: MemoryStore | None = None,
+        secure: Secure = Secure(),
+        private: Private = Private(),
     ):
         self.algorithm, self.sites, self.guests, self.wire = algorithm, dict(sites), guests, wire
-        self.outgoing = tuple(outgoing)
+        self.outgoing, self.secure, self.private = tuple(outgoing), secure, private
+        self._sessions: dict[SiteId, Session] = {}  # of the sites, in the secure sum of this round
+        self._noted: list[Incident] = []
         self._store = store or MemoryStore()
         self._memory = {i: self._store.put(Payload()) for i in sites}
         self._new: dict[SiteId, Stored] = {}  # memories of this round, kept if the reply is merged
@@ -53,16 +62,41 @@ class Simulator:
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         """Let each site take its turn."""
         for name, payload in sent.items():
-            yield name, self._turn(round, name, payload)  # no reply is kept while the next site trains
+            try:
+                reply = self._turn(round, name, payload)
+            except PayloadError as problem:  # it cannot be masked, as if it were not finite
+                if name not in self._sessions:
+                    raise
+                self._noted.append(incident(f"its reply cannot be masked: {problem}", name))
+                continue
+            yield name, reply  # no reply is kept while the next site trains
+            del reply
 
     def _turn(self, round: int, name: SiteId, payload: Payload) -> Reply:
         site = self._site(self.sites, name, round)
         got, memory = self._carry(payload).each(site.lift), self._recall(name, site)
-        turn = take_turn(self.algorithm, got, memory, site, self.outgoing)
+        masks = (Mask(self._sessions[name], self.secure.fraction),) if name in self._sessions else ()
+        noise = hospital_noise(self.algorithm, self.private, site)
+        turn = take_turn(self.algorithm, got, memory, site, (*noise, *self.outgoing, *masks))
         self._new[name] = self._store.put(turn.memory)
         reply = self._carry(turn.reply)
         fits = tuple(map(_without_models, turn.fits)) if self._store.spilled else turn.fits
-        return Reply(reply, fits, turn.seconds, reply.nbytes)
+        return Reply(reply, fits, turn.seconds, reply.nbytes, turn.releases)
+
+    def mask_step(
+        self, step: MaskStep, round: int, sent: Mapping[SiteId, Payload], least: int
+    ) -> Mapping[SiteId, Payload]:
+        """Have each site take a step of a secure sum."""
+        answers: dict[SiteId, Payload] = {}
+        for name, payload in sent.items():
+            try:
+                if step == "keys":
+                    self._sessions[name], answers[name] = open_session(payload, name, self.secure.fewest)
+                else:
+                    self._sessions[name], answers[name] = take_step(step, payload, self._sessions[name])
+            except PayloadError as problem:
+                self._noted.append(incident(f"it refuses the step {step!r} of a secure sum: {problem}", name))
+        return answers
 
     @property
     def sizes(self) -> Mapping[SiteId, int]:
@@ -76,7 +110,7 @@ class Simulator:
     def settle(self, heard: Collection[SiteId]) -> None:
         """Commit the new memories of the sites in ``heard``; all others keep their previous memory."""
         self._memory.update({i: m for i, m in self._new.items() if i in heard})
-        self._new = {}
+        self._new, self._sessions = {}, {}
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
         """Score the model that every site is served, on the cases of that site."""
@@ -145,8 +179,9 @@ class Simulator:
         """Do nothing: only the current memories are kept here."""
 
     def incidents(self) -> Sequence[Incident]:
-        """Return none: nothing is lost on the way."""
-        return ()
+        """Return the replies that could not be masked; nothing is lost on the way."""
+        noted, self._noted = self._noted, []
+        return noted
 
     def lift(self, params: Tree) -> Tree:
         """Return the parameters on the device of the sites."""

@@ -18,6 +18,7 @@ from polysite.algorithms.base import Algorithm, Kind
 from polysite.engines.reply_checks import kinds_of
 from polysite.errors import ConfigError
 from polysite.payload import Payload
+from polysite.privacy import Release
 from polysite.site import Fit, Site, setup_of
 
 log = logging.getLogger("polysite")
@@ -52,6 +53,14 @@ class Turn:
     seconds: float
     kinds: Mapping[str, Kind]
     """Kind of every field of the reply that the algorithm announces."""
+    steps: tuple[OutgoingStep, ...] = ()
+    """The outgoing steps that were applied."""
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """What the turn cost under differential privacy: noise in fits, or on the reply."""
+        found = (*(fit.release for fit in self.fits), *(getattr(step, "release", None) for step in self.steps))
+        return tuple(release for release in found if release is not None)
 
 
 def take_turn(
@@ -70,7 +79,7 @@ def take_turn(
     kinds = kinds_of(algorithm.reply, got, reply)
     for step in steps:
         reply = step.apply(kinds, got, reply)
-    return Turn(reply, memory, tuple(site.fits), seconds, kinds)
+    return Turn(reply, memory, tuple(site.fits), seconds, kinds, tuple(steps))
 
 
 def restore_reply(

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from polysite.engines.record import Incident
+from polysite.engines.secure.member import MaskStep
 from polysite.payload import Payload, SiteId
+from polysite.privacy import Release
 from polysite.site import Examined, Fit, Scores
 from polysite.tree import Tree
 
@@ -18,6 +20,7 @@ class Reply:
     fits: tuple[Fit, ...]
     seconds: float
     nbytes: int  # that crossed from the site to the server
+    releases: tuple[Release, ...] = ()  # what it cost under differential privacy
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +125,22 @@ class Repeating(Protocol):
 
     def repeat(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         """Yield the replies to the payloads of this round again, before ``settle``."""
+        ...
+
+
+@runtime_checkable
+class Masking(Protocol):
+    """Further interface of a transport whose sites can reply under masks (``secure/``)."""
+
+    def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
+        """Deliver the payloads and yield each masked reply as it arrives."""
+        ...
+
+    def mask_step(
+        self, step: MaskStep, round: int, sent: Mapping[SiteId, Payload], least: int
+    ) -> Mapping[SiteId, Payload]:
+        """Have the sites take a step of a secure sum; return the answers of those that did.
+
+        ``least`` is the number of answers without which the sum fails: real hospitals are waited for.
+        """
         ...

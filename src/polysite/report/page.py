@@ -18,7 +18,17 @@ from polysite.errors import RunError
 from polysite.foreign import parse_json
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
-from polysite.report import costs, example_cases, figures, guarding, hospital_figures, predicting, published, viewer
+from polysite.report import (
+    costs,
+    example_cases,
+    figures,
+    guarding,
+    hospital_figures,
+    predicting,
+    protections,
+    published,
+    viewer,
+)
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.figure_files import Picture as Picture
@@ -278,6 +288,9 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         picture = figures.times(seen, lambda run: costs.hours(run, options.speeds))
         blocks.append(Picture("Score over simulated time", picture, ""))
     yield Section("cost", "Cost", tuple(blocks))
+    privacy = protections.table(methods)
+    if privacy.lines:
+        yield Section("privacy", "Privacy", (privacy,))
     guard = guarding.table(methods)
     if guard.lines:
         yield Section("guard", "What the guard saw and did", (guard,))

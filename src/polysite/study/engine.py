@@ -81,6 +81,8 @@ def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch:
     from polysite.engines.ray.transport import RaySites, RemoteSite
 
     refuse_bare(study)
+    if study.train.private.on:
+        raise ConfigError("train.private works in the simulator and over real hospitals, not on a Ray cluster")
     postprocessing.refuse_remote(study, "in the engine 'ray'")
     refuse_duplicates([ref for splits in dealt.values() for split in SPLITS for ref in splits[split]])
     cases = {site: {k: tuple(c.name for c in splits[k]) for k in SPLITS} for site, splits in dealt.items()}

@@ -165,7 +165,16 @@ def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:
     names, audience = roles(study, {s: {k: site.cases(k) for k in SPLITS} for s, site in sites.items()})
     train = {POOLED: TorchSite.pool(POOLED, sites)} if study.run.pooled else {s: sites[s] for s in names}
     guests = {s: sites[s] for s in audience}
-    return Simulator(study.algorithm, train, guests=guests, wire=study.run.wire, outgoing=study.run.outgoing)
+    run = study.run
+    return Simulator(
+        study.algorithm,
+        train,
+        guests=guests,
+        wire=run.wire,
+        outgoing=run.outgoing,
+        secure=run.secure,
+        private=study.train.private,
+    )
 
 
 def roles(study: Study, cases: Mapping[str, Mapping[str, Sequence[Any]]]) -> tuple[list[str], list[str]]:

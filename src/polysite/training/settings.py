@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from polysite.algorithms.base import facts
 from polysite.errors import ConfigError
+from polysite.privacy import Private
 from polysite.training.cleaning import Clean
 
 
@@ -42,6 +43,7 @@ class Train:
         autocast: Use bfloat16 on a GPU; a CPU always computes in float32.
         compile: Compile training and prediction on a GPU with torch.compile: ``auto`` compiles if the steps of the run
             are expected to save more time than compiling takes.
+        private: Differential privacy: noise that protects each patient, or each hospital.
     """
 
     lr: float = 0.1
@@ -67,6 +69,7 @@ class Train:
     cases: Literal["device", "disk"] = "device"
     autocast: bool = True
     compile: bool | Literal["auto"] = "auto"
+    private: Private = Private()
 
     def __post_init__(self) -> None:
         for name in ("lr", "gamma", "epochs", "patches", "batch"):
@@ -93,6 +96,14 @@ class Train:
             raise ConfigError(
                 f"{name} is derived for plain SGD and would be wrong with train.{given}; "
                 "set train.optimiser = 'sgd' and train.momentum = 0, or choose another algorithm"
+            )
+
+    def check_private(self, algorithm: Any, name: str) -> None:
+        """Refuse an algorithm whose replies the noise of differential privacy does not cover."""
+        if self.private.unit == "patient" and algorithm.reply and not facts(algorithm).only_fits:
+            raise ConfigError(
+                f"{name} sends more of its patients than noise in training covers; with train.private.unit = 'patient' "
+                "choose fedavg (also with a server optimiser), fedprox, fedper, lg_fedavg, fedrep or ditto"
             )
 
     def check_rate(self, algorithm: Any, name: str) -> None:

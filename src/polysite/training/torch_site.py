@@ -6,6 +6,7 @@ device.
 
 import copy
 import math
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
@@ -33,6 +34,7 @@ from polysite.training.network import Network
 from polysite.training.patches import Kind, Labelled, Pair, labelled_voxels, mixed_shares
 from polysite.training.personal import Personal
 from polysite.training.predict import predict
+from polysite.training.private_steps import Draws, PrivateStep, refuse_batch_norm
 from polysite.training.settings import Train
 from polysite.training.supervision import supervised
 from polysite.tree import Tree
@@ -42,7 +44,7 @@ FADED = 0.1  # share of a step that remains; below, its cases no longer count as
 _FIXED = 1 << 32  # a round number that never occurs: the randomness of fixed patches
 _FRESH = _FIXED + 1  # the same for other initial parameters
 _LABELLED = _FIXED + 2  # the same for the labelled voxels that are listed
-_ORDER, _PATCHES, _MIXING = 1, 2, 3  # additional random streams of a round
+_ORDER, _PATCHES, _MIXING, _NOISE = 1, 2, 3, 4  # additional random streams of a round
 
 
 class TorchSite:
@@ -82,6 +84,10 @@ class TorchSite:
         self._labelled: dict[str, Labelled] = {}  # labelled voxels of a case, listed on first use
         self._amounts: list[float] = []  # of every channel, computed on first use
         self._brain = brain
+        self._patients = {c.name: c.patient or c.name for c in cases.get("train", ())}
+        self.unpredictable = False  # whether noise and draws of differential privacy are such that nobody can know them
+        if train.private.unit == "patient":
+            refuse_batch_norm(network.module)
         self._radiomics: dict[tuple[str, float], np.ndarray] = {}  # by case and bin width, computed on first use
 
     @classmethod
@@ -213,6 +219,8 @@ class TorchSite:
         """Train from ``params`` with a new optimiser; see ``polysite.site.Site.fit``."""
         if not self.size:
             raise DataError(f"site {self.name!r} has no training case; add cases or leave the site out")
+        if self.train.private.unit == "patient":
+            return self._fit_privately(params, objective, budget, only, keep)
         self._drawn = []
         self.network.write(params)
         self.network.train(only)
@@ -261,7 +269,10 @@ class TorchSite:
         pull, one = rate * (self.train.weight_decay + tilt), budget.minibatch is not None
         behind = self._behind(pull)
         fit = Fit(model, float(total) / max(count, 1), count, count * rate, reach, twin, second, behind, one)
-        values = [*model.values(), *twin.values(), *second.values()]
+        return self._kept(fit, [*model.values(), *twin.values(), *second.values()])
+
+    def _kept(self, fit: Fit, values: list[torch.Tensor]) -> Fit:
+        """Add a fit to those of this round; refuse one that diverged."""
         sound = torch.stack(torch._foreach_norm(values)).isfinite().all()
         if not (math.isfinite(fit.loss) and sound):
             raise RunError(
@@ -270,6 +281,62 @@ class TorchSite:
             )
         self.fits.append(fit)
         return fit
+
+    def _fit_privately(
+        self, params: Tree, objective: Objective, budget: Budget, only: Collection[str], keep: Collection[str] | None
+    ) -> Fit:
+        """Train under differential privacy for every patient (``private_steps.py``)."""
+        if keep is not None or budget.minibatch is not None or objective != Objective(objective.tilt):
+            raise ConfigError(
+                "train.private.unit = 'patient' covers fits of the task's own loss to all cases; choose another "
+                "algorithm, such as fedavg"
+            )
+        private, rng = self.train.private, self.noise_rng()
+        draws = self.private_draws(rng)
+        length, counted = self._length(budget)
+        steps = draws.steps(length) if counted is None else counted
+        self.network.write(params)
+        self.network.train(only)
+        trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
+        for k, p in self.network.parameters.items():
+            p.requires_grad_(k in trained)
+        passed = self.round - self._first if budget.round is None else budget.round
+        rate = (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma**passed
+        force = _Force(objective.tilt or Tilt(), trained)
+        optimiser = self._optimiser(list(trained.values()), rate)
+        step = PrivateStep(self.network, self._loss, list(trained.values()), private, draws.expected, rng)
+        total, count, speed, reach = 0.0, 0, 0.0, 0.0
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.integers(1 << 62)))
+            for _ in range(steps):
+                step.begin()
+                for names in draws.draw():
+                    x, y = self._batch(names, rng, self.train.augment, self.train.foreground)
+                    total, count = total + float(step.add(x, y)), count + 1
+                step.finish()
+                force.apply()
+                optimiser.step()
+                speed = self.train.momentum * speed + 1
+                reach += rate * speed
+        model = self.network.read()
+        behind, release = frozenset(self.cases("train")), step.release(draws, steps)
+        loss = total / count if count else 0.0
+        fit = Fit(model, loss, steps, steps * rate, reach, cases=behind, release=release)
+        return self._kept(fit, list(model.values()))
+
+    def private_draws(self, rng: np.random.Generator) -> Draws:
+        """Return how patients are drawn under differential privacy."""
+        patients: dict[str, list[str]] = {}
+        for name in self.cases("train"):
+            patients.setdefault(self._patients[name], []).append(name)
+        return Draws(patients, self.train.patches, self.train.batch, rng)
+
+    def noise_rng(self) -> np.random.Generator:
+        """Return the source of noise and draws: unpredictable at a hospital, and of (seed, site, round, fit) in a
+        simulation, which can be repeated and protects nobody."""
+        if self.unpredictable:
+            return np.random.default_rng(secrets.randbits(256))
+        return self._rng(None, _NOISE, len(self.fits))
 
     @torch.no_grad()
     def losses(self, params: Tree, *, augmented: bool = False) -> Mapping[str, float]:

@@ -20,11 +20,14 @@ from polysite.deploy.protocol import Digests, Measured, Request, RequestKind, Sc
 from polysite.engines.memory_store import MemoryStore, Stored
 from polysite.engines.record import Incident
 from polysite.engines.replies import is_summable
+from polysite.engines.secure.member import MaskStep
 from polysite.engines.transport import Reply, Served
 from polysite.errors import PayloadError
 from polysite.payload import Limits, Payload, SiteId, decode, encode
 from polysite.site import Examined, Scores, Site
 from polysite.tree import Tree
+
+SMALL = Limits(nbytes=1 << 24, header=1 << 22, arrays=10_000, dimensions=1)  # of a step of a secure sum
 
 
 class RemoteSites:
@@ -59,6 +62,7 @@ class RemoteSites:
         self._replies: dict[SiteId, tuple[Reply, Stored]] = {}  # of this round, if they are only summed
         self._versions: dict[SiteId, int] = {}
         self._round = -1
+        self._least = 0  # number of masked replies that a secure sum needs
 
     @property
     def names(self) -> tuple[SiteId, ...]:
@@ -89,14 +93,14 @@ class RemoteSites:
         """Yield the reply of each site as it arrives; outgoing steps such as compression are not reversed yet."""
         self._round, self._replies = round, {}
         summed = is_summable(self.algorithm)
-        for site, response, take in self._ask(self.kind, round, sent):
+        for site, response, take in self._ask(self.kind, round, sent, least=self._least):
             try:
                 payload = decode(take(), self.limits)
             except PayloadError as problem:
                 self.roster.note(f"its reply is refused: {problem}", site)
                 continue
             if isinstance(response, Trained):
-                reply = Reply(payload, response.fits, response.seconds, payload.nbytes)
+                reply = Reply(payload, response.fits, response.seconds, payload.nbytes, response.releases)
                 if summed:
                     self._replies[site] = replace(reply, payload=Payload()), self._store.put(payload)
                 yield site, reply
@@ -112,7 +116,20 @@ class RemoteSites:
     def settle(self, heard: Collection[SiteId]) -> None:
         """Let the next requests of these sites continue from this round's memories."""
         self._versions.update(dict.fromkeys(heard, self._round))
-        self._replies = {}
+        self._replies, self._least = {}, 0
+
+    def mask_step(
+        self, step: MaskStep, round: int, sent: Mapping[SiteId, Payload], least: int
+    ) -> Mapping[SiteId, Payload]:
+        """Have the sites take a step of a secure sum. What a site answers is small."""
+        answers: dict[SiteId, Payload] = {}
+        self._least = least
+        for site, _, take in self._ask("mask", round, sent, least=least, step=step):
+            try:
+                answers[site] = decode(take(), SMALL)
+            except PayloadError as problem:
+                self.roster.note(f"its answer to the step {step!r} of a secure sum is refused: {problem}", site)
+        return answers
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
         """Have every site score its model on one split of its cases."""
@@ -223,6 +240,7 @@ class RemoteSites:
         round: int,
         sent: Mapping[SiteId, Payload],
         able: Callable[[SiteId], bool] = lambda site: True,
+        least: int = 0,
         **more: Any,
     ) -> Iterator[Heard]:
         bodies: dict[Any, Buffer] = {}
@@ -241,7 +259,7 @@ class RemoteSites:
                 body=bodies[like],
                 **more,
             )
-        yield from self.roster.ask(requests, self.phase, able)
+        yield from self.roster.ask(requests, self.phase, able, least)
 
 
 def _likeness(payload: Payload) -> Any:

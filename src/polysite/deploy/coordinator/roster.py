@@ -238,7 +238,11 @@ class Roster:
         return [i for i, s in self.sites.items() if s.ready]
 
     def ask(
-        self, requests: Mapping[SiteId, Request], phase: int = 0, able: Callable[[SiteId], bool] = lambda site: True
+        self,
+        requests: Mapping[SiteId, Request],
+        phase: int = 0,
+        able: Callable[[SiteId], bool] = lambda site: True,
+        least: int = 0,
     ) -> Iterator[Heard]:
         """Yield responses as they arrive until the deadline; at least a quorum of them, however long that takes.
 
@@ -250,6 +254,7 @@ class Roster:
             requests: What to ask each site.
             phase: The phase that the sites must have begun.
             able: Whether a site can answer; the quorum counts only such sites. It may change when a site comes back.
+            least: Number of answers that are needed, if it is more than the quorum.
         """
         began, answered, late = time.monotonic(), 0, False
         for site in sorted(requests.keys() & self.wire.online().keys()):
@@ -260,11 +265,11 @@ class Roster:
 
         def over() -> bool:
             nonlocal late
-            least = min(self.deadlines.quorum, sum(map(able, requests)))
-            if answered < least:
+            needed = min(max(self.deadlines.quorum, least), sum(map(able, requests)))
+            if answered < needed:
                 if not late and time.monotonic() - began > self.deadlines.deadline:
                     late = True
-                    self.note(f"{answered} answers, {least} are needed: waiting on for sites to come back")
+                    self.note(f"{answered} answers, {needed} are needed: waiting on for sites to come back")
                 return False
             hope = any(self._may_answer(i) for i in pending.keys() - held.keys())
             return time.monotonic() - began > self.deadlines.deadline or not hope

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -34,6 +34,7 @@ from polysite.engines.phases import Evaluate, Phase, find_progress
 from polysite.engines.record import Incident
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
+from polysite.engines.secure import server as secure_server
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
 from polysite.foreign import parse_json
@@ -251,8 +252,14 @@ def greet(
 
 
 def assess_sites(chosen: Study, roster: Roster, path: Path) -> assessment.AssessmentRun | None:
-    """Assess the sites. A site whose policy forbids it is left out; where fewer than two remain, the study continues
-    without an assessment."""
+    """Assess the sites. A site whose policy forbids it is left out; where fewer than two remain, and where only secure
+    sums may leave, the study continues without an assessment."""
+    if chosen.run.secure.on:
+        roster.note(
+            "no assessment: it compares single hospitals, and with run.secure only sums over all leave; assess them in "
+            "a study of its own without run.secure, if they agree to that"
+        )
+        return None
     engine = RemoteSites(cast(Algorithm[Any], chosen.assess), roster, kind="assess")
     if len(engine.names) < 2:
         roster.note("no assessment: the policies of fewer than two sites allow it")
@@ -292,9 +299,17 @@ def _known(folder: RunFolder) -> dict[str, Any]:
 
 
 def guarded(chosen: Study) -> Study:
-    """Return the study with the guard on, unless its configuration decides otherwise."""
+    """Return the study with the guard on, unless its configuration decides otherwise, or no single reply is seen."""
     guard = chosen.run.guard
-    return replace(chosen, run=replace(chosen.run, guard=replace(guard, use="on"))) if guard.use == "auto" else chosen
+    if guard.use != "auto":
+        return chosen
+    if chosen.run.secure.on:
+        log.warning(
+            "run.secure hides each reply, so the guard is off: a single hospital can do to the model what it wants "
+            "(docs/protection.md); run.guard.use = 'off' says that this is meant"
+        )
+    use: Literal["on", "off"] = "off" if chosen.run.secure.on else "on"
+    return replace(chosen, run=replace(chosen.run, guard=replace(guard, use=use)))
 
 
 def _roster(
@@ -313,6 +328,8 @@ def _check_roster(roster: Roster, phases: Sequence[Phase], start: Tree) -> None:
         )
     train, validation = ({i: roster.sites[i].cases[k] for i in roster.ready} for k in ("train", "validation"))
     for phase in phases:
+        if phase.plan.secure.on and phase.algorithm.reply:
+            secure_server.check_sites(phase.plan.secure, len(roster.ready))
         phase.algorithm.init(start, phase.transport.names)  # it may refuse these sites, or this network
         check_sites(phase.algorithm, train, validation)
 

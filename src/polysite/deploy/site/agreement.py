@@ -147,6 +147,7 @@ class Agreements:
                 "split, and new ones train"
             )
         host = study.build_sites(local, {self.site.name: splits})[self.site.name]
+        host.unpredictable = True  # the coordinator knows the seed
         phases = [(p.algorithm, host.under(p.train)) for p in config.phases(local)]
         return Agreed(id, local, splits, volumes, phases, folder)
 
@@ -160,7 +161,7 @@ class Agreements:
         """Return what a study does with the cases here."""
         digests = {part: sorted(self.pseudonyms.digest(c.name) for c in volumes[part]) for part in SPLITS}
         every = sorted(d for part in SPLITS for d in digests[part])
-        assessed = () if not policy.assess else every if local.assess.cases == "all" else digests["train"]
+        assessed = () if not policy.may_assess else every if local.assess.cases == "all" else digests["train"]
         seen = [n for p in config.phases(local) if (n := _most_seen(p, len(splits["train"]))) is not None]
         of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
         seed = local.seed
@@ -194,7 +195,10 @@ def _check_study(wanted: Study, cases: int, splits: SiteSplit, policy: SitePolic
         )
     fewest = policy.fewest * of_one
     for phase in phases:
-        small = (small_sums(phase.algorithm, fewest), small_models(phase.algorithm, fewest))
+        obey(policy.refuse_open(phase.run.secure.on or not phase.algorithm.reply))
+        obey(policy.refuse_without_noise(phase.train.private.on or not phase.algorithm.reply))
+        sums = "" if phase.run.secure.on else small_sums(phase.algorithm, fewest)  # secure sums are over all hospitals
+        small = (sums, small_models(phase.algorithm, fewest))
         obey(policy.refuse_small(*small))
     for phase, name in ((p, name) for p in phases for name in names_of(p.algorithm)):
         intent = Intent(

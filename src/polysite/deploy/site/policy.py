@@ -98,6 +98,25 @@ assess = true
 # packages that you have installed and whose algorithms and networks a study may name, each with the digest that
 # 'polysite site package NAME' prints: ["my_lab 3f0c..."]; code never arrives from the coordinator
 packages = []
+# whether replies of training may leave only under masks, which cancel in the sum over the hospitals (run.secure): the
+# coordinator then sees that sum alone. With true, a study without masks is refused here, and so is the assessment,
+# which compares single hospitals
+masked = false
+
+# fewest hospitals in such a sum, at least 3
+masked_sites = 3
+
+# fingerprints of the keys of the other hospitals, as 'polysite site enrol' prints them; a sum with any other key is
+# refused. With [], a coordinator that invents hospitals is not noticed
+masked_peers = []
+
+# budget of differential privacy: the largest epsilon of all that leaves of training, over all studies together, for any
+# patient who is in all of them. With a budget, studies without noise (train.private) are refused, the assessment too,
+# and no reply leaves once it is spent; state/privacy.jsonl keeps account. 0: no budget
+epsilon = 0.0
+
+# probability with which that epsilon may be exceeded; below one over the number of patients
+delta = 1e-5
 """
 
 
@@ -149,6 +168,11 @@ class SitePolicy:
     case_scores: bool = True
     assess: bool = True
     packages: tuple[str, ...] = ()
+    masked: bool = False
+    masked_sites: int = 3
+    masked_peers: tuple[str, ...] = ()
+    epsilon: float = 0.0
+    delta: float = 1e-5
 
     def __post_init__(self) -> None:
         if self.version not in range(1, VERSION + 1):
@@ -171,6 +195,20 @@ class SitePolicy:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be more than 0 and at most {MAX_LIMIT:g}")
         if not 0 <= self.similar_days <= MAX_DAYS:
             raise ConfigError(f"similar_days = {self.similar_days} must lie between 0 and {MAX_DAYS}")
+        if self.masked_sites < 3:
+            raise ConfigError(
+                f"masked_sites = {self.masked_sites} must be at least 3: of a sum over two hospitals, each knows the "
+                "reply of the other"
+            )
+        for peer in self.masked_peers:
+            if not re.fullmatch("[0-9a-f]{32}", "".join(peer.split())):
+                raise ConfigError(
+                    f"masked_peers names {shown(peer, 80)!r}, which is no fingerprint; 'polysite site enrol' prints it"
+                )
+        if not 0 <= self.epsilon < 1e6:
+            raise ConfigError(f"epsilon = {self.epsilon} must not be negative; 0 means that there is no budget")
+        if not 0 < self.delta < 0.1:
+            raise ConfigError(f"delta = {self.delta} must be more than 0 and less than 0.1")
         if not 0 < self.gpu_share <= 1:
             raise ConfigError(f"gpu_share = {self.gpu_share} must be more than 0 and at most 1")
         if self.hours and (not CLOCK.fullmatch(self.hours) or len(set(self._span)) == 1):
@@ -214,6 +252,26 @@ class SitePolicy:
         if sums and not self.small_sums:
             return f"{sums}: policy.toml says fewest = {self.fewest} and small_sums = false"
         return f"{models}: policy.toml says fewest = {self.fewest}" if models else None
+
+    def refuse_open(self, masked: bool) -> str | None:
+        """Return why a study whose replies leave without masks is refused, or None if it is allowed."""
+        if self.masked and not masked:
+            return "replies leave here only under masks (run.secure.use = 'on'): policy.toml says masked = true"
+        return None
+
+    def refuse_without_noise(self, private: bool) -> str | None:
+        """Return why a study whose replies leave without noise is refused, or None if it is allowed."""
+        if self.epsilon and not private:
+            return (
+                "replies leave here only under differential privacy (train.private): policy.toml says epsilon = "
+                f"{self.epsilon:g}"
+            )
+        return None
+
+    @property
+    def may_assess(self) -> bool:
+        """Whether the assessment is allowed: it compares hospitals, so it needs the numbers of each, without noise."""
+        return self.assess and not self.masked and not self.epsilon
 
     def refuse_demand(self, demand: Demand, main_memory: int, gpu_memory: int, free_disk: int) -> str | None:
         """Return why a study that needs so much is refused, or None if it is allowed.
@@ -265,8 +323,10 @@ class SitePolicy:
         if intent.kind not in get_args(RequestKind):
             known = get_args(RequestKind)
             yield f"{intent.kind!r} is nothing that a hospital can be asked; {nearest(intent.kind, known)}"
-        if intent.kind == "assess" and not self.assess:
-            yield "the cases here may not be described: policy.toml says assess = false"
+        if intent.kind == "assess" and not self.may_assess:
+            budget = f"epsilon = {self.epsilon:g}, and the assessment has no noise"
+            why = "assess = false" if not self.assess else "masked = true" if self.masked else budget
+            yield f"the cases here may not be described: policy.toml says {why}"
         trains = intent.kind not in ("hello", "assess") or (intent.kind == "hello" and intent.algorithm)
         if trains and not any(fnmatchcase(intent.algorithm, pattern) for pattern in self.algorithms):
             allowed = ", ".join(self.algorithms) or "none"

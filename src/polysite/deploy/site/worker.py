@@ -12,12 +12,14 @@ been.
     STATE/secret                       key of the pseudonyms
     STATE/withdrawn.txt                cases that no study may see any more
     STATE/left                         the federation was left; in the folder of a study: that study was left
+    STATE/privacy.jsonl                what studies have spent of the privacy budget (``privacy_budget.py``)
     STATE/studies.jsonl                the studies that this hospital agreed to, with digests of their cases
     STATE/runs/STUDY/study.toml        the study that this hospital agreed to
     STATE/runs/STUDY/split.json        the part of every case, by digest, so that no change of the data moves a case
     STATE/runs/STUDY/memory/           the site's memory, by version
     STATE/runs/STUDY/phase-K           the model that phase K began from, and a copy
     STATE/runs/STUDY/KIND.count        how many requests of a kind were answered; "late": how many took too long
+    STATE/runs/STUDY/secure/           keys of the current secure sum, and what left under masks (``masked_sums.py``)
     STATE/runs/STUDY/models/           the models that this hospital is served, best and last
 """
 
@@ -61,16 +63,21 @@ from polysite.deploy.site.limits import (
     folder_size,
     time_limit,
 )
+from polysite.deploy.site.masked_sums import MaskedSums
 from polysite.deploy.site.policy import GIGABYTE, Intent, SitePolicy
+from polysite.deploy.site.privacy_budget import PrivacyBudget, for_patients
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies
 from polysite.deploy.site.withdrawn import why_left
 from polysite.engines import checkpoint, site_memory
+from polysite.engines.noise import hospital_noise
 from polysite.engines.run_folder import file_name
+from polysite.engines.secure.member import Mask
 from polysite.engines.site_memory import Memory
 from polysite.engines.site_turn import Turn, take_turn
 from polysite.errors import ConfigError, PayloadError, PolysiteError, RunError, shown
 from polysite.payload import Payload, decode, encode, plain
+from polysite.privacy import Private
 from polysite.site import Cases, Fit
 from polysite.storage import private_folder, set_aside, write_file
 from polysite.training.torch_site import TorchSite
@@ -83,7 +90,7 @@ COMPARED = 1 << 20  # bytes that are compared at a time
 STATE_FORMAT = 2  # of the state folder; 0.1.0 wrote 1, without saying so
 # number of requests of a kind that count as one round of the policy: a server that was restarted repeats some requests,
 # and it scores the validation and the test cases of a round, and two models of a jury (run.guard)
-REPEATED: Mapping[str, int] = {"score": 6, "serve": 4}
+REPEATED: Mapping[str, int] = {"score": 6, "serve": 4, "mask": 8}  # a secure sum has four steps
 MAX_LATE = 3  # requests of a study that took too long, after which it is refused
 MAX_INCIDENTS = 16  # that are kept for the coordinator
 
@@ -132,6 +139,7 @@ class Worker:
         self.ledger = Ledger(site.state / "ledger.jsonl")
         self.pseudonyms = Pseudonyms(site.state / "secret")
         self.studies = Studies(site.state / "studies.jsonl")
+        self.budget = PrivacyBudget(site.state)
         self.agreements = Agreements(site, self.pseudonyms, self.studies, self.source, self._note)
         self.incidents: list[str] = []  # sent to the coordinator with the next response
         self.agreed: Agreed | None = None
@@ -249,6 +257,7 @@ class Worker:
             "examine": self._examine,
             "serve": self._serve,
             "begin": self._begin,
+            "mask": self._mask,
         }
         leaving = answers[request.kind](agreed, request)
         agreed.count(request.kind)  # only now: a request that failed has not used up a round
@@ -271,7 +280,7 @@ class Worker:
         names = {k: [case.name for case in self.agreed.splits[k]] for k in SPLITS}
         listed = self.pseudonyms.list_digest(request.study, names)
         policy = self.policy
-        greeting = Greeting(counts, policy.case_scores, policy.assess, *_machine(), studies=left, listed=listed)
+        greeting = Greeting(counts, policy.case_scores, policy.may_assess, *_machine(), studies=left, listed=listed)
         texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
         fields = {**{k: f"count, {n}" for k, n in counts.items()}, **texts}
         return Leaving(greeting.header(), fields=fields)
@@ -325,18 +334,54 @@ class Worker:
         algorithm, site = agreed.phases[request.phase][0], self._at(agreed, request.phase, request.round)
         if not site.size:
             raise Refusal("it has no training cases")
-        got, outgoing = decode(request.body).each(site.lift), config.phases(agreed.study)[request.phase].run.outgoing
-        turn = take_turn(algorithm, got, self._remembered(agreed, request, site), site, outgoing)
+        plan = config.phases(agreed.study)[request.phase].run
+        sums = self._sums(agreed) if plan.secure.on and algorithm.reply else None
+        masks = (Mask(sums.session(request), plan.secure.fraction),) if sums else ()
+        kept = sums.kept_reply(request) if sums else None
+        if kept:  # the request comes again, after a restart of this process
+            return Leaving(kept[0], kept[2], kept[1])
+        private = agreed.study.train.private
+        if private.on:
+            obey(self.budget.refuse(self.policy.epsilon, self.policy.delta))
+        got, noise = decode(request.body).each(site.lift), hospital_noise(algorithm, private, site)
+        steps = (*noise, *plan.outgoing, *masks)
+        turn = take_turn(algorithm, got, self._remembered(agreed, request, site), site, steps)
         behind = _cases_behind(turn.fits, agreed)
         hidden = facts(algorithm).cost_split == "validation" and not self.policy.case_scores
         # where no score of a single case may leave, a cost of validation cases must not stand for one case either
         leaving = self._leaving(turn, behind, {"cost": len(agreed.volumes["validation"]) if hidden else behind})
+        self._spend(request, private, turn)
         self._remember(agreed, request, turn.memory)
-        if not turn.fits or behind < self.policy.fewest or not {"cost", "number"} <= set(self.policy.kinds):
-            return leaving
-        header = {**leaving.header, **Trained(_together(turn.fits)).header()}
-        fields = {**leaving.fields, "loss, steps, learning rates": "cost and number"}
-        return replace(leaving, header=header, fields=fields)
+        if turn.fits and behind >= self.policy.fewest and {"cost", "number"} <= set(self.policy.kinds):
+            header = {**leaving.header, **Trained(_together(turn.fits), releases=turn.releases).header()}
+            what = "steps, learning rates, noise" if turn.releases else "loss, steps, learning rates"
+            fields = {**leaving.fields, what: "cost and number"}
+            leaving = replace(leaving, header=header, fields=fields)
+        if sums:
+            self._make_room(agreed, len(leaving.body))
+            sums.keep_reply(request, leaving.header, leaving.fields, leaving.body)
+        return leaving
+
+    def _spend(self, request: Request, private: Private, turn: Turn) -> None:
+        """Take a reply from the hospital's privacy budget before it leaves; refuse it if that is spent."""
+        if not private.on or not turn.reply:
+            return
+        if not turn.releases:
+            raise Refusal("the reply has no noise, and this study promises some: it does not leave")
+        used = for_patients(private, turn.releases)
+        obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, used))
+        self.budget.note(request.study, request.phase, request.round, used)
+
+    def _mask(self, agreed: Agreed, request: Request) -> Leaving:
+        """Take a step of a secure sum: keys and shares leave, nothing of a case."""
+        plan = config.phases(agreed.study)[request.phase].run
+        if not plan.secure.on:
+            raise Refusal("this study has no secure sums")
+        answer = self._sums(agreed).step(request, plan.secure.fewest)
+        return Leaving({}, encode(answer), dict.fromkeys(answer, "keys of a secure sum"))
+
+    def _sums(self, agreed: Agreed) -> MaskedSums:
+        return MaskedSums(agreed.folder, self.site, self.policy)
 
     def _score(self, agreed: Agreed, request: Request) -> Leaving:
         site, groups = self._served(agreed, request, request.phase, self._split(request))
@@ -440,7 +485,8 @@ class Worker:
             cases: Number of cases behind the reply.
             behind: Number of cases behind single fields, where it is smaller.
         """
-        odd = sorted(turn.reply.keys() - turn.kinds.keys())
+        masked = any(step.reveals == "sum" for step in turn.steps)
+        odd = sorted(turn.reply.keys() - turn.kinds.keys() - ({"weight"} if masked else set()))
         if odd:
             raise Refusal(f"the answer holds {odd[0]!r}, which the algorithm does not announce")
         obey(self.policy.refuse_reply(turn.kinds, cases, behind=behind))
@@ -448,7 +494,8 @@ class Worker:
             name: 8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values())
             for name, v in turn.reply.items()
         }
-        fields = {name: f"{turn.kinds[name]}, {size} bytes" for name, size in sizes.items()}
+        under = ", masked" if masked else ""
+        fields = {name: f"{turn.kinds.get(name, 'one')}{under}, {size} bytes" for name, size in sizes.items()}
         return Leaving({}, encode(turn.reply), fields)
 
     def _memory_file(self, agreed: Agreed, version: int) -> Path:

@@ -1,0 +1,182 @@
+"""Secure sums at a hospital: the session of the current sum, kept in the state folder, and what must not be done twice.
+
+::
+
+    STATE/runs/STUDY/secure/session.json     keys and shares of the current sum; replaced when the next one begins
+    STATE/runs/STUDY/secure/reply            the masked reply that left, given again if the same request comes again
+    STATE/runs/STUDY/secure/sums.jsonl       the sums that were opened: phase, round, hospitals
+
+A worker that is killed goes on with the same keys. Two masked replies under the same masks would reveal their
+difference, so there is one for each sum. Two sums of the same round reveal the difference between their hospitals, so
+these are the same, or differ by at least as many as a sum needs.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from polysite.buffers import Buffer
+from polysite.deploy.certificates import read_key
+from polysite.deploy.enrolment import fingerprint
+from polysite.deploy.project import SiteConfig, public_line
+from polysite.deploy.protocol import Request
+from polysite.deploy.site.agreement import Refusal
+from polysite.deploy.site.policy import SitePolicy
+from polysite.engines.secure.member import Identity, Session, open_session, take_step
+from polysite.errors import PayloadError
+from polysite.payload import Payload, SiteId, decode
+from polysite.storage import private_folder, write_private
+
+BYTES = ("id", "mask_key", "share_key", "seed", "own")
+TABLES = ("mask_keys", "share_keys", "sealed")
+
+
+class MaskedSums:
+    """The secure sums of one study at this hospital.
+
+    Args:
+        folder: Folder of the study.
+        site: The site's configuration.
+        policy: What the hospital allows.
+    """
+
+    def __init__(self, folder: Path, site: SiteConfig, policy: SitePolicy):
+        self.folder, self.site, self.policy = folder / "secure", site, policy
+
+    def step(self, request: Request, fewest: int) -> Payload:
+        """Take a step of a sum; the session is on disk before the answer leaves."""
+        got, identity = decode(request.body), Identity(self._sign, self._check)
+        fewest = max(fewest, self.policy.masked_sites)
+        private_folder(self.folder)
+        try:
+            if request.step == "keys":
+                session, answer = open_session(got, self.site.name, fewest, identity)
+                for name in ("reply", "reply.json"):
+                    (self.folder / name).unlink(missing_ok=True)
+            else:
+                session, answer = take_step(request.step, got, self.session(request), identity)
+        except KeyError as problem:
+            raise PayloadError(f"a step of a secure sum is incomplete: {problem}") from problem
+        if request.step == "reveal":
+            self._refuse_difference(request, session.answered)
+            self._note(request, session.answered)
+        self._write(request, session)
+        return answer
+
+    def session(self, request: Request) -> Session:
+        """Return the session of the sum that a request belongs to."""
+        try:
+            known = json.loads((self.folder / "session.json").read_text())
+            if (known["phase"], known["round"]) != (request.phase, request.round):
+                raise Refusal("no keys were agreed on for this round: only masked replies leave in this study")
+            return _session(known["session"])
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise Refusal(
+                "no keys were agreed on for this round, or they were lost: only masked replies leave in this study"
+            ) from problem
+
+    def _write(self, request: Request, session: Session) -> None:
+        known = {"phase": request.phase, "round": request.round, "session": _plain(session)}
+        write_private(self.folder / "session.json", json.dumps(known))
+
+    # one masked reply, one story
+
+    def kept_reply(self, request: Request) -> tuple[dict[str, Any], dict[str, str], Buffer] | None:
+        """Return the header, the fields and the body of the reply that left in this sum; None if none did."""
+        about = self.folder / "reply.json"
+        if not about.exists():
+            return None
+        known = json.loads(about.read_text())
+        if known["request"] != _digest(request):
+            raise Refusal("a masked reply has left in this secure sum, and another one would reveal the difference")
+        return known["header"], known["fields"], (self.folder / "reply").read_bytes()
+
+    def keep_reply(self, request: Request, header: Mapping[str, Any], fields: Mapping[str, str], body: Buffer) -> None:
+        """Write a masked reply before it leaves."""
+        write_private(self.folder / "reply", bytes(body))
+        known = {"request": _digest(request), "header": dict(header), "fields": dict(fields)}
+        write_private(self.folder / "reply.json", json.dumps(known))
+
+    def _refuse_difference(self, request: Request, answered: tuple[SiteId, ...]) -> None:
+        """Refuse to open a second sum of a round that differs from the first by few hospitals."""
+        for before in self._opened(request):
+            count = len(before.symmetric_difference(answered))
+            if 0 < count < self.policy.masked_sites:
+                raise Refusal(
+                    f"a sum of this round was opened before, and this one differs from it by {count} hospitals: "
+                    f"policy.toml says masked_sites = {self.policy.masked_sites}; ask again when the same take part"
+                )
+
+    def _opened(self, request: Request) -> list[set[SiteId]]:
+        file = self.folder / "sums.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        known = [json.loads(line) for line in lines]
+        return [set(k["sites"]) for k in known if (k["phase"], k["round"]) == (request.phase, request.round)]
+
+    def _note(self, request: Request, answered: tuple[SiteId, ...]) -> None:
+        if set(answered) in self._opened(request):
+            return
+        file = self.folder / "sums.jsonl"
+        before = file.read_text() if file.exists() else ""
+        line = json.dumps({"phase": request.phase, "round": request.round, "sites": list(answered)})
+        write_private(file, f"{before}{line}\n")
+
+    # whose keys
+
+    def _sign(self, text: bytes) -> Mapping[str, bytes]:
+        """Return the public key of this hospital and its signature under keys of a sum."""
+        if not self.site.key.is_file():
+            return {}
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        key = read_key(self.site.key)
+        return {"key": public_line(key.public_key()).encode(), "signature": key.sign(text, ECDSA(SHA256()))}
+
+    def _check(self, site: SiteId, text: bytes, parts: Mapping[str, bytes]) -> None:
+        """Refuse keys that no hospital of ``masked_peers`` has signed, if the policy names any."""
+        accepted = {"".join(peer.split()) for peer in self.policy.masked_peers}
+        if not accepted:
+            return
+        if not _is_signed(text, parts, accepted):
+            raise PayloadError(f"the keys of {site!r} are not signed by a hospital of masked_peers in policy.toml")
+
+
+def _is_signed(text: bytes, parts: Mapping[str, bytes], accepted: set[str]) -> bool:
+    from base64 import b64decode
+
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+    try:
+        line = parts["key"].decode()
+        key = load_der_public_key(b64decode(line, validate=True))
+        if not isinstance(key, EllipticCurvePublicKey) or "".join(fingerprint(line).split()) not in accepted:
+            return False
+        key.verify(parts["signature"], text, ECDSA(SHA256()))
+    except (KeyError, TypeError, ValueError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _digest(request: Request) -> str:
+    about = f"{request.phase} {request.round} {request.version} ".encode()
+    return hashlib.sha256(about + bytes(request.body)).hexdigest()
+
+
+def _plain(session: Session) -> dict[str, Any]:
+    values = {f.name: getattr(session, f.name) for f in fields(session)}
+    texts = {name: values[name].hex() for name in BYTES}
+    tables = {name: {site: blob.hex() for site, blob in values[name].items()} for name in TABLES}
+    return {**values, **texts, **tables, "answered": list(session.answered)}
+
+
+def _session(known: Mapping[str, Any]) -> Session:
+    texts = {name: bytes.fromhex(known[name]) for name in BYTES}
+    tables = {name: {site: bytes.fromhex(blob) for site, blob in known[name].items()} for name in TABLES}
+    return Session(**{**known, **texts, **tables, "answered": tuple(known["answered"])})

@@ -1,0 +1,91 @@
+"""Noise on what leaves a hospital: a change of the model that is shortened and under Gaussian noise. An outgoing step.
+
+    reply = base + min(1, clip / |change|) change + N(0, (noise clip)^2),    change = model - base
+
+``base`` is the model that the site received. One hospital more or less changes the released change by at most ``clip``,
+so a round is one release of the Gaussian mechanism; ``polysite.privacy`` adds up rounds. The number of cases, by which
+replies are weighed, is taken for public.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from polysite import tree
+from polysite.algorithms.base import Kind
+from polysite.errors import ConfigError, PayloadError
+from polysite.payload import Payload, plain
+from polysite.privacy import Private, Release
+
+BOUNDED = ("model", "count", "one")  # kinds of reply that noise on the model covers
+
+
+@dataclass(frozen=True)
+class HospitalNoise:
+    """Shorten the change of the model and add noise to it.
+
+    Args:
+        private: The settings.
+        rng: Source of the noise; at a hospital nobody else can know it.
+    """
+
+    private: Private
+    rng: np.random.Generator
+    reveals: Literal["each"] = "each"
+
+    @property
+    def release(self) -> Release:
+        """What this reply costs."""
+        return Release(self.private.noise, delta=self.private.delta)
+
+    def apply(self, kinds: Mapping[str, Kind], got: Payload, reply: Payload) -> Payload:
+        """Return the reply under noise; all models in it together are one change."""
+        fields = [name for name in sorted(reply) if kinds.get(name) == "model"]
+        odd = [name for name in reply if kinds.get(name) not in BOUNDED]
+        if odd or len(fields) != 1:
+            raise PayloadError(f"noise covers one model in a reply, not {', '.join(sorted(reply))}")
+        (name,) = fields
+        value, base = reply[name], got.get(name) or got.get("model") or {}
+        if not value.keys() <= base.keys():
+            raise PayloadError(f"{name!r} has parameters that the site was not sent, so its change has no limit")
+        change = {k: plain(value[k]).astype(np.float64) - plain(base[k]) for k in sorted(value)}
+        length = tree.norm(change)
+        if not np.isfinite(length):
+            raise PayloadError(f"{name!r} is not finite")
+        scale = min(1.0, self.private.clip / length) if length else 1.0
+        spread = self.private.noise * self.private.clip
+        noisy = {k: x * scale + spread * self.rng.standard_normal(x.shape) for k, x in change.items()}
+        model = {k: _like(value[k], plain(base[k]) + noisy[k]) for k in value}
+        return Payload(**{**reply, name: model})
+
+    def restore(self, kinds: Mapping[str, Kind], sent: Payload, reply: Payload) -> Payload:
+        """Return the reply as it is: noise stays."""
+        return reply
+
+
+def hospital_noise(algorithm: Any, private: Private, site: Any) -> tuple[HospitalNoise, ...]:
+    """Return the step that a site's turn needs, if a hospital is the unit and anything leaves it."""
+    if private.unit != "hospital" or not algorithm.reply:
+        return ()
+    return (HospitalNoise(private, site.noise_rng()),)
+
+
+def _like(leaf: Any, array: Any) -> Any:
+    """Return an array as a leaf of the same kind, type and device as another."""
+    if isinstance(leaf, np.ndarray):
+        return array.astype(leaf.dtype)
+    return leaf.new_tensor(array)
+
+
+def check_replies(name: str, reply: Mapping[str, Kind]) -> None:
+    """Refuse an algorithm with replies that noise on the model does not cover, before anything is trained."""
+    odd = sorted(field for field, kind in reply.items() if kind not in BOUNDED)
+    models = [field for field, kind in reply.items() if kind == "model"]
+    if odd or len(models) > 1 or any(field.endswith("*") for field in reply):
+        raise ConfigError(
+            f"{name} replies {', '.join(odd or sorted(reply))}, which noise on the change of one model does not cover; "
+            "with train.private.unit = 'hospital' choose an algorithm that replies one model, such as fedavg, fedprox, "
+            "fedper or ditto"
+        )

@@ -1,0 +1,55 @@
+"""What protected the hospitals of a run: secure sums (``run.secure``) and differential privacy (``train.private``)."""
+
+from collections.abc import Sequence
+
+from polysite.report.grid import Grid, Line, name, number
+from polysite.report.runs import Method, Summary
+
+UNITS = {"patient": "every training patient", "hospital": "every hospital"}
+
+
+def table(methods: Sequence[Method]) -> Grid:
+    """Return a table of protections by site; without lines if no run had any."""
+    lines = []
+    for method in methods:
+        for run in method.runs:
+            if not (is_secure(run) or unit_of(run)):
+                continue
+            for site in sorted(run.trained):
+                cells = (
+                    name(method.name),
+                    name(site),
+                    name("the sum over the hospitals" if is_secure(run) else "each reply"),
+                    name(UNITS.get(unit_of(run), "nobody")),
+                    number(epsilon_of(run, site), ".2f"),
+                    number(delta_of(run) if unit_of(run) else None, "g"),
+                )
+                lines.append(Line(cells))
+    head = ("method", "hospital", "the coordinator saw", "noise protects", "epsilon spent", "delta")
+    note = (
+        "Epsilon is that of all rounds of this study at the hospital; scores of validation and test cases are not "
+        "covered by it. docs/protection.md says what each protection promises."
+    )
+    return Grid("privacy", "", head, tuple(lines), note)
+
+
+def is_secure(run: Summary) -> bool:
+    """Return whether replies left under masks."""
+    return bool(run.settings["run"].get("secure", {}).get("use") == "on")
+
+
+def unit_of(run: Summary) -> str:
+    """Return what noise protects; empty without noise."""
+    unit = str(run.settings.get("train", {}).get("private", {}).get("unit", "none"))
+    return "" if unit == "none" else unit
+
+
+def delta_of(run: Summary) -> float:
+    """Return the delta at which epsilon is reported."""
+    return float(run.settings["train"]["private"]["delta"])
+
+
+def epsilon_of(run: Summary, site: str) -> float | None:
+    """Return what the last round of a site says that it has spent."""
+    known = [r.sites[site].epsilon for r in run.records if site in r.sites]
+    return next((value for value in reversed(known) if value is not None), None)

@@ -1,0 +1,148 @@
+"""The privacy budget of a hospital: kept over studies and restarts, and out of reach of the coordinator."""
+
+import json
+import shutil
+from datetime import datetime
+
+import numpy as np
+import pytest
+
+from consortium import FAST, NAMES, Inside, Stop, go, states, wanted, worker, workers
+from polysite import config, study
+from polysite.deploy.coordinator import run as coordinator
+from polysite.deploy.protocol import Trained
+from polysite.deploy.site.policy import Intent, SitePolicy
+from polysite.deploy.site.privacy_budget import PrivacyBudget, for_patients
+from polysite.errors import ConfigError, DataError, Paused, PayloadError, RunError
+from polysite.privacy import Private, Release, epsilon
+from polysite.report.page import build
+from polysite.report.runs import methods, read
+from polysite.site import Fit
+
+
+def noisy(unit="patient", **run):
+    private = {"unit": unit, "clip": 1.0, "noise": 2.0}
+    return config.vary(wanted("fedavg"), {"train": {"private": private}, "run": run})
+
+
+class Recording(Inside):
+    """Keeps what left; ends where it would wait for sites to come back."""
+
+    def __init__(self, workers):
+        super().__init__(workers)
+        self.left = []
+
+    def answer(self, site, header, body):
+        got, out = super().answer(site, header, body)
+        self.left.append((site, header, body, got))
+        return got, out
+
+    def wait(self, seconds):
+        raise Stop
+
+
+USE = Release(2.0, 2 / 5, 3)  # of site a: five training cases, two in a step, one epoch
+
+
+def test_a_deployed_study_reports_epsilon_and_the_hospital_keeps_account(tmp_path):
+    wire = Recording(workers(tmp_path))
+    run = go(tmp_path, noisy(), wire, evaluate=False)
+    for record in run.folder.records():
+        assert record.sites["a"].epsilon == pytest.approx(epsilon([USE] * (record.round + 1), 1e-5))
+        assert record.sites["a"].steps == 3 and record.sites["a"].loss is None
+    trained = [got for _, header, _, got in wire.left if header["kind"] == "train"]
+    assert len(trained) == 6 and all(set(got["fit_loss"]) == {0.0} for got in trained)  # the loss has no noise
+    entries = PrivacyBudget(tmp_path / "sites" / "a").entries()
+    assert [e.round for e in entries] == [0, 1] and {e.release for e in entries} == {USE}
+    assert (tmp_path / "sites" / "a" / "privacy.jsonl").stat().st_mode & 0o077 == 0
+    page = build("run", methods([read(run.folder.path)]))
+    assert "<h2" in page and "every training patient" in page and "each reply" in page
+    assert f"{record.sites['a'].epsilon:.2f}" in page
+    assert "steps, learning rates, noise" in (tmp_path / "sites" / "a" / "ledger.jsonl").read_text()
+
+
+def test_noise_at_a_hospital_does_not_follow_from_the_seed(tmp_path):
+    chosen = noisy("hospital", rounds=1, validate_every=1)
+    simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
+    again = study.train(chosen, tmp_path / "again", evaluate=False)
+    deployed = go(tmp_path, chosen, Inside(workers(tmp_path)), evaluate=False)
+    models = [next(iter(states(r.folder.path).values())).model for r in (simulated, again, deployed)]
+    one, other, real = ([np.asarray(x).tobytes() for x in m.values()] for m in models)
+    assert one == other and one != real
+
+
+def spent_after(*releases, delta=1e-5):
+    return epsilon(releases, delta)
+
+
+def test_the_budget_is_kept_over_studies_restarts_and_deleted_folders(tmp_path):
+    """Room for two rounds and not for three: the third is refused, in whatever study and process it comes."""
+    limit = (spent_after(USE, USE) + spent_after(USE, USE, USE)) / 2
+    everyone = {i: worker(tmp_path, i, epsilon=limit if i == "a" else 0.0, similar_days=0.0) for i in NAMES}
+    go(tmp_path, noisy(rounds=2), Recording(everyone), evaluate=False)
+    shutil.rmtree(tmp_path / "sites" / "a" / "runs")  # a coordinator could ask for that; the account is elsewhere
+    again = Recording({i: worker(tmp_path, i, epsilon=limit if i == "a" else 0.0, similar_days=0.0) for i in NAMES})
+    with pytest.raises(Stop):  # the quorum is three
+        go(tmp_path, config.vary(noisy(), {"seed": 5}), again, name="second", evaluate=False)
+    asked = [(site, got) for site, header, _, got in again.left if header["kind"] == "train"]
+    refused = [got.get("refused", "") for site, got in asked if site == "a"]
+    assert len(refused) == 1 and "the privacy budget of this hospital is spent: policy.toml says epsilon" in refused[0]
+    assert len(PrivacyBudget(tmp_path / "sites" / "a").entries()) == 2
+    others = [got for site, got in asked if site == "b"]
+    assert others and "refused" not in others[0]
+
+
+def test_a_request_that_comes_again_with_other_numbers_is_paid_again(tmp_path):
+    wire = Recording(workers(tmp_path))
+    go(tmp_path, noisy(rounds=1, validate_every=1), wire, evaluate=False)
+    budget = PrivacyBudget(tmp_path / "sites" / "a")
+    site, header, body, _ = next(x for x in wire.left if x[0] == "a" and x[1]["kind"] == "train")
+    assert len(budget.entries()) == 1
+    fresh = worker(tmp_path, site)
+    one, other = fresh.answer(header, body), fresh.answer(header, body)
+    assert bytes(one[1]) == bytes(other[1]) and len(budget.entries()) == 2  # the same reply again costs nothing
+
+
+def test_a_damaged_account_stops_training(tmp_path):
+    wire = Recording(workers(tmp_path, epsilon=100.0))
+    (tmp_path / "sites" / "a" / "privacy.jsonl").write_text('{"study": "x"}\n')
+    with pytest.raises(Stop):
+        go(tmp_path, noisy(rounds=1, validate_every=1), wire, evaluate=False)
+    got = next(x[3] for x in wire.left if x[0] == "a" and x[1]["kind"] == "train")
+    assert "its data or its disk are not in order" in got["error"]
+    with pytest.raises(DataError, match="restore it from a backup"):
+        PrivacyBudget(tmp_path / "sites" / "a").entries()
+
+
+def test_with_a_budget_only_noise_leaves(tmp_path):
+    with pytest.raises(RunError, match=r"replies leave here only under differential privacy.*epsilon = 8"):
+        go(tmp_path, wanted("fedavg"), Inside(workers(tmp_path, epsilon=8.0)))
+    intent = Intent("assess", cases=100)
+    assert "epsilon = 8, and the assessment has no noise" in SitePolicy(epsilon=8.0).refuse(intent, datetime.now())
+    for wrong in ({"epsilon": -1.0}, {"delta": 0.5}):
+        with pytest.raises(ConfigError, match="must"):
+            SitePolicy(**wrong)
+
+
+def test_noise_for_a_hospital_counts_half_for_a_patient(tmp_path):
+    assert for_patients(Private("hospital"), [Release(2.0)]) == [Release(1.0)]
+    assert for_patients(Private("patient"), [USE]) == [USE]
+    go(tmp_path, noisy("hospital", rounds=1, validate_every=1), Inside(workers(tmp_path)), evaluate=False)
+    (only,) = PrivacyBudget(tmp_path / "sites" / "b").entries()
+    assert only.release == Release(1.0)
+
+
+def test_the_coordinator_checks_what_sites_say_about_noise():
+    header = Trained((Fit({}, 1.0, 3, 0.3, 0.3),), releases=(USE,)).header()
+    assert Trained.parse(json.loads(json.dumps(header))).releases == (USE,)
+    for wrong in ({"release_noise": [0.0]}, {"release_rate": []}, {"release_steps": ["x"]}, {"release_delta": 3}):
+        with pytest.raises(PayloadError):
+            Trained.parse({**header, **wrong})
+
+
+def test_a_study_resumes_with_what_it_has_spent(tmp_path):
+    wire = Inside(workers(tmp_path))
+    with pytest.raises(Paused):
+        go(tmp_path, noisy(rounds=3, validate_every=3), wire, until=2, evaluate=False)
+    run = coordinator.resume(tmp_path / "deployed", wire, deadlines=FAST, evaluate=False, paused=True)
+    assert run.folder.records()[-1].sites["a"].epsilon == pytest.approx(epsilon([USE] * 3, 1e-5))

@@ -1,0 +1,173 @@
+"""DP-SGD: the gradient of every patient is limited, the noise and the draws are those that the accountant assumes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from polysite.data.case import Case
+from polysite.errors import ConfigError
+from polysite.models import MODELS
+from polysite.privacy import Private, Release
+from polysite.site import Budget, Objective, Tilt
+from polysite.training.network import Network
+from polysite.training.private_steps import Draws, PrivateStep
+from polysite.training.settings import Train
+from polysite.training.tasks import CaseLoss, Outline
+from polysite.training.torch_site import TorchSite
+
+SMALL = replace(MODELS["unet_small"], filters=(2, 4, 4))
+TRAIN = Train(patch=(16, 16, 16), batch=2, lr=0.1, weight_decay=0.0, device="cpu", augment="none")
+PRIVATE = Private("patient", clip=0.5, noise=1.5)
+
+
+def case(name, seed, patient=""):
+    rng = np.random.default_rng(seed)
+    label = (rng.random((1, 16, 16, 16)) < 0.3).astype(np.uint8)
+    return Case("s", name, rng.normal(size=(1, 16, 16, 16)).astype(np.float32), label, patient=patient)
+
+
+def network(train=TRAIN, model=SMALL):
+    return Network(model.build(dims=3, modalities=1, outputs=1, seed=0), train)
+
+
+def site(private=PRIVATE, cases=None, **settings):
+    train = replace(TRAIN, private=private, **settings)
+    made = cases or [case(f"c{k}", k) for k in range(6)]
+    return TorchSite("s", network(train), {"train": made}, ["L"], train, seed=3)
+
+
+def gradient(net, x, y):
+    """The gradient of one patient, by a plain backward pass."""
+    net.module.zero_grad()
+    CaseLoss(Outline(), "dice")(net(x), y).mean().backward()
+    return [p.grad.clone() for p in net.parameters.values()]
+
+
+def stepped(net, pairs, clip, noise=1e-12):
+    """The gradients of a step over patients; nearly without noise, unless it is given."""
+    weights = list(net.parameters.values())
+    private = Private("patient", clip, 0.1)
+    object.__setattr__(private, "noise", noise)
+    step = PrivateStep(net, CaseLoss(Outline(), "dice"), weights, private, 4, np.random.default_rng(0))
+    step.begin()
+    for x, y in pairs:
+        step.add(x, y)
+    step.finish()
+    return [p.grad.clone() for p in weights]
+
+
+def pairs(count):
+    made = [case(f"c{k}", k) for k in range(count)]
+    return [(torch.tensor(c.image)[None], torch.tensor(c.label)[None].float()) for c in made]
+
+
+@pytest.mark.parametrize("clip", [1e3, 0.01])
+def test_a_step_is_the_sum_of_shortened_gradients_over_the_expected_number(clip):
+    net, some = network(), pairs(3)
+    each = [gradient(net, x, y) for x, y in some]
+    lengths = [float(torch.stack([g.norm() for g in grads]).norm()) for grads in each]
+    assert all(0.011 < length < 100 for length in lengths)
+    found = stepped(net, some, clip)
+    for k, g in enumerate(found):
+        expected = sum(min(1, clip / n) * grads[k] for n, grads in zip(lengths, each, strict=True)) / 4
+        assert torch.allclose(g, expected, atol=1e-6, rtol=1e-3)
+    whole = float(torch.stack([g.norm() for g in found]).norm())
+    assert whole <= 3 * clip / 4 + 1e-4
+
+
+def test_one_patient_changes_a_step_by_at_most_the_limit():
+    net, some = network(), pairs(4)
+    with_all, without = stepped(net, some, 0.01), stepped(net, some[:-1], 0.01)
+    apart = torch.stack([(a - b).norm() for a, b in zip(with_all, without, strict=True)]).norm()
+    assert 0.009 / 4 < float(apart) <= 0.01 / 4 * 1.001
+
+
+def test_a_patient_whose_gradient_is_not_finite_counts_as_none():
+    net, (one, other) = network(), pairs(2)
+    broken = (one[0] * float("nan"), one[1])
+    for a, b in zip(stepped(net, [broken, other], 0.1), stepped(net, [other], 0.1), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_noise_of_a_step_is_normal_with_the_stated_spread():
+    values = torch.cat([g.reshape(-1) for g in stepped(network(), [], clip=0.5, noise=1.5)]).numpy()
+    assert len(values) > 1000
+    assert stats.kstest(values, "norm", args=(0, 0.5 * 1.5 / 4)).pvalue > 1e-4
+    assert stats.kstest(values, "norm", args=(0, 0.5 * 1.5 / 4 * 1.2)).pvalue < 1e-3
+
+
+def test_patients_are_drawn_independently_at_the_rate_of_the_accountant():
+    """Numbers of drawn patients are binomial, and every patient is drawn equally often; a fixed number would not be."""
+    patients = {f"p{k}": [f"p{k}"] for k in range(10)}
+    draws = Draws(patients, patches=1, batch=3, rng=np.random.default_rng(0))
+    assert draws.rate == 0.3 and draws.expected == 3 and draws.steps(2) == 8
+    seen = [[names[0] for names in draws.draw()] for _ in range(4000)]
+    counts = np.bincount([len(s) for s in seen], minlength=11)
+    expected = stats.binom.pmf(np.arange(11), 10, 0.3) * 4000
+    joined = [(counts[:6], expected[:6]), ([counts[6:].sum()], [expected[6:].sum()])]
+    observed, wanted = (np.concatenate([np.asarray(p[k], float) for p in joined]) for k in (0, 1))
+    assert stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-4
+    times = np.array([sum(p in s for s in seen) for p in patients])
+    assert np.abs(times - 1200).max() < 5 * np.sqrt(4000 * 0.3 * 0.7)
+
+
+def test_a_patient_is_one_unit_however_many_cases_there_are():
+    made = [case("a1", 0, "anna"), case("a2", 1, "anna"), case("b", 2), case("c", 3)]
+    s = site(cases=made, patches=3, batch=6)
+    draws = s.private_draws(np.random.default_rng(0))
+    assert draws.patients == {"anna": ["a1", "a2"], "b": ["b"], "c": ["c"]} and draws.rate == 2 / 3
+    drawn = [names for _ in range(50) for names in draws.draw()]
+    assert all(len(names) == 3 for names in drawn)
+    assert {n for names in drawn if names[0].startswith("a") for n in names} == {"a1", "a2"}
+    assert all(len(set(names)) == 1 for names in drawn if not names[0].startswith("a"))
+
+
+def test_a_fit_reports_what_it_cost_and_what_is_behind_it():
+    fit = site().fit(network().start)
+    assert fit.release == Release(1.5, 2 / 6, 3) and fit.steps == 3 and fit.cases == {f"c{k}" for k in range(6)}
+    assert site().fit(network().start, budget=Budget(steps=5)).release == Release(1.5, 2 / 6, 5)
+    assert site(Private()).fit(network().start).release is None
+
+
+def moved(fit):
+    return torch.cat([(fit.params[k] - x).reshape(-1) for k, x in network().start.items()])
+
+
+def test_the_change_of_a_fit_without_signal_is_the_noise_of_its_steps():
+    """With a limit near zero the gradients vanish beside the noise: a sum of three steps of SGD."""
+    change = moved(site(Private("patient", clip=1e-3, noise=1000.0)).fit(network().start)).numpy()
+    spread = 0.1 * 1e-3 * 1000 / 2 * np.sqrt(3)
+    assert stats.kstest(change, "norm", args=(0, spread)).pvalue > 1e-4
+
+
+def test_a_simulation_can_be_repeated_and_a_hospital_cannot_be_predicted():
+    one, other = (site().at(4).fit(network().start) for _ in range(2))
+    assert torch.equal(moved(one), moved(other))
+    assert not torch.equal(moved(one), moved(site().at(5).fit(network().start)))
+    twice = site().at(4)
+    twice.fit(network().start)
+    assert not torch.equal(moved(one), moved(twice.fit(network().start)))  # a second fit has other noise
+    hidden = site()
+    hidden.unpredictable = True
+    assert not torch.equal(moved(hidden.at(4).fit(network().start)), moved(hidden.at(4).fit(network().start)))
+
+
+def test_a_tilt_is_added_after_the_noise():
+    anchor = {k: x + 1 for k, x in network().start.items()}
+    tilted = site().at(0).fit(network().start, Objective(Tilt(anchor=anchor, weight=0.5)), Budget(steps=1))
+    plain = site().at(0).fit(network().start, budget=Budget(steps=1))
+    assert torch.allclose(moved(tilted) - moved(plain), torch.full_like(moved(plain), 0.05), atol=1e-6)
+
+
+def test_what_noise_does_not_cover_is_refused():
+    with pytest.raises(ConfigError, match="own loss to all cases"):
+        site().fit(network().start, keep=["c1"])
+    with pytest.raises(ConfigError, match="own loss to all cases"):
+        site().fit(network().start, budget=Budget(steps=1, minibatch=0))
+    module = torch.nn.Sequential(torch.nn.Conv3d(1, 1, 1), torch.nn.BatchNorm3d(1))
+    train = replace(TRAIN, private=PRIVATE)
+    with pytest.raises(ConfigError, match="batch normalisation mixes the patients"):
+        TorchSite("s", Network(module, train), {"train": [case("c", 0)]}, ["L"], train, 0)
