@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from polysite.engines.guard import SOUND, TOLERATED
+from polysite.engines.guard_state import SOUND, TOLERATED
 from polysite.engines.record import RoundRecord, SiteGuard
 from polysite.report.grid import Grid, Line, name, number
 from polysite.report.runs import Method
