@@ -7,7 +7,7 @@ The harms r of all sites follow from ballots with the differences y, in units p 
 Absolute values, so that a minority of false ballots is outvoted; a site has no voice about itself (its s is 0). The
 second term blames as few sites as explain the ballots, and none unless clearly most ballots speak against it. The
 weight w of a ballot is p, and decays by RECENT with every round that is newer. While little is learnt, harms are small:
-they are multiplied by W / (W + PRIOR) with W the decayed sum of p.
+they are multiplied by W / (W + PRIOR) with W the decayed sum over rounds of the mean p.
 
 Harm is computed twice, from the newest round alone and from all rounds that are kept; the larger one counts. So a site
 that turns hostile late is found in that round, and one whose harm is small in a single round is found by many.
@@ -69,7 +69,7 @@ def _regressed(rounds: Sequence[Sequence[Ballot]]) -> dict[SiteId, Finding]:
     harms = {}
     for k, site in enumerate(names):
         voices = rows[:, k] != 0
-        learnt = float(weight[voices].sum() / len({b.juror for b in ballots if site in b.signs}))
+        learnt = float(sum(weight[voices & (np.array(ages) == age)].mean() for age in {*np.array(ages)[voices]}))
         harms[site] = Finding(float(found[k]) * learnt / (learnt + PRIOR), learnt)
     return harms
 

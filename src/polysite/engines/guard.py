@@ -34,6 +34,7 @@ from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
 EARLY = 3  # rounds at the beginning of a phase with a jury; later ones have it if they are validated
+VOTES = 2  # at most, in a round
 REVERSED = -0.05  # cosine with the others at which a jury is asked in any round
 STATISTICS = " statistics"  # suffix of the name of a part
 
@@ -68,7 +69,8 @@ class RoundGuard:
         self.usual = dict(state.usual)
         self.factors = {i: state.factor(guard, i) for i in sent}
         self._numbers = numbers if reply.get("model") == "model" else ()
-        self._asked = due
+        self._known = state  # before any vote of this round
+        self._asked, self._votes = due, 0
         self._ballots: tuple[Ballot, ...] = ()
         self._lengths: dict[SiteId, dict[str, float]] = {}
         self._scales: dict[SiteId, dict[str, float]] = {}
@@ -101,21 +103,27 @@ class RoundGuard:
         return self._asked
 
     def summon(self, voters: Collection[SiteId], heard: Collection[SiteId]) -> dict[SiteId, dict[SiteId, float]]:
-        """Return the jurors of this round, and the signs of the other sites in their contrasts; empty without a jury.
+        """Return the jurors of the next vote, and the signs of the other sites in their contrasts; empty without one.
+
+        There is a second vote if nothing was known before the first, or if it finds that a site should count less.
 
         Args:
             voters: Sites that can score models.
             heard: Sites whose replies are merged.
         """
-        if not self._asked:
+        known, first = self._known, {ballot.juror: ballot.signs for ballot in self._ballots}
+        accused = any(self.factors[i] < 1 == known.factor(self.guard, i) for i in heard)
+        again = first and (accused or not known.ballots)
+        if not self._asked or self._votes == VOTES or (self._votes and not again):
             return {}
         before = [ballot.signs for cast in self.state.ballots for ballot in cast]
-        return jury.draw(self._judgeable(heard), voters, self.guard.jury, self._numbers, before)
+        numbers, self._votes = (*self._numbers, self._votes), self._votes + 1
+        return jury.draw(self._judgeable(heard), voters, self.guard.jury, numbers, before, first or None)
 
     def hear(self, ballots: tuple[Ballot, ...], naive: Mapping[SiteId, float]) -> None:
         """Let the ballots of the jury decide by how much sites count in this round."""
-        self._ballots = ballots
-        self.state = self.state.judged(self.guard, ballots, naive)
+        self._ballots += ballots
+        self.state = self._known.judged(self.guard, self._ballots, naive)
         known = self.state.compared(self._compared(self._sketches))
         self.factors = {i: known.factor(self.guard, i) for i in self.sent}
 
@@ -222,7 +230,7 @@ class RoundGuard:
             usual_persistence=found.usual if found else None,
             standing=evidence.standing if evidence else None,
             harm=self.state.harms.get(site),
-            judges=sum(site in ballot.signs for ballot in self._ballots),
+            judges=len({ballot.juror for ballot in self._ballots if site in ballot.signs}),
             factor=self.factors[site],
             claimed_share=self._claimed[site] / whole if site in self._claimed and whole else None,
             capped_share=(

@@ -24,9 +24,9 @@ def changes(
 ) -> Iterator[tuple[SiteId, str]]:
     """Yield findings that are new in a round: a site and a sentence with the evidence."""
     for site, seen in records.items():
-        if seen.clipped and seen.factor == 1 and site not in before.clips:
-            part = max(seen.clipped, key=lambda p: seen.lengths[p] / seen.longest[p])
-            times = seen.lengths[part] / seen.longest[part] * guard.clip
+        times = max((seen.lengths[p] / seen.longest[p] for p in seen.clipped), default=0.0)
+        times *= 1.0 if after.undecided(site) else guard.clip
+        if times > guard.clip and seen.factor == 1 and site not in before.clips:
             yield site, f"its change of the model was {times:.3g} times as long as is usual and was shortened"
         if seen.capped_share is not None and site not in before.caps:
             yield (
@@ -40,23 +40,21 @@ def changes(
 
 
 def _suspicions(guard: Guard, before: GuardState, after: GuardState, site: SiteId, seen: SiteGuard) -> Iterator[str]:
-    """Yield sentences if a site begins to count less, by its direction or its harm, or counts fully again."""
+    """Yield sentences if a site begins to lack the direction of the others or to do harm, or counts fully again."""
     former, factor = (s.factor(guard, site) for s in (before, after))
-    known, harm = after.evidence.get(site, Evidence()), after.harms.get(site, 0.0)
-    lacking, harmful = (
-        [guard.factor(s.evidence.get(site, Evidence()).standing) < 1 for s in (before, after)],
-        [guard.factor_of_harm(s.harms.get(site, 0.0)) < 1 for s in (before, after)],
-    )
-    if lacking == [False, True]:
+    known, harm = after.evidence.get(site, Evidence()), after.harms.get(site)
+    weight = f"it counts by {factor:.2f} of its weight"
+    if guard.factor(before.standing(site)) == 1 > guard.factor(known.standing):
+        acquitted = f"a jury finds no harm ({harm or 0:+.2f} of what was learnt), so it counts fully"
         yield (
             f"its changes lack the direction of the other sites (standing {known.standing:.2f} after "
             f"{known.rounds} rounds, cosine {seen.cosine or 0:+.2f} in the last one, while the others agree by "
-            f"{seen.coherence or 0:+.2f}); it counts by {factor:.2f} of its weight"
+            f"{seen.coherence or 0:+.2f}); {weight if factor < 1 else acquitted}"
         )
-    if harmful == [False, True]:
+    if harm is not None and factor < 1 and (former == 1 or site not in before.harms):
         yield (
             f"models with its changes are worse on the validation cases of the other sites, by {harm:.2f} of what was "
-            f"learnt so far; it counts by {factor:.2f} of its weight"
+            f"learnt so far; {weight}"
         )
     if factor == 1 > former:
-        yield f"it counts fully again (standing {known.standing:.2f}, harm {harm:+.2f})"
+        yield f"it counts fully again (standing {known.standing:.2f}, harm {harm or 0:+.2f})"

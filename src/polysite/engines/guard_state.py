@@ -2,8 +2,9 @@
 
 A jury decides where there is one: hospitals measure the harm of the others' changes before they are merged
 (``jury.py``, ``cross_check.py``). The factor of a site falls from 1 at the harm TOLERATED to ``least`` at HARMFUL; for
-a site whose direction is doubtful, at harms that are smaller by STRICTER. A site that is acquitted counts fully,
-whatever its direction. While a site counts less, its harm falls by no more than PAROLE in a check.
+a site whose direction is doubtful, at harms that are smaller by STRICTER; for one that turned around, from agreement
+with the others to opposition within a round, from TURNED on. A site that is acquitted counts fully, whatever its
+direction. While a site counts less, its harm falls by no more than PAROLE in a check.
 
 Evidence about a site's direction is collected over rounds:
 
@@ -35,6 +36,7 @@ PRIOR, FULL, RECENT = 0.015, 0.4, 0.8
 ROOM, STEEP = 0.25, 4.0  # excess of persistence that honest hospitals may have; loss of standing beyond it
 SOUND, DOUBTFUL = 0.4, 0.15  # standings
 TOLERATED, HARMFUL, PAROLE = 0.3, 0.45, 0.95  # harms, as shares of what was learnt; decay of the harm of a suspect
+TURNED, AGREES, OPPOSES, AGREED = 0.07, 0.5, -0.5, 0.1  # tolerated harm; c / h before and after a turn; least h of it
 STRICTER = 0.1  # by which less harm is tolerated of a site whose direction is doubtful
 SPOKEN = 0.025  # what a juror must have learnt for a verdict, in units of the loss
 
@@ -55,7 +57,7 @@ class Guard:
 
     use: Literal["auto", "on", "off"] = "auto"
     clip: float = 2.0
-    cap: float = 0.4
+    cap: float = 0.45
     least: float = 0.05
     jury: int = 7
 
@@ -77,14 +79,15 @@ class Guard:
         """
         return self._between((standing - DOUBTFUL) / (SOUND - DOUBTFUL))
 
-    def factor_of_harm(self, harm: float, standing: float = 1.0) -> float:
+    def factor_of_harm(self, harm: float, standing: float = 1.0, turned: bool = False) -> float:
         """Return the factor of a site by the verdict of a jury.
 
         >>> Guard().factor_of_harm(0.1), Guard().factor_of_harm(0.1, standing=-1.0), Guard().factor_of_harm(0.9)
         (1.0, 1.0, 0.05)
         """
         doubt = min(max((SOUND - standing) / (SOUND - DOUBTFUL), 0.0), 1.0)
-        return self._between((HARMFUL - STRICTER * doubt - harm) / (HARMFUL - TOLERATED))
+        bar = TURNED if turned else TOLERATED - STRICTER * doubt
+        return self._between(1 - (harm / bar - 1) / (HARMFUL / TOLERATED - 1))
 
     def _between(self, rise: float) -> float:
         rise = min(max(rise, 0.0), 1.0)
@@ -100,6 +103,8 @@ class Evidence:
     excesses: float = 0.0  # sum of persistence above the usual
     recent: float = 1.0  # prior and number of rounds in that sum
     rounds: int = 0
+    ratio: float = 0.0  # c / h of the last round; 0 if the others did not agree
+    turned: bool = False  # whether it turned around in any round
 
     @property
     def standing(self) -> float:
@@ -121,7 +126,9 @@ class Evidence:
             excess, recent = RECENT * excess + seen.persistence - seen.usual, RECENT * recent + 1
         new = min(h * h, max(FULL - self.amount, 0.0))
         agreement = self.agreement + (new / h * seen.cosine if new else 0.0)
-        return Evidence(agreement, self.amount + new, excess, recent, self.rounds + 1)
+        ratio = seen.cosine / h if h >= AGREED else 0.0
+        turned = self.turned or (self.ratio >= AGREES and ratio <= OPPOSES)
+        return Evidence(agreement, self.amount + new, excess, recent, self.rounds + 1, ratio, turned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,10 @@ class GuardState:
         """Return the factor of a site: by the verdict of a jury, or by its direction if no jury has voted."""
         if site not in self.harms:
             return guard.factor(self.standing(site))
-        return guard.factor_of_harm(self.harms[site], self.standing(site))
+        return guard.factor_of_harm(self.harms[site], self.standing(site), self._turned(site))
+
+    def _turned(self, site: SiteId) -> bool:
+        return self.evidence.get(site, Evidence()).turned
 
     def undecided(self, site: SiteId) -> bool:
         """Return whether a jury has voted, and knew too little for a verdict."""
@@ -171,7 +181,7 @@ class GuardState:
         ballots, harms, learnt = (*self.ballots, cast)[-WINDOW:], dict(self.harms), dict(self.learnt)
         for site, found in findings(ballots).items():
             harm = min(found.harm, 1.0)
-            suspect = site in harms and guard.factor_of_harm(harms[site], self.standing(site)) < 1
+            suspect = site in harms and self.factor(guard, site) < 1
             harms[site] = max(harm, PAROLE * harms[site]) if suspect else harm
             learnt[site] = found.learnt
         harms, learnt = dict(sorted(harms.items())), dict(sorted(learnt.items()))

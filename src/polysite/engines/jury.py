@@ -10,11 +10,14 @@ model knows nothing), the unit in which harm is counted (``cross_check.py``). Th
 and round, such that two sites are in the same half about as often as in different ones: then few ballots tell a site
 from those that it shares a half with.
 
-No juror sees the model of another site. From all that it sees in a round (its own change, the contrasts, the merged
-model) no combination gives the change of a single other site either: the merged model has all of them with positive
-weights, and each contrast has two of them or more on either side. So a jury needs five sites that were sent the same
-model. Two jurors that put together what they see may come closer to it, and so may one that takes the changes of
-several rounds as equal.
+There is a second vote, on other halves, before a first verdict and before a site begins to count less.
+
+No juror sees the model of another site. From all that it sees in a round (its own change, at most two contrasts, the
+merged model) no combination gives the change of a single other site either. The merged model has the changes of all
+with positive weights. In two contrasts whose halves cross, the signs of the others are (+, +), (+, -), (-, +) and
+(-, -); a combination without all but one site would need opposite weights for opposite signs. So a jury needs five
+sites that were sent the same model. Two jurors that put together what they see may come closer to it, and so may one
+that takes the changes of several rounds as equal.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,7 +35,7 @@ from polysite.site import Scores
 from polysite.tree import Tree
 
 FEWEST = 5  # sites of a jury's group: two others in either half
-TRIED = 24  # halves of which the most balanced is taken
+STARTS, SWEEPS, TRIED = 8, 3, 12  # of the search for balanced halves
 
 Signs = Mapping[SiteId, float]
 
@@ -58,6 +61,7 @@ def draw(
     jury: int,
     numbers: Sequence[int],
     before: Iterable[Signs] = (),
+    first: Mapping[SiteId, Signs] | None = None,
 ) -> dict[SiteId, dict[SiteId, float]]:
     """Return the jurors of a round, and the signs of the other sites in the contrast of each.
 
@@ -67,29 +71,50 @@ def draw(
         jury: Largest number of jurors.
         numbers: Numbers from which jurors and halves are drawn.
         before: Signs of earlier ballots, which the new ones complete.
+        first: Signs of the first vote of this round, if this is the second. The jurors are the same, and their halves
+            cross the first ones: some sites of either half are in either half of the first vote.
     """
     random = np.random.default_rng(list(numbers))
     large = able(groups)
     pairs = sorted((site, k) for k, group in enumerate(large) for site in group if site in voters)
     chosen = sorted(random.permutation(len(pairs))[:jury].tolist())
+    if first is not None:
+        chosen = [n for n, (site, _) in enumerate(pairs) if site in first]
     place = {site: n for n, site in enumerate(sorted({i for group in large for i in group}))}
     together = np.zeros((len(place), len(place)))  # how much more often two sites were in one half than in two
     for signs in before:
         _count(together, {i: s for i, s in signs.items() if i in place}, place)
-    drawn = {}
-    for n in chosen:
-        juror, k = pairs[n]
-        others = [i for i in large[k] if i != juror]
-        tried = [_halves(others, random) for _ in range(TRIED)]
-        drawn[juror] = min(tried, key=lambda signs: _unbalanced(together, signs, place))
-        _count(together, drawn[juror], place)
-    return drawn
+    jurors = {pairs[n][0]: [i for i in large[pairs[n][1]] if i != pairs[n][0]] for n in chosen}
+    tries = [_balanced(jurors, together.copy(), place, random, first or {}) for _ in range(STARTS)]
+    return min(tries, key=lambda each: each[0])[1]
 
 
-def _halves(others: Sequence[SiteId], random: np.random.Generator) -> dict[SiteId, float]:
-    order, half = random.permutation(len(others)), len(others) // 2
-    first = {others[k] for k in order[:half]}
-    return {i: 1 / half if i in first else -1 / (len(others) - half) for i in others}
+def _balanced(
+    jurors: Mapping[SiteId, Sequence[SiteId]],
+    together: NDArray[np.float64],
+    place: Mapping[SiteId, int],
+    random: np.random.Generator,
+    first: Mapping[SiteId, Signs],
+) -> tuple[float, dict[SiteId, dict[SiteId, float]]]:
+    """Return halves for every juror, and how unbalanced they are: drawn one after the other, then improved in turn."""
+    drawn: dict[SiteId, dict[SiteId, float]] = {}
+    for _ in range(SWEEPS):
+        for juror, others in jurors.items():
+            tried = [_halves(others, random, first.get(juror, {})) for _ in range(TRIED)]
+            if juror in drawn:
+                _count(together, drawn[juror], place, -1)
+                tried.append(drawn[juror])
+            drawn[juror] = min(tried, key=lambda signs: _unbalanced(together, signs, place))
+            _count(together, drawn[juror], place)
+    return float(np.square(np.triu(together, 1)).sum()), drawn
+
+
+def _halves(others: Sequence[SiteId], random: np.random.Generator, first: Signs) -> dict[SiteId, float]:
+    half = len(others) // 2
+    while True:
+        chosen = {others[k] for k in random.permutation(len(others))[:half]}
+        if not first or len({(first[i] > 0, i in chosen) for i in others}) == 4:
+            return {i: 1 / half if i in chosen else -1 / (len(others) - half) for i in others}
 
 
 def _sides(signs: Signs, place: Mapping[SiteId, int], size: int) -> NDArray[np.float64]:
@@ -98,9 +123,9 @@ def _sides(signs: Signs, place: Mapping[SiteId, int], size: int) -> NDArray[np.f
     return sides
 
 
-def _count(together: NDArray[np.float64], signs: Signs, place: Mapping[SiteId, int]) -> None:
+def _count(together: NDArray[np.float64], signs: Signs, place: Mapping[SiteId, int], times: int = 1) -> None:
     sides = _sides(signs, place, len(together))
-    together += np.outer(sides, sides)
+    together += times * np.outer(sides, sides)
 
 
 def _unbalanced(together: NDArray[np.float64], signs: Signs, place: Mapping[SiteId, int]) -> float:

@@ -193,10 +193,10 @@ def _guarded(
         guard.measure(site, payload)
     guard.settle()
     guard.must_hold(sound)
-    signs = guard.summon(exchange.transport.audience, sound)
-    if signs:
+    models: dict[SiteId, Tree] = {}  # the same in both votes
+    while signs := guard.summon(exchange.transport.audience, sound):
         served = serving_payloads(exchange.algorithm, state, sorted(signs))
-        models = {i: guard.judged(i, p) for i, p in sound.items()}
+        models = models or {i: guard.judged(i, p) for i, p in sound.items()}
         guard.hear(*cast(exchange.transport, exchange.round, served, models, signs, guard.state.naive))
     return {i: guard.limit(i, p) for i, p in sound.items()}
 
