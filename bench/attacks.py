@@ -209,11 +209,12 @@ def table(out: Path, federation: str, attacks: Sequence[str], defences: Sequence
     rows = ("no attack",) if not HOSTILE[federation] else (*CALM, *attacks)
     reference = mean(out, federation, "left out" if HOSTILE[federation] else "no attack", "none", seeds)
     for attack in rows:
-        values = [mean(out, federation, attack, d, seeds) for d in defences]
-        cells = " | ".join(f"{v:.3f} ({v - reference:+.3f})" for v in values)
+        known = {d: mean(out, federation, attack, d, seeds) for d in defences if attack != "left out" or d == "none"}
+        cells = " | ".join(f"{known[d]:.3f} ({known[d] - reference:+.3f})" if d in known else "" for d in defences)
         print(f"| {attack} | {cells} |", flush=True)
     if "guard" in defences:
-        found = [cell(out, federation, attack, "guard", s)["lowered"] for attack in rows for s in seeds]
+        guarded = [attack for attack in rows if attack != "left out"]
+        found = [cell(out, federation, attack, "guard", s)["lowered"] for attack in guarded for s in seeds]
         bad = {each.split(":")[0] for lowered in found for each in lowered.split()} - {*HOSTILE[federation]}
         print(f"\nhonest hospitals that the guard ever counted less: {', '.join(sorted(bad)) or 'none'}")
 

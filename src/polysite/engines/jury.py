@@ -110,10 +110,10 @@ def _balanced(
 
 
 def _halves(others: Sequence[SiteId], random: np.random.Generator, first: Signs) -> dict[SiteId, float]:
-    half = len(others) // 2
+    half, crosses = len(others) // 2, bool(first) and len(others) >= 4
     while True:
         chosen = {others[k] for k in random.permutation(len(others))[:half]}
-        if not first or len({(first[i] > 0, i in chosen) for i in others}) == 4:
+        if not crosses or len({(first[i] > 0, i in chosen) for i in others}) == 4:
             return {i: 1 / half if i in chosen else -1 / (len(others) - half) for i in others}
 
 
