@@ -21,7 +21,7 @@ from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.site import Fit
 from quadratic import Quadratic
-from table import same
+from table import CASES, START, same
 
 WIDE = 64  # parameters; fewer than a sketch has numbers, so cosines are exact
 ON = Guard(use="on")
@@ -170,6 +170,24 @@ def test_summed_replies_have_the_bits_of_held_ones(algorithm, attack):
     held, summed = (played(ATTACKED, algorithm, 4, keep=keep, engine=engine, start=ONES) for keep in (True, False))
     assert all(same(a.state, b.state) and a.guard == b.guard for a, b in zip(held, summed, strict=True))
     assert held[-1].guard["e"].clipped or held[-1].guard["e"].factor < 1 or attack in HIDDEN
+
+
+FIXED = ("clustered averages", "clustered fedavg", "clustered scaffold", "weighted clusters")  # groups of four sites
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n not in FIXED])
+def test_every_algorithm_has_the_same_bits_with_held_and_with_summed_replies_and_a_jury(name):
+    """A jury is due in the first round of two; six sites with unlike optima."""
+    algorithm, plan = CASES[name], Plan(rounds=2, validate_every=100, guard=ON)
+    runs = []
+    for keep in (True, False):
+        rng = np.random.default_rng(1)
+        sites = {i: Quadratic(1 + k % 3, rng.normal(k, 0.1, 4), start=START) for k, i in enumerate("abcdef")}
+        runs.append(list(run_rounds(algorithm, Simulator(algorithm, sites), START, plan, 0, keep_replies=keep)))
+    assert all(same(a.state, b.state) and a.guard == b.guard for a, b in zip(*runs, strict=True))
+    judged = {g.judges for g in runs[0][0].guard.values()}
+    common = algorithm.reply.get("model") == "model" and "model" in runs[0][0].sent["a"]
+    assert judged <= {0, 5} and (5 in judged) == common
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx()], ids=["fedavg", "fedprox"])
