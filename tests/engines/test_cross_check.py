@@ -9,13 +9,15 @@ from hostile import Hostile
 from polysite.algorithms.fedavg import FedAvg
 from polysite.engines import checkpoint
 from polysite.engines.cross_check import PRIOR, findings
-from polysite.engines.directions import Direction
+from polysite.engines.directions import Direction, Signs
+from polysite.engines.guard import RoundGuard
 from polysite.engines.guard_state import SOUND, SPOKEN, TOLERATED, Evidence, Guard, GuardState
 from polysite.engines.jury import Ballot, draw
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import Progress, run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
+from polysite.payload import Payload
 from polysite.site import CaseScore, Fit
 from quadratic import Quadratic
 from table import same
@@ -172,6 +174,16 @@ def test_while_nothing_is_learnt_no_claim_and_no_length_helps():
     assert r.shares == pytest.approx(dict.fromkeys("abcde", 0.2)) and {g.harm for g in r.guard.values()} == {0.0}
     usual = np.median([g.lengths["model"] for g in r.guard.values()])
     assert {g.longest["model"] for g in r.guard.values()} == {usual}
+
+
+def test_a_weight_above_the_median_is_to_be_earned():
+    """Harm times weight is limited: half of what is tolerated allows twice the median, no harm any weight."""
+    sent = dict.fromkeys("abcde", Payload(model={"w": np.zeros(1)}))
+    state = GuardState(harms={**dict.fromkeys("abcd", 0.0), "e": TOLERATED / 2})
+    for site, expected in (("e", 8.0), ("a", 11.0)):
+        guard = RoundGuard(Guard(use="on", cap=1.0), state, FedAvg().reply, sent, Signs(0), {})
+        claimed = {**dict.fromkeys("abcde", 4.0), site: 11.0}
+        assert guard.weights(claimed) == {**claimed, site: pytest.approx(expected)}
 
 
 def test_a_suspect_gets_its_weight_back_slowly():

@@ -4,7 +4,8 @@ Between the reply checks and the merge, in both engines alike:
 
     clip      a change of the model longer than clip * usual is shortened to that length; usual is the median length of
               the round before (in the first round of a phase, of that round)
-    cap       no site has more than the share ``cap`` of a mean by weights, or 2/K among K < 5 sites
+    cap       no site has more than the share ``cap`` of a mean by weights, or 2/K among K < 5 sites; a weight above the
+              median is to be earned: the more harm a jury finds, the less of it is given
     jury      hospitals measure whether changes do harm to their validation cases (``jury.py``), before the merge: in
               the first rounds of a phase, in validated rounds, and when a change opposes the others
     factor    a site that does harm counts less (``guard_state.py``); its changes are not longer than usual
@@ -26,7 +27,7 @@ from polysite import tree
 from polysite.algorithms.base import Kind
 from polysite.engines import jury
 from polysite.engines.directions import Direction, Signs, Sketch, compare, differences, length
-from polysite.engines.guard_state import Evidence, Guard, GuardState
+from polysite.engines.guard_state import TOLERATED, Evidence, Guard, GuardState
 from polysite.engines.jury import Ballot
 from polysite.engines.record import SiteGuard
 from polysite.engines.reply_checks import kinds_of
@@ -179,17 +180,24 @@ class RoundGuard:
     def weights(self, claimed: Mapping[SiteId, float]) -> dict[SiteId, float]:
         """Return the weights by which the replies of these sites are averaged.
 
-        The factor of a site is of its own weight or the median weight of the others, whichever is less. As long as a
-        jury is undecided about a site, its weight is not more than that median either.
+        The factor of a site is of its own weight or the median weight of the others, whichever is less. A weight above
+        that median is to be earned: harm times weight, in medians, is at most what is tolerated of a usual weight. As
+        long as a jury is undecided about a site, its weight is not above the median.
         """
         if "weight" not in self.reply:
             return dict(claimed)
         limited = capped(claimed, max(self.guard.cap, 2 / len(claimed)) if claimed else 1.0)
-        self._claimed, self._given = dict(claimed), limited
         full = [w for i, w in limited.items() if self.factors[i] == 1]
         usual = median(full) if full else float("inf")
+        limited = {i: min(w, usual * self._earned(i)) for i, w in limited.items()}
+        self._claimed, self._given = dict(claimed), limited
         doubted = {i for i in claimed if self.factors[i] < 1 or self.state.undecided(i)}
         return {i: min(w, usual) * self.factors[i] if i in doubted else w for i, w in limited.items()}
+
+    def _earned(self, site: SiteId) -> float:
+        """Return the largest weight of a site that counts fully, as a multiple of the median."""
+        harm = self.state.harms.get(site, 0.0) if self.factors[site] == 1 else 0.0
+        return max(TOLERATED / harm, 1.0) if harm > 0 else float("inf")
 
     def close(self, merged: Mapping[SiteId, Any]) -> tuple[GuardState, dict[SiteId, SiteGuard]]:
         """Return what to remember, and the record of every site whose reply was merged."""
