@@ -17,7 +17,7 @@ _HOME = {
     "Slices": "polysite.data.slices",
     "Split": "polysite.data.split",
     "Train": "polysite.training.settings",
-    "Guard": "polysite.engines.guard",
+    "Guard": "polysite.engines.guard_state",
     "Plan": "polysite.engines.plan",
     "Engine": "polysite.study",
     "UNet": "polysite.models.unet",

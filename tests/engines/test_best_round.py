@@ -6,7 +6,7 @@ import pytest
 from hostile import CLAIMED, Hostile
 from polysite.algorithms.fedavg import FedAvg
 from polysite.engines.best_round import advantage, surprises
-from polysite.engines.guard import Guard
+from polysite.engines.guard_state import Guard
 from polysite.engines.phases import Phase, find_progress, run_phases
 from polysite.engines.plan import Plan
 from polysite.engines.run_folder import RunFolder

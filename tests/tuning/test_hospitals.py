@@ -15,7 +15,7 @@ from polysite.config import dump
 from polysite.config import load as load_study
 from polysite.data.sources import AtHospitals
 from polysite.deploy.site.ledger import check
-from polysite.engines.guard import Guard
+from polysite.engines.guard_state import Guard
 from polysite.errors import ConfigError, Paused, RunError
 from polysite.tuning import Simulated, load, tune
 from polysite.tuning.hospitals import Hospitals

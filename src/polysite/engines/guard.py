@@ -4,167 +4,40 @@ Between the reply checks and the merge, in both engines alike:
 
     clip      a change of the model longer than clip * usual is shortened to that length; usual is the median length of
               the round before (in the first round of a phase, of that round)
-    cap       no site has more than the share ``cap`` of a mean by weights, or 2/K among K < 5 sites
-    factor    a site whose changes lack the direction of the others, who agree among themselves, or do harm to the
-              validation cases of the others (``cross_check.py``), counts less; its changes are not longer than usual
+    cap       no site has more than the share ``cap`` of a mean by weights, or 2/K among K < 5 sites; a weight above the
+              median is to be earned: the more harm a jury finds, the less of it is given
+    jury      hospitals measure whether changes do harm to their validation cases (``jury.py``), before the merge: in
+              the first rounds of a phase, in validated rounds, and when a change opposes the others
+    factor    a site that does harm counts less (``guard_state.py``); its changes are not longer than usual
 
-The bound and the factors of a round are known before its replies, so replies can still be summed as they arrive, and a
-site that clips its own reply needs nothing else. Evidence about a site's direction is collected over rounds:
-
-    standing = (prior + sum_t h c) / (prior + sum_t h^2) * (1 - STEEP max(0, excess - ROOM))
-
-c is the median cosine of the site's change with those of the others, h the median cosine of the others, at least 0;
-excess is the mean over rounds by how much what sets the site apart from the others persists more than usual
-(``directions.py``), with older rounds decaying by RECENT. The standing is about 1 for a site like all others, 0 for
-noise and for one that pulls the model its own way, and -1 for a reversed change. The sums over h end when that of h^2
-reaches FULL: in the beginning all learn the same task, and an honest hospital that differs has a positive standing;
-later, near the point where the sites balance one another, it must oppose the others. The factor falls from 1 at SOUND
-to ``least`` at DOUBTFUL; it never becomes zero, because only a person can tell an unlike hospital from an attack. In
-the same way it falls from 1 at the harm TOLERATED to ``least`` at HARMFUL; the smaller factor counts. While a site
-counts less, the others show little of the harm that it would do, so its harm falls by no more than PAROLE in a check.
+In a round without a jury the bound and the factors are known before the replies, so replies can still be summed as they
+arrive, and a site that clips its own reply needs nothing else. In a round with a jury all replies are held. While a
+jury has voted but nothing is learnt yet, a site's change is not longer than usual, and its weight not more than the
+median.
 
 Running statistics of batch normalisation are clipped in the same way, as a part of their own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from polysite import tree
 from polysite.algorithms.base import Kind
-from polysite.engines.cross_check import WINDOW, Ballot, Contrasts, harms
+from polysite.engines import jury
 from polysite.engines.directions import Direction, Signs, Sketch, compare, differences, length
+from polysite.engines.guard_state import TOLERATED, Evidence, Guard, GuardState
+from polysite.engines.jury import Ballot
 from polysite.engines.record import SiteGuard
 from polysite.engines.reply_checks import kinds_of
-from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
-PRIOR, FULL, RECENT = 0.015, 0.4, 0.8
-ROOM, STEEP = 0.25, 4.0  # excess of persistence that honest hospitals may have; loss of standing beyond it
-SOUND, DOUBTFUL = 0.4, 0.15  # standings
-TOLERATED, HARMFUL, PAROLE = 0.3, 0.45, 0.95  # harms, as shares of what was learnt; decay of the harm of a suspect
-EARLY = 3  # rounds at the beginning of a phase with a cross-check; later ones have it if they are validated
+EARLY = 3  # rounds at the beginning of a phase with a jury; later ones have it if they are validated
+VOTES = 2  # at most, in a round
+REVERSED = -0.05  # cosine with the others at which a jury is asked in any round
 STATISTICS = " statistics"  # suffix of the name of a part
-
-
-@dataclass(frozen=True)
-class Guard:
-    """Limits on what a single site can do to an aggregate.
-
-    Args:
-        use: Whether the guard is on: auto means on in a deployment and off in a simulation.
-        clip: Longest change of a site, as a multiple of the usual length; at least 1.
-        cap: Largest share of a site in a mean by weights, more than 0 and at most 1; 2/K if that is more.
-        least: Factor of a site whose changes persistently lack the direction of the others, or do harm to their
-            validation cases, 0.01 to 1; 1: all sites count fully.
-        jury: Number of sites that score two more models on their validation cases in validated rounds, and in the
-            first three of a phase, so that harm is noticed; 0: none.
-    """
-
-    use: Literal["auto", "on", "off"] = "auto"
-    clip: float = 2.0
-    cap: float = 0.4
-    least: float = 0.05
-    jury: int = 7
-
-    def __post_init__(self) -> None:
-        if self.jury < 0:
-            raise ConfigError(f"run.guard.jury = {self.jury} must not be negative; 0 means that no site judges")
-        for name, low, high in (("clip", 1.0, 1e6), ("cap", 1e-3, 1.0), ("least", 0.01, 1.0)):
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(
-                    f"run.guard.{name} = {getattr(self, name)} must lie between {low:g} and {high:g}; leave it out for "
-                    "the default"
-                )
-
-    def factor(self, standing: float) -> float:
-        """Return the factor of a site by the direction of its changes.
-
-        >>> Guard().factor(1.0), Guard().factor(-0.5)
-        (1.0, 0.05)
-        """
-        return self._between((standing - DOUBTFUL) / (SOUND - DOUBTFUL))
-
-    def factor_of_harm(self, harm: float) -> float:
-        """Return the factor of a site that does harm.
-
-        >>> Guard().factor_of_harm(0.1), Guard().factor_of_harm(0.9)
-        (1.0, 0.05)
-        """
-        return self._between((HARMFUL - harm) / (HARMFUL - TOLERATED))
-
-    def _between(self, rise: float) -> float:
-        rise = min(max(rise, 0.0), 1.0)
-        return 1.0 if rise == 1 else self.least + (1 - self.least) * rise
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What is known about the direction of a site's changes."""
-
-    agreement: float = PRIOR  # prior and sum of h c
-    amount: float = PRIOR  # prior and sum of h^2
-    excesses: float = 0.0  # sum of persistence above the usual
-    recent: float = 1.0  # prior and number of rounds in that sum
-    rounds: int = 0
-
-    @property
-    def standing(self) -> float:
-        """1 for a site like all others, 0 for noise or a way of its own, -1 for reversed changes."""
-        own_way = min(max(STEEP * (self.excess - ROOM), 0.0), 1.0)
-        alike = self.agreement / self.amount
-        return alike * (1 - own_way) if alike > 0 else alike
-
-    @property
-    def excess(self) -> float:
-        """How much more than usual the site persists in what sets it apart."""
-        return self.excesses / self.recent
-
-    def after(self, seen: Direction) -> "Evidence":
-        """Return the evidence after one more round."""
-        h = max(seen.coherence, 0.0)
-        excess, recent = self.excesses, self.recent
-        if seen.persistence is not None and seen.usual is not None:
-            excess, recent = RECENT * excess + seen.persistence - seen.usual, RECENT * recent + 1
-        new = min(h * h, max(FULL - self.amount, 0.0))
-        agreement = self.agreement + (new / h * seen.cosine if new else 0.0)
-        return Evidence(agreement, self.amount + new, excess, recent, self.rounds + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class GuardState:
-    """What the guard remembers from round to round: a part of every checkpoint."""
-
-    usual: Mapping[str, float] = field(default_factory=dict)  # length of a change, by part
-    evidence: Mapping[SiteId, Evidence] = field(default_factory=dict)
-    clips: Mapping[SiteId, int] = field(default_factory=dict)  # rounds in which a change was shortened
-    caps: Mapping[SiteId, int] = field(default_factory=dict)  # rounds in which the share was limited
-    apart: Mapping[SiteId, Any] = field(default_factory=dict)  # sketches of what set sites apart in the last round
-    ballots: tuple[tuple[Ballot, ...], ...] = ()  # of the last cross-checks
-    naive: Mapping[SiteId, float] = field(default_factory=dict)  # loss of the zero model at the jurors
-    harms: Mapping[SiteId, float] = field(default_factory=dict)
-
-    def begin(self) -> "GuardState":
-        """Return the state at the beginning of a phase: lengths and losses may be others."""
-        return replace(self, usual={}, apart={}, ballots=(), naive={})
-
-    def factor(self, guard: Guard, site: SiteId) -> float:
-        """Return the factor of a site."""
-        known = self.evidence.get(site, Evidence())
-        return min(guard.factor(known.standing), guard.factor_of_harm(self.harms.get(site, 0.0)))
-
-    def checked(self, guard: Guard, cast: tuple[Ballot, ...], naive: Mapping[SiteId, float]) -> "GuardState":
-        """Return the state after the ballots of a round."""
-        if not cast:
-            return replace(self, naive=naive)
-        ballots, known = (*self.ballots, cast)[-WINDOW:], dict(self.harms)
-        for site, found in harms(ballots).items():
-            harm = min(found, 1.0)
-            suspect = guard.factor_of_harm(known.get(site, 0.0)) < 1
-            known[site] = max(harm, PAROLE * known[site]) if suspect else harm
-        return replace(self, ballots=ballots, naive=naive, harms=dict(sorted(known.items())))
 
 
 class RoundGuard:
@@ -177,7 +50,8 @@ class RoundGuard:
         sent: The payloads of the round.
         signs: Signs of the sketches.
         clusters: Clusters of sites that share a model; a cluster of its own for every site says nothing.
-        check: Numbers from which a jury is drawn; none without a cross-check in this round.
+        numbers: Numbers from which a jury is drawn.
+        due: Whether this round has a jury in any case.
     """
 
     def __init__(
@@ -188,14 +62,17 @@ class RoundGuard:
         sent: Mapping[SiteId, Payload],
         signs: Signs,
         clusters: Mapping[SiteId, str],
-        check: tuple[int, ...] = (),
+        numbers: tuple[int, ...] = (),
+        due: bool = False,
     ):
         self.guard, self.state, self.reply, self.sent, self.signs = guard, state, reply, sent, signs
         self._clusters = clusters if len({*clusters.values()}) < len(clusters) else {}
         self.usual = dict(state.usual)
         self.factors = {i: state.factor(guard, i) for i in sent}
-        self._draw = check if reply.get("model") == "model" else ()
-        self.contrasts = Contrasts((), 0, ())
+        self._numbers = numbers if reply.get("model") == "model" else ()
+        self._known = state  # before any vote of this round
+        self._asked, self._votes = due, 0
+        self._ballots: tuple[Ballot, ...] = ()
         self._lengths: dict[SiteId, dict[str, float]] = {}
         self._scales: dict[SiteId, dict[str, float]] = {}
         self._sketches: dict[SiteId, Sketch] = {}
@@ -205,12 +82,51 @@ class RoundGuard:
     @property
     def streams(self) -> bool:
         """Whether the limits are known before any reply arrives."""
-        return bool(self.state.usual)
+        return bool(self.state.usual) and not (self._asked and self._judgeable(self.sent))
 
-    def assemble(self, sites: Iterable[SiteId]) -> None:
-        """Begin the contrasts of a cross-check, from the replies of these sites."""
-        groups = self._groups(sites) if self._draw else []
-        self.contrasts = Contrasts(groups, self.guard.jury, self._draw)
+    def _judgeable(self, sites: Iterable[SiteId]) -> list[list[SiteId]]:
+        """Return the groups of sites that a jury can judge."""
+        return jury.able(self._groups(sites)) if self._numbers and self.guard.jury else []
+
+    def must_hold(self, heard: Collection[SiteId]) -> bool:
+        """Return whether measured replies must be held for a jury, though none was due.
+
+        So it is if a site that counts fully opposes the others, or begins to lack their direction.
+        """
+        if self._asked:
+            return False
+        groups = self._judgeable(heard)
+        for site, direction in self._compared([i for group in groups for i in group]).items():
+            before = self.state.evidence.get(site, Evidence())
+            doubtful = self.guard.factor(before.after(direction).standing) < 1 == self.guard.factor(before.standing)
+            if self.factors[site] == 1 and (direction.cosine < REVERSED or doubtful):
+                self._asked = True
+        return self._asked
+
+    def summon(self, voters: Collection[SiteId], heard: Collection[SiteId]) -> dict[SiteId, dict[SiteId, float]]:
+        """Return the jurors of the next vote, and the signs of the other sites in their contrasts; empty without one.
+
+        There is a second vote if nothing was known before the first, or if it finds that a site should count less.
+
+        Args:
+            voters: Sites that can score models.
+            heard: Sites whose replies are merged.
+        """
+        known, first = self._known, {ballot.juror: ballot.signs for ballot in self._ballots}
+        accused = any(self.factors[i] < 1 == known.factor(self.guard, i) for i in heard)
+        again = first and (accused or not known.ballots)
+        if not self._asked or self._votes == VOTES or (self._votes and not again):
+            return {}
+        before = [ballot.signs for cast in self.state.ballots for ballot in cast]
+        numbers, self._votes = (*self._numbers, self._votes), self._votes + 1
+        return jury.draw(self._judgeable(heard), voters, self.guard.jury, numbers, before, first or None)
+
+    def hear(self, ballots: tuple[Ballot, ...], naive: Mapping[SiteId, float]) -> None:
+        """Let the ballots of the jury decide by how much sites count in this round."""
+        self._ballots += ballots
+        self.state = self._known.judged(self.guard, self._ballots, naive)
+        known = self.state.compared(self._compared(self._sketches))
+        self.factors = {i: known.factor(self.guard, i) for i in self.sent}
 
     def measure(self, site: SiteId, reply: Payload) -> None:
         """Keep lengths and direction of a sound reply."""
@@ -225,17 +141,23 @@ class RoundGuard:
         """Derive usual lengths and factors from this round, if there is no round before in this phase."""
         if self.streams:
             return
-        for site, direction in self._compared(self._sketches).items():
-            evidence = self.state.evidence.get(site, Evidence()).after(direction)
-            self.factors[site] = min(self.factors[site], self.guard.factor(evidence.standing))
+        known = self.state.compared(self._compared(self._sketches))
+        self.factors = {i: min(factor, known.factor(self.guard, i)) for i, factor in self.factors.items()}
         self.usual = self._medians(self._lengths)
 
     def limit(self, site: SiteId, reply: Payload) -> Payload:
         """Return a measured reply with changes of at most the longest allowed length.
 
-        Without a field ``weight`` a site's factor shortens its changes instead.
+        Without a field ``weight`` a site's factor shortens its changes, too.
         """
-        factor = 1.0 if "weight" in self.reply else self.factors[site]
+        return self._limited(site, reply, 1.0 if "weight" in self.reply else self.factors[site])
+
+    def judged(self, site: SiteId, reply: Payload) -> Tree:
+        """Return the model of a measured reply as a jury judges it: with limited changes, whatever the factor."""
+        model: Tree = self._limited(site, reply, 1.0).get("model", {})
+        return model
+
+    def _limited(self, site: SiteId, reply: Payload, factor: float) -> Payload:
         scales = {p: self._scale(site, p, n) for p, n in self._lengths[site].items()}
         self._scales[site] = scales
         fields: dict[str, Any] = dict(reply)
@@ -252,40 +174,46 @@ class RoundGuard:
 
     def _longest(self, site: SiteId, part: str) -> float:
         """Return the longest change that is allowed: the usual one for a site that does not count fully."""
-        return self.usual.get(part, 0.0) * (self.guard.clip if self.factors[site] == 1 else 1.0)
+        trusted = self.factors[site] == 1 and not self.state.undecided(site)
+        return self.usual.get(part, 0.0) * (self.guard.clip if trusted else 1.0)
 
     def weights(self, claimed: Mapping[SiteId, float]) -> dict[SiteId, float]:
         """Return the weights by which the replies of these sites are averaged.
 
-        The factor of a site is of its own weight or the median weight of the others, whichever is less.
+        The factor of a site is of its own weight or the median weight of the others, whichever is less. A weight above
+        that median is to be earned: harm times weight, in medians, is at most what is tolerated of a usual weight. As
+        long as a jury is undecided about a site, its weight is not above the median.
         """
         if "weight" not in self.reply:
             return dict(claimed)
         limited = capped(claimed, max(self.guard.cap, 2 / len(claimed)) if claimed else 1.0)
-        self._claimed, self._given = dict(claimed), limited
         full = [w for i, w in limited.items() if self.factors[i] == 1]
         usual = median(full) if full else float("inf")
-        return {i: w if self.factors[i] == 1 else min(w, usual) * self.factors[i] for i, w in limited.items()}
+        limited = {i: min(w, usual * self._earned(i)) for i, w in limited.items()}
+        self._claimed, self._given = dict(claimed), limited
+        doubted = {i for i in claimed if self.factors[i] < 1 or self.state.undecided(i)}
+        return {i: min(w, usual) * self.factors[i] if i in doubted else w for i, w in limited.items()}
+
+    def _earned(self, site: SiteId) -> float:
+        """Return the largest weight of a site that counts fully, as a multiple of the median."""
+        harm = self.state.harms.get(site, 0.0) if self.factors[site] == 1 else 0.0
+        return max(TOLERATED / harm, 1.0) if harm > 0 else float("inf")
 
     def close(self, merged: Mapping[SiteId, Any]) -> tuple[GuardState, dict[SiteId, SiteGuard]]:
         """Return what to remember, and the record of every site whose reply was merged."""
         lengths = {i: n for i, n in self._lengths.items() if i in merged}
         found = self._compared(merged)
-        evidence = dict(self.state.evidence)
-        for site, direction in found.items():
-            evidence[site] = evidence.get(site, Evidence()).after(direction)
-        records = {i: self._record(i, found.get(i), evidence.get(i)) for i in sorted(lengths)}
+        state = self.state.compared(found)
+        records = {i: self._record(i, found.get(i), state.evidence.get(i)) for i in sorted(lengths)}
         usual = {**self.usual, **self._medians(lengths)}
         clips = _counted(self.state.clips, [i for i, r in records.items() if r.clipped])
         caps = _counted(self.state.caps, [i for i, r in records.items() if r.capped_share is not None])
-        apart = {**self.state.apart, **{i: direction.apart for i, direction in found.items()}}
-        evidence = dict(sorted(evidence.items()))
-        return replace(self.state, usual=usual, evidence=evidence, clips=clips, caps=caps, apart=apart), records
+        return replace(state, usual=usual, clips=clips, caps=caps), records
 
-    def _compared(self, merged: Mapping[SiteId, Any]) -> dict[SiteId, Direction]:
+    def _compared(self, merged: Collection[SiteId]) -> dict[SiteId, Direction]:
         """Return the directions of the sites, each compared with those that were sent the same model."""
         found: dict[SiteId, Direction] = {}
-        for group in self._groups(self._sketches.keys() & merged.keys()):
+        for group in self._groups(self._sketches.keys() & {*merged}):
             found |= compare({i: self._sketches[i] for i in group}, self.factors, self.state.apart)
         return found
 
@@ -310,6 +238,7 @@ class RoundGuard:
             usual_persistence=found.usual if found else None,
             standing=evidence.standing if evidence else None,
             harm=self.state.harms.get(site),
+            judges=len({ballot.juror for ballot in self._ballots if site in ballot.signs}),
             factor=self.factors[site],
             claimed_share=self._claimed[site] / whole if site in self._claimed and whole else None,
             capped_share=(
@@ -323,61 +252,6 @@ class RoundGuard:
         parts = sorted({part for n in full.values() for part in n})
         found = {part: median(n[part] for n in full.values() if part in n) for part in parts}
         return {part: size for part, size in found.items() if size > 0}
-
-
-def describe(records: Mapping[SiteId, SiteGuard]) -> Iterator[str]:
-    """Yield a sentence for everything that the guard changed in a round."""
-    for site, seen in records.items():
-        for part in seen.clipped:
-            times = seen.lengths[part] / seen.longest[part]
-            yield f"{site}: {part} is shortened: its change is {times:.3g} times as long as is allowed"
-        if seen.capped_share is not None:
-            yield f"{site}: its share is {seen.capped_share:.1%} instead of {seen.claimed_share or 0:.1%}"
-        if seen.factor < 1:
-            yield f"{site}: it counts by {seen.factor:.2f} of its weight"
-
-
-def changes(
-    guard: Guard, before: GuardState, after: GuardState, records: Mapping[SiteId, SiteGuard]
-) -> Iterator[tuple[SiteId, str]]:
-    """Yield findings that are new in a round: a site and a sentence with the evidence."""
-    for site, seen in records.items():
-        if seen.clipped and seen.factor == 1 and site not in before.clips:
-            part = max(seen.clipped, key=lambda p: seen.lengths[p] / seen.longest[p])
-            times = seen.lengths[part] / seen.longest[part] * guard.clip
-            yield site, f"its change of the model was {times:.3g} times as long as is usual and was shortened"
-        if seen.capped_share is not None and site not in before.caps:
-            yield (
-                site,
-                (
-                    f"by its number of cases it would have {seen.claimed_share or 0:.1%} of the mean; its share is "
-                    f"limited to {seen.capped_share:.1%}"
-                ),
-            )
-        yield from ((site, sentence) for sentence in _suspicions(guard, before, after, site, seen))
-
-
-def _suspicions(guard: Guard, before: GuardState, after: GuardState, site: SiteId, seen: SiteGuard) -> Iterator[str]:
-    """Yield sentences if a site begins to count less, by its direction or its harm, or counts fully again."""
-    former, factor = (s.factor(guard, site) for s in (before, after))
-    known, harm = after.evidence.get(site, Evidence()), after.harms.get(site, 0.0)
-    lacking, harmful = (
-        [guard.factor(s.evidence.get(site, Evidence()).standing) < 1 for s in (before, after)],
-        [guard.factor_of_harm(s.harms.get(site, 0.0)) < 1 for s in (before, after)],
-    )
-    if lacking == [False, True]:
-        yield (
-            f"its changes lack the direction of the other sites (standing {known.standing:.2f} after "
-            f"{known.rounds} rounds, cosine {seen.cosine or 0:+.2f} in the last one, while the others agree by "
-            f"{seen.coherence or 0:+.2f}); it counts by {factor:.2f} of its weight"
-        )
-    if harmful == [False, True]:
-        yield (
-            f"models with its changes are worse on the validation cases of the other sites, by {harm:.2f} of what was "
-            f"learnt so far; it counts by {factor:.2f} of its weight"
-        )
-    if factor == 1 > former:
-        yield f"it counts fully again (standing {known.standing:.2f}, harm {harm:+.2f})"
 
 
 def _counted(before: Mapping[SiteId, int], sites: list[SiteId]) -> dict[SiteId, int]:

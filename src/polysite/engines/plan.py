@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from polysite.engines.compress import Compress
-from polysite.engines.guard import Guard
+from polysite.engines.guard_state import Guard
 from polysite.engines.secure.settings import Secure
 from polysite.engines.site_turn import OutgoingStep
 from polysite.errors import ConfigError

@@ -11,7 +11,7 @@ Real hospitals reply in any order, and some not at all: their transport stores r
 no weights, and delivers them a second time in the order of the sites' names.
 
 A guard (``guard.py``) measures and limits every reply that passes the checks. In the first round of a phase it needs
-all replies to know what is usual, so they are held.
+all replies to know what is usual, and in a round with a jury what they do to validation cases, so they are held.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polysite import tree
-from polysite.algorithms.base import Algorithm, objections
+from polysite.algorithms.base import Algorithm, objections, serving_payloads
 from polysite.engines.guard import RoundGuard
+from polysite.engines.jury import cast
 from polysite.engines.reply_checks import Look, judge, look
 from polysite.engines.site_turn import OutgoingStep, restore_reply
 from polysite.engines.transport import Repeating, Reply, Transport
@@ -85,9 +86,6 @@ class Sum:
         self.total: Tree | None = None
         self._given = self.weights if guard is None else guard.weights(self.weights)
         self._whole = sum(self._given.values())
-        self._guard = guard
-        if guard is not None:
-            guard.assemble(self.weights)
         self._waiting = list(reversed(self.weights))  # sites whose reply is not added, the next one last
         self._early: dict[SiteId, Tree] = {}  # models that arrived before their turn
         self._failed = False
@@ -102,10 +100,7 @@ class Sum:
             self._early[site] = payload["model"]
             while self._waiting and self._waiting[-1] in self._early:
                 name = self._waiting.pop()
-                model = self._early.pop(name)
-                self.total = tree.add_share(self.total, model, self._given[name] / self._whole)
-                if self._guard is not None:
-                    self._guard.contrasts.add(name, model)
+                self.total = tree.add_share(self.total, self._early.pop(name), self._given[name] / self._whole)
 
     def is_mean_of(self, replies: Mapping[SiteId, Payload]) -> bool:
         """Whether the sum is the mean of these replies."""
@@ -140,17 +135,24 @@ def gather(exchange: Exchange, state: Any, expected: Weights | None) -> Replies:
     if expected is None:
         return _hold(exchange, state, exchange.transport.train(exchange.round, exchange.sent))
     replies, running = _sum(exchange, expected)
+    if exchange.guard is not None and exchange.guard.must_hold(replies.heard):
+        exchange = replace(exchange, arrived=lambda site, count: None)
+        return _hold(exchange, state, _again(exchange))
     if not replies.heard or running.is_mean_of(replies.heard):
         return _weighted(exchange, replace(replies, total=running.total))
-    transport = exchange.transport
-    assert isinstance(transport, Repeating)
     known = weights_of(replies.heard)
     sent = {i: p for i, p in exchange.sent.items() if i in known}
     exchange = replace(exchange, arrived=lambda site, count: None)
     again, running = _sum(replace(exchange, sent=sent), known, repeat=True)
     if running.is_mean_of(again.heard):
         return _weighted(exchange, replace(replies, total=running.total))
-    return _hold(exchange, state, transport.repeat(exchange.round, exchange.sent))  # a GPU may round differently
+    return _hold(exchange, state, _again(exchange))  # a GPU may round differently
+
+
+def _again(exchange: Exchange) -> Iterator[tuple[SiteId, Reply]]:
+    """Yield the replies of a round once more."""
+    assert isinstance(exchange.transport, Repeating)
+    return exchange.transport.repeat(exchange.round, exchange.sent)
 
 
 def _weighted(exchange: Exchange, replies: Replies) -> Replies:
@@ -182,17 +184,25 @@ def _hold(exchange: Exchange, state: Any, arriving: Iterator[tuple[SiteId, Reply
     refused = judge(exchange.params, exchange.sent, looks) | broken
     sound = {i: r.payload for i, r in replies.items() if i not in refused}
     refused |= objections(exchange.algorithm, state, sound)
-    guard, limited = exchange.guard, dict[SiteId, Payload]()
-    if guard is not None:
-        sound = {i: p for i, p in sound.items() if i not in refused}
-        for site, payload in sound.items():
-            guard.measure(site, payload)
-        guard.settle()
-        limited = {i: guard.limit(i, p) for i, p in sound.items()}
-        guard.assemble(limited)
-        for site in sorted(limited):
-            guard.contrasts.add(site, limited[site].get("model", {}))
+    sound = {i: p for i, p in sound.items() if i not in refused}
+    limited = {} if exchange.guard is None else _guarded(exchange, exchange.guard, state, sound)
     return _weighted(exchange, Replies(replies, refused, limited=limited))
+
+
+def _guarded(
+    exchange: Exchange, guard: RoundGuard, state: Any, sound: Mapping[SiteId, Payload]
+) -> dict[SiteId, Payload]:
+    """Return held replies as the guard leaves them, after the verdict of a jury if this round has one."""
+    for site, payload in sound.items():
+        guard.measure(site, payload)
+    guard.settle()
+    guard.must_hold(sound)
+    models: dict[SiteId, Tree] = {}  # the same in both votes
+    while signs := guard.summon(exchange.transport.audience, sound):
+        served = serving_payloads(exchange.algorithm, state, sorted(signs))
+        models = models or {i: guard.judged(i, p) for i, p in sound.items()}
+        guard.hear(*cast(exchange.transport, exchange.round, served, models, signs, guard.state.naive))
+    return {i: guard.limit(i, p) for i, p in sound.items()}
 
 
 def _sum(exchange: Exchange, expected: Weights, repeat: bool = False) -> tuple[Replies, Sum]:

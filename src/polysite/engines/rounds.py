@@ -2,15 +2,16 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from polysite.algorithms import name_of
-from polysite.algorithms.base import Algorithm, diagnostics, remarks, serving_payloads, shares, site_clusters
+from polysite.algorithms.base import Algorithm, diagnostics, remarks, shares, site_clusters
 from polysite.engines.best_round import Judged, Means
-from polysite.engines.cross_check import Ballot, cast
 from polysite.engines.directions import Signs
-from polysite.engines.guard import EARLY, Guard, GuardState, RoundGuard, changes, describe
+from polysite.engines.guard import EARLY, RoundGuard
+from polysite.engines.guard_alarms import changes, describe
+from polysite.engines.guard_state import GuardState
 from polysite.engines.own_best import Own
 from polysite.engines.plan import Plan, cohort
 from polysite.engines.record import RoundRecord, SiteGuard, SiteRecord, finite, incident
@@ -152,9 +153,8 @@ def run_rounds(
         if guarding is not None:
             clusters = site_clusters(algorithm, state, sorted(sent))
             done = index + 1 - first
-            due = plan.guard.jury and (done <= EARLY or done % plan.validate_every == 0 or done == plan.rounds)
-            draw = (secret, index) if due else ()
-            guard = RoundGuard(plan.guard, guarding, algorithm.reply, sent, signs, clusters, draw)
+            due = done <= EARLY or done % plan.validate_every == 0 or done == plan.rounds
+            guard = RoundGuard(plan.guard, guarding, algorithm.reply, sent, signs, clusters, (secret, index), due)
         counter = _counter(watch, index, len(sent))
         exchange = Exchange(algorithm, transport, params, plan.outgoing, index, sent, counter, guard)
         expected = None if keep_replies else expected_weights(exchange)
@@ -177,8 +177,6 @@ def run_rounds(
         if guard is not None and guarding is not None:
             before = guarding
             guarding, seen = guard.close(heard)
-            if guard.contrasts.signs and guard.contrasts.complete(heard):
-                guarding, seen = _cross_check(algorithm, transport, index, state, plan.guard, guarding, guard, seen)
             alarms = tuple(changes(plan.guard, before, guarding, seen))
             for line in (*describe(seen), *(f"{site}: {sentence}" for site, sentence in alarms)):
                 log.warning("round %d: guard: %s", index, line)
@@ -189,29 +187,6 @@ def run_rounds(
         told = diagnostics(algorithm, state)
         yield Round(index, state, sent, came, refused, counted, told, new, seen, guarding, alarms)
         del sent, exchange, came, guard  # before the next round's arrive
-
-
-def _cross_check(
-    algorithm: Algorithm[Any],
-    transport: Transport,
-    index: int,
-    state: Any,
-    settings: Guard,
-    known: GuardState,
-    guard: RoundGuard,
-    seen: Mapping[SiteId, SiteGuard],
-) -> tuple[GuardState, Mapping[SiteId, SiteGuard]]:
-    """Have a jury judge the changes of a round; return what is known then, and the records with the harm."""
-    jurors = [i for i in sorted(guard.contrasts.trees) if i in transport.audience]
-    served = serving_payloads(algorithm, state, jurors)
-    trees = {i: guard.contrasts.trees[i] for i in jurors}
-    ballots, naive = cast(transport, index, served, trees, guard.contrasts.signs, known.naive)
-    known = known.checked(settings, ballots, naive)
-    return known, {i: replace(s, harm=known.harms.get(i), judges=_judges(ballots, i)) for i, s in seen.items()}
-
-
-def _judges(ballots: tuple[Ballot, ...], site: SiteId) -> int:
-    return sum(site in ballot.signs for ballot in ballots)
 
 
 def _counter(watch: Watch, index: int, of: int) -> Callable[[SiteId, int], None]:

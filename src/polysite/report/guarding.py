@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from polysite.engines.guard import SOUND, TOLERATED
+from polysite.engines.guard_state import SOUND, STRICTER, TOLERATED
 from polysite.engines.record import RoundRecord, SiteGuard
 from polysite.report.grid import Grid, Line, name, number
 from polysite.report.runs import Method
@@ -42,7 +42,7 @@ class Watched:
     def alarms(self) -> Iterator[str]:
         """Yield sentences with the evidence."""
         rounds, harm = len(self.seen), max((g.harm for g in self.seen if g.harm is not None), default=0.0)
-        if self.lowered and harm > TOLERATED:
+        if self.lowered and harm > TOLERATED - STRICTER:
             judges = max(g.judges for g in self.seen)
             yield (
                 f"Alarm: changes of {self.site} make the model worse on the validation cases of the other hospitals, "

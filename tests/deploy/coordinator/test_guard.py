@@ -8,7 +8,7 @@ import pytest
 from consortium import NAMES, Inside, go, same, states, wanted, workers
 from polysite import config, study
 from polysite.deploy.coordinator import roster
-from polysite.engines import cross_check
+from polysite.engines import jury
 from polysite.engines.run_folder import RunFolder
 from polysite.payload import Payload, decode, encode
 from polysite.report.page import build
@@ -32,7 +32,9 @@ class Reversed(Inside):
 @pytest.mark.parametrize("name", ["fedavg", pytest.param("scaffold", marks=pytest.mark.soak)])
 def test_with_a_guard_sites_come_to_the_bits_of_the_simulator(name, tmp_path, monkeypatch):
     monkeypatch.setattr(roster.secrets, "randbits", lambda bits: 0)
-    monkeypatch.setattr(cross_check, "FEWEST", 3)  # a jury of three, with one other site in either half
+    monkeypatch.setattr(
+        jury, "FEWEST", 3
+    )  # a jury of three, with one other site in either half: too few for halves that cross
     chosen = config.vary(wanted(name), ON)
     simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
     deployed = go(tmp_path, chosen, Inside(workers(tmp_path)), evaluate=False)
