@@ -54,11 +54,11 @@ def trainings(random, hospitals=4, cases=16, case=0.04, both=0.03, site=0.014, w
 def claims(one, two):
     """Return whether something is trained again for a hospital, and whether there are wrong claims of both kinds."""
     others = {name: each for name, each in one.items() if name != "0"}
-    promised = promises(others, one["0"], FOLDS)
+    count = len({site for site, _ in one["0"].scores}) * len(others)
+    promised = promises(others, one["0"], FOLDS, count, dict.fromkeys(others, 0))
     hopes = {site: promise.name for site, promise in promised.items() if promise.promising}
-    count = len(promised) * len(others)
     sure = [confirm(s, n, (one[n], one["0"]), (two[n], two["0"]), count).better for s, n in hopes.items()]
-    best = candidate(compare(one, "0"), one, sorted(one))
+    best = candidate(compare(one, "0"), one, dict.fromkeys(one, 0))
     both = best and confirmed(best.name, *((t[best.name], t["0"]) for t in (one, two)), len(others))[0].better
     return bool(hopes), any(sure), bool(both)
 

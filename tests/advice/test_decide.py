@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import polysite as ps
-from polysite.advice.decide import LUCK, candidate, chance, compare, confirmed, gain_of, hopeful
+from polysite.advice.decide import LUCK, candidate, chance, compare, confirmed, differences, gain_of, hopeful, leads
 from polysite.advice.tournament import Played
 
 SITES, CASES, FOLDS = ("a", "b", "c"), 8, 2
@@ -31,7 +31,7 @@ def hash_of(key):
 def test_a_strategy_that_looks_better_is_a_candidate_and_needs_a_second_training():
     scores = {"fedavg": played(0.0, 0), "better": played(0.05), "same": played(0.0, seed=1)}
     better, same = compare(scores, "fedavg")
-    assert candidate([better, same], scores, ["same", "better"]) is better
+    assert candidate([better, same], scores, {"same": 0, "better": 1}) is better
     assert better.looks_better and not better.better and not same.looks_better
     assert better.gain.mean == pytest.approx(0.05, abs=0.01) and better.gain.low < better.gain.mean < better.gain.high
     assert better.gain.cases == 24 and set(better.sites) == {*SITES}
@@ -45,7 +45,7 @@ def test_a_gain_of_one_fold_alone_is_not_shown():
     scores = {"fedavg": played(0.0, 0), "lucky": played(lambda site, fold: 0.06 if fold else -0.001, 0.0)}
     (found,) = compare(scores, "fedavg")
     assert found.gain.mean > 0.02 and found.folds[0] < 0 < found.folds[1]
-    assert not found.looks_better and candidate([found], scores, ["lucky"]) is None
+    assert not found.looks_better and candidate([found], scores, {"lucky": 0}) is None
 
 
 def test_the_simplest_of_strategies_that_cannot_be_told_apart_is_the_candidate():
@@ -53,8 +53,30 @@ def test_the_simplest_of_strategies_that_cannot_be_told_apart_is_the_candidate()
     scores |= {"far": played(0.03, seed=2)}
     found = compare(scores, "fedavg")
     assert [c.name for c in found] == ["best", "near", "far"] and all(c.looks_better for c in found)
-    assert candidate(found, scores, ["far", "near", "best"]).name == "near"
-    assert candidate(found, scores, ["far", "best", "near"]).name == "best"
+    assert candidate(found, scores, {"far": 0, "near": 1, "best": 2}).name == "near"
+    assert candidate(found, scores, {"far": 0, "best": 1, "near": 2}).name == "best"
+    assert candidate(found, scores, {"far": 0, "best": 1, "near": 1}).name == "best"  # equally simple
+
+
+def test_a_lead_counts_the_luck_of_both_trainings():
+    bound = 1.96 * np.sqrt(2 * LUCK**2 / FOLDS)  # without any noise of cases: 0.0137
+    reference = played(0.0, 0)
+    assert bound == pytest.approx(0.01372) and leads(played(bound + 1e-6, 0), reference)
+    assert not leads(played(bound - 1e-6, 0), reference) and not leads(reference, played(bound + 1e-6, 0))
+    noisy = played(lambda site, fold: 0.017 + (0.03 if fold else -0.03), 0)
+    lead = gain_of(differences(noisy, reference))  # 0.017 with a standard error of 0.006: 1.96 errors are 0.018
+    assert lead.low > 0 and lead.mean > bound and not leads(noisy, reference)
+
+
+def test_the_same_models_by_other_luck_are_not_told_apart():
+    """The scores of the paired cases differ steadily, which a test of cases alone calls significant."""
+    scores = {"fedavg": played(0.0, 0), "groups": played(0.1, 0.002), "patients": played(0.11, 0.002, 1)}
+    found = compare(scores, "fedavg")
+    assert gain_of(differences(scores["patients"], scores["groups"])).low > 0
+    assert [c.name for c in found] == ["patients", "groups"]
+    assert candidate(found, scores, {"groups": 2, "patients": 5}).name == "groups"
+    scores["patients"] = played(0.13, 0.002, 1)  # beyond luck
+    assert candidate(compare(scores, "fedavg"), scores, {"groups": 2, "patients": 5}).name == "patients"
 
 
 def test_a_loss_is_no_gain_whatever_its_p():

@@ -4,9 +4,14 @@ A strategy looks better than the reference if p <= 0.05 in the signed-rank test 
 positive in every inner fold. That test treats the models of a fold as given, but their difference partly comes from the
 luck of training, which all cases of the fold share. So the simplest strategy (one model with less weight for a
 hospital, a model per group of hospitals, own models, training alone, a model per cluster of patients) of those that
-look better and are not shown to be worse than the best (the 95 % interval of the mean difference includes 0) is trained
-again, and so is the reference, with another seed. It is said to be better only if its gain, the mean over both seeds,
-has
+look better and are not shown to be worse than the best is trained again, and so is the reference, with another seed. A
+strategy is shown to be worse than the best if the mean m of their differences over n inner folds has
+
+    m > 1.96 sqrt(s^2 + 2 LUCK^2 / n),    s its standard error over cases
+
+The second term is the luck of both trainings in every fold. Without it, two trainings of the same models with other
+random patches would often be told apart: where the clusters of patients are groups of hospitals, both strategies train
+the same models. The chosen strategy is said to be better only if its gain, the mean over both seeds, has
 
     p <= RATE, times the number of strategies, and
     is positive in every inner fold.
@@ -24,6 +29,7 @@ said to differ. Hospitals that should use something else than this strategy are 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 
 from polysite.advice.tournament import Key, Played, grouped
 from polysite.metrics import shrinkage
@@ -94,20 +100,27 @@ def hopeful(one: Played, reference: Played) -> bool:
     return any(gain.positive >= HOPE for gain in shrunken(gains, 1).sites.values())
 
 
-def candidate(compared: Sequence[Comparison], played: Mapping[str, Played], simple: Sequence[str]) -> Comparison | None:
+def candidate(
+    compared: Sequence[Comparison], played: Mapping[str, Played], rank: Mapping[str, int]
+) -> Comparison | None:
     """Return the simplest strategy of those that look better and are not shown to be worse than the best; None if no
     strategy looks better.
 
     Args:
         compared: The strategies against the reference, the largest mean gain first.
         played: Scores of all strategies.
-        simple: Names of all strategies, the simplest first.
+        rank: Rank of every strategy, 0 for the simplest; of equally simple ones, that with the largest gain is taken.
     """
     better = [c for c in compared if c.looks_better]
-    leads = [differences(played[better[0].name], played[c.name]) for c in better[1:]]
-    behind = [gain_of(lead).low > 0 for lead in leads]
-    level = [*better[:1], *(c for c, worse in zip(better[1:], behind, strict=True) if not worse)]
-    return min(level, key=lambda c: list(simple).index(c.name), default=None)
+    level = [c for c in better if not leads(played[better[0].name], played[c.name])]
+    return min(level, key=lambda c: rank[c.name], default=None)
+
+
+def leads(one: Played, other: Played) -> bool:
+    """Return whether a strategy is shown to be better than another, both trained once: beyond the chance of the cases
+    and the luck of the trainings."""
+    lead, folds = gain_of(differences(one, other)), len(set(one.folds.values()))
+    return lead.mean > WITHIN / 2 * sqrt(_error(lead) ** 2 + 2 * LUCK**2 / folds)
 
 
 def confirmed(
@@ -154,8 +167,13 @@ def chance(gains: Mapping[Key, float], apart: Sequence[float]) -> float:
 
     gain, folds = gain_of(gains), len(apart)
     luck = (PRIOR * 2 * LUCK**2 + sum(d * d / 2 for d in apart)) / (PRIOR + folds)
-    error = ((gain.high - gain.low) / WITHIN) ** 2 + luck / (2 * folds)
+    error = _error(gain) ** 2 + luck / (2 * folds)
     return max(signed_rank(list(gains.values()), "greater"), float(t.sf(gain.mean / error**0.5, PRIOR + folds)))
+
+
+def _error(gain: Gain) -> float:
+    """Return the standard error of a mean gain over cases."""
+    return (gain.high - gain.low) / WITHIN
 
 
 def shrunken(differences: Mapping[Key, float], folds: int) -> shrinkage.Gains:
