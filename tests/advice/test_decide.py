@@ -5,7 +5,18 @@ import pytest
 from scipy import stats
 
 import polysite as ps
-from polysite.advice.decide import LUCK, candidate, chance, compare, confirmed, differences, gain_of, hopeful, leads
+from polysite.advice.decide import (
+    LUCK,
+    WHOLE,
+    candidate,
+    chance,
+    compare,
+    confirmed,
+    differences,
+    gain_of,
+    hopeful,
+    leads,
+)
 from polysite.advice.tournament import Played
 
 SITES, CASES, FOLDS = ("a", "b", "c"), 8, 2
@@ -106,16 +117,27 @@ def test_an_unlucky_training_of_the_reference_is_not_a_gain():
 
 
 def test_luck_that_strategy_and_reference_share_does_not_count():
-    bad, good = (played(-0.06, 0), played(-0.08, 0)), (played(0.02, 0.001), played(0.0, 0))
+    bad, good = (played(-0.04, 0), played(-0.08, 0)), (played(0.04, 0.001), played(0.0, 0))
     assert confirmed("tuned", bad, good, 3)[0].better
+    lucky = (played(0.04, 0), played(-0.08, 0)), (played(-0.04, 0.001), played(0.0, 0))  # the same mean gain
+    assert not confirmed("tuned", *lucky, 3)[0].better
 
 
 def test_chance_by_hand():
     gains = {("a", f"{k}"): 0.02 + 0.001 * (-1) ** k for k in range(8)}
     found, apart = gain_of(gains), (0.01, -0.03)
-    luck = (2 * 2 * LUCK**2 + (0.01**2 + 0.03**2) / 2) / 4
-    error = (((found.high - found.low) / 3.92) ** 2 + luck / 4) ** 0.5
-    assert chance(gains, apart) == pytest.approx(stats.t.sf(0.02 / error, 4)) and chance(gains, (0, 0)) < 0.01
+    luck = (2 * 2 * WHOLE**2 + (0.01**2 + 0.03**2) / 2) / 4 / 4  # over two folds and two seeds
+    cases = ((found.high - found.low) / 3.92) ** 2
+    freedom = (cases + luck) ** 2 / (cases**2 / 7 + luck**2 / 4)
+    expected = stats.t.sf(0.02 / np.sqrt(cases + luck), freedom)
+    assert chance(gains, apart) == pytest.approx(expected) and 4 < freedom < 4.2  # nearly all of it is luck
+
+
+def test_noise_of_cases_has_the_freedom_of_the_cases():
+    gains = {("a", f"{k}"): 0.2 + (-1) ** k for k in range(64)}
+    found = gain_of(gains)
+    error = (found.high - found.low) / 3.92  # 0.125, and the luck of trainings is 0.01
+    assert stats.t.sf(0.2 / error, 63) < chance(gains, (0, 0)) < stats.t.sf(0.2 / error, 20)
 
 
 def test_a_strategy_goes_on_if_it_may_help_all_or_one_hospital():

@@ -9,9 +9,10 @@ strategy is shown to be worse than the best if the mean m of their differences o
 
     m > 1.96 sqrt(s^2 + 2 LUCK^2 / n),    s its standard error over cases
 
-The second term is the luck of both trainings in every fold. Without it, two trainings of the same models with other
-random patches would often be told apart: where the clusters of patients are groups of hospitals, both strategies train
-the same models. The chosen strategy is said to be better only if its gain, the mean over both seeds, has
+The second term is the luck of both trainings in every fold; they have the first phase in common. Without it, two
+trainings of the same models with other random patches would often be told apart: where the clusters of patients are
+groups of hospitals, both strategies train the same models. The chosen strategy is said to be better only if its gain,
+the mean over both seeds, has
 
     p <= RATE, times the number of strategies, and
     is positive in every inner fold.
@@ -19,12 +20,15 @@ the same models. The chosen strategy is said to be better only if its gain, the 
 p is the larger of two: that of the signed-rank test, and that of the mean gain with luck counted in. The luck of a gain
 shows in the difference d_f of the gains of both seeds in fold f of n: with one seed in one fold it has the variance
 
-    l^2 = (2 PRIOR LUCK^2 + sum_f d_f^2 / 2) / (PRIOR + n)
+    l^2 = (2 PRIOR WHOLE^2 + sum_f d_f^2 / 2) / (PRIOR + n)
 
 so the mean gain has the variance s^2 + l^2 / (2 n), with s its standard error over cases, and is compared with
-Student's t of PRIOR + n degrees of freedom. Since the first training decides only together with the second one,
-choosing by it does not raise the rate of false claims. ``bench/advise.py null`` measures how often equal hospitals are
-said to differ. Hospitals that should use something else than this strategy are found in ``exceptions.py``.
+Student's t. The degrees of freedom, one less than the number of cases for s and PRIOR + n for l, are those of Welch and
+Satterthwaite. WHOLE is larger than LUCK, because a first phase with another seed ends in another model.
+
+Since the first training decides only together with the second one, choosing by it does not raise the rate of false
+claims. ``bench/advise.py null`` measures how often equal hospitals are said to differ. Hospitals that should use
+something else than this strategy are found in ``exceptions.py``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +42,8 @@ from polysite.metrics.statistics import interval, signed_rank
 LEVEL = 0.05  # p of a strategy that looks better
 RATE = 0.05  # of wrong claims: for strategies for all, and again for exceptions of single hospitals
 HOPE = 0.8  # probability of a gain at a hospital, after the first inner fold, for which a strategy goes on
-LUCK, PRIOR = 0.007, 2.0  # standard deviation of a training's mean score, and how many folds that is worth
+LUCK, WHOLE = 0.007, 0.02  # standard deviation of the mean score of an inner fold: over last phases, over trainings
+PRIOR = 2.0  # folds that the expected luck is worth beside the observed one
 WITHIN = 3.92  # standard errors between the ends of a 95 % interval
 
 
@@ -166,9 +171,11 @@ def chance(gains: Mapping[Key, float], apart: Sequence[float]) -> float:
     from scipy.stats import t
 
     gain, folds = gain_of(gains), len(apart)
-    luck = (PRIOR * 2 * LUCK**2 + sum(d * d / 2 for d in apart)) / (PRIOR + folds)
-    error = _error(gain) ** 2 + luck / (2 * folds)
-    return max(signed_rank(list(gains.values()), "greater"), float(t.sf(gain.mean / error**0.5, PRIOR + folds)))
+    luck = (PRIOR * 2 * WHOLE**2 + sum(d * d / 2 for d in apart)) / (PRIOR + folds) / (2 * folds)
+    cases = _error(gain) ** 2
+    freedom = (cases + luck) ** 2 / (cases**2 / max(gain.cases - 1, 1) + luck**2 / (PRIOR + folds))
+    p = float(t.sf(gain.mean / sqrt(cases + luck), freedom))
+    return max(signed_rank(list(gains.values()), "greater"), p)
 
 
 def _error(gain: Gain) -> float:
