@@ -131,6 +131,18 @@ def test_the_simplest_of_what_cannot_be_told_apart_at_a_hospital_is_promised():
         assert promises(others, shared, 2, 6, {"apart": 1, "patients": 1})["c"].name == "patients"  # equally simple
 
 
+def test_an_outlier_trains_apart_though_a_cluster_of_its_patients_scores_a_little_higher():
+    trained = trainings({}, {})
+    for known, seed in ((trained.one, 7), (trained.second, 9)):
+        known["clustered"], known["patients"] = gains(ISLAND, seed), gains({"c": 0.21}, seed + 1)
+    families = {**FAMILIES, "clustered": "outlier", "patients": "patients"}
+    choices, _ = choose(trained, "fedavg", families)
+    assert choices["c"].name == "clustered" and trained.asked == ["fedavg", "clustered"]
+    trained.two.clear()
+    swapped = {**families, "clustered": "patients", "patients": "outlier"}
+    assert choose(trained, "fedavg", swapped)[0]["c"].name == "patients"
+
+
 def test_a_simpler_strategy_that_is_not_promising_is_not_promised():
     shared, sure = played(0.0, 0), gains(ISLAND, 1, 0.001)
     doubtful = gains({"c": 0.2}, 2, 0.5)

@@ -58,9 +58,14 @@ class Promise:
     p: float  # that of two trainings with the gains of the first one and the usual luck
 
     @property
+    def likely(self) -> bool:
+        """Whether it is likely to gain, by one training."""
+        return self.expected.mean > 0 and self.expected.positive >= PROMISING
+
+    @property
     def promising(self) -> bool:
         """Whether it is worth a second training."""
-        return self.expected.mean > 0 and self.expected.positive >= PROMISING and self.p <= RATE
+        return self.likely and self.p <= RATE
 
 
 @dataclass(frozen=True)
