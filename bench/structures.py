@@ -44,7 +44,7 @@ torch.set_num_threads(1)
 
 ROUNDS, EPOCHS, TUNING = 12, 5, 4  # of a study; in a round; rounds of a second phase
 OTHER = {"scanner": 16, "contrast": 2.0}
-SIDES = {"margin": 0, "second_margin": 4}  # outlines of patients of the first and of the second scanner
+SIDES = {"margin": 0, "second_margin": 6}  # outlines of patients of the first and of the second scanner
 STUDY: dict[str, Any] = {
     "model": {"name": "unet_small", "filters": [8, 16, 32]},
     "split": {"validation": 0.2, "test": 0.33},

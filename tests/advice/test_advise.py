@@ -92,7 +92,7 @@ def _check_exceptions(found):
     """Check the texts of an advice in which the second training confirmed something for single hospitals."""
     one = replace(found, chosen=found.contenders[0], hospitals=dict.fromkeys(SITES, Choice()))
     assert one.family == "one model" and not one.claims
-    sure = {n: Choice(Promise(n, shrinkage.Gain(0.2, 0.05, 1.0, 5)), Confirmation(n, found.gain, 0.001, True))
+    sure = {n: Choice(Promise(n, shrinkage.Gain(0.2, 0.05, 1.0, 5), 0.01), Confirmation(n, found.gain, 0.001, True))
             for n in ("clustered", "own 0.5 after fedavg")}  # fmt: skip
     own = replace(one, hospitals={**one.hospitals, "west": sure["own 0.5 after fedavg"]})
     own = replace(own, studies={"own 0.5 after fedavg": found.study})

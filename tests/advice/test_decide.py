@@ -5,7 +5,18 @@ import pytest
 from scipy import stats
 
 import polysite as ps
-from polysite.advice.decide import LUCK, candidate, chance, compare, confirmed, gain_of, hopeful
+from polysite.advice.decide import (
+    LUCK,
+    WHOLE,
+    candidate,
+    chance,
+    compare,
+    confirmed,
+    differences,
+    gain_of,
+    hopeful,
+    leads,
+)
 from polysite.advice.tournament import Played
 
 SITES, CASES, FOLDS = ("a", "b", "c"), 8, 2
@@ -31,7 +42,7 @@ def hash_of(key):
 def test_a_strategy_that_looks_better_is_a_candidate_and_needs_a_second_training():
     scores = {"fedavg": played(0.0, 0), "better": played(0.05), "same": played(0.0, seed=1)}
     better, same = compare(scores, "fedavg")
-    assert candidate([better, same], scores, ["same", "better"]) is better
+    assert candidate([better, same], scores, {"same": 0, "better": 1}) is better
     assert better.looks_better and not better.better and not same.looks_better
     assert better.gain.mean == pytest.approx(0.05, abs=0.01) and better.gain.low < better.gain.mean < better.gain.high
     assert better.gain.cases == 24 and set(better.sites) == {*SITES}
@@ -45,7 +56,7 @@ def test_a_gain_of_one_fold_alone_is_not_shown():
     scores = {"fedavg": played(0.0, 0), "lucky": played(lambda site, fold: 0.06 if fold else -0.001, 0.0)}
     (found,) = compare(scores, "fedavg")
     assert found.gain.mean > 0.02 and found.folds[0] < 0 < found.folds[1]
-    assert not found.looks_better and candidate([found], scores, ["lucky"]) is None
+    assert not found.looks_better and candidate([found], scores, {"lucky": 0}) is None
 
 
 def test_the_simplest_of_strategies_that_cannot_be_told_apart_is_the_candidate():
@@ -53,8 +64,30 @@ def test_the_simplest_of_strategies_that_cannot_be_told_apart_is_the_candidate()
     scores |= {"far": played(0.03, seed=2)}
     found = compare(scores, "fedavg")
     assert [c.name for c in found] == ["best", "near", "far"] and all(c.looks_better for c in found)
-    assert candidate(found, scores, ["far", "near", "best"]).name == "near"
-    assert candidate(found, scores, ["far", "best", "near"]).name == "best"
+    assert candidate(found, scores, {"far": 0, "near": 1, "best": 2}).name == "near"
+    assert candidate(found, scores, {"far": 0, "best": 1, "near": 2}).name == "best"
+    assert candidate(found, scores, {"far": 0, "best": 1, "near": 1}).name == "best"  # equally simple
+
+
+def test_a_lead_counts_the_luck_of_both_trainings():
+    bound = 1.96 * np.sqrt(2 * LUCK**2 / FOLDS)  # without any noise of cases: 0.0137
+    reference = played(0.0, 0)
+    assert bound == pytest.approx(0.01372) and leads(played(bound + 1e-6, 0), reference)
+    assert not leads(played(bound - 1e-6, 0), reference) and not leads(reference, played(bound + 1e-6, 0))
+    noisy = played(lambda site, fold: 0.017 + (0.03 if fold else -0.03), 0)
+    lead = gain_of(differences(noisy, reference))  # 0.017 with a standard error of 0.006: 1.96 errors are 0.018
+    assert lead.low > 0 and lead.mean > bound and not leads(noisy, reference)
+
+
+def test_the_same_models_by_other_luck_are_not_told_apart():
+    """The scores of the paired cases differ steadily, which a test of cases alone calls significant."""
+    scores = {"fedavg": played(0.0, 0), "groups": played(0.1, 0.002), "patients": played(0.11, 0.002, 1)}
+    found = compare(scores, "fedavg")
+    assert gain_of(differences(scores["patients"], scores["groups"])).low > 0
+    assert [c.name for c in found] == ["patients", "groups"]
+    assert candidate(found, scores, {"groups": 2, "patients": 5}).name == "groups"
+    scores["patients"] = played(0.13, 0.002, 1)  # beyond luck
+    assert candidate(compare(scores, "fedavg"), scores, {"groups": 2, "patients": 5}).name == "patients"
 
 
 def test_a_loss_is_no_gain_whatever_its_p():
@@ -84,16 +117,27 @@ def test_an_unlucky_training_of_the_reference_is_not_a_gain():
 
 
 def test_luck_that_strategy_and_reference_share_does_not_count():
-    bad, good = (played(-0.06, 0), played(-0.08, 0)), (played(0.02, 0.001), played(0.0, 0))
+    bad, good = (played(-0.04, 0), played(-0.08, 0)), (played(0.04, 0.001), played(0.0, 0))
     assert confirmed("tuned", bad, good, 3)[0].better
+    lucky = (played(0.04, 0), played(-0.08, 0)), (played(-0.04, 0.001), played(0.0, 0))  # the same mean gain
+    assert not confirmed("tuned", *lucky, 3)[0].better
 
 
 def test_chance_by_hand():
     gains = {("a", f"{k}"): 0.02 + 0.001 * (-1) ** k for k in range(8)}
     found, apart = gain_of(gains), (0.01, -0.03)
-    luck = (2 * 2 * LUCK**2 + (0.01**2 + 0.03**2) / 2) / 4
-    error = (((found.high - found.low) / 3.92) ** 2 + luck / 4) ** 0.5
-    assert chance(gains, apart) == pytest.approx(stats.t.sf(0.02 / error, 4)) and chance(gains, (0, 0)) < 0.01
+    luck = (2 * 2 * WHOLE**2 + (0.01**2 + 0.03**2) / 2) / 4 / 4  # over two folds and two seeds
+    cases = ((found.high - found.low) / 3.92) ** 2
+    freedom = (cases + luck) ** 2 / (cases**2 / 7 + luck**2 / 4)
+    expected = stats.t.sf(0.02 / np.sqrt(cases + luck), freedom)
+    assert chance(gains, apart) == pytest.approx(expected) and 4 < freedom < 4.2  # nearly all of it is luck
+
+
+def test_noise_of_cases_has_the_freedom_of_the_cases():
+    gains = {("a", f"{k}"): 0.2 + (-1) ** k for k in range(64)}
+    found = gain_of(gains)
+    error = (found.high - found.low) / 3.92  # 0.125, and the luck of trainings is 0.01
+    assert stats.t.sf(0.2 / error, 63) < chance(gains, (0, 0)) < stats.t.sf(0.2 / error, 20)
 
 
 def test_a_strategy_goes_on_if_it_may_help_all_or_one_hospital():

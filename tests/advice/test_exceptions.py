@@ -10,12 +10,14 @@ from scipy import stats
 
 from advice.test_decide import played
 from polysite.advice.decide import PRIOR, RATE
-from polysite.advice.exceptions import LUCK, chance, confirm, promises
+from polysite.advice.exceptions import LUCK, Promise, chance, confirm, promises, repeated
 from polysite.advice.personal import Trainings, choose
 from polysite.advice.tournament import Played
 from polysite.benchmark.jobs import silent
+from polysite.metrics import shrinkage
 
 OWN = "own 1 after fedavg"
+FAMILIES = {"fedavg": "one model", "clustered": "groups"}
 ISLAND = {"c": 0.2}  # gain at hospital c alone
 
 
@@ -45,7 +47,7 @@ def trainings(first, second):
 
 def test_a_hospital_that_gains_much_in_both_trainings_gets_its_own_model():
     trained = trainings(ISLAND, ISLAND)
-    choices, used = choose(trained, "fedavg")
+    choices, used = choose(trained, "fedavg", FAMILIES)
     assert {site: choice.name for site, choice in choices.items()} == {"a": "", "b": "", "c": OWN}
     assert trained.asked == ["fedavg", OWN]
     both = [(trained.one[OWN].scores[key] + trained.two[OWN].scores[key]) / 2 for key in used["c"].scores]
@@ -56,7 +58,7 @@ def test_a_hospital_that_gains_much_in_both_trainings_gets_its_own_model():
 
 def test_a_gain_that_the_second_training_does_not_show_is_not_claimed():
     trained = trainings(ISLAND, {})
-    choices, used = choose(trained, "fedavg")
+    choices, used = choose(trained, "fedavg", FAMILIES)
     assert trained.asked == ["fedavg", OWN] and choices["c"].promise.promising
     assert not used and not choices["c"].name and choices["c"].confirmation.p > RATE
 
@@ -70,7 +72,7 @@ def test_equal_scores_claim_nothing_and_train_nothing_again():
     trained = trainings({}, {})
     same = trained.one["fedavg"]
     trained.one = dict.fromkeys(trained.one, same)
-    choices, used = choose(trained, "fedavg")
+    choices, used = choose(trained, "fedavg", FAMILIES)
     assert not used and not trained.asked and not any(choice.name for choice in choices.values())
     found = confirm("a", "x", (same, same), (same, same), 1)
     assert not found.better and found.p == pytest.approx(0.5)
@@ -79,7 +81,7 @@ def test_equal_scores_claim_nothing_and_train_nothing_again():
 def test_of_own_models_for_all_a_hospital_may_leave_out_its_own():
     trained = trainings({"a": 0.2, "b": 0.2, "c": -0.2}, {"a": 0.2, "b": 0.2, "c": -0.2})
     del trained.one["clustered"]  # equals FedAvg up to noise
-    choices, _ = choose(trained, OWN)
+    choices, _ = choose(trained, OWN, FAMILIES)
     assert [choices[site].name for site in "abc"] == ["", "", "fedavg"]
 
 
@@ -87,7 +89,7 @@ def test_a_strategy_that_ended_early_is_no_candidate():
     trained = trainings({}, {})
     best = gains({"a": 0.3, "b": 0.3, "c": 0.3}, 7)
     trained.one["clustered"] = replace(best, scores={k: v for k, v in best.scores.items() if best.folds[k] == 0})
-    choices, _ = choose(trained, "fedavg")
+    choices, _ = choose(trained, "fedavg", FAMILIES)
     assert all(choice.promise.name == OWN for choice in choices.values())
 
 
@@ -111,5 +113,52 @@ def test_chance_by_hand():
 
 def test_the_highest_expected_gain_is_promised():
     shared = played(0.0, 0)
-    found = promises({"some": gains({"a": 0.05}, 1), "more": gains({"a": 0.15, "b": -0.1}, 2)}, shared, 2)
+    others = {"some": gains({"a": 0.05}, 1), "more": gains({"a": 0.15, "b": -0.1}, 2)}
+    found = promises(others, shared, 2, 6, {"some": 0, "more": 1})
     assert found["a"].name == "more" and found["b"].name == "some" and found["a"].promising
+
+
+def test_the_simplest_of_what_cannot_be_told_apart_at_a_hospital_is_promised():
+    bound = 1.96 * np.sqrt(2 * LUCK**2 / 2)  # of equal leads at all cases: 0.0274
+    shared, base = played(0.0, 0), gains(ISLAND, 1)
+    cases = ((bound - 1e-6, 0, "apart"), (bound + 1e-6, 0, "patients"), (bound + 1e-6, 0.05, "apart"))
+    for more, noise, expected in cases:  # noise of +-0.05 over eight cases: a bound of 0.046
+        at = {key: more + noise * (-1) ** fold if key[0] == "c" else 0.0 for key, fold in base.folds.items()}
+        lead = {key: score + at[key] for key, score in base.scores.items()}
+        others = {"patients": replace(base, scores=lead), "apart": base}
+        found = promises(others, shared, 2, 6, {"apart": 1, "patients": 5})
+        assert found["c"].name == expected and found["c"].promising
+        assert promises(others, shared, 2, 6, {"apart": 1, "patients": 1})["c"].name == "patients"  # equally simple
+
+
+def test_an_outlier_trains_apart_though_a_cluster_of_its_patients_scores_a_little_higher():
+    trained = trainings({}, {})
+    for known, seed in ((trained.one, 7), (trained.second, 9)):
+        known["clustered"], known["patients"] = gains(ISLAND, seed), gains({"c": 0.21}, seed + 1)
+    families = {**FAMILIES, "clustered": "outlier", "patients": "patients"}
+    choices, _ = choose(trained, "fedavg", families)
+    assert choices["c"].name == "clustered" and trained.asked == ["fedavg", "clustered"]
+    trained.two.clear()
+    swapped = {**families, "clustered": "patients", "patients": "outlier"}
+    assert choose(trained, "fedavg", swapped)[0]["c"].name == "patients"
+
+
+def test_a_simpler_strategy_that_is_not_promising_is_not_promised():
+    shared, sure = played(0.0, 0), gains(ISLAND, 1, 0.001)
+    doubtful = gains({"c": 0.2}, 2, 0.5)
+    found = promises({"sure": sure, "doubtful": doubtful}, shared, 2, 6, {"doubtful": 0, "sure": 5})
+    assert found["c"].name == "sure" and found["c"].promising
+
+
+def test_nothing_is_trained_again_that_a_second_training_like_the_first_would_not_confirm():
+    values = [0.05, 0.07, 0.06, 0.02]
+    cases, luck = variance(values) / 4, LUCK**2 / 2  # l^2 = 2 LUCK^2, over two trainings and two folds
+    freedom = (cases + luck) ** 2 / (cases**2 / 3 + luck**2 / (PRIOR + 2))
+    expected = 3 * stats.t.sf(fmean(values) / np.sqrt(cases + luck), freedom)
+    assert repeated(values, 2, 3) == pytest.approx(expected) and repeated(values, 2, 10**6) == 1.0
+    sure = Promise("x", shrinkage.Gain(0.05, 0.01, 0.99, 8), RATE)
+    assert sure.promising and not replace(sure, p=RATE + 1e-9).promising
+    trained = trainings({"c": 0.05}, {"c": 0.05})
+    one, shared = {OWN: trained.one[OWN]}, trained.one["fedavg"]
+    few, many = (promises(one, shared, 2, count, {OWN: 3})["c"] for count in (1, 1000))
+    assert few.promising and not many.promising and few.expected == many.expected

@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from polysite import assessment, config, evidence, study, tuning
-from polysite.advice.contenders import FAMILIES, REFERENCE, START, Contender, contenders, ends_in_clusters, unselected
+from polysite.advice.contenders import REFERENCE, START, Contender, Family, contenders, ends_in_clusters, unselected
 from polysite.advice.decide import (
     Comparison,
     Gain,
@@ -34,7 +34,7 @@ from polysite.advice.decide import (
     gain_of,
     hopeful,
 )
-from polysite.advice.personal import Choice, Trainings, alpha_of, choose
+from polysite.advice.personal import Choice, Trainings, alpha_of, choose, ranks
 from polysite.advice.stages import LONGER, Shares, shares
 from polysite.advice.tournament import Played, play, race
 from polysite.benchmark.budget import equalise, lengthen
@@ -171,7 +171,7 @@ def advise(
     trained = Trainings({n: p for n, p in one.items() if n != GIVEN}, out, inner, parallel, step)
     listed += [_own(name, trained.one[name].study) for name in trained.own(REFERENCE)]
     compared, chosen = _for_all(trained, listed)
-    choices, used = choose(trained, chosen.name)
+    choices, used = choose(trained, chosen.name, _families(listed))
     tested = any(splits["test"] for splits in dealt.values())
     final = _final(trained, chosen.name, used)
     final, choices, longer = _longer(final, choices, out / "longer", budget.longer, trained)
@@ -312,9 +312,8 @@ def _for_all(trained: Trainings, listed: Sequence[Contender]) -> tuple[list[Comp
     """Return all strategies against the reference, and the strategy for all."""
     one = {name: each for name, each in trained.one.items() if name != START}
     compared = compare(one, REFERENCE)
-    simple = [c.name for c in sorted(listed, key=lambda c: FAMILIES.index(c.family))]
     whole = [c for c in compared if len(one[c.name].scores) == len(one[REFERENCE].scores)]
-    best = candidate(whole, one, simple)
+    best = candidate(whole, one, ranks(one, _families(listed)))
     if best is None:
         return compared, listed[0]
     trained.again(best.name, REFERENCE)
@@ -322,6 +321,10 @@ def _for_all(trained: Trainings, listed: Sequence[Contender]) -> tuple[list[Comp
     sure, _, _ = confirmed(best.name, first, second, len(compared))
     compared = sorted([sure, *(c for c in compared if c is not best)], key=lambda c: -c.gain.mean)
     return compared, next(c for c in listed if c.name == (best.name if sure.better else REFERENCE))
+
+
+def _families(listed: Sequence[Contender]) -> dict[str, Family]:
+    return {c.name: c.family for c in listed}
 
 
 def _own(name: str, tuned: Study) -> Contender:

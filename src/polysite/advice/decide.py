@@ -4,9 +4,15 @@ A strategy looks better than the reference if p <= 0.05 in the signed-rank test 
 positive in every inner fold. That test treats the models of a fold as given, but their difference partly comes from the
 luck of training, which all cases of the fold share. So the simplest strategy (one model with less weight for a
 hospital, a model per group of hospitals, own models, training alone, a model per cluster of patients) of those that
-look better and are not shown to be worse than the best (the 95 % interval of the mean difference includes 0) is trained
-again, and so is the reference, with another seed. It is said to be better only if its gain, the mean over both seeds,
-has
+look better and are not shown to be worse than the best is trained again, and so is the reference, with another seed. A
+strategy is shown to be worse than the best if the mean m of their differences over n inner folds has
+
+    m > 1.96 sqrt(s^2 + 2 LUCK^2 / n),    s its standard error over cases
+
+The second term is the luck of both trainings in every fold; they have the first phase in common. Without it, two
+trainings of the same models with other random patches would often be told apart: where the clusters of patients are
+groups of hospitals, both strategies train the same models. The chosen strategy is said to be better only if its gain,
+the mean over both seeds, has
 
     p <= RATE, times the number of strategies, and
     is positive in every inner fold.
@@ -14,16 +20,20 @@ has
 p is the larger of two: that of the signed-rank test, and that of the mean gain with luck counted in. The luck of a gain
 shows in the difference d_f of the gains of both seeds in fold f of n: with one seed in one fold it has the variance
 
-    l^2 = (2 PRIOR LUCK^2 + sum_f d_f^2 / 2) / (PRIOR + n)
+    l^2 = (2 PRIOR WHOLE^2 + sum_f d_f^2 / 2) / (PRIOR + n)
 
 so the mean gain has the variance s^2 + l^2 / (2 n), with s its standard error over cases, and is compared with
-Student's t of PRIOR + n degrees of freedom. Since the first training decides only together with the second one,
-choosing by it does not raise the rate of false claims. ``bench/advise.py null`` measures how often equal hospitals are
-said to differ. Hospitals that should use something else than this strategy are found in ``exceptions.py``.
+Student's t. The degrees of freedom, one less than the number of cases for s and PRIOR + n for l, are those of Welch and
+Satterthwaite. WHOLE is larger than LUCK, because a first phase with another seed ends in another model.
+
+Since the first training decides only together with the second one, choosing by it does not raise the rate of false
+claims. ``bench/advise.py null`` measures how often equal hospitals are said to differ. Hospitals that should use
+something else than this strategy are found in ``exceptions.py``.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 
 from polysite.advice.tournament import Key, Played, grouped
 from polysite.metrics import shrinkage
@@ -32,7 +42,8 @@ from polysite.metrics.statistics import interval, signed_rank
 LEVEL = 0.05  # p of a strategy that looks better
 RATE = 0.05  # of wrong claims: for strategies for all, and again for exceptions of single hospitals
 HOPE = 0.8  # probability of a gain at a hospital, after the first inner fold, for which a strategy goes on
-LUCK, PRIOR = 0.007, 2.0  # standard deviation of a training's mean score, and how many folds that is worth
+LUCK, WHOLE = 0.007, 0.02  # standard deviation of the mean score of an inner fold: over last phases, over trainings
+PRIOR = 2.0  # folds that the expected luck is worth beside the observed one
 WITHIN = 3.92  # standard errors between the ends of a 95 % interval
 
 
@@ -94,20 +105,27 @@ def hopeful(one: Played, reference: Played) -> bool:
     return any(gain.positive >= HOPE for gain in shrunken(gains, 1).sites.values())
 
 
-def candidate(compared: Sequence[Comparison], played: Mapping[str, Played], simple: Sequence[str]) -> Comparison | None:
+def candidate(
+    compared: Sequence[Comparison], played: Mapping[str, Played], rank: Mapping[str, int]
+) -> Comparison | None:
     """Return the simplest strategy of those that look better and are not shown to be worse than the best; None if no
     strategy looks better.
 
     Args:
         compared: The strategies against the reference, the largest mean gain first.
         played: Scores of all strategies.
-        simple: Names of all strategies, the simplest first.
+        rank: Rank of every strategy, 0 for the simplest; of equally simple ones, that with the largest gain is taken.
     """
     better = [c for c in compared if c.looks_better]
-    leads = [differences(played[better[0].name], played[c.name]) for c in better[1:]]
-    behind = [gain_of(lead).low > 0 for lead in leads]
-    level = [*better[:1], *(c for c, worse in zip(better[1:], behind, strict=True) if not worse)]
-    return min(level, key=lambda c: list(simple).index(c.name), default=None)
+    level = [c for c in better if not leads(played[better[0].name], played[c.name])]
+    return min(level, key=lambda c: rank[c.name], default=None)
+
+
+def leads(one: Played, other: Played) -> bool:
+    """Return whether a strategy is shown to be better than another, both trained once: beyond the chance of the cases
+    and the luck of the trainings."""
+    lead, folds = gain_of(differences(one, other)), len(set(one.folds.values()))
+    return lead.mean > WITHIN / 2 * sqrt(_error(lead) ** 2 + 2 * LUCK**2 / folds)
 
 
 def confirmed(
@@ -153,9 +171,16 @@ def chance(gains: Mapping[Key, float], apart: Sequence[float]) -> float:
     from scipy.stats import t
 
     gain, folds = gain_of(gains), len(apart)
-    luck = (PRIOR * 2 * LUCK**2 + sum(d * d / 2 for d in apart)) / (PRIOR + folds)
-    error = ((gain.high - gain.low) / WITHIN) ** 2 + luck / (2 * folds)
-    return max(signed_rank(list(gains.values()), "greater"), float(t.sf(gain.mean / error**0.5, PRIOR + folds)))
+    luck = (PRIOR * 2 * WHOLE**2 + sum(d * d / 2 for d in apart)) / (PRIOR + folds) / (2 * folds)
+    cases = _error(gain) ** 2
+    freedom = (cases + luck) ** 2 / (cases**2 / max(gain.cases - 1, 1) + luck**2 / (PRIOR + folds))
+    p = float(t.sf(gain.mean / sqrt(cases + luck), freedom))
+    return max(signed_rank(list(gains.values()), "greater"), p)
+
+
+def _error(gain: Gain) -> float:
+    """Return the standard error of a mean gain over cases."""
+    return (gain.high - gain.low) / WITHIN
 
 
 def shrunken(differences: Mapping[Key, float], folds: int) -> shrinkage.Gains:

@@ -1,8 +1,15 @@
 """Hospitals that should use another model than the strategy for all: that of another strategy, or one of their own.
 
 For every hospital, the gains of all other strategies and of its own models over the strategy for all are shrunk
-(``polysite.metrics.shrinkage``). The one with the highest expected gain is promising if P(gain > 0) >= PROMISING. What
-is promising is trained a second time with another seed, and so is the strategy for all. It is used at that hospital
+(``polysite.metrics.shrinkage``). One is promising if P(gain > 0) >= PROMISING and a second training that repeats the
+gains of the first one, with the usual luck (d = 2 LUCK below), would confirm it. Of those that are promising, the
+simplest is taken that is not shown to be worse at this hospital than the one with the highest expected gain: the mean m
+of their differences over the n cases of the hospital, of standard deviation s, has
+
+    m <= 1.96 sqrt(s^2 / n + 2 LUCK^2 / folds)
+
+For an outlier, for example, training apart, its own model and a cluster of its patients are all but the same. What is
+taken is trained a second time with another seed, and so is the strategy for all. It is used at that hospital
 only if its gain is positive in both trainings, the signed-rank test over the hospital's cases has p <= LEVEL, and
 
     p <= RATE / (hospitals * strategies)
@@ -28,9 +35,10 @@ the first training can only leave claims out. So RATE bounds the probability of 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from statistics import fmean, variance
 
-from polysite.advice.decide import LEVEL, PRIOR, RATE, Gain, by_fold, differences, gain_of, mean_of, shrunken
+from polysite.advice.decide import LEVEL, PRIOR, RATE, WITHIN, Gain, by_fold, differences, gain_of, mean_of, shrunken
 from polysite.advice.tournament import Key, Played
 from polysite.metrics import shrinkage
 from polysite.metrics.statistics import signed_rank
@@ -47,11 +55,17 @@ class Promise:
 
     name: str  # of the strategy or the own model
     expected: shrinkage.Gain
+    p: float  # that of two trainings with the gains of the first one and the usual luck
+
+    @property
+    def likely(self) -> bool:
+        """Whether it is likely to gain, by one training."""
+        return self.expected.mean > 0 and self.expected.positive >= PROMISING
 
     @property
     def promising(self) -> bool:
         """Whether it is worth a second training."""
-        return self.expected.mean > 0 and self.expected.positive >= PROMISING
+        return self.likely and self.p <= RATE
 
 
 @dataclass(frozen=True)
@@ -69,21 +83,48 @@ class Confirmation:
         return self.steady and self.p <= RATE
 
 
-def promises(others: Mapping[str, Played], shared: Played, folds: int) -> dict[str, Promise]:
-    """Return what is expected to serve each hospital best, by one training.
+def promises(
+    others: Mapping[str, Played], shared: Played, folds: int, comparisons: int, rank: Mapping[str, int]
+) -> dict[str, Promise]:
+    """Return what is expected to serve each hospital best, by one training: the simplest of what is promising and not
+    shown to be worse than the best; the one with the highest expected gain if nothing is promising.
 
     Args:
         others: Strategies and own models, by name.
         shared: The strategy for all.
         folds: Number of inner folds.
+        comparisons: Number of hospitals times the number of strategies that were compared.
+        rank: Rank of every strategy and own model, 0 for the simplest.
     """
-    found = {name: shrunken(differences(one, shared), folds).sites for name, one in others.items()}
-    best: dict[str, Promise] = {}
-    for name, sites in found.items():
-        for site, gain in sites.items():
-            if site not in best or gain.mean > best[site].expected.mean:
-                best[site] = Promise(name, gain)
-    return best
+    gains = {name: differences(one, shared) for name, one in others.items()}
+    expected = {name: shrunken(each, folds).sites for name, each in gains.items()}
+    found = {}
+    for site in sorted({site for each in expected.values() for site in each}):
+        here = {name: _at(site, each) for name, each in gains.items() if site in expected[name]}
+        made = [Promise(n, expected[n][site], repeated(list(g.values()), folds, comparisons)) for n, g in here.items()]
+        made.sort(key=lambda promise: -promise.expected.mean)
+        level = [p for p in made if p.promising and not _leads(here[made[0].name], here[p.name], folds)]
+        found[site] = min(level, key=lambda promise: rank[promise.name], default=made[0])
+    return found
+
+
+def _leads(one: Mapping[Key, float], other: Mapping[Key, float], folds: int) -> bool:
+    """Return whether the gains of a hospital's cases are shown to be larger than others, each of one training."""
+    apart = [gain - other[key] for key, gain in one.items()]
+    cases = variance(apart) / len(apart) if len(apart) > 1 else 0.0
+    return fmean(apart) > WITHIN / 2 * sqrt(cases + 2 * LUCK**2 / folds)
+
+
+def repeated(gains: list[float], folds: int, comparisons: int) -> float:
+    """Return the p-value that a hospital will have if a second training repeats the gains of its cases.
+
+    Args:
+        gains: Gain of every case of the hospital in the first training.
+        folds: Number of inner folds.
+        comparisons: Number of hospitals times the number of strategies that were compared.
+    """
+    usual = (2 * LUCK,) * folds
+    return min(1.0, comparisons * chance(gains, usual, [usual]))
 
 
 def confirm(site: str, name: str, one: Pair, two: Pair, comparisons: int) -> Confirmation:

@@ -7,12 +7,12 @@ highest expected gain over all cases.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polysite import config
-from polysite.advice.contenders import REFERENCE, START, ends_in_clusters, last_phase
+from polysite.advice.contenders import FAMILIES, REFERENCE, START, Family, ends_in_clusters, last_phase
 from polysite.advice.decide import mean_of
 from polysite.advice.exceptions import Confirmation, Promise, confirm, promises
 from polysite.advice.tournament import Played, play
@@ -94,12 +94,15 @@ class Trainings:
         return play(studies, self.folder / OWN, self.inner, self.parallel, self.step, before=start.jobs)
 
 
-def choose(trained: Trainings, shared: str) -> tuple[dict[str, Choice], dict[str, Played]]:
+def choose(
+    trained: Trainings, shared: str, families: Mapping[str, Family]
+) -> tuple[dict[str, Choice], dict[str, Played]]:
     """Choose for every hospital; train again what is promising.
 
     Args:
         trained: All strategies of the tournament.
         shared: The strategy for all.
+        families: Family of every strategy, of which the simplest is taken where none is shown to be worse.
 
     Returns:
         The choice of every hospital, and what every exception uses, with the mean scores of both trainings.
@@ -111,20 +114,31 @@ def choose(trained: Trainings, shared: str) -> tuple[dict[str, Choice], dict[str
     whole = {n for n, each in trained.one.items() if len(each.scores) == len(start.scores)} - {shared, START}
     pool = {n: trained.one[n] for n in trained.one if n in whole and (n in own or n not in trained.starts)}
     cheap = {n for n in pool if n in own or n in trained.two}
-    more = _worth_most(promises(pool, start, inner), [n for n in pool if n not in cheap])
-    promised = promises({n: pool[n] for n in pool if n in cheap or n == more}, start, inner)
+    comparisons = len(trained.sites) * len(trained.one.keys() - {shared, START})
+    rank = ranks(pool, families)
+    more = _worth_most(promises(pool, start, inner, comparisons, rank), [n for n in pool if n not in cheap])
+    promised = promises({n: pool[n] for n in pool if n in cheap or n == more}, start, inner, comparisons, rank)
     hopes = {site: promise for site, promise in promised.items() if promise.promising}
     choices = {site: Choice(promised.get(site)) for site in trained.sites}
     if not hopes:
         return choices, {}
     trained.again(shared, *sorted({promise.name for promise in hopes.values()}))
-    comparisons, used = len(choices) * len(trained.one.keys() - {shared, START}), {}
+    used = {}
     for site, promise in hopes.items():
         one, two = ((each[promise.name], each[shared]) for each in (trained.one, trained.two))
         choices[site] = Choice(promise, confirm(site, promise.name, one, two, comparisons))
         if choices[site].name:
             used[site] = trained.both(promise.name)
     return choices, used
+
+
+def ranks(names: Iterable[str], families: Mapping[str, Family]) -> dict[str, int]:
+    """Return how simple strategies and own models are; 0 for the simplest family.
+
+    >>> ranks(["clustered", "own 1 after clustered"], {"clustered": "groups"})
+    {'clustered': 2, 'own 1 after clustered': 3}
+    """
+    return {name: FAMILIES.index("own" if alpha_of(name) else families[name]) for name in names}
 
 
 def alpha_of(name: str) -> float:

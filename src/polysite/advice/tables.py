@@ -81,9 +81,11 @@ def hospitals(found: Advice) -> Grid:
     note = (
         "Scores are means over cases that the models had not seen, each left out in one inner fold. The interval of a "
         "gain is 95 %, from resampled cases. The last columns are about what looked best for the hospital beside the "
-        "strategy for all, another strategy or its own model: the probability that it is better, by one training, "
-        f"and p after a second training, times the number of hospitals and strategies. From {PROMISING:g} on it is "
-        f"trained again; it is used if p is at most {RATE:g} and both trainings gain."
+        "strategy for all, another strategy or its own model (of those that cannot be told from the best, the "
+        "simplest): the probability that it is better, by one training, and p after a second training, times the "
+        f"number of hospitals and strategies. From {PROMISING:g} on it is trained again, unless the second training "
+        "would not confirm it even with the same gains as the first one; it is used if p is at most "
+        f"{RATE:g} and both trainings gain."
     )
     head = ("hospital", "cases", "FedAvg as given", "advised", "gain", "model", "looked best", "P(better)", "p")
     return Grid("hospitals", "What every hospital gets", head, tuple(lines), note)
@@ -121,7 +123,9 @@ def strategies(found: Advice) -> Grid:
     note = (
         "All strategies have the same recipe and equal local steps. p that the strategy is better by chance: "
         "signed-rank test over all cases. Of those that look better, one is trained again, and so is one model for "
-        "all, with another seed: the simplest that is not shown to be worse than the best. Its p counts the luck of "
+        "all, with another seed: the simplest that is not shown to be worse than the best, by a difference beyond "
+        "the chance of the cases and the luck of one training. Simplest is less weight for a hospital, or one apart; "
+        "then come groups of hospitals, own models, training alone and clusters of patients. Its p counts the luck of "
         f"trainings and the number of strategies; it is called better only if that p is at most {RATE:g} and its mean "
         "gain is positive in every inner fold. A strategy without a score ended after the first inner fold, in which "
         "it gained neither over all cases nor at any hospital."
