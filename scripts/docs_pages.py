@@ -18,15 +18,16 @@ TAKEN = {  # file of the project -> page
     "README.md": "index.md", "bench/README.md": "bench.md", "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
 }  # fmt: skip
-LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
+LINK = re.compile(r"(?P<shown>!?\[[^\]]*\])\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 GROUPS = {  # of the reference: title -> modules of the public names
-    "Train and evaluate": ("study", "evaluation", "assessment", "ensembles", "export"),
-    "A study": ("config", "engines", "training"),
-    "Data": ("data",),
+    "Train and evaluate": ("study", "evaluation", "assessment", "ensembles", "export", "prediction", "report"),
+    "A study": ("config", "engines", "training", "privacy"),
+    "Data": ("data", "planning"),
     "Networks and encoders": ("models", "heterogeneity"),
     "Costs and measures": ("costs", "metrics"),
     "Algorithms": ("algorithms",),
 }
+OTHER = "Other names"
 WHOLE = ("Run", "Study")  # whose methods are part of the reference
 
 
@@ -44,13 +45,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     source = next((s for s, p in TAKEN.items() if p == page.file.src_uri), f"docs/{page.file.src_uri}")
 
     def point(link: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[1]))
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link["target"]))
         place = TAKEN.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else "")
-        if target.rstrip("/") == "docs/results":
+        if target == "docs/results":
             place = "results/hospitals.md"
+        if not place and (ROOT / target).exists():
+            return link["shown"][1:-1]  # a file that is no page, such as a module
         if not place or files.get_file_from_path(place) is None:
-            return link[0]
-        return posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".") + (link[2] or "")
+            return link[0]  # MkDocs warns, which is an error
+        there = posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".")
+        return f"{link['shown']}({there}{link['anchor'] or ''})"
 
     return LINK.sub(point, markdown)
 
@@ -75,10 +79,11 @@ def reference() -> str:
     """Return the public names of polysite, by subject."""
     import polysite
 
-    homes: dict[str, list[str]] = {title: [] for title in GROUPS}
+    homes: dict[str, list[str]] = {title: [] for title in (*GROUPS, OTHER)}
     for name in polysite.__all__:
         home = polysite._HOME[name]
-        title = next(t for t, parts in GROUPS.items() if home.removeprefix("polysite.").split(".")[0] in parts)
+        subject = home.split(".")[1]
+        title = next((t for t, parts in GROUPS.items() if subject in parts), OTHER)
         members = "\n    options: {members: true, filters: ['!^_']}" if name in WHOLE else ""
         homes[title].append(f"::: {home}.{name}{members}")
     parts = [f"## {title}\n\n" + "\n\n".join(names) for title, names in homes.items() if names]
