@@ -97,7 +97,15 @@ def test_small_sums_and_small_models_are_refused_by_their_key():
 
 def test_every_key_that_can_refuse_is_tested():
     keys = {case.partition(",")[0] for case in REFUSED}
-    assert keys == {f.name for f in fields(SitePolicy)} - {"gpu_share", "version", "small_sums", *LIMITS}
+    elsewhere = {"gpu_share", "version", "small_sums", "packages", *LIMITS}  # packages: tests/test_plugins.py
+    assert keys == {f.name for f in fields(SitePolicy)} - elsewhere
+
+
+def test_packages_have_a_digest():
+    assert SitePolicy(packages=(f"my_lab {'0a' * 32}",)).digests == {"my_lab": "0a" * 32}
+    for odd in ("my_lab", f"my lab {'0' * 64}", "my_lab 0a", f"../lab {'0' * 64}"):
+        with pytest.raises(ConfigError, match="write a package and its digest"):
+            SitePolicy(packages=(odd,))
 
 
 @pytest.mark.parametrize(
