@@ -8,7 +8,7 @@ import socket
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ from polysite.errors import PolysiteError
 from polysite.evidence.lines import from_json
 from polysite.metrics.measures import MEASURES
 from polysite.payload import Payload
+from polysite.planning import statistics
+from polysite.planning.statistics import SiteStatistics
 from polysite.report import runs
 from polysite.report.site_distances import SiteDistances
 from polysite.site import CaseScore, Examined
@@ -114,6 +116,9 @@ def _settings(folder: Path) -> Iterator[Reader]:
     read = from_file(folder / "b.toml", lambda path: bench.load(str(path)))
     yield Reader("benchmark", (small, more), read, mutate.TOML)
     tried = b'reference = "fedavg"\ndefault = ["m"]\n[search]\n"train.lr" = [0.1]\n[methods.m]\nalgorithm = "fedprox"\n'
+    medians = SiteStatistics("north", 9, 2, 3, "segmentation", (140, 172, 140), (1.0, 1.0, 2.0), 1.2, ("RAS",))
+    told = replace(medians, turned_shape=medians.shape, turned_spacing=medians.spacing).to_json().encode()
+    yield Reader("site statistics", (told,), from_file(folder / "north.json", statistics.read), mutate.JSON)
     yield Reader("search space", (tried,), from_file(folder / "space.toml", space.load), mutate.TOML)
 
 

@@ -7,17 +7,21 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 import nibabel
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import polysite as ps
 from consortium import Inside, go, workers
 from polysite import config, plugins
+from polysite.cli import app
 from polysite.data import layouts
+from polysite.deploy.site.agreement import Refusal
 from polysite.errors import ConfigError, PolysiteError
 from polysite.export.serve import serve_model
 from polysite.models.names import canonical
@@ -31,6 +35,7 @@ import torch
 
 from polysite import tree
 from polysite.algorithms.average import average, send_model, serve_received
+from polysite.data.manifest import Row
 from polysite.payload import Payload
 
 
@@ -85,10 +90,8 @@ class Net:
         return torch.nn.Sequential(first, torch.nn.ReLU(), last)
 
 
-def pairs_by_letter(root):
+def pairs_by_letter(root) -> list[Row]:
     """a1.nii.gz and b1.nii.gz."""
-    from polysite.data.manifest import Row
-
     return [Row("all", f.name[1:-7], {"t1": f.name}, "b" + f.name[1:]) for f in sorted(root.glob("a*.nii.gz"))]
 
 
@@ -212,6 +215,11 @@ def test_a_hospital_runs_a_package_that_it_installed_and_named(lab, tmp_path):
     assert done.result.best_round == simulated.result.best_round and len(done.folder.records()) == 2
     scores = [[round(v.loss, 6) for v in r.validation.values()] for r in done.folder.records()]
     assert scores == [[round(v.loss, 6) for v in r.validation.values()] for r in simulated.folder.records()]
+    wicked = replace(chosen, data=ps.Files(str(tmp_path), format="my_lab.parts:pairs_by_letter"))
+    sent = Inside(workers(tmp_path / "wicked", packages=allowed))
+    text, now = config.dump(wicked), datetime.now()
+    with pytest.raises(Refusal, match="names code of the coordinator's choice"):
+        sent.workers["a"].agreements.agree("x", text, sent.workers["a"].policy, now)
     for policy, why in (((), "policy.toml does not name"), ((f"my_lab {'0' * 64}",), "are not those that policy.toml")):
         with pytest.raises(PolysiteError, match=why):
             go(tmp_path / why[:3], chosen, Inside(workers(tmp_path / why[:3], packages=policy)), wait=1)
@@ -268,6 +276,16 @@ def test_an_entry_point_of_a_package_is_a_name(lab, monkeypatch):
     assert type(study.algorithm).__name__ == "HalfStep" and study.model.width == 4
     assert config.parse(config.dump(study)) == study and "my_lab.parts:Net" in config.dump(study)
     assert plugins.names("layouts") == ["letters"]
+    listed = CliRunner().invoke(app, ["algorithms", "--json"]).stdout.splitlines()
+    own = json.loads(listed[-1])
+    assert own == {
+        "name": "half",
+        "paper": "my_lab.parts:HalfStep",
+        "summary": "Federated averaging that goes only a part of the way.",
+        "needs": "sum",
+    }
+    told = CliRunner().invoke(app, ["algorithms", "half"]).stdout
+    assert "a sum of the replies is enough" in told and "# Part of the way." in told
 
 
 def test_an_own_layout(lab, tmp_path):
@@ -277,6 +295,10 @@ def test_an_own_layout(lab, tmp_path):
     found = layouts.scan(tmp_path, "my_lab.parts:pairs_by_letter").manifest
     assert [r.case for r in found.rows] == ["0", "1", "2"]
     assert ps.Files(str(tmp_path), format="my_lab.parts:pairs_by_letter").label_names == ("label_1",)
+    for odd in ("shutil:rmtree", "my_lab.parts:HalfStep"):
+        with pytest.raises(ConfigError, match=r"a function of a folder, annotated to return list\[Row\]"):
+            layouts.scan(tmp_path, odd)
+    assert (tmp_path / "a0.nii.gz").exists()
     with pytest.raises(ConfigError, match="there is no format called 'letterz'"):
         layouts.scan(tmp_path, "letterz")
 

@@ -441,7 +441,8 @@ def explain(name: str) -> str:
     """
     study = parse("", {"algorithm.name": name})
     keys = [part for part in dump(study, notes=True).split("\n\n") if part.startswith("[algorithm")]
-    return "\n\n".join([docstring(find(name, ALGORITHMS, "algorithm")), traits(study.algorithm), *keys]).strip()
+    kind = find(name, ALGORITHMS, "algorithm") if name in ALGORITHMS else type(study.algorithm)
+    return "\n\n".join([docstring(kind), traits(study.algorithm), *keys]).strip()
 
 
 def field_docs(kind: type) -> dict[str, str]:

@@ -7,10 +7,12 @@ from dataclasses import replace
 import nibabel
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import polysite as ps
 import retinas
 from polysite import config, planning
+from polysite.cli import app
 from polysite.cli.base import study_of
 from polysite.data.files import Files
 from polysite.engines import phases
@@ -114,6 +116,8 @@ def test_only_what_a_study_leaves_open_is_planned(eyes, tmp_path):
     assert study_of(own, []) == config.load(own)
     own.write_text(f'preset = "fets_benchmark"\n[data]\nname = "files"\npath = "{eyes}"\n')
     assert study_of(own, []) == config.load(own) and study_of(own, []).train.patch == (128, 128, 128)
+    own.write_text('[data]\nname = "files"\npath = "nowhere.csv"\n')
+    assert study_of(own, []) == config.load(own)  # 'train --print-config' needs no images
     assert study_of(None, []) == config.Study()
     assert study_of(eyes, ["train.patch=[32,32]"]).train.patch == (32, 32)
 
@@ -135,7 +139,14 @@ def test_hospitals_send_medians_if_their_policy_allows_it(eyes, tmp_path, capsys
         json.loads(sent)["cases"] == 4 and str(eyes) not in sent and (tmp_path / "drive.json").stat().st_mode & 63 == 0
     )
     sites = [planning.statistics.read(tmp_path / f"{name}.json") for name in retinas.CAMERAS]
-    study = for_hospitals(sites, ("red", "green", "blue"), ("mask",))
+    study, _ = for_hospitals(sites, ("red", "green", "blue"), ("mask",))
+    large, _ = for_hospitals(sites, ("red", "green", "blue"), ("mask",), "cuda")
+    assert large.train.batch > study.train.batch
+    words = ["data", "plan", *(str(tmp_path / f"{name}.json") for name in retinas.CAMERAS)]
+    words += ["--modalities", "red, green, blue", "--labels", "mask", "--out", str(tmp_path / "study.toml")]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0 and "train.patch" in shown.stdout
+    assert config.load(tmp_path / "study.toml") == study
     assert study.train == replace(ps.plan(eyes).train, device="auto") and study.data.dims == 2
     with pytest.raises(ConfigError, match="1 modalities are named, and the hospitals have 3"):
         for_hospitals(sites, ("t1",), ("mask",))

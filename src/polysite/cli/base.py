@@ -74,17 +74,26 @@ def study_of(path: Path | None, override: list[str], said: list[str] | None = No
     given = overrides_of(override)
     if path is None:
         return configuration.parse("", given)
-    if path.suffix in (".csv", ".jsonl") or path.is_dir():
+    from polysite.data.files import Files
+
+    plain = path.suffix in (".csv", ".jsonl") or path.is_dir()
+    if plain:
         wanted: dict[str, Any] = {"data": {"name": "files", "path": str(path)}}
     else:
         study = configuration.load(path, given)
         wanted = configuration.read(path)
         keys = {*configuration.flat(wanted), *given}
-        if "preset" in keys or "train.patch" in keys or not hasattr(study.data, "manifest"):
+        if "preset" in keys or "train.patch" in keys or not isinstance(study.data, Files):
             return study
     from polysite import planning
+    from polysite.errors import DataError
 
-    study, plan = planning.planned(wanted, given)
+    try:
+        study, plan = planning.planned(wanted, given)
+    except DataError:
+        if plain:
+            raise
+        return study  # its images cannot be read here; training says so
     if plan is not None and said is not None:
         said += plan.lines()
     return study

@@ -124,6 +124,7 @@ def plan(
     labels: Annotated[
         str, typer.Option(metavar="NAMES", help="With statistics: the labels, or classes, of all hospitals.")
     ] = "",
+    gpu: Annotated[bool, typer.Option("--gpu", help="With statistics: all hospitals train on GPUs.")] = False,
 ) -> None:
     """Show the settings that training takes from the data.
 
@@ -136,7 +137,7 @@ def plan(
     if out is not None and out.exists():
         raise RunError(f"{out} exists already; give another --out")
     if any(source.suffix == ".json" for source in sources):
-        study, said = _plan_of_hospitals(sources, modalities, labels)
+        study, said = _plan_of_hospitals(sources, modalities, labels, "cuda" if gpu else "cpu")
     elif len(sources) > 1:
         raise ConfigError("a plan is for one manifest, folder or study; only statistics (.json) may be several")
     else:
@@ -150,13 +151,14 @@ def plan(
         print(f"\nThe study: {out}")
 
 
-def _plan_of_hospitals(sources: list[Path], modalities: str, labels: str) -> tuple[Any, list[str]]:
+def _plan_of_hospitals(sources: list[Path], modalities: str, labels: str, device: str) -> tuple[Any, list[str]]:
     """Return a study for real hospitals, and the lines of its plan."""
-    from polysite.planning import make_plan, statistics, studies
+    from polysite.planning import statistics, studies
 
     sites = [statistics.read(source) for source in sources]
     named = [[word.strip() for word in text.split(",") if word.strip()] for text in (modalities, labels)]
-    return studies.for_hospitals(sites, *named), make_plan(sites).lines()
+    study, plan = studies.for_hospitals(sites, named[0], named[1], device)
+    return study, plan.lines()
 
 
 @data.command()

@@ -150,7 +150,10 @@ def algorithms(
     name: Annotated[str | None, typer.Argument(help="Algorithm to explain: its equation and its keys.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the algorithms, or explain one."""
+    """List the algorithms, or explain one; those of installed packages come last."""
+    from inspect import getdoc
+
+    from polysite import plugins
     from polysite.algorithms import describe
 
     if name:
@@ -160,6 +163,10 @@ def algorithms(
         print(json.dumps({"name": name, "text": text}) if as_json else text)
         return
     known = list(describe())
+    for own in plugins.names("algorithms"):
+        kind = plugins.find("algorithms", own, "algorithm.name")
+        first = (getdoc(kind) or "").partition("\n")[0]
+        known.append((own, plugins.path_of(kind), first, getattr(kind, "needs", "each")))
     if as_json:
         for name, paper, line, needs in known:
             print(json.dumps({"name": name, "paper": paper, "summary": line, "needs": needs}))

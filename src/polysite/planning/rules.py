@@ -188,7 +188,7 @@ def _patch(shape: Sequence[int], most: int, divisor: int) -> tuple[int, ...]:
     """Return the largest patch of at most so many voxels with the proportions of the image, as far as that goes.
 
     >>> _patch((600, 600), 1 << 16, 8), _patch((140, 172, 140), 1 << 16, 8), _patch((512, 512, 20), 1 << 16, 8)
-    ((256, 256), (40, 40, 40), (48, 48, 24))
+    ((256, 256), (40, 40, 40), (48, 56, 24))
     """
     least = [min(ceil(n / divisor) * divisor, max(SMALLEST[len(shape)], divisor)) for n in shape]
     sides = [ceil(n / divisor) * divisor for n in shape]

@@ -53,26 +53,30 @@ def planned(given: dict[str, Any], overrides: dict[str, str] | None = None) -> t
     return study, DataPlan(values, reasons, found.validation)
 
 
-def for_hospitals(sites: Sequence[SiteStatistics], modalities: Sequence[str], labels: Sequence[str]) -> Study:
-    """Return a study for real hospitals, planned from what they told about their cases.
+def for_hospitals(
+    sites: Sequence[SiteStatistics], modalities: Sequence[str], labels: Sequence[str], device: str = "cpu"
+) -> tuple[Study, DataPlan]:
+    """Return a study for real hospitals, planned from what they told about their cases, and the plan.
 
     Args:
         sites: Statistics of the hospitals.
         modalities: Modalities that every hospital has, in this order.
         labels: Labels, or classes, of every hospital.
+        device: ``cpu`` or ``cuda``: what all hospitals train on.
     """
     first = sites[0]
     for what, count, names in (("modalities", first.channels, modalities), ("labels", first.labels, labels)):
         if len(names) != count:
             raise ConfigError(f"{len(names)} {what} are named, and the hospitals have {count}; name them all")
-    values = {k: _toml(v) for k, v in make_plan(sites).values.items()}
+    found = make_plan(sites, Frame(device=device))
+    values = {k: _toml(v) for k, v in found.values.items()}
     data = {"modalities": list(modalities), "labels": list(labels), "dims": first.dims, "task": first.task}
     named: dict[str, Any] = {"data": {"name": "hospitals", **data}}
     if first.task == "classification":
         named["model"] = {"name": CLASSIFIER}
     study = config.build({**config.nested(values), **named})
     assert isinstance(study.data, AtHospitals)
-    return study
+    return study, found
 
 
 def _classifies(given: dict[str, Any], overrides: dict[str, str] | None) -> bool:

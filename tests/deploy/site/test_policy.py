@@ -97,9 +97,17 @@ def test_small_sums_and_small_models_are_refused_by_their_key():
 
 def test_every_key_that_can_refuse_is_tested():
     keys = {case.partition(",")[0] for case in REFUSED}
-    # tests/deploy/coordinator/test_secure.py, tests/deploy/site/test_privacy_budget.py
-    elsewhere = {"masked", "masked_sites", "masked_peers", "epsilon", "delta"}
-    assert keys == {f.name for f in fields(SitePolicy)} - {"gpu_share", "version", "small_sums", *LIMITS, *elsewhere}
+    # tests/deploy/coordinator/test_secure.py, tests/deploy/site/test_privacy_budget.py, tests/test_plugins.py
+    elsewhere = {"masked", "masked_sites", "masked_peers", "epsilon", "delta", "packages"}
+    elsewhere |= {"gpu_share", "version", "small_sums", *LIMITS}
+    assert keys == {f.name for f in fields(SitePolicy)} - elsewhere
+
+
+def test_packages_have_a_digest():
+    assert SitePolicy(packages=(f"my_lab {'0a' * 32}",)).digests == {"my_lab": "0a" * 32}
+    for odd in ("my_lab", f"my lab {'0' * 64}", "my_lab 0a", f"../lab {'0' * 64}"):
+        with pytest.raises(ConfigError, match="write a package and its digest"):
+            SitePolicy(packages=(odd,))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from polysite.algorithms.base import Algorithm, Kind, facts, small_models, small
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, CaseRef
+from polysite.data.files import Files
+from polysite.data.layouts import LAYOUTS
 from polysite.data.sources import Phantom, PhantomClasses, Source
 from polysite.data.split import SiteSplit
 from polysite.deploy.project import SiteConfig
@@ -109,6 +111,8 @@ class Agreements:
             wanted = config.parse(text, where="the study")
         if any(phase.run.pooled for phase in config.phases(wanted)):
             raise Refusal("run.pooled would bring all scans to one place; no scan leaves this site")
+        if isinstance(wanted.data, Files) and wanted.data.format not in ("auto", *LAYOUTS):
+            raise Refusal("data.format names code of the coordinator's choice; the layout here is this site's own")
         if wanted.split.file:
             raise Refusal("split.file names a file of the coordinator's; the study must split by itself")
         if not isinstance(wanted.encoder, Bundled):
