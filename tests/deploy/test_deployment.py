@@ -3,11 +3,15 @@
 import pytest
 from safetensors.numpy import load_file
 
-from consortium import NAMES, consortium, open_hospitals, same, states, values, wanted
-from polysite import study
+from consortium import NAMES, change, consortium, open_hospitals, same, states, values, wanted
+from polysite import config, study
 from polysite.algorithms import ALGORITHMS
+from polysite.deploy.certificates import read_key
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.coordinator.roster import Deadlines
+from polysite.deploy.enrolment import fingerprint
+from polysite.deploy.project import public_line
+from polysite.deploy.site.privacy_budget import PrivacyBudget
 from polysite.payload import Payload
 
 pytestmark = pytest.mark.slow
@@ -19,6 +23,13 @@ def federation(tmp_path_factory):
     """Three hospitals that stay, and the link to them."""
     folder = tmp_path_factory.mktemp("consortium")
     made = consortium(folder, NAMES)
+    keys = {i: fingerprint(public_line(read_key(folder / i / "site.key").public_key())) for i in NAMES}
+    for name in NAMES:
+        change(
+            folder / name / "policy.toml",
+            "masked_peers = []",
+            f"masked_peers = {[keys[i] for i in NAMES if i != name]}",
+        )
     with coordinator.listening(made) as link, open_hospitals(folder, NAMES) as hospitals:
         yield folder, link, hospitals
 
@@ -44,3 +55,26 @@ def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, f
             found = (folder / (site or "a") / "state" / "runs").glob(f"*/models/{kind}.safetensors")
             there = max(found, key=lambda p: p.stat().st_mtime_ns)
         assert Payload(model=load_file(path)) == Payload(model=load_file(there))
+
+
+def test_replies_under_masks_cross_flower_and_are_signed_by_the_keys_of_the_hospitals(federation, tmp_path):
+    """Real couriers and workers, whose policies name the keys of the others, come to the state of the simulator."""
+    folder, link, _ = federation
+    chosen = config.vary(wanted("fedavg"), {"run": {"secure": {"use": "on"}}})
+    simulated = study.train(chosen, tmp_path / "simulated")
+    deployed = coordinator.run(chosen, link, NAMES, tmp_path / "deployed", deadlines=DEADLINES, assess=False, wait=120)
+    one, other = states(simulated.folder.path), states(deployed.folder.path)
+    assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
+    kept = max((folder / "a" / "state" / "runs").glob("*/secure/session.json"), key=lambda p: p.stat().st_mtime_ns)
+    assert kept.stat().st_mode & 0o077 == 0 and '"round": 1' in kept.read_text()
+
+
+def test_noise_for_patients_crosses_flower_and_every_hospital_keeps_account(federation, tmp_path):
+    folder, link, _ = federation
+    private = {"private": {"unit": "patient", "clip": 1.0, "noise": 2.0}}
+    chosen = config.vary(wanted("fedavg"), {"seed": 11, "train": private, "run": {"secure": {"use": "on"}}})
+    run = coordinator.run(chosen, link, NAMES, tmp_path / "deployed", deadlines=DEADLINES, assess=False, wait=120)
+    last = run.folder.records()[-1]
+    for name in NAMES:
+        spent = PrivacyBudget(folder / name / "state").spent(1e-5)
+        assert last.sites[name].epsilon == pytest.approx(spent) and 0 < spent < 10

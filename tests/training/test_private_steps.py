@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from polysite import config, study
 from polysite.data.case import Case
 from polysite.errors import ConfigError
 from polysite.models import MODELS
@@ -123,6 +124,28 @@ def test_a_patient_is_one_unit_however_many_cases_there_are():
     assert all(len(names) == 3 for names in drawn)
     assert {n for names in drawn if names[0].startswith("a") for n in names} == {"a1", "a2"}
     assert all(len(set(names)) == 1 for names in drawn if not names[0].startswith("a"))
+
+
+def test_slices_of_a_volume_are_one_patient():
+    text = """
+    [data]
+    name = "phantom"
+    shape = [24, 24, 24]
+    [data.sites]
+    a = { cases = 4 }
+    [slices]
+    axis = "axial"
+    [split]
+    validation = 0.25
+    test = 0.25
+    [train]
+    patch = [24, 24]
+    device = "cpu"
+    private.unit = "patient"
+    """
+    built = study.build_sites(config.parse(text))["a"]
+    draws = built.private_draws(np.random.default_rng(0))
+    assert len(draws.patients) == 2 and sum(map(len, draws.patients.values())) == built.size > 20
 
 
 def test_a_fit_reports_what_it_cost_and_what_is_behind_it():
