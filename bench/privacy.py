@@ -57,7 +57,9 @@ def main() -> None:
     options.add_argument("--noise", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     options.add_argument("--clip", type=float, default=0.1)
     options.add_argument("--rounds", type=int, default=20)
-    options.add_argument("--cases", type=int, default=40, help="of every hospital, of which a little less than half train")
+    options.add_argument(
+        "--cases", type=int, default=40, help="of every hospital, of which a little less than half train"
+    )
     options.add_argument("--batch", type=int, default=6)
     options.add_argument("--lr", type=float, default=0.01)
     options.add_argument("--epochs", type=int, default=3, help="of a round")
