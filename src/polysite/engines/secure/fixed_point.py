@@ -65,7 +65,7 @@ def _rounded(field: str, values: Any, fraction: int, members: int) -> Any:
 def digits(values: Any) -> Any:
     """Return numbers as digits in base 2^DIGIT along a new first axis, in uint64.
 
-    >>> float(number(digits(np.array([-1.5, 2.0**70])))[0])
+    >>> float(number(digits(np.array([-1.5, 2.0**60])))[0])
     -1.5
     """
     rest = np.rint(np.ldexp(np.asarray(values, np.float64), FRACTION))
