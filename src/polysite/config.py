@@ -554,12 +554,13 @@ def _choices(at: str) -> Mapping[str, Any] | None:
 
 def _name_in(at: str, value: Any) -> str | None:
     """Return the name of the choice that is most like a value."""
-    if plugins.is_foreign(value):
-        return plugins.path_of(value)
-    if at.partition(".")[0] == "algorithm":
-        return name_of(value)
+    section = at.partition(".")[0]
+    if section == "algorithm":
+        return plugins.path_of(value) if plugins.is_foreign(value) else name_of(value)
     choices = _choices(at) or {}
     same = [n for n, c in choices.items() if (c if isinstance(c, type) else type(c)) is type(value)]
+    if not same and section == "model" and plugins.is_foreign(value):
+        return plugins.path_of(value)
     return max(same, key=lambda n: _likeness(choices[n], value), default=None)
 
 

@@ -170,10 +170,8 @@ def test_validation_that_outlasts_training_is_said(caplog):
     assert "run.validate_every = 5" in caplog.text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rounds", "least"), [(["run.rounds=4"], 0.6), pytest.param([], 0.8, marks=pytest.mark.soak)], ids=["four", "all"]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("rounds", "least"), [(["run.rounds=4"], 0.6), ([], 0.8)], ids=["four", "all"])
 def test_retinas_of_three_hospitals_train_with_no_setting_at_all(rounds, least, tmp_path):
     """Pictures of 600 x 600; a few of the thirty rounds suffice. Validation takes less time than training."""
     study = study_of(retinas.write(tmp_path / "scans", cases=6), [*rounds, "train.device=cpu"])

@@ -150,7 +150,10 @@ def algorithms(
     name: Annotated[str | None, typer.Argument(help="Algorithm to explain: its equation and its keys.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the algorithms, or explain one; those of installed packages come last."""
+    """List the algorithms, or explain one.
+
+    Those of installed packages come last.
+    """
     from inspect import getdoc
 
     from polysite import plugins

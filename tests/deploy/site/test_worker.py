@@ -315,7 +315,7 @@ def test_an_algorithm_that_is_not_allowed_is_not_allowed_within_another(hospital
     agree(host, "", "[algorithm]\n" + outer % "fedavg")
 
 
-@pytest.mark.parametrize(("kind", "most"), [("score", 12), ("examine", 12), ("serve", 8), ("begin", 4)])
+@pytest.mark.parametrize(("kind", "most"), [("score", 18), ("examine", 18), ("serve", 8), ("begin", 4)])
 def test_nothing_is_answered_without_end(hospital, kind, most):
     host = hospital(rounds=100)
     start = encode(Payload(model=agree(host)))
@@ -331,9 +331,9 @@ def test_an_examination_counts_as_scoring(hospital):
     start = encode(Payload(model=agree(host)))
     host.policy = SitePolicy(rounds=1)
     where = {"phase": 0, "round": 0, "version": -1, "split": "test"}
-    kinds = [*["score", "examine"] * 3, "score"]
+    kinds = [*["score", "examine"] * 4, "score", "examine"]
     said = [ask(host, kind, start, **where, keep=[k])[0] for k, kind in enumerate(kinds)]
-    assert ["refused" in answer for answer in said] == [False] * 6 + [True]
+    assert ["refused" in answer for answer in said] == [False] * 9 + [True]
 
 
 def test_an_examination_reveals_measures_under_pseudonyms_and_no_prediction(hospital):

@@ -98,6 +98,7 @@ assess = true
 # packages that you have installed and whose algorithms and networks a study may name, each with the digest that
 # 'polysite site package NAME' prints: ["my_lab 3f0c..."]; code never arrives from the coordinator
 packages = []
+
 # whether replies of training may leave only under masks, which cancel in the sum over the hospitals (run.secure): the
 # coordinator then sees that sum alone. With true, a study without masks is refused here, and so is the assessment,
 # which compares single hospitals
