@@ -165,7 +165,7 @@ def test_an_honest_hospital_with_other_outlines_keeps_its_weight():
 
 
 def test_while_nothing_is_learnt_no_claim_and_no_length_helps():
-    """Jurors for whom all models are the same have no verdict: weights are limited to the median, lengths, too."""
+    """If all models score the same, the jury has no verdict: weights and lengths are limited to the median."""
     sites = hospitals(e=TASK)
     sites["e"] = Hospital(1.0, np.zeros(400), aim=TASK)
     for site in sites.values():

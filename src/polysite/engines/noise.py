@@ -28,7 +28,7 @@ class HospitalNoise:
 
     Args:
         private: The settings.
-        rng: Source of the noise; at a hospital nobody else can know it.
+        rng: Source of the noise; at a hospital it is secret.
     """
 
     private: Private

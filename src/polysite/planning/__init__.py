@@ -1,4 +1,4 @@
-"""Defaults from the data: settings of a study that nobody chose, from the shapes, spacings and numbers of its cases.
+"""Defaults from the data: settings that a study leaves open, from the shapes, spacings and numbers of its cases.
 
 ``statistics.py`` measures the cases of every site, ``rules.py`` turns the numbers into settings with a reason each, and
 ``studies.py`` puts them where a study leaves a choice. The idea, and several rules, are those of nnU-Net's fingerprint

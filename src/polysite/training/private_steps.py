@@ -33,7 +33,7 @@ class Draws:
         patients: Training cases of every patient.
         patches: Patches of a drawn patient.
         batch: Patches that a step has on average, as near as whole patients allow.
-        rng: Source of the draws; at a hospital nobody else can know it.
+        rng: Source of the draws; at a hospital it is secret.
     """
 
     patients: Mapping[str, Sequence[str]]

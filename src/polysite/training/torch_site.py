@@ -85,7 +85,7 @@ class TorchSite:
         self._amounts: list[float] = []  # of every channel, computed on first use
         self._brain = brain
         self._patients = {c.name: c.patient or c.name for c in cases.get("train", ())}
-        self.unpredictable = False  # whether noise and draws of differential privacy are such that nobody can know them
+        self.unpredictable = False  # whether noise and draws come from the operating system, not from the seed
         if train.private.unit == "patient":
             refuse_batch_norm(network.module)
         self._radiomics: dict[tuple[str, float], np.ndarray] = {}  # by case and bin width, computed on first use
@@ -332,8 +332,8 @@ class TorchSite:
         return Draws(patients, self.train.patches, self.train.batch, rng)
 
     def noise_rng(self) -> np.random.Generator:
-        """Return the source of noise and draws: unpredictable at a hospital, and of (seed, site, round, fit) in a
-        simulation, which can be repeated and protects nobody."""
+        """Return the source of noise and draws: the operating system at a hospital; (seed, site, round, fit) in a
+        simulation, which can be repeated and therefore protects no patient."""
         if self.unpredictable:
             return np.random.default_rng(secrets.randbits(256))
         return self._rng(None, _NOISE, len(self.fits))

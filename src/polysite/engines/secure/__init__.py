@@ -11,7 +11,7 @@ than half of the sites are needed to reveal either, so the server cannot have bo
     step      a site is sent                           it answers
     keys      the name of this sum                     two public keys, a digest of the seed of its own mask
     shares    the public keys of all                   for every other site, encrypted: shares of its seed and its key
-    members   the encrypted shares that are for it     nothing; it now knows with whom it masks
+    members   the encrypted shares that are for it     nothing; it now has the list of sites of this sum
     (train)   the payload of the round                 its masked reply
     reveal    the sites whose masked replies arrived   shares of their seeds, and of the keys of the others
 

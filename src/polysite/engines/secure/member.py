@@ -152,7 +152,7 @@ def _shares(got: Payload, session: Session, identity: Identity) -> tuple[Session
 
 
 def _members(got: Payload, session: Session) -> Session:
-    """Learn with whom to mask, and keep their shares."""
+    """Keep the shares that the other sites of this sum have sent."""
     sealed = unpacked(got["sealed"])
     if not session.own or session.sealed:
         raise PayloadError("the sites of this sum are known already, or no shares were dealt")
