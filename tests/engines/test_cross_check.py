@@ -11,7 +11,7 @@ from polysite.engines import checkpoint
 from polysite.engines.cross_check import PRIOR, findings
 from polysite.engines.directions import Direction, Signs
 from polysite.engines.guard import RoundGuard
-from polysite.engines.guard_state import SOUND, SPOKEN, TOLERATED, Evidence, Guard, GuardState
+from polysite.engines.guard_state import PAROLE, SOUND, SPOKEN, TOLERATED, Evidence, Guard, GuardState
 from polysite.engines.jury import Ballot, draw
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import Progress, run_rounds
@@ -70,6 +70,19 @@ def test_a_juror_that_lies_is_outvoted(rounds):
         assert found["e"] > 0.6 and all(found[i] < TOLERATED for i in "abcd")
 
 
+def test_a_juror_that_has_learnt_nothing_is_not_heard():
+    """A liar that calls good models bad says that its own model is worse than the zero model."""
+    effects = dict.fromkeys("abcdf", 0.0) | {"e": 0.5, "g": 0.5}
+    told = ballots(effects, "abcdefg")[0]
+    honest = tuple(b for b in told if b.juror not in "eg")
+    false = tuple(replace(b, difference=-b.difference, learnt=-b.learnt) for b in told if b.juror in "eg")
+    expected = harms([honest])
+    assert harms([honest + false]) == pytest.approx(expected, abs=1e-3) and min(expected[i] for i in "eg") > 0.4
+    mild = tuple(replace(b, learnt=-b.learnt) for b in false)
+    assert harms([honest + mild]) != pytest.approx(expected, abs=1e-3)
+    assert max(abs(harm) for harm in harms([false]).values()) < 1e-3
+
+
 def test_a_site_that_turns_hostile_is_found_by_the_newest_round_alone():
     history = ballots(dict.fromkeys("abcde", 0.0), "abcde", 6) + ballots(
         dict.fromkeys("abcd", 0.0) | {"e": 0.8}, "abcd"
@@ -80,7 +93,7 @@ def test_a_site_that_turns_hostile_is_found_by_the_newest_round_alone():
 
 def test_nobody_is_blamed_before_anything_is_learnt():
     effects = dict.fromkeys("abcd", 0.0) | {"e": 0.8}
-    early = ballots(effects, "abcd", learnt=0.01)
+    early = ballots(effects, "abcd", learnt=0.005)
     assert max(harms(early).values()) < TOLERATED < harms(ballots(effects, "abcd"))["e"] and findings([]) == {}
     state = GuardState().judged(ON, early[0], {})
     assert all(state.undecided(i) for i in "abcde") and state.learnt["e"] < SPOKEN and not state.undecided("f")
@@ -191,10 +204,10 @@ def test_a_suspect_gets_its_weight_back_slowly():
     innocent = ballots(dict.fromkeys("abcde", 0.0), "abcde")[0]
     state = state.judged(ON, innocent, {})
     seen = []
-    for _ in range(14):
+    for _ in range(40):
         state = state.judged(ON, innocent, {})
         seen.append(state.harms["e"])
-    assert seen[:10] == pytest.approx([0.6 * 0.95**k for k in range(2, 12)]) and abs(seen[-1]) < 0.01
+    assert seen[:10] == pytest.approx([0.6 * PAROLE**k for k in range(2, 12)]) and abs(seen[-1]) < 0.01
     assert len(state.ballots) == 12
 
 

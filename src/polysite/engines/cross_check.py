@@ -6,8 +6,9 @@ The harms r of all sites follow from ballots with the differences y, in units p 
 
 Absolute values, so that a minority of false ballots is outvoted; a site has no voice about itself (its s is 0). The
 second term blames as few sites as explain the ballots, and none unless clearly most ballots speak against it. The
-weight w of a ballot is p, and decays by RECENT with every round that is newer. While little is learnt, harms are small:
-they are multiplied by W / (W + PRIOR) with W the decayed sum over rounds of the mean p.
+weight w of a ballot is p, and decays by RECENT with every round that is newer. A juror whose own model is not better
+than the zero model has nothing to say (a liar that calls good models bad says so of its own). While little is learnt,
+harms are small: they are multiplied by W / (W + PRIOR) with W the decayed sum over rounds of the mean p.
 
 Harm is computed twice, from the newest round alone and from all rounds that are kept; the larger one counts. So a site
 that turns hostile late is found in that round, and one whose harm is small in a single round is found by many.
@@ -27,9 +28,10 @@ from polysite.engines.jury import Ballot
 from polysite.payload import SiteId
 
 RECENT, WINDOW = 0.9, 12  # decay of older ballots; rounds with ballots that are kept
-BLAME = 0.2  # share by which ballots against a site must outweigh the others
-PRIOR = 0.05  # in units of the loss
+BLAME = 0.1  # share by which ballots against a site must outweigh the others
+PRIOR = 0.02  # in units of the loss
 TINY = 1e-3  # least unit of harm
+UNHEARD = 1e-6  # weight of a ballot by a juror that has learnt nothing
 STEPS, CLOSE = 60, 1e-4  # of the minimisation
 
 
@@ -55,7 +57,7 @@ def findings(rounds: Sequence[Sequence[Ballot]]) -> dict[SiteId, Finding]:
 def _regressed(rounds: Sequence[Sequence[Ballot]]) -> dict[SiteId, Finding]:
     ballots, units, ages = list[Ballot](), list[float](), list[int]()
     for age, cast in enumerate(reversed(rounds)):
-        usual = median(b.learnt for b in cast) if cast else 0.0
+        usual = median([b.learnt for b in cast if b.learnt > 0] or [0.0])
         ballots += cast
         units += [max(min(max(b.learnt, 0.25 * usual), 2 * usual), TINY) for b in cast]
         ages += [age] * len(cast)
@@ -64,7 +66,8 @@ def _regressed(rounds: Sequence[Sequence[Ballot]]) -> dict[SiteId, Finding]:
         return {}
     unit = np.array(units)
     rows = np.array([[b.signs.get(i, 0.0) for i in names] for b in ballots])
-    weight = unit * RECENT ** np.array(ages, float)
+    heard = np.array([1.0 if b.learnt > 0 else UNHEARD for b in ballots])
+    weight = heard * unit * RECENT ** np.array(ages, float)
     found = _least_deviations(rows, np.array([b.difference for b in ballots]) / unit, weight)
     harms = {}
     for k, site in enumerate(names):
