@@ -78,3 +78,9 @@ def test_the_ablation_has_both_ingredients():
     assert bench.ensembles["ensemble of folds"].folds == 3 and "cleaned masks" in bench.methods
     studies = benchmark.variants(bench.whole, {})
     assert len(studies) == len(bench.methods) + 3
+
+
+def test_the_ablation_on_real_hospitals_has_the_study_of_their_benchmark():
+    ours, theirs = benchmark.load("hospital_ingredients"), benchmark.load("hospitals")
+    assert (ours.study, ours.folds) == (theirs.study, theirs.folds)
+    assert benchmark.load("ingredients").methods.keys() < ours.methods.keys() and len(ours.ensembles) == 3

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from polysite.errors import ConfigError
 
-TRAININGS = 40.0  # default budget
+TRAININGS = 50.0  # default budget: reaches for all stages with five strategies on three inner folds
 AGAIN = 3.6  # trainings with another seed, at most: one model for all, a better one, one more for single hospitals
 OWN = 0.8  # of a training: four fine-tunings of a fifth of the rounds each
 LONGER = 3  # times as many rounds
@@ -43,7 +43,7 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
 
     >>> shares(25, [0.2, 1.2, 0.2], 3, 6)
     Shares(strategies=18.6, own=2.4, recipe=0.0, longer=0.0)
-    >>> shares(50, [0.2, 1.2, 0.2], 3, 6).longer
+    >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).longer
     12.6
     """
     needed, own = round((1 + sum(strategies) + AGAIN) * inner, 6), round(OWN * inner, 6)

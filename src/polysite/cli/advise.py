@@ -15,7 +15,7 @@ def advise(
     config: Config = None,
     override: Override = None,
     trainings: Annotated[
-        float | None, typer.Option(help="Budget: whole trainings of FedAvg. One of four options; 40 by default.")
+        float | None, typer.Option(help="Budget: whole trainings of FedAvg. One of four options; 50 by default.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Budget: rounds of FedAvg.")] = None,
     hours: Annotated[float | None, typer.Option(help="Budget: hours on this machine's device.")] = None,
