@@ -6,6 +6,7 @@ Attackers that know the others' replies (``drift``, ``aware``) see them before t
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,8 @@ def aware(view: View, cosine: float = COSINE) -> Tree:
 
     It knows what the guard looks at: norm, direction, and harm to the validation cases of the others. The component
     along the mean of the others hides the rest, which pulls every weight towards zero and so undoes what was learnt.
+    As a juror it lies: of the two models that it is asked about it calls the better one the worse one, by as much, and
+    it claims to have learnt a lot, so that its ballot has the largest weight.
     """
     rows = [view.others[i] for i in sorted(view.others)]
     usual = sorted(tree.norm(row) for row in rows)[len(rows) // 2]
@@ -125,6 +128,11 @@ class Hostile(Simulator):
     hostile: frozenset[SiteId] = frozenset()
     liked: int = 0
 
+    @cached_property
+    def replied(self) -> dict[SiteId, Tree]:
+        """Models that hostile sites have sent last."""
+        return {}
+
     def attacked(self, attack: str, hostile: Collection[SiteId], liked: int = 0) -> "Hostile":
         """Set the attack; return this transport."""
         self.attack, self.hostile, self.liked = attack, frozenset(hostile), liked
@@ -150,6 +158,7 @@ class Hostile(Simulator):
                 view = View(site, round, tree.trained(start), _change(sent[site], payload), changes)
                 moved = tree.add(tree.trained(start), change(view))
                 payload = Payload(**{**payload, "model": {**payload["model"], **moved}})
+                self.replied[site] = moved
             if self.attack == "weight lie" and "weight" in payload:
                 payload = Payload(**{**payload, "weight": payload["weight"] * LIE})
             replies[site] = replace(reply, payload=payload)
@@ -158,7 +167,7 @@ class Hostile(Simulator):
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
         """Score models; a liar claims perfect scores of one round, and bad ones of all others.
 
-        The attacker that knows the guard claims that good models are bad, and bad ones good.
+        The attacker that knows the guard lies to the jury.
         """
         scores = dict(super().score(round, sent, split))
         if self.attack == "score lie" and split == "validation":
@@ -169,12 +178,21 @@ class Hostile(Simulator):
                 scores[site] = {f"{site}-{k}": claimed for k in range(CLAIMED)}
         if self.attack == "aware" and split == "validation":
             for site in self.hostile & scores.keys():
-                scores[site] = {k: _reversed(s) for k, s in scores[site].items()}
+                scores[site] = self._perjury(round, site, sent[site], scores[site])
         return scores
 
+    def _perjury(self, round: int, site: SiteId, sent: Payload, true: Scores) -> Scores:
+        """Return scores mirrored at those of its own reply, around which a jury's models lie; a bad one for zeros."""
+        if not any(tree.norm({k: x}) for k, x in tree.trained(sent["model"]).items()):
+            return {k: replace(s, loss=s.loss + 1) for k, s in true.items()}
+        own = Payload(**{**sent, "model": {**sent["model"], **self.replied.get(site, {})}})
+        middle = super().score(round, {site: own}, "validation")[site]
+        return {k: _mirrored(s, middle[k]) for k, s in true.items()}
 
-def _reversed(score: CaseScore) -> CaseScore:
-    return replace(score, labels={k: 1 - x for k, x in score.labels.items()}, loss=1 - score.loss)
+
+def _mirrored(score: CaseScore, middle: CaseScore) -> CaseScore:
+    labels = {k: min(max(2 * middle.labels[k] - x, 0.0), 1.0) for k, x in score.labels.items()}
+    return replace(score, labels=labels, loss=max(2 * middle.loss - score.loss, 0.0))
 
 
 def _change(sent: Payload, reply: Payload) -> Tree:

@@ -35,9 +35,9 @@ from polysite.payload import SiteId
 PRIOR, FULL, RECENT = 0.015, 0.4, 0.8
 ROOM, STEEP = 0.25, 4.0  # excess of persistence that honest hospitals may have; loss of standing beyond it
 SOUND, DOUBTFUL = 0.4, 0.15  # standings
-TOLERATED, HARMFUL, PAROLE = 0.25, 0.3, 0.97  # harms, as shares of what was learnt; decay of the harm of a suspect
+TOLERATED, HARMFUL, PAROLE = 0.23, 0.28, 0.97  # harms, as shares of what was learnt; decay of the harm of a suspect
 TURNED, AGREES, OPPOSES, AGREED = 0.07, 0.5, -0.5, 0.1  # tolerated harm; c / h before and after a turn; least h of it
-STRICTER = 0.13  # by which less harm is tolerated of a site whose direction is doubtful
+STRICTER = 0.1  # by which less harm is tolerated of a site whose direction is doubtful
 SPOKEN = 0.025  # what a juror must have learnt for a verdict, in units of the loss
 
 
