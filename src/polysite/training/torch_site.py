@@ -175,6 +175,15 @@ class TorchSite:
         """Return the names of the cases of a split."""
         return self._splits[split]
 
+    def volume(self, case: str) -> Pair:
+        """Return the prepared image and the ground truth of a case."""
+        return self._volumes[case]
+
+    @property
+    def loss(self) -> tasks.CaseLoss:
+        """Loss of every case of a batch."""
+        return self._loss
+
     def at(self, round: int) -> "TorchSite":
         """Return this site with the randomness of one round."""
         site = copy.copy(self)
