@@ -165,7 +165,7 @@ def _models(replayed: Replayed, start: Tree) -> tuple[dict[SiteId, Tree], dict[S
     """Return the model that every site was sent and replied in the last round, filled up by the initial parameters, and
     the weight of its reply."""
     last, algorithm = replayed.last, replayed.phase.algorithm
-    sent, replied, weights = {}, {}, {}
+    sent, replied, weights = dict[SiteId, Tree](), dict[SiteId, Tree](), dict[SiteId, float]()
     for site, reply in sorted(last.replies.items()):
         kinds = kinds_of(algorithm.reply, last.sent[site], reply.payload)
         fields = [name for name in sorted(reply.payload) if kinds.get(name) == "model"]

@@ -7,8 +7,8 @@ Paper: Geiping et al., Inverting Gradients, NeurIPS 2020
 The target is the gradient of a patient, or the change of the model by a site: w sent - w replied, whose direction is
 that of the gradient if training was one step. The attacker knows the network, w, the outlines y, and other scans, whose
 mean is the first guess. It does not know where patches were cut: it takes the middle. The guess is also what the result
-is compared with: an error ratio of 1 means that nothing was learnt and 0 that the image was copied. How far to trust the
-search is chosen afterwards, in favour of the attacker (``Match.scaled``).
+is compared with: an error ratio of 1 means that nothing was learnt and 0 that the image was copied. How far to trust
+the search is chosen afterwards, in favour of the attacker (``Match.scaled``).
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""Attacks on models and updates that left hospitals: who was trained on (``metrics/membership.py``), and what images can
-be rebuilt (``inversion.py``)."""
+"""Attacks on models and updates that left hospitals: who was trained on (``metrics/membership.py``), and what images
+can be rebuilt (``inversion.py``)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,7 +119,7 @@ class Rebuilt:
         return self._relative([m.error for m in self.matches])
 
     def _relative(self, errors: Sequence[float]) -> float:
-        return float(np.mean(errors) / max(np.mean([m.guess for m in self.matches]), 1e-30))
+        return float(sum(errors) / max(sum(m.guess for m in self.matches), 1e-30))
 
 
 def mean_scan(sites: Sites, patch: Sequence[int], split: str = "test") -> torch.Tensor:
