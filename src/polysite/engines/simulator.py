@@ -91,7 +91,9 @@ class Simulator:
         for name, payload in sent.items():
             try:
                 if step == "keys":
-                    self._sessions[name], answers[name] = open_session(payload, name, self.secure.fewest)
+                    self._sessions[name], answers[name] = open_session(
+                        payload, name, self.secure.fewest, reveal=self.secure.reveal
+                    )
                 else:
                     self._sessions[name], answers[name] = take_step(step, payload, self._sessions[name])
             except PayloadError as problem:

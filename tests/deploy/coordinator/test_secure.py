@@ -177,6 +177,24 @@ def test_a_second_sum_of_a_round_with_one_hospital_less_is_refused(tmp_path):
     assert len(refused) == 4 and all("differs from it by 1 hospitals" in got["refused"] for got in refused)
 
 
+def test_in_a_round_replies_leave_for_sums_of_the_same_hospitals_alone(tmp_path):
+    """Sums over a, b, c and over all five differ by d and e: with more hospitals such sums single one out, so the first
+    hospitals of a round are the only ones."""
+    everyone = {i: worker(tmp_path, i) for i in FIVE}
+    chosen = of_five(rounds=1, validate_every=1)
+
+    def summed(name, wire):
+        with suppress(Stop):
+            coordinator.run(chosen, wire, FIVE, tmp_path / name, deadlines=replace(FAST, quorum=3), assess=False,
+                            evaluate=False, id="one-study")  # fmt: skip
+        return [(site, got) for site, header, _, got, _ in wire.left if header["kind"] == "train"]
+
+    first = summed("three", Recording(everyone, {"d": "shares", "e": "shares"}))
+    assert sorted(site for site, _ in first) == ["a", "b", "c"] and not any("refused" in got for _, got in first)
+    second = dict(summed("five", Impatient(everyone)))
+    assert {i for i, got in second.items() if "a sum of other hospitals" in got.get("refused", "")} == {"a", "b", "c"}
+
+
 def test_a_hospital_that_allows_only_masked_replies_refuses_an_open_study_and_the_assessment(tmp_path):
     with pytest.raises(RunError, match=r"policy\.toml says masked = true"):
         go(tmp_path, wanted("fedavg"), Inside(workers(tmp_path, masked=True)))
@@ -253,6 +271,18 @@ def test_only_keys_of_the_named_hospitals_are_accepted(tmp_path):
     assert "the keys of 'c' are not signed by a hospital of masked_peers" in last(missing, "mask")[3]["refused"]
     with pytest.raises(ConfigError, match="which is no fingerprint"):
         SitePolicy(masked_peers=("north",))
+
+
+def test_one_hospital_under_two_names_counts_once(tmp_path):
+    """A colluding hospital signs for an invented one: with both, the third would be alone among them."""
+    everyone = keyed(tmp_path, lambda i, known: [known[j] for j in NAMES if j != i])
+    place = everyone["c"].site
+    twin = replace(place, key=everyone["b"].site.key)
+    everyone["c"] = Worker(twin, SitePolicy(fewest=1))
+    wire = Impatient(everyone)
+    with pytest.raises(Stop):
+        go(tmp_path, secured(), wire, evaluate=False)
+    assert "the keys of 'c' and 'b' are signed by one hospital" in last(wire, "mask")[3]["refused"]
 
 
 class Impostor(Impatient):

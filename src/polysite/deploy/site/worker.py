@@ -334,13 +334,13 @@ class Worker:
         algorithm, site = agreed.phases[request.phase][0], self._at(agreed, request.phase, request.round)
         if not site.size:
             raise Refusal("it has no training cases")
-        plan = config.phases(agreed.study)[request.phase].run
+        phase = config.phases(agreed.study)[request.phase]
+        plan, private = phase.run, phase.train.private
         sums = self._sums(agreed) if plan.secure.on and algorithm.reply else None
-        masks = (Mask(sums.session(request), plan.secure.fraction),) if sums else ()
+        masks = (Mask(sums.joined(request), plan.secure.fraction),) if sums else ()
         kept = sums.kept_reply(request) if sums else None
         if kept:  # the request comes again, after a restart of this process
             return Leaving(kept[0], kept[2], kept[1])
-        private = agreed.study.train.private
         if private.on:
             obey(self.budget.refuse(self.policy.epsilon, self.policy.delta))
         got, noise = decode(request.body).each(site.lift), hospital_noise(algorithm, private, site)
@@ -377,7 +377,7 @@ class Worker:
         plan = config.phases(agreed.study)[request.phase].run
         if not plan.secure.on:
             raise Refusal("this study has no secure sums")
-        answer = self._sums(agreed).step(request, plan.secure.fewest)
+        answer = self._sums(agreed).step(request, plan.secure)
         return Leaving({}, encode(answer), dict.fromkeys(answer, "keys of a secure sum"))
 
     def _sums(self, agreed: Agreed) -> MaskedSums:

@@ -121,8 +121,12 @@ class _Collector:
         self._ask("members", mine, lambda site, answer: True, self._least)
 
     @property
+    def _threshold(self) -> int:
+        return threshold(len(self.keys), self.settings.reveal)
+
+    @property
     def _least(self) -> int:
-        return max(self.settings.fewest, threshold(len(self.keys)))
+        return max(self.settings.fewest, self._threshold)
 
     def _checked_keys(self, site: SiteId, answer: Payload) -> dict[str, bytes]:
         keys = unpacked(answer["keys"])
@@ -196,7 +200,7 @@ class _Collector:
 
     def _remove_masks(self, total: Sum, answered: list[SiteId]) -> None:
         told = {"answered": packed(dict.fromkeys(answered, b""))}
-        least = threshold(len(self.keys))
+        least = self._threshold
         shares = self._ask("reveal", dict.fromkeys(answered, told), self._checked_revealed, least)
         seeds = {i: self._secret(shares, "seeds", i) for i in answered}
         dropped = sorted(self.sealed.keys() - set(answered))
@@ -217,7 +221,7 @@ class _Collector:
 
     def _secret(self, shares: Mapping[SiteId, Any], name: str, of: SiteId) -> bytes:
         """Return a seed or a key from enough shares; shares that do not fit are passed over."""
-        at, least = places(self.keys), threshold(len(self.keys))
+        at, least = places(self.keys), self._threshold
         known = {at[i]: each[name][of] for i, each in shares.items() if of in each[name]}
         for some in islice(combinations(sorted(known), least), MAX_TRIES):
             secret = shamir.combine({x: known[x] for x in some})
