@@ -205,12 +205,49 @@ def test_a_hospital_that_allows_only_masked_replies_refuses_an_open_study_and_th
     assert SitePolicy().refuse(intent, datetime.now()) is None
 
 
-def test_a_study_of_secure_sums_has_no_assessment_and_says_so(tmp_path):
-    wire = Recording(workers(tmp_path / "three"))
-    run = coordinator.run(secured(), wire, NAMES, tmp_path / "three" / "run", deadlines=FAST, evaluate=False)
+def assessed(tmp_path, chosen, wire, names=NAMES):
+    run = coordinator.run(chosen, wire, names, tmp_path / "run", deadlines=FAST, evaluate=False)
+    return run, json.loads((run.folder.path / "assessment" / "assessment.json").read_text())
+
+
+def test_an_assessment_under_secure_sums_is_that_of_open_statistics_and_shows_no_list_of_a_hospital(tmp_path):
+    once = {"run": {"rounds": 1, "validate_every": 1}, "assess": {"projections": 8}}
+    _, plain = assessed(tmp_path / "open", config.vary(wanted("fedavg"), once), Inside(workers(tmp_path / "open")))
+    wire = Recording(workers(tmp_path / "masked", masked=True))
+    run, found = assessed(tmp_path / "masked", config.vary(secured(), once), wire)
+    for name, distance in plain["distances"].items():
+        assert found["distances"][name] == distance, name  # to the last bit: matrices, p, groups
+    for key in ("verdict", "sites", "cases", "angles", "unlabelled", "alternatives"):
+        assert found[key] == plain[key], key
+    assert all(not q["values"] for q in found["quantities"].values()) and not found["alignment"]
+    assert all(q["values"] for q in plain["quantities"].values())
+    page = (run.folder.path / "assessment" / "index.html").read_text()
+    assert "encrypted for a" in page and "went, encrypted, to the hospital that compared them" in page
+    replies = {site: bytes(out) for site, header, _, _, out in wire.left if header["kind"] == "assess"}
+    assert sorted(replies) == list(NAMES)
+    for value in next(iter(plain["quantities"].values()))["values"]["b"]:
+        assert not any(np.float64(value).tobytes() in blob for blob in replies.values())
+    ledger = (tmp_path / "masked" / "sites" / "b" / "ledger.jsonl").read_text()
+    assert "encrypted for another hospital" in ledger and "comparison of all hospitals" not in ledger
+    assert "comparison of all hospitals" in (tmp_path / "masked" / "sites" / "a" / "ledger.jsonl").read_text()
+
+
+def test_statistics_leave_encrypted_alone_in_a_study_of_secure_sums(tmp_path):
+    wire = Recording(workers(tmp_path))
+    go(tmp_path, secured(rounds=1, validate_every=1), wire, evaluate=False)
+    _, header, _, _, _ = last(wire, "train")
+    asked = {k: header[k] for k in ("protocol", "study")} | {"kind": "assess", "phase": 0, "round": 3}
+    got, out = wire.workers["a"].answer({**header, **asked}, encode(Payload()))
+    assert "no keys were agreed on for this round" in got["refused"] and not out
+
+
+def test_too_few_hospitals_for_a_secure_comparison_are_an_incident(tmp_path):
+    everyone = workers(tmp_path)
+    everyone["c"].policy = SitePolicy(fewest=1, assess=False)
+    run = coordinator.run(secured(rounds=1, validate_every=1), Inside(everyone), NAMES, tmp_path / "run",
+                          deadlines=FAST, evaluate=False)  # fmt: skip
     assert not (run.folder.path / "assessment").exists()
-    assert "no assessment: it compares single hospitals" in str(run.folder.records()[0].incidents)
-    assert "assess" not in {header["kind"] for _, header, *_ in wire.left}
+    assert "no assessment: 2 sites take part" in str(run.folder.records()[0].incidents)
 
 
 @pytest.mark.slow

@@ -252,14 +252,8 @@ def greet(
 
 
 def assess_sites(chosen: Study, roster: Roster, path: Path) -> assessment.AssessmentRun | None:
-    """Assess the sites. A site whose policy forbids it is left out; where fewer than two remain, and where only secure
-    sums may leave, the study continues without an assessment."""
-    if chosen.run.secure.on:
-        roster.note(
-            "no assessment: it compares single hospitals, and with run.secure only sums over all leave; assess them in "
-            "a study of its own without run.secure, if they agree to that"
-        )
-        return None
+    """Assess the sites. A site whose policy forbids it is left out; where too few remain, the study continues without
+    an assessment."""
     engine = RemoteSites(cast(Algorithm[Any], chosen.assess), roster, kind="assess")
     if len(engine.names) < 2:
         roster.note("no assessment: the policies of fewer than two sites allow it")

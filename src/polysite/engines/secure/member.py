@@ -17,9 +17,9 @@ from polysite.engines.secure.masks import SEED, add_masks, agreed_key, new_seed,
 from polysite.errors import PayloadError
 from polysite.payload import Payload, SiteId, plain
 
-MaskStep = Literal["keys", "shares", "members", "reveal"]
+MaskStep = Literal["keys", "shares", "members", "reveal", "analyse"]
 Reveal = Literal["majority", "two_thirds"]
-STEPS: tuple[MaskStep, ...] = ("keys", "shares", "members", "reveal")
+STEPS: tuple[MaskStep, ...] = ("keys", "shares", "members", "reveal", "analyse")
 SESSION = 16  # bytes of the name of a sum
 MAX_BLOB = 1 << 12  # bytes of a key, a signature or an encrypted pair of shares
 
