@@ -42,12 +42,12 @@ from polysite.training.leaks import (
     invert_patients,
     invert_reply,
     mean_scan,
+    smallest_patch,
 )
 from polysite.training.network import device_of
 from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
-LEAST_SIDE = 8  # voxels of a side of the patch of one patient, at least
 SAME = 1e-4  # largest difference of a loss that a replay on another machine may have
 SUPPOSED = Private("patient")  # noise of the row 'one patient, noise' if the run itself adds none
 
@@ -229,7 +229,8 @@ def _inversions(
     any_site, device = next(iter(sites.values())), device_of(chosen.train.device)
     inverter = Inverter(studies.build_module(chosen), any_site.loss, device)
     trained = {i: sites[i] for i in replied}
-    small = mean_scan(trained, one_patch(chosen), others)
+    divisor = int(getattr(chosen.model, "divisor", 1))
+    small = mean_scan(trained, smallest_patch(chosen.train.patch, divisor), others)
     private = chosen.train.private if chosen.train.private.unit == "patient" else SUPPOSED
     at = next(iter(sent.values()))
     rows: list[tuple[str, str, Protection]] = [
@@ -247,15 +248,6 @@ def _inversions(
     yield "reply", f"the reply of {few}, which has the fewest training patients", not protections.secure, reply
     total = invert_reply(inverter, [sites[i] for i in replied], at, mean, whole, effort)
     yield "sum", "the mean of all replies", True, total
-
-
-def one_patch(chosen: Study) -> list[int]:
-    """Return the patch of one patient: the smallest that the network takes, and no larger than in training.
-
-    A small patch is the worst case: few voxels are behind many numbers of a gradient.
-    """
-    divisor = int(getattr(chosen.model, "divisor", 1))
-    return [min(side, max(divisor, -(-LEAST_SIDE // divisor) * divisor)) for side in chosen.train.patch]
 
 
 def _exactness(replayed: Replayed) -> str:

@@ -15,6 +15,7 @@ from polysite.training.inversion import Effort, Inverter, Match, best_match, mea
 from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
+LEAST_SIDE = 8  # voxels of a side of the patch of one patient, at least
 MAX_REFERENCES = 4  # models that losses are calibrated by
 
 Sites = Mapping[str, TorchSite]
@@ -126,6 +127,17 @@ def mean_scan(sites: Sites, patch: Sequence[int], split: str = "test") -> torch.
     """Return the mean of the middle patches of scans that nobody trained on: what the attacker guesses first."""
     shown = [middle(site.volume(n)[0].float(), patch) for site in sites.values() for n in site.cases(split)]
     return torch.stack(shown).mean(0).cpu()
+
+
+def smallest_patch(patch: Sequence[int], divisor: int) -> list[int]:
+    """Return the patch of one patient: the smallest that the network takes, and no larger than in training.
+
+    A small patch is the worst case: few voxels are behind many numbers of a gradient.
+
+    >>> smallest_patch([32, 32, 4], 4), smallest_patch([32, 32], 16)
+    ([8, 8, 4], [16, 16])
+    """
+    return [min(side, -(-LEAST_SIDE // divisor) * divisor) for side in patch]
 
 
 def invert_patients(
