@@ -254,6 +254,12 @@ def greet(
 def assess_sites(chosen: Study, roster: Roster, path: Path) -> assessment.AssessmentRun | None:
     """Assess the sites. A site whose policy forbids it is left out; where too few remain, the study continues without
     an assessment."""
+    if chosen.train.private.on:
+        roster.note(
+            "no assessment: its statistics have no noise, so they would not be covered by the epsilon of this study "
+            "(train.private); assess the hospitals in a study of its own, if they agree to that"
+        )
+        return None
     engine = RemoteSites(cast(Algorithm[Any], chosen.assess), roster, kind="assess")
     if len(engine.names) < 2:
         roster.note("no assessment: the policies of fewer than two sites allow it")

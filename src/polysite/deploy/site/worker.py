@@ -281,7 +281,8 @@ class Worker:
         names = {k: [case.name for case in self.agreed.splits[k]] for k in SPLITS}
         listed = self.pseudonyms.list_digest(request.study, names)
         policy = self.policy
-        may_assess = policy.may_assess(self.agreed.study.run.secure.on)
+        study = self.agreed.study
+        may_assess = policy.may_assess(study.run.secure.on) and not study.train.private.on
         greeting = Greeting(counts, policy.case_scores, may_assess, *_machine(), studies=left, listed=listed)
         texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
         fields = {**{k: f"count, {n}" for k, n in counts.items()}, **texts}
@@ -327,6 +328,8 @@ class Worker:
             obey(self.policy.refuse(intent, self.now()))
 
     def _assess(self, agreed: Agreed, request: Request) -> Leaving:
+        if agreed.study.train.private.on:
+            raise Refusal("an assessment has no noise, and this study promises some (train.private): it does not leave")
         assess = agreed.study.assess
         engine = assessment.assessed_sites(agreed.study, dealt={self.site.name: agreed.volumes})
         algorithm: Any = assess
