@@ -93,6 +93,8 @@ def _distance(name: str, plain: Mapping[str, Any], sites: Sequence[SiteId]) -> D
     outlier = str(plain["outlier"])
     if outlier not in sites:
         raise ValueError("the most distant hospital is another one")
+    rest: dict[str, Any] = {k: _matrix(plain[k], len(sites)) for k in ARRAYS}
+    rest |= {k: {i: float(x) for i, x in plain[k].items() if i in sites} for k in numbers}
     return Distance(
         name=name,
         outlier=outlier,
@@ -100,8 +102,7 @@ def _distance(name: str, plain: Mapping[str, Any], sites: Sequence[SiteId]) -> D
         clusters=groups(plain["clusters"]),
         linked=groups(plain["linked"]),
         against={i: tuple(j for j in of if j in sites) for i, of in plain["against"].items() if i in sites},
-        **{k: _matrix(plain[k], len(sites)) for k in ARRAYS},
-        **{k: {i: float(x) for i, x in plain[k].items() if i in sites} for k in numbers},
+        **rest,
     )
 
 

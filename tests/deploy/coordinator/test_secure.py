@@ -80,6 +80,7 @@ def test_sites_come_to_the_bits_of_the_simulator_and_the_server_sees_no_reply(na
     assert config.parse(run.folder.config).run.guard.use == "off"
     page = build("run", methods([read(run.folder.path)]))
     assert "the sum over the hospitals" in page and "nobody" in page
+    assert "Who saw what" in page and "the sum of all replies of a round" in page and "sizes and times" in page
     ledger = (tmp_path / "sites" / "a" / "ledger.jsonl").read_text()
     assert (
         '"model": "model, masked, ' in ledger
@@ -222,6 +223,8 @@ def test_an_assessment_under_secure_sums_is_that_of_open_statistics_and_shows_no
     assert all(not q["values"] for q in found["quantities"].values()) and not found["alignment"]
     assert all(q["values"] for q in plain["quantities"].values())
     page = (run.folder.path / "assessment" / "index.html").read_text()
+    whole = build("run", methods([read(run.folder.path)]))
+    assert "distances between hospitals, tests, groups" in whole and "the first hospital by name" in whole
     assert "encrypted for a" in page and "went, encrypted, to the hospital that compared them" in page
     replies = {site: bytes(out) for site, header, _, _, out in wire.left if header["kind"] == "assess"}
     assert sorted(replies) == list(NAMES)

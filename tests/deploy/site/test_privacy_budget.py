@@ -57,6 +57,7 @@ def test_a_deployed_study_reports_epsilon_and_the_hospital_keeps_account(tmp_pat
     assert (tmp_path / "sites" / "a" / "privacy.jsonl").stat().st_mode & 0o077 == 0
     page = build("run", methods([read(run.folder.path)]))
     assert "<h2" in page and "every training patient" in page and "each reply" in page
+    assert "every reply, under noise" in page and "the common model of every round, under noise" in page
     assert f"{record.sites['a'].epsilon:.2f}" in page
     assert "steps, learning rates, noise" in (tmp_path / "sites" / "a" / "ledger.jsonl").read_text()
 

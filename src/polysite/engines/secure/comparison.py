@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def _compared(collector: Collector, can_change: float, unseen: float) -> Compari
         exchange.arrived(site, len(blobs))
     if len(blobs) < least or analyst not in collector.sealed:
         raise TooFew(f"{len(blobs)} of {len(sent)} hospitals sent statistics, and {least} are needed")
-    told = {FIELD: {i: np.frombuffer(b, np.uint8) for i, b in blobs.items()}}
+    told: dict[str, Any] = {FIELD: {i: np.frombuffer(b, np.uint8) for i, b in blobs.items()}}
     told |= {"can_change": can_change, "unseen": unseen}
     answers = collector.ask("analyse", {analyst: told}, _checked, 1)
     sizes = {i: len(b) for i, b in blobs.items()}
