@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from browser import browse
-from polysite import audit as audits
 from polysite import cli, config
 from polysite import study as studies
-from polysite.audit import audit, rescanned
+from polysite.audit import numbers as audits
+from polysite.audit.numbers import audit, rescanned
 from polysite.config import Study
 from polysite.data.case import Case, CaseRef
 from polysite.data.phantom import Hospital

@@ -3,26 +3,24 @@
 A run evaluates itself when it ends (``polysite.study``); the folder is the same (``polysite.evaluation_folder``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from polysite import config, postprocessing, study
+from polysite import postprocessing, study
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.files import Files
-from polysite.data.split import SiteSplit, table
-from polysite.engines.phases import Evaluate, Models, Phase, examine, find_models
+from polysite.data.split import SiteSplit
+from polysite.engines.phases import Evaluate, examine
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, file_name
-from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
 from polysite.payload import SiteId
-from polysite.training.torch_site import TorchSite
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def evaluate(
         again: Replace an evaluation that exists.
         watch: Observer of the progress.
     """
-    folder = open_finished(run)
+    folder = study.open_finished(run)
     if not 0 <= tolerance < np.inf:
         raise ConfigError(f"the tolerance {tolerance} must be a distance, 0 or more")
     subject = _subject(folder, split, on)
@@ -69,7 +67,7 @@ def evaluate(
         raise RunError(f"{target} exists already; --again examines once more and replaces it")
     sites = study.build_sites(subject.study, subject.dealt, watch)
     trained = sorted(s for s, splits in subject.dealt.items() if splits["train"])
-    known, models = models_of(folder, subject.study, trained, sites)
+    known, models = study.models_of(folder, subject.study, trained, sites)
     sent = models.payloads([s for s in known if sites[s].cases(subject.split)])
 
     def write(split: str, clusters: CaseClusters | None) -> EvaluationFolder:
@@ -93,52 +91,12 @@ def evaluate(
     return target
 
 
-def open_finished(run: Path | str) -> RunFolder:
-    """Open the folder of a finished, simulated run."""
-    folder = RunFolder.open(Path(run))
-    if not folder.finished:
-        raise RunError(f"{folder.path} has not finished; 'polysite train --resume {folder.path}' brings it to its end")
-    if (folder.path / "deployment.json").exists():
-        raise RunError(f"{folder.path} was trained by real hospitals: its cases are there, and so is their evaluation")
-    return folder
-
-
-def models_of(
-    folder: RunFolder, chosen: Study, trained: Sequence[SiteId], sites: Mapping[SiteId, TorchSite]
-) -> tuple[list[SiteId], Models]:
-    """Return the sites that a finished run has models for, and these models.
-
-    Args:
-        folder: The run folder.
-        chosen: Its study.
-        trained: Sites with training cases.
-        sites: All sites.
-    """
-    phases = config.phases(chosen)
-    engines = [Simulator(s.algorithm, {i: site.under(s.train) for i, site in sites.items()}) for s in phases]
-    strangers = all(s.algorithm.strangers for s in phases)  # a phase starts from what the phases before it serve
-    known = sorted(sites) if strangers else [s for s in trained if s in sites]
-    built = [Phase(s.algorithm, e, s.run) for s, e in zip(phases, engines, strict=True)]
-    return known, find_models(folder, built, folder.result, known)
-
-
-def dealt_as_trained(folder: RunFolder, chosen: Study) -> Mapping[SiteId, SiteSplit]:
-    """Return the cases of every site; refuse data that are not those of the run."""
-    dealt = study.deal_cases(chosen)
-    if table(dealt) != folder.split:
-        raise RunError(
-            f"the data are not those that {folder.path} was trained with: its split.csv names other cases or parts; "
-            "bring them back"
-        )
-    return dealt
-
-
 def _subject(folder: RunFolder, split: str, on: Path | str | None) -> Subject:
     """Return the cases of a split of the run's own data, or all cases of other data."""
     chosen = postprocessing.study_of(folder)
     if on is None and split not in SPLITS:
         raise ConfigError(f"there is no split {split!r}; choose {', '.join(SPLITS)}")
-    dealt = dealt_as_trained(folder, chosen)
+    dealt = study.dealt_as_trained(folder, chosen)
     if on is not None:
         return _elsewhere(chosen, dealt, Path(on))
     if not any(splits[split] for splits in dealt.values()):

@@ -39,8 +39,7 @@ from polysite.engines.phases import SHARED
 from polysite.engines.run_folder import versions
 from polysite.errors import ConfigError
 from polysite.payload import SiteId
-from polysite.report.preview import axes_of
-from polysite.report.scans import upright_scan
+from polysite.report.orientation import axes_of
 from polysite.site import Cases, Examined
 from polysite.spreadsheets import write_mappings
 from polysite.storage import draft_folder
@@ -207,6 +206,8 @@ class EvaluationFolder:
 
     def _scans(self) -> Iterator[dict[str, Any]]:
         """Keep the worst, median and best case of every hospital, by the mean Dice of its own model."""
+        from polysite.report.scans import upright_scan  # it draws, which a run without pictures need not
+
         dice: dict[SiteId, dict[str, list[float]]] = {}
         for row in self._rows:
             if row["model"] in (SHARED, row["site"]):

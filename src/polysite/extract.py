@@ -57,7 +57,7 @@ from polysite.report import clusters as clusters_page
 from polysite.report.example_cases import Scan
 from polysite.report.figure_files import Picture, write_figures
 from polysite.report.grid import Grid, Line, name, number
-from polysite.report.preview import axes_of
+from polysite.report.orientation import axes_of
 from polysite.report.scans import upright_scan
 from polysite.spreadsheets import Writer
 from polysite.storage import draft_folder, vacant

@@ -34,6 +34,13 @@ def noisy(change, **settings):
     return out["model"]
 
 
+def test_noise_leaves_no_variance_below_zero():
+    base = {"norm.running_var": np.full(50, 0.01), "norm.running_mean": np.zeros(50)}
+    reply = Payload(model={k: x + 0.001 for k, x in base.items()}, weight=7)
+    out = step(noise=5.0).apply(KINDS, Payload(model=base), reply)["model"]
+    assert out["norm.running_var"].min() == 0 and (out["norm.running_mean"] < 0).any()
+
+
 def test_a_long_change_is_shortened_to_the_limit_and_a_short_one_is_not():
     for length, left in ((10.0, 2.0), (2.0, 2.0), (0.5, 0.5), (0.0, 0.0)):
         change = np.full(1000, length / np.sqrt(1000))

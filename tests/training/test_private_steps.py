@@ -14,7 +14,7 @@ from polysite.models import MODELS
 from polysite.privacy import Private, Release
 from polysite.site import Budget, Objective, Tilt
 from polysite.training.network import Network
-from polysite.training.private_steps import Draws, PrivateStep
+from polysite.training.private_steps import Draws, PrivateStep, refuse_batch_norm
 from polysite.training.settings import Train
 from polysite.training.tasks import CaseLoss, Outline
 from polysite.training.torch_site import TorchSite
@@ -194,3 +194,32 @@ def test_what_noise_does_not_cover_is_refused():
     train = replace(TRAIN, private=PRIVATE)
     with pytest.raises(ConfigError, match="batch normalisation mixes the patients"):
         TorchSite("s", Network(module, train), {"train": [case("c", 0)]}, ["L"], train, 0)
+
+
+def test_running_statistics_of_instance_normalisation_are_refused_too():
+    """They are means over patients, which would leave without noise."""
+    module = network().module
+    module.add_module("norm", torch.nn.InstanceNorm3d(1, track_running_stats=True))
+    with pytest.raises(ConfigError, match="running statistics leave without noise"):
+        refuse_batch_norm(module)
+    refuse_batch_norm(network().module)
+
+
+def test_a_step_that_draws_nobody_is_noise_alone_and_is_paid():
+    here = site(Private("patient", clip=0.5, noise=1.5))
+    draws = here.private_draws(np.random.default_rng(0))
+    empty = replace(draws, rng=Never())
+    assert empty.draw() == []
+    step = PrivateStep(here.network, here.loss, list(here.network.parameters.values()), here.train.private,
+                       draws.expected, np.random.default_rng(0))  # fmt: skip
+    step.begin()
+    step.finish()
+    drawn = torch.cat([p.grad.flatten() for p in step.weights]) * draws.expected
+    assert float(drawn.std()) == pytest.approx(0.75, rel=0.1) and step.release(draws, 1).steps == 1
+
+
+class Never:
+    """Draws numbers above every rate."""
+
+    def random(self, count):
+        return np.ones(count)

@@ -1,16 +1,24 @@
-"""The command that attacks the numbers that describe cases."""
+"""The command that attacks what leaves hospitals: numbers that describe cases, and models of a run."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polysite.cli.base import Config, Json, Override, Quiet, app, study_of, watching
+from polysite.cli.base import Json, Override, Quiet, app, study_of, watching
 
 
 @app.command()
 def audit(
-    config: Config = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="STUDY|RUN",
+            help="A study in TOML, a manifest or a folder of images: attack the numbers that describe its cases; or "
+            "the folder of a finished run: attack its models. Without one, the numbers of the phantoms.",
+            show_default=False,
+        ),
+    ] = None,
     override: Override = None,
     what: Annotated[
         str,
@@ -43,17 +51,26 @@ def audit(
     rate: Annotated[
         float | None, typer.Option(help="Learning rate of a decoder; default 0.002, with paper 0.0001.")
     ] = None,
+    iterations: Annotated[
+        int, typer.Option(help="Of a run: steps of the search for an image; 0 leaves out gradient inversion.")
+    ] = 300,
     scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Show slices of patients on the page.")] = (True),
     out: Annotated[Path | None, typer.Option(help="New folder to write; one below audits/ by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Attack the numbers that describe cases.
+    """Attack what leaves hospitals.
 
-    Tries to rebuild scans from them and to match second scans with their patients. Models are not attacked.
+    Of a study: tries to rebuild scans from the numbers that describe cases and to match second scans with patients. Of
+    a finished run: tries to tell from its models who was trained on, and to rebuild images from its updates.
     """
+    from polysite.audit.training import is_run
+
+    if config is not None and is_run(config):
+        _audit_run(config, out, iterations, scans, quiet, as_json)
+        return
     study = study_of(config, override or [])
-    from polysite import audit as audits
+    from polysite.audit import numbers as audits
     from polysite.training.attack import settings_of
 
     settings = settings_of(decoder, side=side, epochs=epochs, restarts=restarts, rate=rate)
@@ -71,3 +88,28 @@ def audit(
         for finding in done.findings:
             print(f"{finding.verdict} {finding.recognition}\n")
         print(f"{audit_page.CAUTION} The page: {done.folder / 'index.html'}")
+
+
+def _audit_run(run: Path, out: Path | None, iterations: int, scans: bool, quiet: bool, as_json: bool) -> None:
+    """Attack the models of a finished run, and print what was found."""
+    from polysite.audit.training import audit_run
+    from polysite.training.inversion import Effort
+
+    effort = Effort(iterations=max(iterations, 1))
+    with watching(quiet or as_json, False) as watch:
+        done = audit_run(run, out, effort=effort, images=iterations > 0, scans=scans, watch=watch)
+    if as_json:
+        import json
+
+        print(json.dumps(json.loads((done.folder / "audit.json").read_text(encoding="utf-8"))))
+    elif not quiet:
+        from polysite.report import tables
+        from polysite.report import training_audit_page as page
+
+        for grid in (page.membership(done.found), page.by_site(done.found), page.inversion(done.found)):
+            if grid.lines:
+                tables.show_grid(grid)
+        print(f"{done.found.summary}\n")
+        for sentence in page.prevented(done.found):
+            print(sentence)
+        print(f"\nThe page: {done.folder / 'index.html'}")

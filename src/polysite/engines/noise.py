@@ -20,6 +20,7 @@ from polysite.payload import Payload, plain
 from polysite.privacy import Private, Release
 
 BOUNDED = ("model", "count", "one")  # kinds of reply that noise on the model covers
+VARIANCES = ("*running_var",)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ class HospitalNoise:
         scale = min(1.0, self.private.clip / length) if length else 1.0
         spread = self.private.noise * self.private.clip
         noisy = {k: x * scale + spread * self.rng.standard_normal(x.shape) for k, x in change.items()}
-        model = {k: _like(value[k], plain(base[k]) + noisy[k]) for k in value}
+        moved = {k: plain(base[k]) + noisy[k] for k in value}
+        # a variance below zero would break every network that receives it; the limit does not depend on any patient
+        moved |= {k: np.maximum(moved[k], 0.0) for k in moved if tree.matches(k, VARIANCES)}
+        model = {k: _like(value[k], moved[k]) for k in value}
         return Payload(**{**reply, name: model})
 
     def restore(self, kinds: Mapping[str, Kind], sent: Payload, reply: Payload) -> Payload:

@@ -134,7 +134,7 @@ def run_phases(
     """
     at = resume
     if at and at.phase:
-        _enter(phases, at.phase, folder)
+        enter_phase(phases, at.phase, folder)
     handed: Mapping[SiteId, int] = {}
     while True:
         at = _train(phases, params, seed, folder, at, handed, watch, until)
@@ -226,7 +226,7 @@ def _next(
     best = _load_best(folder, phases, at.best_round)
     _keep(folder, folder.phase(index), phases[best.phase], best, first)
     log.info("phase %d begins from the model of round %d", index + 1, best.round)
-    start, handed = _enter(phases, index, folder)
+    start, handed = enter_phase(phases, index, folder)
     phase = phases[index]
     state = phase.algorithm.init(phase.transport.lift(start or params), phase.transport.names)
     guard = at.guard.begin() if at.guard else None
@@ -237,7 +237,7 @@ def _next(
     return at, handed
 
 
-def _enter(
+def enter_phase(
     phases: Sequence[Phase], index: int, folder: RunFolder, everyone: Sequence[SiteId] = ()
 ) -> tuple[Tree, Mapping[SiteId, int]]:
     """Have the sites start a phase from the models that they were served when it began.
@@ -247,10 +247,10 @@ def _enter(
     begin with, so it is refused after a phase that leaves every site its own.
     """
     phase = phases[index]
-    begun = _load(folder, folder.phase(index), phases)
+    begun = load_checkpoint(folder, folder.phase(index), phases)
     best, before = begun.at, phases[begun.at.phase]
     if best.phase:
-        _enter(phases, best.phase, folder, everyone)
+        enter_phase(phases, best.phase, folder, everyone)
     before.transport.remember(best.memories, best.versions)
     concerned = everyone or sorted({*before.transport.names, *before.transport.audience})
     sent = serving_payloads(before.algorithm, best.state, concerned)
@@ -293,7 +293,7 @@ def _keep(
     phase.transport.retain(folder.needed())
 
 
-def _load(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
+def load_checkpoint(folder: RunFolder, path: Path, phases: Sequence[Phase]) -> Checkpoint:
     """Read a checkpoint with the memories that belong to it."""
     modules = {type(phase.algorithm).__module__ for phase in phases}  # a state may hold their classes
     lift = phases[0].transport.lift
@@ -320,13 +320,13 @@ def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None
     paths = folder.checkpoints()
     for path in paths:
         try:
-            at = _load(folder, path, phases).at
+            at = load_checkpoint(folder, path, phases).at
             if at.best_round >= 0:
-                _load(folder, folder.best(at.best_round), phases)
+                load_checkpoint(folder, folder.best(at.best_round), phases)
             for round in {own.round for own in at.own.values()} if at.phase + 1 == len(phases) else ():
-                _load(folder, folder.own(round), phases)
+                load_checkpoint(folder, folder.own(round), phases)
             if at.phase:
-                _load(folder, folder.phase(at.phase), phases)
+                load_checkpoint(folder, folder.phase(at.phase), phases)
         except RunError as problem:
             log.warning("%s; trying the checkpoint before it", problem)
             continue
@@ -344,7 +344,7 @@ def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None
 
 
 def _load_best(folder: RunFolder, phases: Sequence[Phase], round: int) -> Progress:
-    return _load(folder, folder.best(round), phases).at
+    return load_checkpoint(folder, folder.best(round), phases).at
 
 
 def find_best(
@@ -356,7 +356,7 @@ def find_best(
     """
     best = _load_best(folder, phases, round)
     if best.phase:
-        _enter(phases, best.phase, folder, everyone)
+        enter_phase(phases, best.phase, folder, everyone)
     phases[best.phase].transport.remember(best.memories, best.versions)
     return phases[best.phase], best
 
@@ -369,9 +369,9 @@ def find_own(folder: RunFolder, phases: Sequence[Phase], sites: Sequence[SiteId]
     memories: dict[SiteId, Payload] = {}
     versions: dict[SiteId, int] = {}
     if len(phases) > 1:
-        _enter(phases, len(phases) - 1, folder, sites)
+        enter_phase(phases, len(phases) - 1, folder, sites)
     for round in sorted(set(mine.values())):
-        at, users = _load(folder, folder.own(round), phases).at, [i for i in sites if mine[i] == round]
+        at, users = load_checkpoint(folder, folder.own(round), phases).at, [i for i in sites if mine[i] == round]
         sent |= serving_payloads(phase.algorithm, at.state, users)
         memories |= {i: at.memories[i] for i in users if i in at.memories}
         versions |= {i: at.versions[i] for i in users if i in at.versions}

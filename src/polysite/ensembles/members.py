@@ -20,12 +20,12 @@ from polysite.engines.memory_store import to_host
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, RunError
-from polysite.evaluation import dealt_as_trained, models_of, open_finished
 from polysite.models.ensemble import Ensemble, Member
 from polysite.models.unet import UNet
 from polysite.payload import SiteId
 from polysite.report.runs import title
 from polysite.spreadsheets import rows as csv_rows
+from polysite.study import dealt_as_trained, models_of, open_finished
 from polysite.tree import Tree, drop
 
 Source = tuple[str, str]  # site and name of a case in the data

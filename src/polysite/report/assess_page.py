@@ -54,7 +54,7 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
     """Write the self-contained ``index.html`` and its figures; ``about`` is printed at the end."""
     heatmaps, maps = _heatmaps(assessment), _maps(assessment)
     held, angles, case_angles = _held(assessment), _angles(assessment), _case_angles(assessment)
-    write_figures(folder / "figures", [*heatmaps, *maps, held, *angles, *case_angles])
+    write_figures(folder / "figures", [*heatmaps, *maps, *([held] if held else []), *angles, *case_angles])
     page = folder / "index.html"
     text = render(
         "assess.html",
@@ -218,7 +218,10 @@ def _maps(assessment: Assessment) -> list[Picture]:
     return shown
 
 
-def _held(assessment: Assessment) -> Picture:
+def _held(assessment: Assessment) -> Picture | None:
+    """Draw the distributions of all quantities; None if the hospitals' lists are not known (secure sums)."""
+    if not all(q.values for q in assessment.quantities.values()):
+        return None
     title, most = "Data of the hospitals", assessment.settings.levels
     svg = draw.drawing(draw.distributions(assessment), "distributions", f"{title}, quantity by quantity")
     few = max(assessment.cases[s] for s in assessment.sites) <= most
@@ -240,7 +243,9 @@ def _held(assessment: Assessment) -> Picture:
 
 
 def _angles(assessment: Assessment) -> list[Picture]:
-    """Draw the angles between the mean embeddings of hospitals."""
+    """Draw the angles between the mean embeddings of hospitals, if those of their cases are known, too."""
+    if not assessment.alignment:
+        return []
     return _by_component(assessment, assessment.angles, draw.angles, "angles", "between and within hospitals")
 
 
@@ -275,7 +280,9 @@ def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:
             "name": quantity.name,
             "mean": f"{quantity.mean:.3f}",
             "role": roles.get(quantity.name, ""),
-            "scale": " to ".join(dict.fromkeys(f"{f(quantity.divisors.values()):.4g}" for f in (min, max))),
+            "scale": " to ".join(dict.fromkeys(f"{f(quantity.divisors.values()):.4g}" for f in (min, max)))
+            if quantity.divisors
+            else "–",
             "unit": quantity.unit,
             "apart": some(_apart(assessment, quantity), len(assessment.sites) > LISTED) or "–",
         }

@@ -226,7 +226,7 @@ def limits(about: Mapping[str, Any]) -> list[str]:
         f"The second scans are made from the first: fresh noise of {100 * about['noise']:.0f} % of the standard "
         f"deviation, up to {100 * about['gain']:.0f} % more or less signal, slightly wider or tighter outlines. A "
         "real second scan differs more.",
-        "Models and updates, which leave a hospital in every round of training, were not attacked.",
+        "Models and updates, which leave a hospital in every round of training, are attacked by 'polysite audit RUN'.",
     ]
 
 

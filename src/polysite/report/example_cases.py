@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polysite.errors import ConfigError, RunError, nearest
-from polysite.report.preview import turned
+from polysite.report.orientation import turned
 from polysite.report.runs import Evaluation, Key, Method
 from polysite.report.viewer import Shown
 

@@ -288,9 +288,9 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         picture = figures.times(seen, lambda run: costs.hours(run, options.speeds))
         blocks.append(Picture("Score over simulated time", picture, ""))
     yield Section("cost", "Cost", tuple(blocks))
-    privacy = protections.table(methods)
-    if privacy.lines:
-        yield Section("privacy", "Privacy", (privacy,))
+    privacy = tuple(g for g in (protections.table(methods), protections.audience(methods)) if g.lines)
+    if privacy:
+        yield Section("privacy", "Privacy", privacy)
     guard = guarding.table(methods)
     if guard.lines:
         yield Section("guard", "What the guard saw and did", (guard,))

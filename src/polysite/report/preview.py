@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
-from nibabel.orientations import aff2axcodes, apply_orientation, axcodes2ornt, ornt_transform
 
 from polysite.data.case import Case, CaseRef
 from polysite.data.sources import Source
 from polysite.engines.run_folder import file_name
 from polysite.errors import PolysiteError
 from polysite.report.drawing import COLOURS
+from polysite.report.orientation import axes_of, turned, turned_size
 from polysite.storage import write_file
 
 OUTLINES = tuple(COLOURS[k] for k in (4, 1, 3, 2, 5))  # colours that are visible on grey
@@ -88,36 +88,10 @@ def upright(case: Case) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]]:
     return turned(case.image, way), turned(label, way), turned_size(case.spacing, way)
 
 
-def axes_of(case: Case) -> str:
-    """Return the orientation of the axes, such as RAS; empty for a 2D image, which has rows and columns already."""
-    return "" if case.image.ndim == 3 else "".join(aff2axcodes(_affine(case)))
-
-
-def turned(volumes: np.ndarray, axes: str) -> np.ndarray:
-    """Return an array (channel, *space) with this orientation as (channel, slice, row, column)."""
-    if not axes:
-        return volumes[:, None]
-    upright: np.ndarray = apply_orientation(np.moveaxis(volumes, 0, -1), _turn(axes)).transpose(3, 2, 1, 0)
-    return upright
-
-
-def turned_size(spacing: Sequence[float], axes: str) -> tuple[float, ...]:
-    """Return the voxel size in the order slice, row, column."""
-    return tuple(spacing[k] for k in np.argsort(_turn(axes)[:, 0])[::-1]) if axes else (1.0, *spacing)
-
-
-def _turn(axes: str) -> Any:
-    return ornt_transform(axcodes2ornt(axes), axcodes2ornt("LPS"))
-
-
 def widest(label: np.ndarray) -> int:
     """Return the slice of (label, slice, row, column) with most labelled voxels; the middle one if there are none."""
     areas = label.sum((0, 2, 3))
     return int(areas.argmax()) if areas.any() else len(areas) // 2
-
-
-def _affine(case: Case) -> np.ndarray:
-    return np.diag([*case.spacing, 1.0]) if case.affine is None else case.affine
 
 
 def write_sheet(file: Path, title: str, rows: Sequence[Row], modalities: Sequence[str], labels: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
-"""What protected the hospitals of a run: secure sums (``run.secure``) and differential privacy (``train.private``)."""
+"""What protected the hospitals of a run, and who saw what: secure sums (``run.secure``) and differential privacy
+(``train.private``)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from polysite.report.grid import Grid, Line, name, number
 from polysite.report.runs import Method, Summary
@@ -31,6 +32,42 @@ def table(methods: Sequence[Method]) -> Grid:
         "covered by it. docs/protection.md says what each protection promises."
     )
     return Grid("privacy", "", head, tuple(lines), note)
+
+
+def audience(methods: Sequence[Method]) -> Grid:
+    """Return who saw what; without lines if no run had protections or real hospitals."""
+    lines = []
+    for method in methods:
+        run = method.runs[0]
+        if not (is_secure(run) or unit_of(run) or (run.path / "deployment.json").is_file()):
+            continue
+        for who, what in _seen(run):
+            lines.append(Line((name(method.name), name(who), name(what))))
+    note = (
+        "Scores of validation and test cases leave for each hospital besides, as its policy allows. 'polysite audit "
+        "RUN' measures what attackers make of the models; docs/protection.md states what each can learn."
+    )
+    return Grid("audience", "Who saw what", ("method", "who", "saw"), tuple(lines), note)
+
+
+def _seen(run: Summary) -> Iterator[tuple[str, str]]:
+    noise = ", under noise" if unit_of(run) else ""
+    yield "the coordinator", ("the sum of all replies of a round" if is_secure(run) else "every reply") + noise
+    if (run.path / "assessment" / "assessment.json").is_file():
+        yield (
+            "the coordinator",
+            (
+                "of the assessment: distances between hospitals, tests, groups"
+                if is_secure(run)
+                else "of the assessment: the statistics of every hospital"
+            ),
+        )
+        if is_secure(run):
+            yield "the first hospital by name", "of the assessment: the statistics of every hospital"
+    yield "a hospital", f"the common model of every round{noise}"
+    yield "who gets the final model", f"that model{noise}"
+    if (run.path / "deployment.json").is_file():
+        yield "who reads the wire", "sizes and times"
 
 
 def is_secure(run: Summary) -> bool:

@@ -14,7 +14,8 @@ from polysite.data.case import Case
 from polysite.data.slices import volume_of
 from polysite.errors import RunError
 from polysite.report.example_cases import Scan
-from polysite.report.preview import axes_of, turned, turned_size, widest
+from polysite.report.orientation import axes_of, turned, turned_size
+from polysite.report.preview import widest
 from polysite.report.runs import Summary
 from polysite.training.torch_site import packed
 

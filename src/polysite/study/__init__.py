@@ -2,6 +2,7 @@
 
 from polysite.study.cases import PreparedCases, cut, deal_cases, deal_volumes, load_cases, pinned, refuse_duplicates
 from polysite.study.engine import Engine, OpenedStudy
+from polysite.study.finished import dealt_as_trained, models_of, open_finished
 from polysite.study.forecast import Sizes, cost, initial_params, loads
 from polysite.study.sites import (
     POOLED,
@@ -35,11 +36,14 @@ __all__ = [
     "cut",
     "deal_cases",
     "deal_volumes",
+    "dealt_as_trained",
     "expected_steps",
     "initial_params",
     "load_cases",
     "loads",
     "logged",
+    "models_of",
+    "open_finished",
     "pinned",
     "refuse_bare",
     "refuse_duplicates",

@@ -66,7 +66,7 @@ class Network:
         self.forward = torch.compile(self.module) if train.compile is True and not self.gpu_steps else self.module
         # a single small volume takes a slow convolution path on a CPU; together with a copy it does not
         self.doubles = self.device.type == "cpu" and not any(isinstance(m, _BatchNorm) for m in module.modules())
-        self.parameters, self.leaves = _leaves(module)
+        self.parameters, self.leaves = leaves_of(module)
         self._tracking = _tracking(module)
         self.start = self.read()
         self.patches = Patches(self.device)
@@ -94,7 +94,7 @@ class Network:
             expected: Number of training steps of the run that begins.
             later: The same of the runs after it.
         """
-        self.write(_leaves(module)[1])
+        self.write(leaves_of(module)[1])
         self.start = self.read()
         if self.gpu_steps and self.passes:
             self.gpu_steps.begin(expected, later)
@@ -137,7 +137,7 @@ class Network:
         twin = copy.copy(self)
         twin.module = twin.forward = copy.deepcopy(self.module)
         twin.gpu_steps = twin.passes = None
-        twin.parameters, twin.leaves = _leaves(twin.module)
+        twin.parameters, twin.leaves = leaves_of(twin.module)
         twin._tracking = _tracking(twin.module)
         twin.write(params)
         return twin
@@ -206,7 +206,7 @@ def _tracking(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
     return {n: layer for n, layer in module.named_modules() if getattr(layer, "running_mean", None) is not None}
 
 
-def _leaves(module: torch.nn.Module) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
+def leaves_of(module: torch.nn.Module) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
     """Return the parameters, and the parameters with running statistics. (DynUNet's state_dict lists them twice.)"""
     parameters = {canonical(n): p for n, p in module.named_parameters()}
     statistics = {canonical(n): b for n, b in module.named_buffers() if b.is_floating_point()}

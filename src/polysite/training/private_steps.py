@@ -121,9 +121,14 @@ class PrivateStep:
 
 
 def refuse_batch_norm(module: torch.nn.Module) -> None:
-    """Refuse a network with batch normalisation: the gradient of a patient would depend on the others of a step."""
-    if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
+    """Refuse a network with batch normalisation: the gradient of a patient would depend on the others of a step.
+
+    Running statistics of any layer are refused, too: they are means over patients that leave without noise.
+    """
+    layers = list(module.modules())
+    if any(isinstance(layer, _BatchNorm) or getattr(layer, "running_mean", None) is not None for layer in layers):
         raise ConfigError(
-            "train.private limits the gradient of every patient, and batch normalisation mixes the patients of a step: "
-            "choose a network with instance normalisation, such as model.name = 'unet_small'"
+            "train.private limits the gradient of every patient; batch normalisation mixes the patients of a step, and "
+            "running statistics leave without noise: choose a network with instance normalisation, such as model.name "
+            "= 'unet_small'"
         )

@@ -84,7 +84,7 @@ class TorchSite:
         self._labelled: dict[str, Labelled] = {}  # labelled voxels of a case, listed on first use
         self._amounts: list[float] = []  # of every channel, computed on first use
         self._brain = brain
-        self._patients = {c.name: c.patient or c.name for c in cases.get("train", ())}
+        self._patients = {c.name: c.patient or c.name for s in SPLITS for c in cases.get(s, ())}
         self.unpredictable = False  # whether noise and draws come from the operating system, not from the seed
         if train.private.unit == "patient":
             refuse_batch_norm(network.module)
@@ -174,6 +174,19 @@ class TorchSite:
     def cases(self, split: str) -> Cases:
         """Return the names of the cases of a split."""
         return self._splits[split]
+
+    def volume(self, case: str) -> Pair:
+        """Return the prepared image and the ground truth of a case."""
+        return self._volumes[case]
+
+    def patient_of(self, case: str) -> str:
+        """Return the patient of a case; its name if the patient has no other."""
+        return self._patients[case]
+
+    @property
+    def loss(self) -> tasks.CaseLoss:
+        """Loss of every case of a batch."""
+        return self._loss
 
     def at(self, round: int) -> "TorchSite":
         """Return this site with the randomness of one round."""

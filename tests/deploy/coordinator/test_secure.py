@@ -80,6 +80,7 @@ def test_sites_come_to_the_bits_of_the_simulator_and_the_server_sees_no_reply(na
     assert config.parse(run.folder.config).run.guard.use == "off"
     page = build("run", methods([read(run.folder.path)]))
     assert "the sum over the hospitals" in page and "nobody" in page
+    assert "Who saw what" in page and "the sum of all replies of a round" in page and "sizes and times" in page
     ledger = (tmp_path / "sites" / "a" / "ledger.jsonl").read_text()
     assert (
         '"model": "model, masked, ' in ledger
@@ -177,6 +178,24 @@ def test_a_second_sum_of_a_round_with_one_hospital_less_is_refused(tmp_path):
     assert len(refused) == 4 and all("differs from it by 1 hospitals" in got["refused"] for got in refused)
 
 
+def test_in_a_round_replies_leave_for_sums_of_the_same_hospitals_alone(tmp_path):
+    """Sums over a, b, c and over all five differ by d and e: with more hospitals such sums single one out, so the first
+    hospitals of a round are the only ones."""
+    everyone = {i: worker(tmp_path, i) for i in FIVE}
+    chosen = of_five(rounds=1, validate_every=1)
+
+    def summed(name, wire):
+        with suppress(Stop):
+            coordinator.run(chosen, wire, FIVE, tmp_path / name, deadlines=replace(FAST, quorum=3), assess=False,
+                            evaluate=False, id="one-study")  # fmt: skip
+        return [(site, got) for site, header, _, got, _ in wire.left if header["kind"] == "train"]
+
+    first = summed("three", Recording(everyone, {"d": "shares", "e": "shares"}))
+    assert sorted(site for site, _ in first) == ["a", "b", "c"] and not any("refused" in got for _, got in first)
+    second = dict(summed("five", Impatient(everyone)))
+    assert {i for i, got in second.items() if "a sum of other hospitals" in got.get("refused", "")} == {"a", "b", "c"}
+
+
 def test_a_hospital_that_allows_only_masked_replies_refuses_an_open_study_and_the_assessment(tmp_path):
     with pytest.raises(RunError, match=r"policy\.toml says masked = true"):
         go(tmp_path, wanted("fedavg"), Inside(workers(tmp_path, masked=True)))
@@ -187,12 +206,51 @@ def test_a_hospital_that_allows_only_masked_replies_refuses_an_open_study_and_th
     assert SitePolicy().refuse(intent, datetime.now()) is None
 
 
-def test_a_study_of_secure_sums_has_no_assessment_and_says_so(tmp_path):
-    wire = Recording(workers(tmp_path / "three"))
-    run = coordinator.run(secured(), wire, NAMES, tmp_path / "three" / "run", deadlines=FAST, evaluate=False)
+def assessed(tmp_path, chosen, wire, names=NAMES):
+    run = coordinator.run(chosen, wire, names, tmp_path / "run", deadlines=FAST, evaluate=False)
+    return run, json.loads((run.folder.path / "assessment" / "assessment.json").read_text())
+
+
+def test_an_assessment_under_secure_sums_is_that_of_open_statistics_and_shows_no_list_of_a_hospital(tmp_path):
+    once = {"run": {"rounds": 1, "validate_every": 1}, "assess": {"projections": 8}}
+    _, plain = assessed(tmp_path / "open", config.vary(wanted("fedavg"), once), Inside(workers(tmp_path / "open")))
+    wire = Recording(workers(tmp_path / "masked", masked=True))
+    run, found = assessed(tmp_path / "masked", config.vary(secured(), once), wire)
+    for name, distance in plain["distances"].items():
+        assert found["distances"][name] == distance, name  # to the last bit: matrices, p, groups
+    for key in ("verdict", "sites", "cases", "angles", "unlabelled", "alternatives"):
+        assert found[key] == plain[key], key
+    assert all(not q["values"] for q in found["quantities"].values()) and not found["alignment"]
+    assert all(q["values"] for q in plain["quantities"].values())
+    page = (run.folder.path / "assessment" / "index.html").read_text()
+    whole = build("run", methods([read(run.folder.path)]))
+    assert "distances between hospitals, tests, groups" in whole and "the first hospital by name" in whole
+    assert "encrypted for a" in page and "went, encrypted, to the hospital that compared them" in page
+    replies = {site: bytes(out) for site, header, _, _, out in wire.left if header["kind"] == "assess"}
+    assert sorted(replies) == list(NAMES)
+    for value in next(iter(plain["quantities"].values()))["values"]["b"]:
+        assert not any(np.float64(value).tobytes() in blob for blob in replies.values())
+    ledger = (tmp_path / "masked" / "sites" / "b" / "ledger.jsonl").read_text()
+    assert "encrypted for another hospital" in ledger and "comparison of all hospitals" not in ledger
+    assert "comparison of all hospitals" in (tmp_path / "masked" / "sites" / "a" / "ledger.jsonl").read_text()
+
+
+def test_statistics_leave_encrypted_alone_in_a_study_of_secure_sums(tmp_path):
+    wire = Recording(workers(tmp_path))
+    go(tmp_path, secured(rounds=1, validate_every=1), wire, evaluate=False)
+    _, header, _, _, _ = last(wire, "train")
+    asked = {k: header[k] for k in ("protocol", "study")} | {"kind": "assess", "phase": 0, "round": 3}
+    got, out = wire.workers["a"].answer({**header, **asked}, encode(Payload()))
+    assert "no keys were agreed on for this round" in got["refused"] and not out
+
+
+def test_too_few_hospitals_for_a_secure_comparison_are_an_incident(tmp_path):
+    everyone = workers(tmp_path)
+    everyone["c"].policy = SitePolicy(fewest=1, assess=False)
+    run = coordinator.run(secured(rounds=1, validate_every=1), Inside(everyone), NAMES, tmp_path / "run",
+                          deadlines=FAST, evaluate=False)  # fmt: skip
     assert not (run.folder.path / "assessment").exists()
-    assert "no assessment: it compares single hospitals" in str(run.folder.records()[0].incidents)
-    assert "assess" not in {header["kind"] for _, header, *_ in wire.left}
+    assert "no assessment: 2 sites take part" in str(run.folder.records()[0].incidents)
 
 
 @pytest.mark.slow
@@ -253,6 +311,18 @@ def test_only_keys_of_the_named_hospitals_are_accepted(tmp_path):
     assert "the keys of 'c' are not signed by a hospital of masked_peers" in last(missing, "mask")[3]["refused"]
     with pytest.raises(ConfigError, match="which is no fingerprint"):
         SitePolicy(masked_peers=("north",))
+
+
+def test_one_hospital_under_two_names_counts_once(tmp_path):
+    """A colluding hospital signs for an invented one: with both, the third would be alone among them."""
+    everyone = keyed(tmp_path, lambda i, known: [known[j] for j in NAMES if j != i])
+    place = everyone["c"].site
+    twin = replace(place, key=everyone["b"].site.key)
+    everyone["c"] = Worker(twin, SitePolicy(fewest=1))
+    wire = Impatient(everyone)
+    with pytest.raises(Stop):
+        go(tmp_path, secured(), wire, evaluate=False)
+    assert "the keys of 'c' and 'b' are signed by one hospital" in last(wire, "mask")[3]["refused"]
 
 
 class Impostor(Impatient):

@@ -57,6 +57,7 @@ def test_a_deployed_study_reports_epsilon_and_the_hospital_keeps_account(tmp_pat
     assert (tmp_path / "sites" / "a" / "privacy.jsonl").stat().st_mode & 0o077 == 0
     page = build("run", methods([read(run.folder.path)]))
     assert "<h2" in page and "every training patient" in page and "each reply" in page
+    assert "every reply, under noise" in page and "the common model of every round, under noise" in page
     assert f"{record.sites['a'].epsilon:.2f}" in page
     assert "steps, learning rates, noise" in (tmp_path / "sites" / "a" / "ledger.jsonl").read_text()
 
@@ -146,3 +147,17 @@ def test_a_study_resumes_with_what_it_has_spent(tmp_path):
         go(tmp_path, noisy(rounds=3, validate_every=3), wire, until=2, evaluate=False)
     run = coordinator.resume(tmp_path / "deployed", wire, deadlines=FAST, evaluate=False, paused=True)
     assert run.folder.records()[-1].sites["a"].epsilon == pytest.approx(epsilon([USE] * 3, 1e-5))
+
+
+def test_a_study_under_noise_has_no_assessment_without_whatever_the_policy_allows(tmp_path):
+    """Its statistics would be outside of the epsilon that the study reports."""
+    wire = Recording(workers(tmp_path))
+    run = coordinator.run(noisy(rounds=1, validate_every=1), wire, NAMES, tmp_path / "run", deadlines=FAST,
+                          evaluate=False)  # fmt: skip
+    assert not (run.folder.path / "assessment").exists()
+    assert "not be covered by the epsilon of this study" in str(run.folder.records()[0].incidents)
+    _, header, body, _ = next(x for x in wire.left if x[1]["kind"] == "train")
+    got, out = wire.workers["a"].answer({**header, "kind": "assess"}, body)
+    assert "an assessment has no noise" in got["refused"] and not out
+    greeted = next(got for _, header, _, got in wire.left if header["kind"] == "hello")
+    assert greeted["may_assess"] is False

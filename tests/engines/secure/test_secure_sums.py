@@ -1,6 +1,7 @@
 """Secure sums: exact with drop-outs, uniform for the server, and the result of plain sums within rounding."""
 
 import math
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -90,10 +91,10 @@ def test_what_does_not_fit_whole_numbers_is_refused(values, sentence):
 # masks
 
 
-def relayed(names=FIVE, fewest=3):
+def relayed(names=FIVE, fewest=3, reveal="majority"):
     """Sessions of sites that have exchanged keys and shares."""
     told = Payload(session=packed({"id": bytes(16)}))
-    opened = {i: open_session(told, i, fewest) for i in names}
+    opened = {i: open_session(told, i, fewest, reveal=reveal) for i in names}
     keys = {i: unpacked(answer["keys"]) for i, (_, answer) in opened.items()}
     every = {
         field: packed({i: k[name] for i, k in keys.items()})
@@ -149,6 +150,41 @@ def test_a_site_reveals_one_kind_of_share_for_every_other_and_tells_one_story():
             take_step("reveal", revealing(*others), told)
     with pytest.raises(PayloadError, match="closed"):
         Mask(told, 32).apply(KINDS, Payload(), Payload(model={"w": np.ones(1)}, weight=1))
+
+
+def secrets_of(sessions, stories):
+    """What a server learns of site a that tells every site its own story about who answered; e gives it both shares."""
+    seeds, keys = {}, {}
+    for i, answered in stories.items():
+        with suppress(PayloadError):
+            got = take_step("reveal", revealing(*answered), sessions[i])[1]
+            seeds |= {sessions[i].place(i): x for j, x in unpacked(got["seeds"]).items() if j == "a"}
+            keys |= {sessions[i].place(i): x for j, x in unpacked(got["keys"]).items() if j == "a"}
+    for answered in ("abcde", "bcde"):  # the conspirator answers both
+        got = take_step("reveal", revealing(*answered), sessions["e"])[1]
+        for found, name in ((seeds, "seeds"), (keys, "keys")):
+            found |= {sessions["e"].place("e"): x for j, x in unpacked(got[name]).items() if j == "a"}
+    return shamir.combine(seeds), shamir.combine(keys)
+
+
+def test_it_takes_more_than_a_third_of_the_sites_to_unmask_one_with_shares_of_two_thirds():
+    """With a majority of five, a lying server and one site are enough, which docs/protection.md says."""
+    stories = {"a": "abcde", "b": "abcde", "c": "bcde", "d": "bcde"}
+    for reveal, unmasked in (("majority", True), ("two_thirds", False)):
+        sessions = relayed(reveal=reveal)
+        seed, key = secrets_of(sessions, stories)
+        assert (seed == sessions["a"].seed and key == sessions["a"].mask_key) is unmasked
+        assert (seed == sessions["a"].seed or key == sessions["a"].mask_key) is unmasked
+
+
+@pytest.mark.parametrize("gone", [{}, {"a": "train"}, {"b": "reveal"}], ids=str)
+def test_shares_of_two_thirds_give_the_same_sum_with_one_drop_out_of_five(gone):
+    strict = Secure("on", reveal="two_thirds")
+    engine = Dropping(FedAvg(), five(), gone)
+    engine.secure = strict
+    (only,) = run_rounds(FedAvg(), engine, START, Plan(rounds=1, secure=strict), 0)
+    (usual,) = run_rounds(FedAvg(), Dropping(FedAvg(), five(), gone), START, Plan(rounds=1, secure=ON), 0)
+    assert not only.remarks and all(np.array_equal(only.state.model[k], usual.state.model[k]) for k in START)
 
 
 @pytest.mark.parametrize(

@@ -252,12 +252,12 @@ def greet(
 
 
 def assess_sites(chosen: Study, roster: Roster, path: Path) -> assessment.AssessmentRun | None:
-    """Assess the sites. A site whose policy forbids it is left out; where fewer than two remain, and where only secure
-    sums may leave, the study continues without an assessment."""
-    if chosen.run.secure.on:
+    """Assess the sites. A site whose policy forbids it is left out; where too few remain, the study continues without
+    an assessment."""
+    if chosen.train.private.on:
         roster.note(
-            "no assessment: it compares single hospitals, and with run.secure only sums over all leave; assess them in "
-            "a study of its own without run.secure, if they agree to that"
+            "no assessment: its statistics have no noise, so they would not be covered by the epsilon of this study "
+            "(train.private); assess the hospitals in a study of its own, if they agree to that"
         )
         return None
     engine = RemoteSites(cast(Algorithm[Any], chosen.assess), roster, kind="assess")

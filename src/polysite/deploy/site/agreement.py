@@ -165,7 +165,13 @@ class Agreements:
         """Return what a study does with the cases here."""
         digests = {part: sorted(self.pseudonyms.digest(c.name) for c in volumes[part]) for part in SPLITS}
         every = sorted(d for part in SPLITS for d in digests[part])
-        assessed = () if not policy.may_assess else every if local.assess.cases == "all" else digests["train"]
+        assessed = (
+            ()
+            if not policy.may_assess(local.run.secure.on)
+            else every
+            if local.assess.cases == "all"
+            else digests["train"]
+        )
         seen = [n for p in config.phases(local) if (n := _most_seen(p, len(splits["train"]))) is not None]
         of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
         seed = local.seed

@@ -4,11 +4,15 @@
 
     STATE/runs/STUDY/secure/session.json     keys and shares of the current sum; replaced when the next one begins
     STATE/runs/STUDY/secure/reply            the masked reply that left, given again if the same request comes again
-    STATE/runs/STUDY/secure/sums.jsonl       the sums that were opened: phase, round, hospitals
+    STATE/runs/STUDY/secure/sums.jsonl       phase, round, and the hospitals of every sum that a reply left for
+                                             (``members``) or that was opened (``sites``)
 
 A worker that is killed goes on with the same keys. Two masked replies under the same masks would reveal their
-difference, so there is one for each sum. Two sums of the same round reveal the difference between their hospitals, so
-these are the same, or differ by at least as many as a sum needs.
+difference, so there is one for each sum. Several sums of one round, which a coordinator may ask for under the pretext
+of a restart, reveal what their hospitals differ by, and three sums of many hospitals each can reveal a single one: A, B
+and C; D, E and F; and these six with G. So in a round a reply leaves for sums of the same hospitals alone, and shares
+are revealed for the same answers alone. Each opened sum takes the shares of more than half of its hospitals, so two
+different ones cannot be opened by different halves.
 """
 
 import hashlib
@@ -26,6 +30,7 @@ from polysite.deploy.protocol import Request
 from polysite.deploy.site.agreement import Refusal
 from polysite.deploy.site.policy import SitePolicy
 from polysite.engines.secure.member import Identity, Session, open_session, take_step
+from polysite.engines.secure.settings import Secure
 from polysite.errors import PayloadError
 from polysite.payload import Payload, SiteId, decode
 from polysite.storage import private_folder, write_private
@@ -45,15 +50,16 @@ class MaskedSums:
 
     def __init__(self, folder: Path, site: SiteConfig, policy: SitePolicy):
         self.folder, self.site, self.policy = folder / "secure", site, policy
+        self._signers: dict[str, SiteId] = {}  # fingerprint of a key -> the hospital whose keys it has signed
 
-    def step(self, request: Request, fewest: int) -> Payload:
-        """Take a step of a sum; the session is on disk before the answer leaves."""
+    def step(self, request: Request, secure: Secure) -> Payload:
+        """Take a step of a sum with the study's settings; the session is on disk before the answer leaves."""
         got, identity = decode(request.body), Identity(self._sign, self._check)
-        fewest = max(fewest, self.policy.masked_sites)
+        fewest = max(secure.fewest, self.policy.masked_sites)
         private_folder(self.folder)
         try:
             if request.step == "keys":
-                session, answer = open_session(got, self.site.name, fewest, identity)
+                session, answer = open_session(got, self.site.name, fewest, identity, secure.reveal)
                 for name in ("reply", "reply.json"):
                     (self.folder / name).unlink(missing_ok=True)
             else:
@@ -62,7 +68,7 @@ class MaskedSums:
             raise PayloadError(f"a step of a secure sum is incomplete: {problem}") from problem
         if request.step == "reveal":
             self._refuse_difference(request, session.answered)
-            self._note(request, session.answered)
+            self._note(request, "sites", session.answered)
         self._write(request, session)
         return answer
 
@@ -77,6 +83,16 @@ class MaskedSums:
             raise Refusal(
                 "no keys were agreed on for this round, or they were lost: only masked replies leave in this study"
             ) from problem
+
+    def joined(self, request: Request) -> Session:
+        """Return the session for a masked reply; refuse if one has left in this round for a sum of other hospitals."""
+        session = self.session(request)
+        if any(set(session.members) != before for before in self._known(request, "members")):
+            raise Refusal(
+                "a masked reply has left in this round for a sum of other hospitals, and the sums could be subtracted: "
+                "ask again when the same take part, or go on with the next round"
+            )
+        return session
 
     def _write(self, request: Request, session: Session) -> None:
         known = {"phase": request.phase, "round": request.round, "session": _plain(session)}
@@ -95,33 +111,36 @@ class MaskedSums:
         return known["header"], known["fields"], (self.folder / "reply").read_bytes()
 
     def keep_reply(self, request: Request, header: Mapping[str, Any], fields: Mapping[str, str], body: Buffer) -> None:
-        """Write a masked reply before it leaves."""
+        """Write a masked reply, and for which hospitals it is, before it leaves."""
+        self._note(request, "members", self.session(request).members)
         write_private(self.folder / "reply", bytes(body))
         known = {"request": _digest(request), "header": dict(header), "fields": dict(fields)}
         write_private(self.folder / "reply.json", json.dumps(known))
 
     def _refuse_difference(self, request: Request, answered: tuple[SiteId, ...]) -> None:
-        """Refuse to open a second sum of a round that differs from the first by few hospitals."""
-        for before in self._opened(request):
+        """Refuse to open a second sum of a round that is not over the same hospitals."""
+        for before in self._known(request, "sites"):
             count = len(before.symmetric_difference(answered))
-            if 0 < count < self.policy.masked_sites:
+            if count:
                 raise Refusal(
-                    f"a sum of this round was opened before, and this one differs from it by {count} hospitals: "
-                    f"policy.toml says masked_sites = {self.policy.masked_sites}; ask again when the same take part"
+                    f"a sum of this round was opened before, and this one differs from it by {count} hospitals: ask "
+                    "again when the same take part, or go on with the next round"
                 )
 
-    def _opened(self, request: Request) -> list[set[SiteId]]:
+    def _known(self, request: Request, what: str) -> list[set[SiteId]]:
+        """Return the hospitals of the sums of this round that a reply left for, or that were opened."""
         file = self.folder / "sums.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         known = [json.loads(line) for line in lines]
-        return [set(k["sites"]) for k in known if (k["phase"], k["round"]) == (request.phase, request.round)]
+        here = (request.phase, request.round)
+        return [set(k[what]) for k in known if what in k and (k["phase"], k["round"]) == here]
 
-    def _note(self, request: Request, answered: tuple[SiteId, ...]) -> None:
-        if set(answered) in self._opened(request):
+    def _note(self, request: Request, what: str, sites: tuple[SiteId, ...]) -> None:
+        if set(sites) in self._known(request, what):
             return
         file = self.folder / "sums.jsonl"
         before = file.read_text() if file.exists() else ""
-        line = json.dumps({"phase": request.phase, "round": request.round, "sites": list(answered)})
+        line = json.dumps({"phase": request.phase, "round": request.round, what: list(sites)})
         write_private(file, f"{before}{line}\n")
 
     # whose keys
@@ -137,12 +156,17 @@ class MaskedSums:
         return {"key": public_line(key.public_key()).encode(), "signature": key.sign(text, ECDSA(SHA256()))}
 
     def _check(self, site: SiteId, text: bytes, parts: Mapping[str, bytes]) -> None:
-        """Refuse keys that no hospital of ``masked_peers`` has signed, if the policy names any."""
+        """Refuse keys that no hospital of ``masked_peers`` has signed, or one for two, if the policy names any."""
         accepted = {"".join(peer.split()) for peer in self.policy.masked_peers}
         if not accepted:
             return
         if not _is_signed(text, parts, accepted):
             raise PayloadError(f"the keys of {site!r} are not signed by a hospital of masked_peers in policy.toml")
+        signer = fingerprint(parts["key"].decode())
+        mine = self.site.key.is_file() and signer == fingerprint(public_line(read_key(self.site.key).public_key()))
+        if mine or self._signers.setdefault(signer, site) != site:
+            other = self.site.name if mine else self._signers[signer]
+            raise PayloadError(f"the keys of {site!r} and {other!r} are signed by one hospital, which counts once")
 
 
 def _is_signed(text: bytes, parts: Mapping[str, bytes], accepted: set[str]) -> bool:

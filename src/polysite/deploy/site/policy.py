@@ -92,7 +92,8 @@ case_vectors = false
 # predicted class
 case_scores = true
 
-# whether the assessment may describe the cases here
+# whether the assessment may describe the cases here: to the coordinator, or in a study with run.secure to the one other
+# hospital that compares all
 assess = true
 
 # packages that you have installed and whose algorithms and networks a study may name, each with the digest that
@@ -100,8 +101,7 @@ assess = true
 packages = []
 
 # whether replies of training may leave only under masks, which cancel in the sum over the hospitals (run.secure): the
-# coordinator then sees that sum alone. With true, a study without masks is refused here, and so is the assessment,
-# which compares single hospitals
+# coordinator then sees that sum alone. With true, a study without masks is refused here, and so is its assessment
 masked = false
 
 # fewest hospitals in such a sum, at least 3
@@ -145,6 +145,7 @@ class Intent:
     case_vectors: bool = False
     case_scores: bool = False
     studies: int = 0
+    sealed: bool = False
 
 
 @dataclass(frozen=True)
@@ -269,10 +270,10 @@ class SitePolicy:
             )
         return None
 
-    @property
-    def may_assess(self) -> bool:
-        """Whether the assessment is allowed: it compares hospitals, so it needs the numbers of each, without noise."""
-        return self.assess and not self.masked and not self.epsilon
+    def may_assess(self, sealed: bool) -> bool:
+        """Whether cases may be described; ``sealed``: encrypted for another hospital, so that the coordinator sees
+        distances alone."""
+        return self.assess and (sealed or not self.masked) and not self.epsilon
 
     def refuse_demand(self, demand: Demand, main_memory: int, gpu_memory: int, free_disk: int) -> str | None:
         """Return why a study that needs so much is refused, or None if it is allowed.
@@ -324,9 +325,9 @@ class SitePolicy:
         if intent.kind not in get_args(RequestKind):
             known = get_args(RequestKind)
             yield f"{intent.kind!r} is nothing that a hospital can be asked; {nearest(intent.kind, known)}"
-        if intent.kind == "assess" and not self.may_assess:
+        if intent.kind == "assess" and not self.may_assess(intent.sealed):
             budget = f"epsilon = {self.epsilon:g}, and the assessment has no noise"
-            why = "assess = false" if not self.assess else "masked = true" if self.masked else budget
+            why = "assess = false" if not self.assess else budget if self.epsilon else "masked = true"
             yield f"the cases here may not be described: policy.toml says {why}"
         trains = intent.kind not in ("hello", "assess") or (intent.kind == "hello" and intent.algorithm)
         if trains and not any(fnmatchcase(intent.algorithm, pattern) for pattern in self.algorithms):

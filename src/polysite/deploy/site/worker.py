@@ -41,7 +41,7 @@ import torch
 
 from polysite import assessment, config
 from polysite.algorithms import names_of
-from polysite.algorithms.base import facts
+from polysite.algorithms.base import Kind, facts
 from polysite.buffers import Buffer
 from polysite.data.case import SPLITS
 from polysite.data.sources import Phantom, PhantomClasses, Source
@@ -73,6 +73,7 @@ from polysite.engines import checkpoint, site_memory
 from polysite.engines.noise import hospital_noise
 from polysite.engines.run_folder import file_name
 from polysite.engines.secure.member import Mask
+from polysite.engines.secure.sealed import FIELD, Seal, analysed
 from polysite.engines.site_memory import Memory
 from polysite.engines.site_turn import Turn, take_turn
 from polysite.errors import ConfigError, PayloadError, PolysiteError, RunError, shown
@@ -280,7 +281,9 @@ class Worker:
         names = {k: [case.name for case in self.agreed.splits[k]] for k in SPLITS}
         listed = self.pseudonyms.list_digest(request.study, names)
         policy = self.policy
-        greeting = Greeting(counts, policy.case_scores, policy.may_assess, *_machine(), studies=left, listed=listed)
+        study = self.agreed.study
+        may_assess = policy.may_assess(study.run.secure.on) and not study.train.private.on
+        greeting = Greeting(counts, policy.case_scores, may_assess, *_machine(), studies=left, listed=listed)
         texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
         fields = {**{k: f"count, {n}" for k, n in counts.items()}, **texts}
         return Leaving(greeting.header(), fields=fields)
@@ -320,27 +323,40 @@ class Worker:
                 cases=sum(len(agreed.volumes[split]) for split in splits),
                 leaves=leaves,
                 case_scores=request.kind in ("score", "examine"),
+                sealed=agreed.study.run.secure.on,
             )
             obey(self.policy.refuse(intent, self.now()))
 
     def _assess(self, agreed: Agreed, request: Request) -> Leaving:
+        if agreed.study.train.private.on:
+            raise Refusal("an assessment has no noise, and this study promises some (train.private): it does not leave")
         assess = agreed.study.assess
         engine = assessment.assessed_sites(agreed.study, dealt={self.site.name: agreed.volumes})
         algorithm: Any = assess
-        turn = take_turn(algorithm, decode(request.body), Payload(), engine.sites[self.site.name])
+        seals = (Seal(self._sums(agreed).session(request)),) if agreed.study.run.secure.on else ()
+        turn = take_turn(algorithm, decode(request.body), Payload(), engine.sites[self.site.name], seals)
         return self._leaving(turn, len(agreed.volumes["train"]))
+
+    def _analyse(self, agreed: Agreed, request: Request) -> Leaving:
+        """Compare the hospitals, whose statistics were encrypted for this one: distances leave, no list of numbers."""
+        count = len(agreed.volumes["train"])
+        leaves: dict[str, Kind] = {"comparison": "statistics"}
+        obey(self.policy.refuse(Intent("assess", "assess", cases=count, leaves=leaves, sealed=True), self.now()))
+        answer = analysed(decode(request.body), self._sums(agreed).session(request), agreed.study.assess)
+        body = encode(answer)
+        return Leaving({}, body, {"comparison of all hospitals": f"statistics, {len(body)} bytes"})
 
     def _train(self, agreed: Agreed, request: Request) -> Leaving:
         algorithm, site = agreed.phases[request.phase][0], self._at(agreed, request.phase, request.round)
         if not site.size:
             raise Refusal("it has no training cases")
-        plan = config.phases(agreed.study)[request.phase].run
+        phase = config.phases(agreed.study)[request.phase]
+        plan, private = phase.run, phase.train.private
         sums = self._sums(agreed) if plan.secure.on and algorithm.reply else None
-        masks = (Mask(sums.session(request), plan.secure.fraction),) if sums else ()
+        masks = (Mask(sums.joined(request), plan.secure.fraction),) if sums else ()
         kept = sums.kept_reply(request) if sums else None
         if kept:  # the request comes again, after a restart of this process
             return Leaving(kept[0], kept[2], kept[1])
-        private = agreed.study.train.private
         if private.on:
             obey(self.budget.refuse(self.policy.epsilon, self.policy.delta))
         got, noise = decode(request.body).each(site.lift), hospital_noise(algorithm, private, site)
@@ -377,7 +393,9 @@ class Worker:
         plan = config.phases(agreed.study)[request.phase].run
         if not plan.secure.on:
             raise Refusal("this study has no secure sums")
-        answer = self._sums(agreed).step(request, plan.secure.fewest)
+        if request.step == "analyse":
+            return self._analyse(agreed, request)
+        answer = self._sums(agreed).step(request, plan.secure)
         return Leaving({}, encode(answer), dict.fromkeys(answer, "keys of a secure sum"))
 
     def _sums(self, agreed: Agreed) -> MaskedSums:
@@ -486,10 +504,14 @@ class Worker:
             behind: Number of cases behind single fields, where it is smaller.
         """
         masked = any(step.reveals == "sum" for step in turn.steps)
-        odd = sorted(turn.reply.keys() - turn.kinds.keys() - ({"weight"} if masked else set()))
+        odd = sorted(turn.reply.keys() - turn.kinds.keys() - ({"weight", FIELD} if masked else set()))
         if odd:
             raise Refusal(f"the answer holds {odd[0]!r}, which the algorithm does not announce")
         obey(self.policy.refuse_reply(turn.kinds, cases, behind=behind))
+        if FIELD in turn.reply:
+            content = ", ".join(sorted({*turn.kinds.values()}))
+            body = encode(turn.reply)
+            return Leaving({}, body, {FIELD: f"{content}, encrypted for another hospital, {len(body)} bytes"})
         sizes = {
             name: 8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values())
             for name, v in turn.reply.items()

@@ -17,8 +17,9 @@ from polysite.engines.secure.masks import SEED, add_masks, agreed_key, new_seed,
 from polysite.errors import PayloadError
 from polysite.payload import Payload, SiteId, plain
 
-MaskStep = Literal["keys", "shares", "members", "reveal"]
-STEPS: tuple[MaskStep, ...] = ("keys", "shares", "members", "reveal")
+MaskStep = Literal["keys", "shares", "members", "reveal", "analyse"]
+Reveal = Literal["majority", "two_thirds"]
+STEPS: tuple[MaskStep, ...] = ("keys", "shares", "members", "reveal", "analyse")
 SESSION = 16  # bytes of the name of a sum
 MAX_BLOB = 1 << 12  # bytes of a key, a signature or an encrypted pair of shares
 
@@ -41,6 +42,7 @@ class Session:
         own: The shares of its seed and its key that it keeps itself.
         sealed: Encrypted shares of the sites with which it masks, itself left out.
         answered: Sites for whose seeds it has revealed shares.
+        reveal: How many sites reveal a seed or a key.
     """
 
     id: bytes
@@ -54,6 +56,7 @@ class Session:
     own: bytes = field(default=b"", repr=False)
     sealed: Bytes = field(default_factory=dict, repr=False)
     answered: tuple[SiteId, ...] = ()
+    reveal: Reveal = "majority"
 
     @property
     def members(self) -> tuple[SiteId, ...]:
@@ -62,21 +65,21 @@ class Session:
 
     @property
     def threshold(self) -> int:
-        """Number of shares that reveal a seed or a key: more than half of those who began."""
-        return threshold(len(self.mask_keys))
+        """Number of shares that reveal a seed or a key, of those who began."""
+        return threshold(len(self.mask_keys), self.reveal)
 
     def place(self, site: SiteId) -> int:
         """Return the place of a site's shares."""
         return places(self.mask_keys)[site]
 
 
-def threshold(sites: int) -> int:
-    """Return the number of shares that reveal a secret.
+def threshold(sites: int, reveal: Reveal = "majority") -> int:
+    """Return the number of shares that reveal a secret: more than half of them, or more than two thirds.
 
-    >>> [threshold(n) for n in (3, 4, 5, 6)]
-    [2, 3, 3, 4]
+    >>> [threshold(n) for n in (3, 4, 5, 6)], [threshold(n, "two_thirds") for n in (3, 4, 5, 6)]
+    ([2, 3, 3, 4], [3, 3, 4, 5])
     """
-    return sites // 2 + 1
+    return sites // 2 + 1 if reveal == "majority" else 2 * sites // 3 + 1
 
 
 def places(sites: Collection[SiteId]) -> dict[SiteId, int]:
@@ -92,10 +95,12 @@ class Identity:
     check: Callable[[SiteId, bytes, Mapping[str, bytes]], None] = lambda site, text, parts: None  # raises PayloadError
 
 
-def open_session(got: Payload, site: SiteId, fewest: int, identity: Identity = Identity()) -> tuple[Session, Payload]:
+def open_session(
+    got: Payload, site: SiteId, fewest: int, identity: Identity = Identity(), reveal: Reveal = "majority"
+) -> tuple[Session, Payload]:
     """Step ``keys``: begin a sum; return its session and the answer."""
     require()
-    session = Session(session_id(got), site, fewest)
+    session = Session(session_id(got), site, fewest, reveal=reveal)
     keys = {
         "mask": public_key(session.mask_key),
         "share": public_key(session.share_key),

@@ -72,7 +72,7 @@ def check_sites(settings: Secure, cohort: int) -> None:
 
 def gather_masked(exchange: Exchange, settings: Secure) -> Replies:
     """Receive the replies of a round under masks; the outcome has the one reply that stands for all, if possible."""
-    collector = _Collector(exchange, settings)
+    collector = Collector(exchange, settings)
     try:
         return collector.run()
     except TooFew as problem:
@@ -81,7 +81,14 @@ def gather_masked(exchange: Exchange, settings: Secure) -> Replies:
         return Replies(collector.replies, {**unused, **collector.refused}, remarks=(sentence,))
 
 
-class _Collector:
+class Collector:
+    """Takes the steps of one sum with the sites of an exchange.
+
+    Args:
+        exchange: The round.
+        settings: Settings of secure sums.
+    """
+
     def __init__(self, exchange: Exchange, settings: Secure):
         if not isinstance(exchange.transport, Masking):
             raise ConfigError(
@@ -97,7 +104,9 @@ class _Collector:
         self.sealed: dict[SiteId, dict[SiteId, bytes]] = {}
 
     def run(self) -> Replies:
-        self._agree()
+        """Return the replies of the round, with the one that stands for all."""
+        self.exchange_keys()
+        self._announce_members()
         total = self._collect()
         answered = sorted(total.sites)
         self._remove_masks(total, answered)
@@ -105,24 +114,31 @@ class _Collector:
 
     # keys and shares
 
-    def _agree(self) -> None:
+    def exchange_keys(self) -> None:
         """Have the sites exchange keys and shares, through the server, which can read the keys alone."""
         least = self.settings.fewest
         everyone = sorted(self.exchange.sent)
-        self.keys = self._ask("keys", {i: {} for i in everyone}, self._checked_keys, least)
+        self.keys = self.ask("keys", {i: {} for i in everyone}, self._checked_keys, least)
         names = {"mask": "mask_keys", "share": "share_keys", "digest": "digests"}
         parts = sorted({name for keys in self.keys.values() for name in keys} - names.keys())
         told: dict[str, Any] = {to: packed({i: k[name] for i, k in self.keys.items()}) for name, to in names.items()}
         for name in parts:
             told[f"signed_{name}"] = packed({i: k[name] for i, k in self.keys.items() if name in k})
-        self.sealed = self._ask("shares", dict.fromkeys(self.keys, told), self._checked_shares, self._least)
+        self.sealed = self.ask("shares", dict.fromkeys(self.keys, told), self._checked_shares, self._least)
+
+    def _announce_members(self) -> None:
+        """Give every site the shares that the others have dealt to it."""
         members = self.sealed.keys()
         mine = {i: {"sealed": packed({j: self.sealed[j][i] for j in members if j != i})} for i in members}
-        self._ask("members", mine, lambda site, answer: True, self._least)
+        self.ask("members", mine, lambda site, answer: True, self._least)
+
+    @property
+    def _threshold(self) -> int:
+        return threshold(len(self.keys), self.settings.reveal)
 
     @property
     def _least(self) -> int:
-        return max(self.settings.fewest, threshold(len(self.keys)))
+        return max(self.settings.fewest, self._threshold)
 
     def _checked_keys(self, site: SiteId, answer: Payload) -> dict[str, bytes]:
         keys = unpacked(answer["keys"])
@@ -136,7 +152,7 @@ class _Collector:
             raise PayloadError("it has not dealt a share to every site")
         return sealed
 
-    def _ask(
+    def ask(
         self,
         step: MaskStep,
         told: Mapping[SiteId, Mapping[str, Any]],
@@ -196,8 +212,8 @@ class _Collector:
 
     def _remove_masks(self, total: Sum, answered: list[SiteId]) -> None:
         told = {"answered": packed(dict.fromkeys(answered, b""))}
-        least = threshold(len(self.keys))
-        shares = self._ask("reveal", dict.fromkeys(answered, told), self._checked_revealed, least)
+        least = self._threshold
+        shares = self.ask("reveal", dict.fromkeys(answered, told), self._checked_revealed, least)
         seeds = {i: self._secret(shares, "seeds", i) for i in answered}
         dropped = sorted(self.sealed.keys() - set(answered))
         keys = {i: self._secret(shares, "keys", i) for i in dropped}
@@ -217,7 +233,7 @@ class _Collector:
 
     def _secret(self, shares: Mapping[SiteId, Any], name: str, of: SiteId) -> bytes:
         """Return a seed or a key from enough shares; shares that do not fit are passed over."""
-        at, least = places(self.keys), threshold(len(self.keys))
+        at, least = places(self.keys), self._threshold
         known = {at[i]: each[name][of] for i, each in shares.items() if of in each[name]}
         for some in islice(combinations(sorted(known), least), MAX_TRIES):
             secret = shamir.combine({x: known[x] for x in some})

@@ -18,11 +18,14 @@ class Secure:
         fewest: Fewest sites in a sum, at least 3: of a sum over two, each knows the reply of the other.
         fraction: Bits after the binary point of a parameter times its weight, 16 to 48. With 32 a sum may be up to
             2^31.
+        reveal: How many sites must reveal a mask: more than half (majority), or more than two thirds. With more, fewer
+            may drop out, and more have to conspire with a lying server.
     """
 
     use: Literal["off", "on"] = "off"
     fewest: int = 3
     fraction: int = 32
+    reveal: Literal["majority", "two_thirds"] = "majority"
 
     def __post_init__(self) -> None:
         if self.fewest < 3:

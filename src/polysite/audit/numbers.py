@@ -43,7 +43,7 @@ from polysite.payload import Payload
 from polysite.radiomics import NAMES
 from polysite.report import audit_page
 from polysite.report.audit_page import Finding, Ratio, View
-from polysite.report.preview import axes_of, turned
+from polysite.report.orientation import axes_of, turned
 from polysite.storage import draft_folder, vacant
 from polysite.training.assessed_site import TorchAssessedSite
 from polysite.training.attack import Outcome, Scans, Settings, attack, matched, shrunk

@@ -1,0 +1,55 @@
+"""Finished runs: their folders, their cases and their models, to evaluate or attack them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from polysite import config
+from polysite.config import Study
+from polysite.data.split import SiteSplit, table
+from polysite.engines.phases import Models, Phase, find_models
+from polysite.engines.run_folder import RunFolder
+from polysite.engines.simulator import Simulator
+from polysite.errors import RunError
+from polysite.payload import SiteId
+from polysite.study.cases import deal_cases
+from polysite.training.torch_site import TorchSite
+
+
+def open_finished(run: Path | str) -> RunFolder:
+    """Open the folder of a finished, simulated run."""
+    folder = RunFolder.open(Path(run))
+    if not folder.finished:
+        raise RunError(f"{folder.path} has not finished; 'polysite train --resume {folder.path}' brings it to its end")
+    if (folder.path / "deployment.json").exists():
+        raise RunError(f"{folder.path} was trained by real hospitals: its cases are there, and so is their evaluation")
+    return folder
+
+
+def models_of(
+    folder: RunFolder, chosen: Study, trained: Sequence[SiteId], sites: Mapping[SiteId, TorchSite]
+) -> tuple[list[SiteId], Models]:
+    """Return the sites that a finished run has models for, and these models.
+
+    Args:
+        folder: The run folder.
+        chosen: Its study.
+        trained: Sites with training cases.
+        sites: All sites.
+    """
+    phases = config.phases(chosen)
+    engines = [Simulator(s.algorithm, {i: site.under(s.train) for i, site in sites.items()}) for s in phases]
+    strangers = all(s.algorithm.strangers for s in phases)  # a phase starts from what the phases before it serve
+    known = sorted(sites) if strangers else [s for s in trained if s in sites]
+    built = [Phase(s.algorithm, e, s.run) for s, e in zip(phases, engines, strict=True)]
+    return known, find_models(folder, built, folder.result, known)
+
+
+def dealt_as_trained(folder: RunFolder, chosen: Study) -> Mapping[SiteId, SiteSplit]:
+    """Return the cases of every site; refuse data that are not those of the run."""
+    dealt = deal_cases(chosen)
+    if table(dealt) != folder.split:
+        raise RunError(
+            f"the data are not those that {folder.path} was trained with: its split.csv names other cases or parts; "
+            "bring them back"
+        )
+    return dealt
