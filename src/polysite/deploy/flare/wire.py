@@ -1,0 +1,157 @@
+"""The coordinator's end of the wire: requests as tasks of NVIDIA FLARE, in the server's process of a job.
+
+FLARE hands a task to its site when the site asks for one, and hands it out again if the site asks before its result has
+arrived. A site says every few seconds that it is there; a site that has been silent for a while counts as gone.
+"""
+
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from polysite.buffers import Buffer
+from polysite.deploy.flare.messages import HERE, TASK, TOKEN, cut, pack, unpack
+from polysite.errors import PayloadError, RunError, shown
+from polysite.payload import SiteId
+
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus  # isort: skip  # after the hint of messages.py
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+SILENCE = 30.0  # seconds without a word after which a site counts as gone
+
+
+class Stopped(RunError):
+    """FLARE ends the job: it was aborted, or too few sites are left."""
+
+
+@dataclass(slots=True)
+class Envelope:
+    """A response as it arrived, with the identifier of its request: header and body, or an error."""
+
+    id: str
+    header: dict[str, Any] = field(default_factory=dict)
+    body: Buffer = b""
+    error: str = ""
+
+    def take(self) -> Buffer:
+        """Return the body and release it: it may have gigabytes."""
+        body, self.body = self.body, b""
+        return body
+
+
+class FlareWire:
+    """Carries requests and responses as tasks and results.
+
+    Args:
+        controller: The controller in whose name tasks are sent.
+        context: FLARE's context of the controller's run.
+        abort: FLARE's signal that the job ends.
+    """
+
+    def __init__(self, controller: Controller, context: FLContext, abort: Signal):
+        self._controller, self._context, self._abort = controller, context, abort
+        self._lock, self._arrived = threading.Lock(), threading.Event()
+        self._here: dict[SiteId, tuple[str, float]] = {}  # token of a site, and when it was last heard
+        self._tasks: dict[str, Task] = {}
+        self._envelopes: dict[str, Envelope] = {}
+        context.get_engine().register_aux_message_handler(topic=HERE, message_handle_func=self._hear)
+
+    def online(self) -> dict[SiteId, str]:
+        """Return the connected sites, each with a token that changes whenever its process is a new one."""
+        now = time.monotonic()
+        with self._lock:
+            return {site: token for site, (token, heard) in self._here.items() if now - heard < SILENCE}
+
+    def send_all(
+        self, letters: Mapping[SiteId, tuple[Mapping[str, Any], Buffer]], ttl: float, group: str
+    ) -> dict[SiteId, str]:
+        """Make a task for each site; return their identifiers. Sites that get the same body share its bytes."""
+        bodies = {id(body): body for _, body in letters.values()}
+        parts = {key: cut(body) for key, body in bodies.items()}
+        sent = {}
+        for site, (header, body) in letters.items():
+            sent[site] = name = uuid4().hex
+            task = Task(
+                TASK,
+                pack(header, parts[id(body)]),
+                props={"polysite": name},
+                result_received_cb=self._receive,
+                task_done_cb=self._end,
+            )
+            with self._lock:
+                self._tasks[name] = task
+            self._controller.send(task=task, fl_ctx=self._context, targets=[site])
+        return sent
+
+    def collect(self, ids: Iterable[str]) -> Iterator[Envelope]:
+        """Yield the responses that have arrived; each is yielded once and then forgotten."""
+        for each in list(ids):
+            with self._lock:
+                envelope = self._envelopes.pop(each, None)
+                if envelope is not None:
+                    self._tasks.pop(each, None)
+            if envelope is not None:
+                yield envelope
+
+    def wait(self, seconds: float) -> None:
+        """Return when a response is complete or a site has connected, or else after so many seconds."""
+        if self._abort.triggered:
+            raise Stopped("FLARE ended the job; submit the same job again to go on from the last round")
+        self._arrived.wait(seconds)
+        self._arrived.clear()
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Drop these tasks and their results; FLARE refuses a result that still comes."""
+        for each in ids:
+            with self._lock:
+                task = self._tasks.pop(each, None)
+                self._envelopes.pop(each, None)
+            if task is not None and task.completion_status is None:
+                self._controller.cancel_task(task)
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return an empty list: FLARE writes what it refuses to its own log."""
+        return []
+
+    def _hear(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Note that a site is there."""
+        peer, token = fl_ctx.get_peer_context(), request.get(TOKEN)
+        if peer is None or type(token) is not str or not 16 <= len(token) <= 64:
+            return make_reply(ReturnCode.BAD_REQUEST_DATA)
+        site = peer.get_identity_name()
+        with self._lock:
+            new = self._here.get(site, ("", 0.0))[0] != token
+            self._here[site] = token, time.monotonic()
+        if new:
+            self._arrived.set()
+        return make_reply(ReturnCode.OK)
+
+    def _receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Keep the result of a task."""
+        result, name = client_task.result, client_task.task.props["polysite"]
+        client_task.result = None  # FLARE would keep its bytes until it looks at its tasks again
+        code = result.get_return_code()
+        try:
+            if code != ReturnCode.OK:
+                raise PayloadError(f"FLARE reports {shown(code, 80)} at this site; its own log says why")
+            self._keep(name, Envelope(name, *unpack(result)))
+        except PayloadError as problem:
+            self._keep(name, Envelope(name, error=str(problem)))
+
+    def _end(self, task: Task, fl_ctx: FLContext) -> None:
+        """Report a task that FLARE ended without a result."""
+        if task.completion_status != TaskCompletionStatus.OK:
+            name = task.props["polysite"]
+            self._keep(name, Envelope(name, error=f"FLARE gave up the request ({task.completion_status.value})"))
+
+    def _keep(self, name: str, envelope: Envelope) -> None:
+        with self._lock:
+            if name in self._tasks:  # otherwise it was forgotten
+                self._envelopes.setdefault(name, envelope)
+        self._arrived.set()
