@@ -6,7 +6,6 @@ its last round. A finished run is copied into the folder of the job, without che
 download`` brings it.
 """
 
-import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,6 @@ from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.coordinator.roster import Deadlines
 from polysite.deploy.flare.messages import TASK
 from polysite.deploy.flare.wire import FlareWire, Stopped
-from polysite.engines.record import RoundRecord
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import file_name
 from polysite.errors import PolysiteError
 from polysite.storage import draft_folder
@@ -31,8 +28,6 @@ from nvflare.apis.signal import Signal
 
 FOLDER = "polysite"  # below the workspace of the server, and of a site
 CHECK = 0.05  # seconds between two looks of FLARE at its tasks
-
-log = logging.getLogger("polysite")
 
 
 class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
@@ -91,11 +86,11 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
 
     def _run(self, wire: FlareWire, path: Path, study: Path, names: Sequence[str]) -> Run:
         if path.exists():
-            return coordinator.resume(path, wire, Log(), deadlines=self.deadlines, wait=self.wait)
+            return coordinator.resume(path, wire, deadlines=self.deadlines, wait=self.wait)
         chosen = config.parse(study.read_text(encoding="utf-8"), where=str(study))
         path.parent.mkdir(parents=True, exist_ok=True)
         return coordinator.run(
-            chosen, wire, names, path, Log(), deadlines=self.deadlines, assess=self.assess, wait=self.wait, id=self.id
+            chosen, wire, names, path, deadlines=self.deadlines, assess=self.assess, wait=self.wait, id=self.id
         )
 
     def process_result_of_unknown_task(
@@ -103,18 +98,6 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
     ) -> None:
         """Drop a result that came after its deadline."""
         self.log_info(fl_ctx, f"a late result of {client.name} for {TASK} was dropped")
-
-
-class Log(Watch):
-    """Writes the progress of a study to FLARE's log of the job."""
-
-    def begin(self, title: str, rounds: int, done: int, best: float) -> None:
-        """Training starts, or resumes after ``done`` rounds."""
-        log.info("%s: %d rounds, %d of them done", title, rounds, done)
-
-    def round(self, record: RoundRecord) -> None:
-        """A round is finished."""
-        log.info("round %d is done, with %s", record.round + 1, ", ".join(record.sites))
 
 
 def _copy(run: Path, to: Path) -> None:

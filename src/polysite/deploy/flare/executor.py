@@ -5,14 +5,13 @@ FLARE's process loads neither torch nor the data. A worker that dies is started 
 """
 
 import logging
-import secrets
 import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from polysite.buffers import Buffer
-from polysite.deploy.flare.messages import HERE, TOKEN, cut, pack, unpack
+from polysite.deploy.flare.messages import HERE, cut, pack, unpack
 from polysite.deploy.flare.site_folder import prepare
 from polysite.deploy.site.withdrawn import LEFT
 from polysite.deploy.site.worker_process import WorkerProcess, alone, ask_and_show
@@ -40,7 +39,6 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
         self._open = ExitStack()
         self._over = threading.Event()
         self._worker: WorkerProcess | None = None
-        self._token = secrets.token_hex(16)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Begin and end with the run."""
@@ -72,11 +70,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
     def _beat(self, engine: Any) -> None:
         """Say every few seconds that this site is there."""
         while not self._over.is_set():
-            message = Shareable()
-            message[TOKEN] = self._token
             try:
                 with engine.new_context() as context:
-                    engine.send_aux_request(None, HERE, message, PROMPT, context, optional=True)
+                    engine.send_aux_request(None, HERE, Shareable(), PROMPT, context, optional=True)
             except Exception as problem:  # the link is cut, or FLARE ends: it is tried again
                 log.debug("the server was not reached: %s", problem)
             self._over.wait(BEAT)

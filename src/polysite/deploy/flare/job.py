@@ -24,7 +24,7 @@ from polysite.errors import ConfigError
 from polysite.storage import draft_folder, vacant
 
 APP, TASK = "app", "polysite"
-ASK = 0.1  # seconds between two questions of a site for a task
+ASK = 0.05  # seconds between two questions of a site for a task
 SILENCE = 60.0  # seconds without a byte after which FLARE sends a message again
 CONTROLLER = "polysite.deploy.flare.controller.StudyController"
 EXECUTOR = "polysite.deploy.flare.executor.SiteExecutor"

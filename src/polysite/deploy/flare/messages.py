@@ -26,7 +26,7 @@ except ModuleNotFoundError as problem:
 
 TASK = "polysite"  # name of every task
 HERE = "polysite.here"  # topic of the message with which a site says that it is there
-HEADER, BODY, TOKEN = "polysite_header", "polysite_body", "polysite_token"
+HEADER, BODY = "polysite_header", "polysite_body"
 PART = 1 << 30  # bytes of a part; FLARE's format holds at most 4 GiB in one
 MAX_HEADER = 64 << 20  # characters
 

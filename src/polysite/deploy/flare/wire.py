@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from polysite.buffers import Buffer
-from polysite.deploy.flare.messages import HERE, TASK, TOKEN, cut, pack, unpack
+from polysite.deploy.flare.messages import HERE, TASK, cut, pack, unpack
 from polysite.errors import PayloadError, RunError, shown
 from polysite.payload import SiteId
 
@@ -24,6 +24,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 SILENCE = 30.0  # seconds without a word after which a site counts as gone
+PRESENCE = "polysite.presence"  # of FLARE's context
+TOKEN = "job"  # of every connection: FLARE starts the process of a site once in a job, so none is ever new
 
 
 class Stopped(RunError):
@@ -45,6 +47,43 @@ class Envelope:
         return body
 
 
+class Presence:
+    """When each site was last heard. There is one in a job, also where it runs several studies one after the other."""
+
+    def __init__(self) -> None:
+        self._heard: dict[SiteId, float] = {}
+        self._lock = threading.Lock()
+        self.changed = threading.Event()
+
+    @classmethod
+    def of(cls, context: FLContext) -> "Presence":
+        """Return that of the job; make it when it is asked for the first time."""
+        found = context.get_prop(PRESENCE)
+        if isinstance(found, cls):
+            return found
+        made = cls()
+        context.set_prop(PRESENCE, made, private=True, sticky=True)
+        context.get_engine().register_aux_message_handler(topic=HERE, message_handle_func=made.hear)
+        return made
+
+    def hear(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Note that a site is there. It gives its name itself: so presence alone has no other effect."""
+        peer = fl_ctx.get_peer_context()
+        if peer is None:
+            return make_reply(ReturnCode.MISSING_PEER_CONTEXT)
+        with self._lock:
+            self._heard[str(peer.get_identity_name())] = time.monotonic()
+        self.changed.set()
+        return make_reply(ReturnCode.OK)
+
+    @property
+    def sites(self) -> list[SiteId]:
+        """The sites that were heard of late."""
+        now = time.monotonic()
+        with self._lock:
+            return [site for site, heard in self._heard.items() if now - heard < SILENCE]
+
+
 class FlareWire:
     """Carries requests and responses as tasks and results.
 
@@ -56,17 +95,14 @@ class FlareWire:
 
     def __init__(self, controller: Controller, context: FLContext, abort: Signal):
         self._controller, self._context, self._abort = controller, context, abort
-        self._lock, self._arrived = threading.Lock(), threading.Event()
-        self._here: dict[SiteId, tuple[str, float]] = {}  # token of a site, and when it was last heard
+        self._presence, self._lock = Presence.of(context), threading.Lock()
+        self._arrived = self._presence.changed
         self._tasks: dict[str, Task] = {}
         self._envelopes: dict[str, Envelope] = {}
-        context.get_engine().register_aux_message_handler(topic=HERE, message_handle_func=self._hear)
 
     def online(self) -> dict[SiteId, str]:
-        """Return the connected sites, each with a token that changes whenever its process is a new one."""
-        now = time.monotonic()
-        with self._lock:
-            return {site: token for site, (token, heard) in self._here.items() if now - heard < SILENCE}
+        """Return the connected sites, each with a token."""
+        return dict.fromkeys(self._presence.sites, TOKEN)
 
     def send_all(
         self, letters: Mapping[SiteId, tuple[Mapping[str, Any], Buffer]], ttl: float, group: str
@@ -118,19 +154,6 @@ class FlareWire:
     def incidents(self) -> list[dict[str, Any]]:
         """Return an empty list: FLARE writes what it refuses to its own log."""
         return []
-
-    def _hear(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Note that a site is there."""
-        peer, token = fl_ctx.get_peer_context(), request.get(TOKEN)
-        if peer is None or type(token) is not str or not 16 <= len(token) <= 64:
-            return make_reply(ReturnCode.BAD_REQUEST_DATA)
-        site = peer.get_identity_name()
-        with self._lock:
-            new = self._here.get(site, ("", 0.0))[0] != token
-            self._here[site] = token, time.monotonic()
-        if new:
-            self._arrived.set()
-        return make_reply(ReturnCode.OK)
 
     def _receive(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Keep the result of a task."""
