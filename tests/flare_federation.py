@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 
 import psutil
@@ -187,7 +188,8 @@ class Session:
     def __enter__(self):
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        self.made = new_secure_session(ADMIN, str(self.kit), timeout=5.0, auto_login_max_tries=1)
+        with redirect_stdout(StringIO()):  # it says that it connects
+            self.made = new_secure_session(ADMIN, str(self.kit), timeout=5.0, auto_login_max_tries=1)
         return self.made
 
     def __exit__(self, *_):

@@ -37,9 +37,9 @@ def export(
     sites: Sequence[str] = (),
     quorum: int = 2,
     deadline: float = 3600.0,
+    grace: float = 60.0,
     wait: float = 60.0,
     assess: bool = True,
-    **more: Any,
 ) -> Path:
     """Write a study as a job folder and return the folder.
 
@@ -49,20 +49,21 @@ def export(
         sites: FLARE clients that take part; all that are connected when the job starts, if there are none.
         quorum: Number of sites that a round needs; FLARE ends the job when fewer are left.
         deadline: Seconds after which a round goes on without the missing sites.
+        grace: Seconds in which a site that has just disconnected may come back, before FLARE counts it as lost, too.
         wait: Seconds to wait for all sites, once there is a quorum.
         assess: Assess the sites before training.
-        more: Further settings of the controller.
     """
     chosen = coordinator.guarded(chosen)
     coordinator.check(chosen)
     if quorum < 1 or (sites and quorum > len(sites)):
         raise ConfigError(f"a quorum of {quorum} sites must be from 1 to the number of sites, {len(sites) or 'any'}")
     title = re.sub("[^A-Za-z0-9-]", "-", study.title(chosen))[:48]
-    settings = {"quorum": quorum, "deadline": deadline, "wait": wait, "assess": assess, **more}
+    settings = {"quorum": quorum, "deadline": deadline, "grace": grace, "wait": wait, "assess": assess}
     identified = {"study": "study.toml", "id": f"{title}-{secrets.token_hex(4)}", "sites": list(sites)}
     server = {
         "format_version": 2,
         "server": {"heart_beat_timeout": 600, "task_request_interval": ASK},
+        "dead_client_grace_period": grace,
         "task_data_filters": [],
         "task_result_filters": [],
         "components": [],
