@@ -21,12 +21,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 from types import SimpleNamespace
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import psutil
+from faults import Network, network
 
 from consortium import NAMES, config_of, same, states, until
-from faults import Network, network
 from flare_federation import Federation
 from polysite import config, study
 from polysite.config import Study

@@ -1,7 +1,7 @@
 """A federation of NVIDIA FLARE on this computer: provisioned keys and certificates, a process for every participant.
 
-Participants are started as their startup kits do, by ``nvflare.private.fed.app``, and may be killed: all of one, or only
-its process of the job. ``submit`` is the administrator's command.
+Participants are started as their startup kits do, by ``nvflare.private.fed.app``, and may be killed: all of one, or
+only its process of the job. ``submit`` is the administrator's command.
 """
 
 import json

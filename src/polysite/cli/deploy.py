@@ -279,6 +279,18 @@ def serve(
         say("stopped; the memory of this site is in its state folder")
 
 
+@hospital.command("flare")
+def admit(
+    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The unpacked startup kit of FLARE.")],
+) -> None:
+    """Let a client or server of NVIDIA FLARE run polysite: its two classes, and this hospital's settings and policy."""
+    from polysite.deploy.flare.site_folder import admit as let
+
+    own = let(workspace)
+    print(f"{own.parent / 'resources.json'} names polysite's two classes; start FLARE again.")
+    print(f"At a hospital: set [data] in {own / 'site.toml'}, and read {own / 'policy.toml'}.")
+
+
 @hospital.command("enrol")
 def enrol(site: Site = HERE) -> None:
     """Make this hospital's key, and a request for its certificate."""

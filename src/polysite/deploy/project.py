@@ -486,9 +486,7 @@ def _archive(name: str, address: str, ca: bytes, member: Signed | None = None) -
         "README.md": templates.HOSPITAL.format(
             name=name, address=address, enrol="" if member else templates.ENROL
         ).encode(),
-        "site.toml": templates.SITE.format(
-            name=name, address=address, data=templates.DATA.format(name=name)
-        ).encode(),
+        "site.toml": templates.SITE.format(name=name, address=address, data=templates.DATA.format(name=name)).encode(),
         "policy.toml": TEXT.encode(),
         **({"site.key": member.key_pem, "site.crt": member.pem} if member else {}),
         "ca.crt": ca,

@@ -32,7 +32,7 @@ def test_algorithms_over_flare_come_to_the_state_of_the_simulator(names, tmp_pat
     for name, chosen in studies.items():
         simulated = study.train(chosen, tmp_path / "simulated" / name)
         differs[name] = list(differences(simulated, place, ids[name]))
-    assert differs == dict.fromkeys(names, [])
+    assert differs == {name: [] for name in names}
     for name in NAMES:  # what left is on record at every site, as with any engine
         entries = ledger.check(place / name / "polysite" / "ledger.jsonl")
         assert {e["study"] for e in entries} == set(ids.values())

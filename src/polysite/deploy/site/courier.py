@@ -25,6 +25,7 @@ DAY = 86400.0  # seconds between two looks at the certificate
 SOON, LATER = 0.02, 1.0  # seconds between two polls that are not held: after the last request, and when none comes
 MAX_PAUSE = {False: 5.0, True: 60.0}  # seconds between two attempts to connect; longer where it is not the coordinator
 
+
 def run(site: SiteConfig, say: Say) -> None:
     """Serve requests until interrupted."""
     if (site.state / LEFT).exists():
