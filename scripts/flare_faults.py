@@ -39,6 +39,7 @@ from polysite.engines.run_folder import RunFolder
 LIMIT = 600.0  # seconds that a schedule may take
 STUCK = 150.0  # seconds without a new round after which the administrator aborts a job
 GRACE = 10.0  # seconds in which a site may come back
+LOST = 30.0  # seconds after which a job without a quorum is ended
 ROUNDS = 8
 
 
@@ -232,7 +233,15 @@ def play(schedule: Schedule, federation: Federation, wires: Network, folder: Pat
     """Play a schedule; return what became of it."""
     until(lambda: federation.connected() == set(NAMES), 120)
     job = export(
-        wanted(), folder / "job", sites=NAMES, quorum=schedule.quorum, grace=GRACE, deadline=240, wait=30, assess=False
+        wanted(),
+        folder / "job",
+        sites=NAMES,
+        quorum=schedule.quorum,
+        grace=GRACE,
+        lost=LOST,
+        deadline=240,
+        wait=30,
+        assess=False,
     )
     play = Play(federation, wires, schedule, job)
     outcome = play.go()

@@ -21,8 +21,8 @@ def here(monkeypatch):
     def begin(job):
         original = controllers.FlareWire
 
-        def made(controller, context, abort):
-            wire = original(controller, context, abort)
+        def made(controller, context, *more):
+            wire = original(controller, context, *more)
             for name in job.workers:
                 context.engine.say_here(name)
             return wire

@@ -12,6 +12,7 @@ from flare_fake import Context, Engine
 from polysite.deploy.flare import wire as wires
 from polysite.deploy.flare.messages import BODY, pack
 from polysite.deploy.flare.wire import FlareWire, Stopped
+from polysite.errors import RunError
 
 
 class Controller:
@@ -100,6 +101,26 @@ def test_what_is_forgotten_is_cancelled_and_its_result_dropped(made):
     assert controller.cancelled == [controller.tasks["a"]]
     answer(controller.tasks["a"], pack({}))
     assert list(wire.collect(ids.values())) == []
+
+
+def test_a_job_with_too_few_sites_for_too_long_is_ended(tmp_path, monkeypatch):
+    engine, now = Engine(tmp_path), 1000.0
+    monkeypatch.setattr(wires.time, "monotonic", lambda: now)
+    wire = FlareWire(Controller(), Context(engine), Signal(), quorum=2, lost=100.0)
+    now += 90  # they have not come yet
+    wire.wait(0.001)
+    engine.say_here("a")
+    engine.say_here("b")
+    wire.wait(0.001)
+    now += 90
+    engine.say_here("a")
+    wire.wait(0.001)
+    now += 20
+    engine.say_here("a")
+    with pytest.raises(
+        RunError, match=r"only a could be reached for 100 s, and 2 sites are needed: submit the same job"
+    ):
+        wire.wait(0.001)
 
 
 def test_the_end_of_a_job_ends_the_waiting(made):

@@ -41,6 +41,7 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
         deadline: Seconds after which a round goes on without the missing sites.
         grace: Seconds in which a site that has just disconnected may come back.
         again: Seconds after which a site that refused or failed is asked again.
+        lost: Seconds for which fewer sites than the quorum may be there, before the job is ended.
         wait: Seconds to wait for all sites, once there is a quorum.
         assess: Assess the sites before training.
     """
@@ -54,11 +55,13 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
         deadline: float = 3600.0,
         grace: float = 60.0,
         again: float = 60.0,
+        lost: float = 300.0,
         wait: float = 60.0,
         assess: bool = True,
     ):
         super().__init__(task_check_period=CHECK)
         self.study, self.id, self.sites, self.wait, self.assess = study, id, tuple(sites), wait, assess
+        self.lost = lost
         self.deadlines = Deadlines(quorum, deadline, grace, again)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -72,7 +75,7 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
         workspace, job = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
         try:
             done = self._run(
-                FlareWire(self, fl_ctx, abort_signal),
+                FlareWire(self, fl_ctx, abort_signal, self.deadlines.quorum, self.lost),
                 Path(workspace.get_root_dir()) / FOLDER / file_name(self.id),
                 Path(workspace.get_app_config_dir(job)) / self.study,
                 self.sites or sorted(client.name for client in fl_ctx.get_engine().get_clients()),

@@ -38,6 +38,7 @@ def export(
     quorum: int = 2,
     deadline: float = 3600.0,
     grace: float = 60.0,
+    lost: float = 300.0,
     wait: float = 60.0,
     assess: bool = True,
 ) -> Path:
@@ -50,6 +51,7 @@ def export(
         quorum: Number of sites that a round needs; FLARE ends the job when fewer are left.
         deadline: Seconds after which a round goes on without the missing sites.
         grace: Seconds in which a site that has just disconnected may come back, before FLARE counts it as lost, too.
+        lost: Seconds for which fewer sites than the quorum may be there, before the job ends, to be submitted again.
         wait: Seconds to wait for all sites, once there is a quorum.
         assess: Assess the sites before training.
     """
@@ -58,7 +60,8 @@ def export(
     if quorum < 1 or (sites and quorum > len(sites)):
         raise ConfigError(f"a quorum of {quorum} sites must be from 1 to the number of sites, {len(sites) or 'any'}")
     title = re.sub("[^A-Za-z0-9-]", "-", study.title(chosen))[:48]
-    settings = {"quorum": quorum, "deadline": deadline, "grace": grace, "wait": wait, "assess": assess}
+    settings = {"quorum": quorum, "deadline": deadline, "grace": grace, "lost": lost}
+    settings |= {"wait": wait, "assess": assess}
     identified = {"study": "study.toml", "id": f"{title}-{secrets.token_hex(4)}", "sites": list(sites)}
     server = {
         "format_version": 2,

@@ -1,9 +1,12 @@
 """The coordinator's end of the wire: requests as tasks of NVIDIA FLARE, in the server's process of a job.
 
 FLARE hands a task to its site when the site asks for one, and hands it out again if the site asks before its result has
-arrived. A site says every few seconds that it is there; a site that has been silent for a while counts as gone.
+arrived. A site says every few seconds that it is there; a site that has been silent for a while counts as gone. FLARE
+does not start the process of a site a second time in a job, and notices the loss of a site after ten minutes only. So a
+job in which fewer sites than a quorum have been there for a while is ended here, to be submitted again.
 """
 
+import math
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -91,10 +94,15 @@ class FlareWire:
         controller: The controller in whose name tasks are sent.
         context: FLARE's context of the controller's run.
         abort: FLARE's signal that the job ends.
+        quorum: Number of sites without which the job is ended.
+        lost: Seconds for which there may be fewer.
     """
 
-    def __init__(self, controller: Controller, context: FLContext, abort: Signal):
+    def __init__(
+        self, controller: Controller, context: FLContext, abort: Signal, quorum: int = 0, lost: float = math.inf
+    ):
         self._controller, self._context, self._abort = controller, context, abort
+        self._quorum, self._lost, self._enough = quorum, lost, time.monotonic()
         self._presence, self._lock = Presence.of(context), threading.Lock()
         self._arrived = self._presence.changed
         self._tasks: dict[str, Task] = {}
@@ -139,6 +147,14 @@ class FlareWire:
         """Return when a response is complete or a site has connected, or else after so many seconds."""
         if self._abort.triggered:
             raise Stopped("FLARE ended the job; submit the same job again to go on from the last round")
+        here, now = sorted(self.online()), time.monotonic()
+        if len(here) >= self._quorum:
+            self._enough = now
+        elif now - self._enough > self._lost:
+            raise RunError(
+                f"only {', '.join(here) or 'no site'} could be reached for {self._lost:.0f} s, and {self._quorum} "
+                "sites are needed: submit the same job again, when the others are there, to go on from the last round"
+            )
         self._arrived.wait(seconds)
         self._arrived.clear()
 
