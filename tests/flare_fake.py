@@ -7,9 +7,17 @@ from types import SimpleNamespace
 
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
+from nvflare.fuel.utils import fobs
+from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 
 from polysite.deploy.flare.controller import StudyController
 from polysite.deploy.flare.messages import cut, pack, unpack
+
+
+def crossed(message):
+    """A message after FLARE's own serialisation."""
+    nvflare_fobs_initialize()
+    return fobs.loads(fobs.dumps(message))
 
 
 class Context:
@@ -95,13 +103,13 @@ class Job(StudyController):
     def send(self, task, fl_ctx, targets):
         """Do a task."""
         (site,) = targets
-        header, body = unpack(task.data)
+        header, body = unpack(crossed(task.data))
         if self.stop(header):
             self.abort.trigger(True)
             return
         self.asked.append((site, header["kind"]))
         answer, out = self.workers[site].answer(header, body)
-        done = SimpleNamespace(task=task, result=pack(json.loads(json.dumps(answer)), cut(out)))
+        done = SimpleNamespace(task=task, result=crossed(pack(answer, cut(out))))
         task.result_received_cb(client_task=done, fl_ctx=fl_ctx)
 
     def cancel_task(self, task):

@@ -26,6 +26,10 @@ def demo(
     if engine == "flare":
         page = demonstration.run_over_flare(out, seed, print if not quiet else lambda what: None)
         if not quiet:
+            from polysite.report import tables
+            from polysite.report.runs import methods, read
+
+            tables.show(methods([read(page.parent)]))
             print(f"\nPage with figures: {page}")
         return
     if engine != "simulator":

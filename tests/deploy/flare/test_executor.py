@@ -9,7 +9,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from consortium import until
-from flare_fake import Context, Engine
+from flare_fake import Context, Engine, crossed
 from polysite.deploy.flare import executor as executors
 from polysite.deploy.flare.executor import FAILED, SiteExecutor
 from polysite.deploy.flare.messages import HERE, TASK, pack, unpack
@@ -38,6 +38,11 @@ class Worker:
         self.stopped.set()
 
 
+def answer(executor, context, message):
+    """What arrives at the server."""
+    return unpack(crossed(executor.execute(TASK, message, context, Signal())))
+
+
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
     """A function that starts an executor at a site."""
@@ -57,7 +62,7 @@ def begun(tmp_path, monkeypatch):
 
 def test_a_task_goes_to_the_worker_and_what_is_for_this_screen_stays(begun):
     executor, context = begun()
-    header, body = unpack(executor.execute(TASK, pack({"kind": "train", "round": 0}, [b"x"]), context, Signal()))
+    header, body = answer(executor, context, pack({"kind": "train", "round": 0}, [b"x"]))
     assert header == {"seconds": 1.0} and body == b"body"
 
 
@@ -74,7 +79,7 @@ def test_faulty_settings_do_not_end_the_job_and_do_not_leave(begun, tmp_path):
     (tmp_path / "local" / "polysite").mkdir(parents=True)
     (tmp_path / "local" / "polysite" / "site.toml").write_text('[data]\nname = "files"\npath = "/secret"\n')
     executor, context = begun()
-    header, body = unpack(executor.execute(TASK, pack({"kind": "hello"}), context, Signal()))
+    header, body = answer(executor, context, pack({"kind": "hello"}))
     assert header == {"error": FAILED} and not body
 
 
@@ -82,7 +87,7 @@ def test_two_jobs_do_not_use_one_state_folder(begun, tmp_path):
     (tmp_path / "polysite").mkdir()
     with alone(tmp_path / "polysite"):
         executor, context = begun()
-        header, _ = unpack(executor.execute(TASK, pack({"kind": "hello"}), context, Signal()))
+        header, _ = answer(executor, context, pack({"kind": "hello"}))
         assert header == {"error": FAILED}
 
 
@@ -97,7 +102,7 @@ def test_a_job_that_is_aborted_stops_the_worker(begun):
 
 def test_a_message_that_is_none_is_answered_by_a_sentence(begun):
     executor, context = begun()
-    header, _ = unpack(executor.execute(TASK, Shareable(), context, Signal()))
+    header, _ = answer(executor, context, Shareable())
     assert "no header" in header["error"]
 
 
@@ -105,4 +110,4 @@ def test_a_site_that_has_left_takes_no_part(begun, tmp_path):
     (tmp_path / "polysite").mkdir()
     (tmp_path / "polysite" / executors.LEFT).touch()
     executor, context = begun()
-    assert unpack(executor.execute(TASK, pack({}), context, Signal()))[0] == {"error": FAILED}
+    assert answer(executor, context, pack({}))[0] == {"error": FAILED}

@@ -31,13 +31,13 @@ PART = 1 << 30  # bytes of a part; FLARE's format holds at most 4 GiB in one
 MAX_HEADER = 64 << 20  # characters
 
 
-def cut(body: Buffer) -> list[bytes]:
-    """Return a body in parts, which several messages may share."""
+def cut(body: Buffer) -> list[memoryview]:
+    """Return a body in parts, which are no copies and which several messages may share."""
     view = memoryview(body)
-    return [bytes(view[start : start + PART]) for start in range(0, len(view), PART)]
+    return [view[start : start + PART] for start in range(0, len(view), PART)]
 
 
-def pack(header: Mapping[str, Any], parts: Sequence[bytes] = ()) -> Shareable:
+def pack(header: Mapping[str, Any], parts: Sequence[Buffer] = ()) -> Shareable:
     """Return a message of a header and the parts of a body."""
     message = Shareable()
     message[HEADER], message[BODY] = json.dumps(dict(header)), list(parts)
@@ -45,7 +45,7 @@ def pack(header: Mapping[str, Any], parts: Sequence[bytes] = ()) -> Shareable:
 
 
 def unpack(message: Any) -> tuple[dict[str, Any], Buffer]:
-    """Return the header and the body of a message; refuse anything that ``pack`` would not have made."""
+    """Return the header and the body of a message that FLARE brought; refuse anything but text and bytes."""
     text, parts = (message.get(name) if isinstance(message, dict) else None for name in (HEADER, BODY))
     if type(text) is not str or len(text) > MAX_HEADER:
         raise PayloadError("a message of FLARE has no header, or one that is too long")
