@@ -37,6 +37,7 @@ from polysite.engines.record import RoundRecord
 from polysite.engines.run_folder import RunFolder
 
 LIMIT = 600.0  # seconds that a schedule may take
+LINGER = 60.0  # seconds after the last round in which FLARE should end a job whose study is complete
 STUCK = 150.0  # seconds without a new round after which the administrator aborts a job
 GRACE = 10.0  # seconds in which a site may come back
 LOST = 30.0  # seconds after which a job without a quorum is ended
@@ -142,7 +143,9 @@ class Play:
                 return status.removeprefix("FINISHED:").lower()
             if len(self.records) != known:
                 moved, known = time.monotonic(), len(self.records)
-            if time.monotonic() - moved > STUCK and not self.done:
+            if self.done and time.monotonic() - moved > LINGER:
+                return "completed, but still listed as running"
+            if time.monotonic() - moved > STUCK:
                 with suppress(Exception), self.federation.session() as session:
                     session.abort_job(number)
                 time.sleep(5.0)
@@ -252,12 +255,13 @@ def play(schedule: Schedule, federation: Federation, wires: Network, folder: Pat
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="words in the names of the schedules to play")
+    parser.add_argument("--first", type=int, default=1, help="number of the first schedule")
     parser.add_argument("--no-netns", action="store_true", help="plain processes")
     parser.add_argument("--out", type=Path, help="a new folder; a temporary one by default")
     given = parser.parse_args(words)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing running behind
     folder = given.out or Path(mkdtemp(prefix="ff-"))  # short: a worker's socket lies below it
-    chosen = [each for each in SCHEDULES if given.only in each.name]
+    chosen = [each for each in SCHEDULES[given.first - 1 :] if given.only in each.name]
     simulated = study.train(wanted(), folder / "simulated").folder.path
     failed = 0
     with network(given.no_netns, NAMES) as wires, staged(folder / "fed", wires) as federation:

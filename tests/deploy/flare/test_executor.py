@@ -71,6 +71,7 @@ def test_a_site_says_that_it_is_there_until_the_job_ends(begun, monkeypatch):
     executor, context = begun()
     until(lambda: len(context.engine.sent) > 2)
     assert context.engine.sent[0][:2] == (None, HERE)
+    answer(executor, context, pack({"kind": "hello"}))
     executor.handle_event(EventType.END_RUN, context)
     assert executor._worker.stopped.is_set()
 
@@ -89,10 +90,13 @@ def test_two_jobs_do_not_use_one_state_folder(begun, tmp_path):
         executor, context = begun()
         header, _ = answer(executor, context, pack({"kind": "hello"}))
         assert header == {"error": FAILED}
+    header, _ = answer(executor, context, pack({"kind": "hello"}))  # the former job has ended
+    assert header == {"seconds": 1.0}
 
 
 def test_a_job_that_is_aborted_stops_the_worker(begun):
     executor, context = begun()
+    answer(executor, context, pack({"kind": "hello"}))
     executor._worker.may_answer.clear()
     abort = Signal()
     threading.Timer(0.1, abort.trigger, (True,)).start()

@@ -13,6 +13,7 @@ from typing import Any
 from polysite.buffers import Buffer
 from polysite.deploy.flare.messages import HERE, cut, pack, unpack
 from polysite.deploy.flare.site_folder import prepare
+from polysite.deploy.project import SiteConfig
 from polysite.deploy.site.withdrawn import LEFT
 from polysite.deploy.site.worker_process import WorkerProcess, alone, ask_and_show
 from polysite.errors import PayloadError, PolysiteError, RunError
@@ -50,22 +51,31 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
 
     def _begin(self, fl_ctx: FLContext) -> None:
         engine = fl_ctx.get_engine()
-        workspace, name = engine.get_workspace(), fl_ctx.get_identity_name()
-        try:
-            site = prepare(Path(workspace.get_root_dir()), Path(workspace.get_site_config_dir()), name)
-            if (site.state / LEFT).exists():
-                raise RunError(f"this hospital has left the federation; to take part again, delete {site.state / LEFT}")
-            for remark in site.remarks:
-                log.warning("%s", remark)
-            killed = self._open.enter_context(alone(site.state))
-            worker = WorkerProcess(site, lambda what: log.info("%s", what))
-            if killed:
-                worker.tell("the former FLARE process of this site was killed")
-            self._open.callback(worker.stop)
-            self._worker = worker
-        except (PolysiteError, OSError) as problem:
-            log.error("polysite cannot work at this site: %s", problem)
+        workspace = engine.get_workspace()
+        self._place = Path(workspace.get_root_dir()), Path(workspace.get_site_config_dir()), fl_ctx.get_identity_name()
         threading.Thread(target=self._beat, args=(engine,), name="polysite-here", daemon=True).start()
+
+    def _ready(self) -> WorkerProcess | None:
+        """Return the worker; None if the settings are not in order, or the process of a former job has not ended yet.
+        Then it is tried again at the next task."""
+        if self._worker is None:
+            try:
+                self._worker = self._opened(prepare(*self._place))
+            except (PolysiteError, OSError) as problem:
+                log.error("polysite cannot work at this site: %s", problem)
+        return self._worker
+
+    def _opened(self, site: SiteConfig) -> WorkerProcess:
+        if (site.state / LEFT).exists():
+            raise RunError(f"this hospital has left the federation; to take part again, delete {site.state / LEFT}")
+        for remark in site.remarks:
+            log.warning("%s", remark)
+        killed = self._open.enter_context(alone(site.state))
+        worker = WorkerProcess(site, lambda what: log.info("%s", what))
+        if killed:
+            worker.tell("the former FLARE process of this site was killed")
+        self._open.callback(worker.stop)
+        return worker
 
     def _beat(self, engine: Any) -> None:
         """Say every few seconds that this site is there."""
@@ -83,10 +93,10 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
             header, body = unpack(shareable)
         except PayloadError as problem:
             return pack({"error": str(problem)})
-        if self._worker is None:
+        worker = self._ready()
+        if worker is None:
             return pack({"error": FAILED})
         answers: list[tuple[dict[str, Any], Buffer]] = []
-        worker = self._worker
         thread = threading.Thread(
             target=lambda: answers.append(ask_and_show(worker, header, body, worker.say)), daemon=True
         )
