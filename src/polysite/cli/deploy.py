@@ -236,11 +236,11 @@ def export(
     study = study_of(config, override or [])
     write(study, out, sites=names, quorum=min_sites, deadline=deadline, wait=wait, assess=assess)
     sites = list(getattr(study.data, "sites", ())) or names or ["SITE,..."]
-    print(f"{out} is ready. polysite[flare] must be installed at the FLARE server and at every site. Then:")
+    print(f"{out} is ready. Server and sites need polysite[flare] and, once, 'polysite site flare WORKSPACE'. Then:")
     print(f"  nvflare job submit -j {out}")
-    print("  (the same command goes on after the last round, if the job was lost)")
-    print("or, all on this computer:")
-    print(f"  nvflare simulator {out} -w workspace -c {','.join(sites)} -t {len(sites)}")
+    print("The same command goes on after the last round, if the job was lost. Or, all on this computer:")
+    simulator = f"nvflare simulator {out} -w workspace -c {','.join(sites)} -t {len(sites)}"
+    print(f"  polysite site flare workspace && {simulator}")
 
 
 def _publish(done: Any, quiet: bool, as_json: bool) -> None:
