@@ -28,6 +28,7 @@ tests: $(READY)
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m soak
 	$(BIN)/python scripts/faults.py --schedules 20 --seed 0
+	$(BIN)/python scripts/flare_faults.py
 	$(BIN)/python scripts/kills.py --kills 200 --seed 0
 	$(BIN)/python scripts/fuzz.py --inputs 10000 --seed 0
 	$(BIN)/python scripts/digests.py --compare scripts/digests.json

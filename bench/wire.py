@@ -6,6 +6,10 @@ socket per site and (b) stock Flower, its FedAvg and a ClientApp that imports to
 seconds, bytes, the two ratios, processor time and memory. Targets: at most 6 s, bytes within 1 % of the parameters'
 own, at least 5 times as fast as stock Flower.
 
+``--engine flare`` also runs polysite's rounds over NVIDIA FLARE (``flare_wire.py``): a provisioned federation with
+mutual TLS, polysite's executor and the same workers. FLARE's server has two processes, and bytes between them cross
+loopback, too.
+
 ``--secure`` has the sites reply under masks (``run.secure``), as real workers do, with the masked reply on disk before
 it leaves. Masked replies have twice the bytes, and four short exchanges more.
 
@@ -46,6 +50,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5, help="after the first, which is not counted")
     options.add_argument("--compress", choices=["none", "half", "int8"], default="none")
     options.add_argument("--secure", action="store_true", help="replies under masks")
+    options.add_argument("--engine", choices=["flower", "flare"], default="flower", help="flare: also over FLARE")
     options.add_argument("--no-stock", dest="stock", action="store_false", help="leave out stock Flower")
     options.add_argument("--stock-rounds", type=int, default=2)
     options.add_argument("--stock-echo", action="store_true", help="stock ClientApps return what they got, unchanged")
@@ -98,6 +103,13 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
         f"ratio polysite / bare sockets {mine / theirs:.2f} (median of the rounds: {statistics.median(each):.2f})",
         flush=True,
     )
+    if given.engine == "flare":
+        import flare_wire
+
+        found = flare_wire.rounds(chosen, params, names, folder / "flare", given.rounds)
+        over = show("over FLARE", found, own)
+        print(f"FLARE's peak memory: all together {found[-1]['memory'] / 1e9:.2f} GB")
+        print(f"ratio over FLARE / over Flower {over / mine:.2f}, over FLARE / bare sockets {over / theirs:.2f}")
     if given.stock:
         found = stock(folder, made, params, names, given.stock_rounds, given.stock_echo)
         theirs = show("stock Flower", found, own)  # whose processes speak over loopback within a site, too
@@ -428,7 +440,7 @@ def stock(folder: Path, made, params, names: list[str], rounds: int, echo: bool)
         return stamped(home, rounds)
 
 
-def stamped(home: Path, rounds: int) -> list[dict]:
+def stamped(home: Path, rounds: int, log: str = "*.log") -> list[dict]:
     """Look at the clock of the server app, at loopback and at the memory until all rounds are done."""
     stamps, carried, memory = home / "stamps", [], 0
 
@@ -439,7 +451,7 @@ def stamped(home: Path, rounds: int) -> list[dict]:
         carried.extend([loopback()] * (count - len(carried)))
         return count > rounds
 
-    until(done, 300 + 180 * rounds, home)
+    until(done, 300 + 180 * rounds, home, log)
     times = list(map(float, stamps.read_text().splitlines()))
     return [
         {"seconds": times[k + 1] - times[k], "carried": carried[k + 1] - carried[k], "memory": memory}
@@ -489,16 +501,16 @@ def environment(more: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, **QUIET, **(more or {})}
 
 
-def until(true, seconds: float, logs: Path) -> None:
+def until(true, seconds: float, logs: Path, names: str = "*.log") -> None:
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:
-            raise SystemExit(f"what was waited for did not come in {seconds:.0f} s\n{said(logs)}")
+            raise SystemExit(f"what was waited for did not come in {seconds:.0f} s\n{said(logs, names)}")
         time.sleep(0.1)
 
 
-def said(folder: Path) -> str:
-    return "\n".join(f"{p.name}:\n{p.read_text(errors='replace')[-3000:]}" for p in sorted(folder.glob("*.log")))
+def said(folder: Path, names: str = "*.log") -> str:
+    return "\n".join(f"{p.name}:\n{p.read_text(errors='replace')[-3000:]}" for p in sorted(folder.glob(names)))
 
 
 def free_port() -> int:

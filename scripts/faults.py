@@ -134,14 +134,15 @@ def _text(name: str, rounds: int) -> str:
 class Namespaces:
     """A bridge, and for every site a namespace with a cable to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = NAMES) -> None:
+        self.names = names
         self.tag = f"ps{token_hex(3)}"
         self.net = f"10.{random.SystemRandom().randint(64, 250)}.{random.SystemRandom().randint(0, 250)}"
         self.host = f"{self.net}.1"
 
     def __enter__(self) -> "Namespaces":
         _ip(f"link add {self.tag} type bridge", f"addr add {self.host}/24 dev {self.tag}", f"link set {self.tag} up")
-        for k, name in enumerate(NAMES):
+        for k, name in enumerate(self.names):
             space, here, there = f"{self.tag}{name}", f"{self.tag}{name}0", f"{self.tag}{name}1"
             _ip(f"netns add {space}", f"link add {here} type veth peer name {there}", f"link set {there} netns {space}")
             _ip(f"link set {here} master {self.tag}", f"link set {here} up")
@@ -150,7 +151,7 @@ class Namespaces:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in NAMES:
+        for name in self.names:
             with suppress(subprocess.CalledProcessError):
                 _ip(f"netns del {self.tag}{name}")
         _ip(f"link del {self.tag}")
@@ -190,12 +191,12 @@ class Processes:
 Network = Namespaces | Processes
 
 
-def network(plain: bool = False) -> Network:
+def network(plain: bool = False, names: Sequence[str] = NAMES) -> Network:
     """Namespaces where they are permitted."""
     try:
         if not plain:
             _ip(f"netns add {(name := f'ps{token_hex(3)}')}", f"netns del {name}")
-            return Namespaces()
+            return Namespaces(names)
     except (OSError, subprocess.CalledProcessError):
         pass
     return Processes()

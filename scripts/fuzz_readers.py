@@ -28,6 +28,8 @@ from polysite.data import images, manifest, tables
 from polysite.data.case import CaseRef
 from polysite.data.split import Split
 from polysite.deploy import protocol
+from polysite.deploy.flare import messages as flare_messages
+from polysite.deploy.flare import site_folder
 from polysite.deploy.project import Project, SiteConfig
 from polysite.deploy.site import ipc, kept_split, ledger
 from polysite.deploy.site.policy import TEXT, SitePolicy
@@ -111,6 +113,12 @@ def _settings(folder: Path) -> Iterator[Reader]:
     site = b'name = "north"\nserver = "localhost:9443"\n[data]\nname = "files"\npath = "x"\n'
     yield Reader("site.toml", (site, (DEPLOYED / "a" / "site.toml").read_bytes()),
                  from_file(folder / "site.toml", partial(SiteConfig.load, check=False)), mutate.TOML)  # fmt: skip
+    own = b'device = "cpu"\n[data]\nname = "phantom"\n'
+    read = from_file(folder / "kit" / "local" / "polysite" / "site.toml", _kit)
+    yield Reader("site.toml of FLARE", (own,), read, mutate.TOML)
+    resources = b'{"format_version": 2, "class_allow_list": ["a.B"], "components": []}'
+    read = from_file(folder / "kit2" / "local" / "resources.json", lambda path: site_folder.admit(path.parents[1]))
+    yield Reader("resources.json of FLARE", (resources,), read, mutate.JSON)
     server = b'address = "localhost:9443"\nport = 9443\nmin_sites = 1\ndeadline = 60\n[sites]\n'
     read = from_file(folder / "project" / "server.toml", lambda path: Project.load(path.parent, check=False))
     yield Reader("server.toml", (server + b'north = "%s"\n' % _public_key(), server), read, mutate.TOML)
@@ -123,6 +131,11 @@ def _settings(folder: Path) -> Iterator[Reader]:
     told = replace(medians, turned_shape=medians.shape, turned_spacing=medians.spacing).to_json().encode()
     yield Reader("site statistics", (told,), from_file(folder / "north.json", statistics.read), mutate.JSON)
     yield Reader("search space", (tried,), from_file(folder / "space.toml", space.load), mutate.TOML)
+
+
+def _kit(path: Path) -> object:
+    """Read the settings of a hospital in the workspace of its FLARE client."""
+    return site_folder.prepare(path.parents[2], path.parents[1], "north")
 
 
 def _public_key() -> bytes:
@@ -279,6 +292,7 @@ def _messages() -> Iterator[Reader]:
     model = {"conv.weight": np.ones((2, 3), np.float32), "conv.bias": np.zeros(2, np.float32)}
     sound = bytes(payload.encode(Payload(model=model, cases=3.0)))
     yield Reader("payload", (sound,), payload.decode, mutate.TENSORS)
+    yield Reader("header over FLARE", (b'{"kind": "train", "round": 1, "keep": [0]}',), _flare_header, mutate.JSON)
     subject, cases = protocol.Subject(("tumour", "oedema")), {"train": 5, "validation": 2, "test": 2}
     ask = {
         "protocol": protocol.PROTOCOL, "study": STUDY, "phase": 0, "round": 1, "version": 0, "keep": [0, 1],
@@ -291,6 +305,12 @@ def _messages() -> Iterator[Reader]:
         parse = partial(protocol.parse_response, wanted, cases=cases, subject=subject)
         yield Reader(f"response {kind}", (json.dumps(_answer(cases)).encode(),),
                      lambda b, parse=parse: _response(parse(_header(b))), mutate.JSON)  # fmt: skip
+
+
+def _flare_header(content: bytes) -> object:
+    """Read the header of a message that FLARE brought."""
+    text = content.decode(errors="replace")
+    return flare_messages.unpack({flare_messages.HEADER: text, flare_messages.BODY: []})
 
 
 def _answer(cases: dict[str, int]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def test_a_statement_that_another_signed_or_changed_does_nothing(place):
 
 
 def test_nobody_leaves_while_the_site_runs(place):
-    with courier._alone(place / "c" / "state"), pytest.raises(RunError, match="stop it first"):
+    with courier.alone(place / "c" / "state"), pytest.raises(RunError, match="stop it first"):
         leaving.leave(place / "c")
 
 

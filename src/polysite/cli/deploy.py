@@ -212,20 +212,45 @@ def accept_leave(
         print("Its key is revoked: a running server refuses its next message.")
 
 
+@coordinator.command()
+def export(
+    config: Config = None,
+    out: Annotated[Path, typer.Option(help="The new job folder.")] = Path("job"),
+    engine: Annotated[str, typer.Option(help="Whose job it is: flare (NVIDIA FLARE).")] = "flare",
+    override: Override = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A FLARE client that takes part; once for each. All by default."),
+    ] = None,
+    min_sites: Annotated[int, typer.Option(help="Sites that a round needs; with fewer, FLARE ends the job.")] = 2,
+    deadline: Annotated[float, typer.Option(help="Longest duration of a round in seconds.")] = 3600.0,
+    wait: Wait = 60.0,
+    assess: Annotated[bool, typer.Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
+) -> None:
+    """Write a study as a job for a consortium that runs NVIDIA FLARE; submitted again, it goes on where it ended."""
+    if engine != "flare":
+        raise PolysiteError(f"--engine {shown(engine, 40)}: the engine that takes jobs is 'flare'")
+    from polysite.deploy.flare.job import export as write
+
+    names = site or []
+    study = study_of(config, override or [])
+    write(study, out, sites=names, quorum=min_sites, deadline=deadline, wait=wait, assess=assess)
+    sites = list(getattr(study.data, "sites", ())) or names or ["SITE,..."]
+    print(f"{out} is ready. Server and sites need polysite[flare] and, once, 'polysite site flare WORKSPACE'. Then:")
+    print(f"  nvflare job submit -j {out}")
+    print("The same command goes on after the last round, if the job was lost. Or, all on this computer:")
+    simulator = f"nvflare simulator {out} -w workspace -c {','.join(sites)} -t {len(sites)}"
+    print(f"  polysite site flare workspace && {simulator}")
+
+
 def _publish(done: Any, quiet: bool, as_json: bool) -> None:
     """Print the result of a run and write its page."""
     if as_json:
         print(json.dumps({"run": str(done.folder.path), **done.result.plain()}))
-    from polysite import config as configuration
-    from polysite.report import publish, tables
-    from polysite.report.page import Options
-    from polysite.report.runs import methods, read
+    from polysite.deploy.coordinator.run import write_page
+    from polysite.report import tables
 
-    runs, assessed = methods([read(done.folder.path)]), done.folder.path / "assessment"
-    options = Options(
-        speeds=configuration.parse(done.folder.config).cost, assessment=assessed if assessed.is_dir() else None
-    )
-    publish.page(done.folder.path / "index.html", runs, options)
+    runs, options = write_page(done)
     if not quiet and not as_json:
         tables.show(runs, options)
         print(f"\nThe page: {done.folder.path / 'index.html'}")
@@ -252,6 +277,18 @@ def serve(
         courier.run(found, say)
     except KeyboardInterrupt:
         say("stopped; the memory of this site is in its state folder")
+
+
+@hospital.command("flare")
+def admit(
+    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The unpacked startup kit of FLARE.")],
+) -> None:
+    """Let a client or server of NVIDIA FLARE run polysite: its two classes, and this hospital's settings and policy."""
+    from polysite.deploy.flare.site_folder import admit as let
+
+    own = let(workspace)
+    print(f"{own.parent / 'resources.json'} names polysite's two classes; start FLARE again.")
+    print(f"At a hospital: set [data] in {own / 'site.toml'}, and read {own / 'policy.toml'}.")
 
 
 @hospital.command("enrol")

@@ -8,18 +8,32 @@ from typing import Annotated
 import typer
 
 from polysite.cli.base import Config, Json, Override, Quiet, app, study_of, watching
-from polysite.errors import PolysiteError
+from polysite.errors import PolysiteError, shown
 
 
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="New folder to write; one below demo/ by default.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the simulated patients and of training.")] = 0,
+    engine: Annotated[
+        str, typer.Option(help="simulator; or flare: only the federated study, over processes of NVIDIA FLARE.")
+    ] = "simulator",
     quiet: Quiet = False,
 ) -> None:
     """Train four simulated hospitals alone, federated and pooled."""
     from polysite import demo as demonstration
 
+    if engine == "flare":
+        page = demonstration.run_over_flare(out, seed, print if not quiet else lambda what: None)
+        if not quiet:
+            from polysite.report import tables
+            from polysite.report.runs import methods, read
+
+            tables.show(methods([read(page.parent)]))
+            print(f"\nPage with figures: {page}")
+        return
+    if engine != "simulator":
+        raise PolysiteError(f"--engine {shown(engine, 40)}: the demonstration runs over 'simulator' or 'flare'")
     with watching(quiet, False) as watch:
         page = demonstration.run(out, seed, watch)
     if not quiet:

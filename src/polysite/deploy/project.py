@@ -187,7 +187,7 @@ class SiteConfig:
     Args:
         path: The file itself.
         name: Name of the hospital in the federation.
-        server: host:port of the coordinator.
+        server: host:port of the coordinator; the word FLARE where NVIDIA FLARE connects.
         key: The hospital's private key.
         certificate: The hospital's certificate.
         ca: Certificate of the authority.
@@ -196,6 +196,7 @@ class SiteConfig:
         device: Device that trains.
         data: Section ``[data]`` of a study; empty if the hospital has named no cases yet.
         proxy: Proxy through which to connect.
+        engine: What connects and authenticates: ``flower``, or ``flare``, which needs no key and certificate here.
         fingerprint: Changes with site.toml, policy.toml and the installed version.
         remarks: Sentences for a person.
     """
@@ -211,6 +212,7 @@ class SiteConfig:
     device: str = "auto"
     data: Mapping[str, Any] = field(default_factory=dict)
     proxy: Proxy | None = None
+    engine: str = "flower"
     fingerprint: str = ""
     remarks: tuple[str, ...] = ()
 
@@ -232,14 +234,20 @@ class SiteConfig:
             "policy": "policy.toml",
             "state": "state",
         }
-        texts = dict.fromkeys(("name", "server", "device", *files), str)
+        texts = dict.fromkeys(("name", "server", "device", "engine", *files), str)
         given = settings(file, {**texts, "data": dict, "proxy": dict})
+        engine = given.get("engine", "flower")
+        if engine not in ("flower", "flare"):
+            raise ConfigError(f"{file}: engine = {engine!r} must be 'flower' or 'flare'")
+        if engine == "flare":
+            given.setdefault("server", "FLARE")
         for key in ("name", "server"):
             if key not in given:
                 raise ConfigError(f"{file} has no {key}; the coordinator's archive has one")
         try:
             _distinct([given["name"]])
-            endpoint(given["server"])
+            if engine == "flower":
+                endpoint(given["server"])
             found = cls(
                 path=file,
                 name=given["name"],
@@ -247,6 +255,7 @@ class SiteConfig:
                 device=given.get("device", "auto"),
                 data=_placed(given.get("data", {}), file.parent),
                 proxy=Proxy.parse(given.get("proxy", {}), file.parent) if check else None,
+                engine=engine,
                 **{key: file.parent / given.get(key, default) for key, default in files.items()},
             )
             if not DEVICE.fullmatch(found.device):
@@ -261,8 +270,19 @@ class SiteConfig:
         return replace(found, remarks=remarks, fingerprint=_digest(file, found.policy))
 
     def _check_files(self, now: datetime) -> tuple[str, ...]:
-        require()
         policy = SitePolicy.load(self.policy)  # refuses a faulty one
+        remarks = self._check_certificate(now) if self.engine == "flower" else ()
+        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
+            raise ConfigError(f"{self.path}: state = {str(self.state)!r} is too long for a socket; name a shorter one")
+        data = self.data.get("path")
+        if data is not None and not Path(data).exists():
+            raise ConfigError(f"{self.path}: [data] path = {data!r} does not exist; name this hospital's cases")
+        login = [self.proxy.file] if self.proxy and self.proxy.file else []
+        return (*remarks, *policy.remarks, *_exposed([self.key, *login]))
+
+    def _check_certificate(self, now: datetime) -> tuple[str, ...]:
+        """Check the key and the certificate with which Flower connects; return what to remark about them."""
+        require()
         if not self.key.exists():
             raise DataError(f"{self.key} is missing; 'polysite site enrol' makes a key and a request for a certificate")
         if not self.certificate.exists():
@@ -274,13 +294,7 @@ class SiteConfig:
         owner = common_name(certificate)
         if owner != self.name:
             raise ConfigError(f"{self.path}: name = {self.name!r}, but {self.certificate} is that of {owner!r}")
-        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
-            raise ConfigError(f"{self.path}: state = {str(self.state)!r} is too long for a socket; name a shorter one")
-        data = self.data.get("path")
-        if data is not None and not Path(data).exists():
-            raise ConfigError(f"{self.path}: [data] path = {data!r} does not exist; name this hospital's cases")
-        login = [self.proxy.file] if self.proxy and self.proxy.file else []
-        return (*remarks, *policy.remarks, *_exposed([self.key, *login]))
+        return tuple(remarks)
 
 
 def init(
@@ -472,7 +486,7 @@ def _archive(name: str, address: str, ca: bytes, member: Signed | None = None) -
         "README.md": templates.HOSPITAL.format(
             name=name, address=address, enrol="" if member else templates.ENROL
         ).encode(),
-        "site.toml": templates.SITE.format(name=name, address=address).encode(),
+        "site.toml": templates.SITE.format(name=name, address=address, data=templates.DATA.format(name=name)).encode(),
         "policy.toml": TEXT.encode(),
         **({"site.key": member.key_pem, "site.crt": member.pem} if member else {}),
         "ca.crt": ca,

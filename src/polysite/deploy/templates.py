@@ -57,6 +57,22 @@ To add a hospital: `polysite deploy add NAME --project {folder}`. If the key of 
 or if it has left: `polysite deploy revoke NAME --project {folder}`; a running server refuses its next message.
 """
 
+DATA = """\
+# This hospital's cases. They are opened here and never leave. Remove the # in one of the two examples.
+[data]
+# a folder of NIfTI files (`polysite data formats` lists the layouts that are known), or a manifest, .csv or .jsonl
+# name = "files"
+# path = "/data/brain"
+# format = "auto"  # the layout of the folder
+# modalities = ["t1", "flair"]  # which of them, in the order of the study; all by default
+# labels = {{ WT = [1, 2, 4], TC = [1, 4], ET = [4] }}  # meaning of the values in label maps, if no file tells
+
+# a rehearsal without patients: phantoms, generated from a seed
+# name = "phantom"
+# shape = [64, 64, 64]
+# sites."{name}" = {{ cases = 12 }}
+"""
+
 SITE = """\
 # This hospital in the federation; `polysite site run .` reads it. Files are relative to this one.
 # You only have to fill in [data], at the end.
@@ -75,20 +91,17 @@ device = "auto"  # "auto", "cpu", "cuda", or "cuda:1" for a second GPU
 # [proxy]
 # url = "http://proxy.example.org:3128"
 
-# This hospital's cases. They are opened here and never leave. Remove the # in one of the two examples.
-[data]
-# a folder of NIfTI files (`polysite data formats` lists the layouts that are known), or a manifest, .csv or .jsonl
-# name = "files"
-# path = "/data/brain"
-# format = "auto"  # the layout of the folder
-# modalities = ["t1", "flair"]  # which of them, in the order of the study; all by default
-# labels = {{ WT = [1, 2, 4], TC = [1, 4], ET = [4] }}  # meaning of the values in label maps, if no file tells
+{data}"""
 
-# a rehearsal without patients: phantoms, generated from a seed
-# name = "phantom"
-# shape = [64, 64, 64]
-# sites."{name}" = {{ cases = 12 }}
-"""
+FLARE_SITE = """\
+# This hospital where NVIDIA FLARE connects it; polysite's executor reads this file at the start of every job. FLARE has
+# the name of the site, the address of the server, the key and the certificate. Files are relative to this one.
+
+policy = "policy.toml"  # what this hospital allows; yours to change
+device = "auto"  # "auto", "cpu", "cuda", or "cuda:1" for a second GPU
+# state = "/data/polysite"  # folder of the audit log, the memory and the models; by default below FLARE's workspace
+
+{data}"""
 
 HOSPITAL = """\
 # {name}: how to take part

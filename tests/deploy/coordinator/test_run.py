@@ -196,7 +196,7 @@ def test_names_of_cases_and_what_is_wrong_with_them_stay_at_the_hospital(tmp_pat
             return Worker(broken, SitePolicy()).answer(header, body)
 
     said = []
-    answer, _ = courier._answer(Resident(), courier.Incoming(header, b"", None), said.append)
+    answer, _ = courier.ask_and_show(Resident(), header, b"", said.append)
     assert "nowhere/Jane-Doe" in said[-1]  # for the screen of the hospital alone
     left.append(json.dumps(answer))
     assert "refused" in answer or "error" in answer

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from polysite.cli import app
 from polysite.cluster.mixture import scaled
-from polysite.deploy.flower.client import Incoming
 from polysite.deploy.identity import identity
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import PROTOCOL
@@ -118,7 +117,7 @@ def test_what_is_no_question_is_refused_and_in_the_log(line, header):
     resident, host = line
     shown = []
     asked = {"protocol": PROTOCOL, "study": "s", **identity(), **header}
-    answer, body = courier._answer(resident, Incoming(asked, b"", None), shown.append)
+    answer, body = courier.ask_and_show(resident, asked, b"", shown.append)
     assert answer["refused"] and not body and set(answer) == {"refused", "seconds", "left"}
     assert "brain" not in json.dumps(answer) and len(answer["refused"]) < 200
     (entry,) = ledger.check(host.ledger.path)
@@ -130,7 +129,7 @@ def test_no_text_of_a_coordinator_moves_a_cursor(line, tmp_path):
     resident, _ = line
     shown, tricks = [], "train\n2026-11-16  ok \x1b[1A\x1b[2K"
     for header in ({"kind": tricks, "study": "s"}, {"kind": "train", "study": tricks}):
-        courier._answer(resident, Incoming({"protocol": PROTOCOL, **header}, b"", None), shown.append)
+        courier.ask_and_show(resident, {"protocol": PROTOCOL, **header}, b"", shown.append)
     (tmp_path / "site.toml").write_text('name = "north"\nserver = "localhost:9443"\n')
     printed = CliRunner().invoke(app, ["site", "log", str(tmp_path)]).output
     assert all(text.isprintable() for text in shown)

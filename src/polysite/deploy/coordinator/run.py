@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -26,7 +26,6 @@ from polysite.data.federation import Natural
 from polysite.deploy import enrolment
 from polysite.deploy.coordinator.remote import RemoteSites
 from polysite.deploy.coordinator.roster import Deadlines, Roster, Wire
-from polysite.deploy.flower.server import Link
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
 from polysite.deploy.protocol import Greeting, Subject
@@ -38,8 +37,14 @@ from polysite.engines.secure import server as secure_server
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
 from polysite.foreign import parse_json
+from polysite.report import publish
+from polysite.report.page import Options
+from polysite.report.runs import Method, methods, read
 from polysite.study import Run
 from polysite.tree import Tree
+
+if TYPE_CHECKING:
+    from polysite.deploy.flower.server import Link
 
 FILE = "deployment.json"
 JOURNAL = "incidents.jsonl"  # every incident as it happens; rounds.jsonl has those of each round
@@ -49,8 +54,10 @@ log = logging.getLogger("polysite")
 
 
 @contextmanager
-def listening(project: Project) -> Iterator[Link]:
+def listening(project: Project) -> Iterator["Link"]:
     """Open the port that sites connect to."""
+    from polysite.deploy.flower.server import Link  # only here: other engines bring their own wire
+
     with Link(
         project.host,
         project.port,
@@ -225,6 +232,14 @@ def resume(
             roster.recall(_unrecorded(folder))
         final = _evaluation(chosen, roster, folder) if evaluate else None
         return study.conduct(chosen, _words(roster), phases, start, folder, at, watch, final, until)
+
+
+def write_page(done: Run) -> tuple[list[Method], Options]:
+    """Write the page of a deployed run; return what it was made of."""
+    runs, assessed = methods([read(done.folder.path)]), done.folder.path / "assessment"
+    options = Options(speeds=config.parse(done.folder.config).cost, assessment=assessed if assessed.is_dir() else None)
+    publish.page(done.folder.path / "index.html", runs, options)
+    return runs, options
 
 
 def greet(

@@ -5,143 +5,25 @@ a separate process, and finds it again after a crash. Everything on the screen i
 writes.
 """
 
-import fcntl
-import json
-import logging
-import os
-import signal
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from polysite.buffers import Buffer
 from polysite.deploy import certificates, enrolment
 from polysite.deploy.flower.client import Fleet, Incoming
 from polysite.deploy.flower.connection import Lost
 from polysite.deploy.project import SiteConfig
-from polysite.deploy.site import ipc
 from polysite.deploy.site.withdrawn import LEFT
-from polysite.errors import PayloadError, PolysiteError, RunError, shown
-from polysite.own_process import worker_command
+from polysite.deploy.site.worker_process import Say, WorkerProcess, alone, ask_and_show
+from polysite.errors import PayloadError, PolysiteError, RunError
 from polysite.storage import private_folder, write_file
 
-log = logging.getLogger("polysite")
-
-MAX_CRASHES = 3  # of the worker over one request, which then fails
-MAX_INCIDENTS = 16  # that are kept for the coordinator
 WAIT = 4  # seconds for which the coordinator holds a poll until there is a request
 DAY = 86400.0  # seconds between two looks at the certificate
 SOON, LATER = 0.02, 1.0  # seconds between two polls that are not held: after the last request, and when none comes
 MAX_PAUSE = {False: 5.0, True: 60.0}  # seconds between two attempts to connect; longer where it is not the coordinator
-
-Say = Callable[[str], None]
-
-
-class WorkerProcess:
-    """The worker, from the courier's side."""
-
-    def __init__(self, site: SiteConfig, say: Say):
-        self.site, self.say = site, say
-        self.incidents: list[str] = []  # sent to the coordinator with the next response
-        self.words = ""  # the worker's description of its cases
-        self._study = ""  # of the incidents
-        self._line: socket.socket | None = None
-        self._pid = 0
-        self._crash_reported = False
-
-    def ask(self, header: Mapping[str, Any], body: Buffer) -> tuple[dict[str, Any], Buffer]:
-        """Return the worker's response; a worker that crashes is started again, at most MAX_CRASHES times."""
-        study = shown(header.get("study"), 64)
-        if self._study not in ("", study):
-            self.incidents = []  # those of another study
-        self._study = study
-        for crash in range(1, MAX_CRASHES + 1):
-            try:
-                line = self.line()
-                ipc.send(line, {"request": dict(header), "incidents": self.incidents}, body)
-                frame = ipc.receive(line)
-            except (OSError, RunError, PayloadError) as problem:
-                log.warning("%s", problem)
-                frame = None
-            if frame is not None:
-                noted = frame[0].get("incidents", self.incidents)  # the worker may have added some of its own
-                self.incidents = list(noted)[-MAX_INCIDENTS:] if isinstance(noted, list) else self.incidents
-                return frame
-            self._drop()
-            self._crash_reported = True
-            kind = shown(header.get("kind"), 40)
-            self.tell(f"the worker died over {kind!r} ({crash} of {MAX_CRASHES}); it is started again")
-        return {"error": f"its worker died {MAX_CRASHES} times over this; its own log says why"}, b""
-
-    def tell(self, what: str) -> None:
-        """Report an incident on the screen, and with the next response to the coordinator."""
-        self.say(what)
-        self.incidents = [*self.incidents, what][-MAX_INCIDENTS:]
-
-    def line(self) -> socket.socket:
-        """Return the connection to a worker with the current configuration; start one if there is none."""
-        if self._line is None:
-            self._line, self._crash_reported = self._find() or self._start(), False
-        return self._line
-
-    def stop(self) -> None:
-        """Stop the worker, even while it works: its memory is on disk."""
-        self._drop()
-        if self._pid:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGTERM)
-            self.site.socket.unlink(missing_ok=True)
-
-    def _drop(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
-
-    def _find(self) -> socket.socket | None:
-        """Connect to a worker that an earlier courier left behind, unless the configuration has changed since."""
-        try:
-            line = ipc.connect(self.site.socket)
-            ipc.send(line, {"courier": "ping"})  # requests of the coordinator are below "request"
-            frame = ipc.receive(line)  # a busy worker finishes its request first
-        except FileNotFoundError:
-            return None
-        except (OSError, PayloadError):
-            if not self._crash_reported:
-                self.tell("the former worker was killed")
-            return None
-        pid = frame[0].get("pid") if frame is not None else None
-        if frame is not None and type(pid) is int and frame[0].get("config") == self.site.fingerprint:
-            self._pid, self.words = pid, str(frame[0].get("cases", ""))
-            return line
-        if frame is not None:
-            ipc.send(line, {"courier": "stop"})
-        line.close()
-        return None
-
-    def _start(self) -> socket.socket:
-        written = self.site.state / "worker.log"
-        said = written.open("ab")
-        before = said.tell()
-        command = worker_command("polysite.deploy.site.process", str(self.site.path))
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
-        )
-        said.close()
-        with cast(BinaryIO, process.stdout) as out:
-            first, _, self.words = out.readline().decode().strip().partition(" ")
-        if first != "ready":
-            code = process.wait()
-            words = written.read_bytes()[before:].decode(errors="replace").strip().splitlines()
-            killed = f"it was killed by {signal.Signals(-code).name}" if code < 0 else "it said nothing"
-            reason = words[-1].removeprefix("polysite: ") if words else killed
-            raise RunError(f"the worker did not start: {reason}")
-        self._pid = process.pid
-        return ipc.connect(self.site.socket)
 
 
 def run(site: SiteConfig, say: Say) -> None:
@@ -149,7 +31,7 @@ def run(site: SiteConfig, say: Say) -> None:
     if (site.state / LEFT).exists():
         raise RunError(f"this hospital has left the federation; to take part again, delete {site.state / LEFT}")
     private_folder(site.state)
-    with _alone(site.state) as killed:
+    with alone(site.state) as killed:
         worker = WorkerProcess(site, say)
         if killed:
             worker.tell("the former courier was killed")
@@ -212,7 +94,7 @@ def _turn(fleet: Fleet, worker: WorkerProcess, say: Say) -> bool:
         incoming = fleet.receive(WAIT)
         if incoming is None:
             return False
-        if _upload(fleet, worker, say, incoming, *_answer(worker, incoming, say)):
+        if _upload(fleet, worker, say, incoming, *ask_and_show(worker, incoming.header, incoming.body, say)):
             worker.incidents = []
     except PayloadError as problem:  # a malformed message, or a response that is too large
         worker.tell(str(problem))
@@ -245,49 +127,3 @@ def _connect(fleet: Fleet, say: Say) -> None:
                 said = str(problem)
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE[slowly])
-
-
-def _answer(worker: WorkerProcess, incoming: Incoming, say: Say) -> tuple[dict[str, Any], Buffer]:
-    header = incoming.header
-    number = header.get("round")
-    where = f", round {number + 1}" if isinstance(number, int) else ""
-    say(f"asked: {shown(header.get('kind'), 40)}{where}; {_size(len(incoming.body))} came in")
-    answer, body = worker.ask(header, incoming.body)
-    local = answer.pop("local", "")  # for this screen only
-    if answer.get("refused"):
-        say(f"refused: {answer['refused']}")
-    elif answer.get("error"):
-        say(f"failed here: {local or answer['error']}; the coordinator was told no more than: {answer['error']}")
-    else:
-        left = ", ".join(f"{name} ({what})" for name, what in json.loads(str(answer.get("left", "{}"))).items())
-        size = len(body) + len(str(answer.get("scores", ""))) + len(str(answer.get("measures", "")))
-        say(f"left: {left or 'nothing'}; {_size(size)} in all, after {float(answer.get('seconds', 0)):.1f} s")
-    return answer, body
-
-
-def _size(count: int) -> str:
-    """Return a number of bytes in words.
-
-    >>> _size(90_300_000), _size(12)
-    ('90.3 MB', '12 bytes')
-    """
-    return f"{count / 1e6:.1f} MB" if count > 99_999 else f"{count} bytes"
-
-
-@contextmanager
-def _alone(state: Path) -> Iterator[bool]:
-    """Lock the state folder for one courier; yield whether the last one was killed."""
-    with (state / ".lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
-            raise RunError(f"'polysite site run' is already running for {state}") from problem
-        file.seek(0)
-        killed = bool(file.read())
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        try:
-            yield killed
-        finally:
-            file.truncate(0)

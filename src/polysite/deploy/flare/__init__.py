@@ -1,0 +1,1 @@
+"""NVIDIA FLARE as the engine of a deployed study: the only importer of nvflare."""
