@@ -162,6 +162,7 @@ class EvaluationFolder:
             "data": self.data,
             "cases": {site: len(names) for site, names in sorted(cases.items())},
             "groups": {site: self._groups(site) for site in sorted(self.dealt)},
+            "subgroups": {site: self._subgroups(site, names) for site, names in sorted(cases.items())},
             "voxel": {
                 s: {c: prod(self.sites[s].grids[c][0]) for c in sorted(cases[s])} for s in cases if s in self.sites
             },
@@ -180,6 +181,11 @@ class EvaluationFolder:
         """Return the number of cases of every group (grade, scanner) of a site, in all splits; "" if not known."""
         counts = Counter(ref.group for split in SPLITS for ref in self.dealt[site].get(split, ()))
         return dict(sorted(counts.items()))
+
+    def _subgroups(self, site: SiteId, cases: Collection[str]) -> dict[str, str]:
+        """Return the group of every examined case of a site, as far as it is known here."""
+        refs = self.dealt.get(site, {}).get(self.split, ())
+        return {ref.name: ref.group for ref in refs if ref.group and ref.name in cases}
 
     def _clusters(self) -> dict[str, dict[str, Any]]:
         """Write the cluster and coordinates of every case; return how the clusters were fitted, and how well they agree

@@ -227,6 +227,9 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
         yield Section("averages", title, (replace(grids["averages"], title=""),))
     if "fairness" in grids and len(comparison.sites) > 1:
         yield Section("fair", "Fairness between hospitals", (replace(grids["fairness"], title=""),))
+    by_group = [g for n, g in grids.items() if n.startswith("subgroups_")]
+    if by_group:
+        yield Section("subgroups", "Results by subgroup", tuple(by_group))
     far = [grids[n] for n in ("hospitals_hd95", "measures", "empty_masks") if n in grids]
     if far:
         bars = Picture("", hospital_figures.hospitals(comparison, "hd95"), words)
