@@ -57,4 +57,9 @@ def test_what_a_tutorial_prints_for_the_shell_is_shell(page):
 
 
 def test_every_user_has_a_tutorial():
-    assert {p.stem for p in TUTORIALS} == {"researcher", "data_scientist", "hospital_engineer", "data_protection_officer"}
+    assert {p.stem for p in TUTORIALS} == {
+        "researcher",
+        "data_scientist",
+        "hospital_engineer",
+        "data_protection_officer",
+    }

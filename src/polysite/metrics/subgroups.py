@@ -1,8 +1,8 @@
 """Test whether subgroups of cases differ, within hospitals.
 
-Values are aligned (the mean of their hospital is subtracted) and ranked over all cases; the statistic is that of Kruskal
-and Wallis. Its distribution comes from permutations of the subgroups within every hospital (Hodges and Lehmann 1962, Rank
-methods for combination of independent experiments in analysis of variance).
+Values are aligned (the mean of their hospital is subtracted) and ranked over all cases; the statistic is that of
+Kruskal and Wallis. Its distribution comes from permutations of the subgroups within every hospital (Hodges and Lehmann
+1962, Rank methods for combination of independent experiments in analysis of variance).
 """
 
 import math
@@ -56,7 +56,7 @@ def subgroup_test(
 
 
 def _spread(labels: NDArray[np.int64], ranks: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return Kruskal and Wallis's sum, the squared rank sums over sizes about their expectation, of every row of labels."""
+    """Return Kruskal and Wallis's sum of every row of labels: squared sums of centred ranks, over sizes."""
     centred = ranks - ranks.mean()
     total = np.zeros(len(labels))
     for group, size in enumerate(sizes):

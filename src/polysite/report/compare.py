@@ -274,7 +274,13 @@ def tables(comparison: Comparison) -> list[Grid]:
     grids = [with_effort(_overview(comparison), comparison.methods), _hospitals(comparison, "dice")]
     if "hd95" in comparison.measures:
         grids += [_hospitals(comparison, "hd95"), _more(comparison)]
-    grids += [_fair(comparison), *subgroups.tables(comparison), *_tested(comparison), *answers(comparison.asked), *_selected(comparison)]
+    grids += [
+        _fair(comparison),
+        *subgroups.tables(comparison),
+        *_tested(comparison),
+        *answers(comparison.asked),
+        *_selected(comparison),
+    ]
     grids += _averaged(comparison)
     return [*grids, _empties(comparison)] if "hd95" in comparison.measures else grids
 

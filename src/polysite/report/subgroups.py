@@ -1,6 +1,6 @@
 """Results by subgroup of cases: the ``group`` column of a manifest (grade, scanner, sex).
 
-For every method: the mean of every subgroup with a bootstrap interval, and a test of whether subgroups differ. Subgroups
+For every method: the mean of every subgroup with a bootstrap interval, and a test of whether subgroups differ. They
 are compared within hospitals (`polysite.metrics.subgroups`), so that a hospital with good scores and many cases of one
 subgroup does not make the subgroup look better.
 """
@@ -72,18 +72,20 @@ def _table(
     unit = f" ({comparison.unit})" if about(measure).distance and comparison.unit else ""
     title = f"{about(measure).title}{unit} by subgroup"
     head = ("method", *(f"{group} ({counts[group]})" for group in shown), "p", "p (Holm)")
-    return Grid(f"subgroups_{measure}", title, head, tuple(lines), _note(comparison, len(counts) - len(shown), len(tests)))
+    return Grid(
+        f"subgroups_{measure}", title, head, tuple(lines), _note(comparison, len(counts) - len(shown), len(tests))
+    )
 
 
 def _note(comparison: "Comparison", hidden: int, tests: int) -> str:
     what = "volumes" if comparison.methods[0].first.sliced else "cases"
     note = (
-        f"The column 'group' of the data names the subgroups; in brackets their numbers of {what}. Mean with a 95 % bootstrap "
-        f"interval ({what} resampled within their hospital; none below {FEWEST} {what}). p: do the subgroups differ under this "
-        "method? A permutation test of ranks within hospitals, so that a difference between hospitals does not count. "
-        f"Holm: corrected for the {tests} methods of this table, * at {LEVEL:g}. '{FEW[0].upper()}{FEW[1:]}': no outcome of "
-        "the test could have been significant, because there are too few, or because hardly any hospital has more than "
-        "one subgroup."
+        f"The column 'group' of the data names the subgroups; in brackets their numbers of {what}. Mean with a 95 % "
+        f"bootstrap interval ({what} resampled within their hospital; none below {FEWEST} {what}). p: do the subgroups "
+        "differ under this method? A permutation test of ranks within hospitals, so that a difference between "
+        f"hospitals does not count. Holm: corrected for the {tests} methods of this table, * at {LEVEL:g}. "
+        f"'{FEW[0].upper()}{FEW[1:]}': no outcome of the test could have been significant, because there are too few, "
+        "or because hardly any hospital has more than one subgroup."
     )
     return note + (f" {hidden} smaller subgroups are not shown." if hidden > 0 else "")
 

@@ -38,7 +38,20 @@ def show(methods: Sequence[Method], options: Options = Options(), full: bool = F
     names = (
         "overview",
         f"hospitals_{comparison.main}",
-        *(("tests_dice", "tests_hd95", "tests_accuracy", "asked", "best_rounds", "averages", "subgroups_dice", "subgroups_accuracy") if full else ()),
+        *(
+            (
+                "tests_dice",
+                "tests_hd95",
+                "tests_accuracy",
+                "asked",
+                "best_rounds",
+                "averages",
+                "subgroups_dice",
+                "subgroups_accuracy",
+            )
+            if full
+            else ()
+        ),
     )
     wanted = [g for g in grids if g.name in names]
     for grid in [*wanted, *([costs.table(comparison.methods, options.speeds)] if full else [])]:
