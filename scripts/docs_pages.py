@@ -12,6 +12,7 @@ from ast import get_docstring, parse
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,6 +22,8 @@ TAKEN = {  # file of the project -> page
     "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
 }  # fmt: skip
 LINK = re.compile(r"(?P<shown>!?\[[^\]]*\])\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
+FETCHED = re.compile(r"""<(?:script|img|iframe|link rel="stylesheet")[^>]*(?:src|href)="(https?:[^"]*)\"""")
+LOG = get_plugin_logger("docs_pages")
 GROUPS = {  # of the reference: title -> modules of the public names
     "Train and evaluate": ("study", "evaluation", "assessment", "ensembles", "export", "prediction", "report"),
     "A study": ("config", "engines", "training", "privacy"),
@@ -64,6 +67,19 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"{link['shown']}({there}{link['anchor'] or ''})"
 
     return LINK.sub(point, markdown)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Warn, which is an error, of a page that fetches something from elsewhere when it is read."""
+    for fetched in FETCHED.findall(output):
+        LOG.warning("%s fetches %s when it is read", page.file.src_uri, fetched)
+    return output
+
+
+def on_post_build(config: Any) -> None:
+    """Write the search index as a script, too: a page that was opened as a file asks for it, although it has no search."""
+    index = Path(config["site_dir"]) / "search/search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
 def notebook(path: Path) -> str:

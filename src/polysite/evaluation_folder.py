@@ -40,7 +40,7 @@ from polysite.engines.run_folder import versions
 from polysite.errors import ConfigError
 from polysite.payload import SiteId
 from polysite.report.preview import axes_of
-from polysite.report.scans import upright_scan
+from polysite.report.scans import is_oriented, upright_scan
 from polysite.site import Cases, Examined
 from polysite.spreadsheets import write_mappings
 from polysite.storage import draft_folder
@@ -227,7 +227,7 @@ class EvaluationFolder:
                 chosen.setdefault(ranked[-1], "best")
                 for name, why in chosen.items():
                     case = cache.get(refs[name], self.study.prepare, self.study.train.patch)
-                    scan = upright_scan(case, _axes(self.study, refs[name]))
+                    scan = upright_scan(case, _axes(self.study, refs[name]), is_oriented(refs[name]))
                     for what, array in (("image", scan.image), ("truth", scan.truth[None])):
                         _add(kept, f"{site}/{name}/{what}", array)
                     yield {"site": site, "case": name, "why": why, **scan.crop}
