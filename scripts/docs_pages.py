@@ -77,7 +77,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Write the search index as a script, too: a page that was opened as a file asks for it, although it has no search."""
+    """Write the search index as a script, too: a page that was opened as a file asks for it, for no use."""
     index = Path(config["site_dir"]) / "search/search_index.json"
     index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
 

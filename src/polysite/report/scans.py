@@ -23,7 +23,7 @@ SLICES, SIDE = 64, 192  # largest scan that is kept to look at: slices, and pixe
 
 
 def is_oriented(ref: CaseRef) -> bool:
-    """Whether the files of a case state which side is left; arrays and pictures do not, even if their spacing is given."""
+    """Whether the files of a case state which side is left; arrays and pictures do not, even with a spacing."""
     return not any(suffix(str(file)) in BARE for file in ref.files)
 
 
