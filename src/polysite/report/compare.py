@@ -346,7 +346,8 @@ def _hospitals(comparison: Comparison, measure: str) -> Grid:
     }
     counts = {s: len(comparison.methods[0].of(s, comparison.main, comparison.policy)) for s in comparison.sites}
     title = f"{_unit(comparison, measure)} hospital by hospital"
-    note = f"Mean ± standard deviation over the {_split(comparison)} cases of a hospital; the best of each is marked."
+    note = f"Mean ± standard deviation over the {_split(comparison)} cases of a hospital"
+    note += "; the best of each is marked." if len(comparison.methods) > 1 else "."
     if len(comparison.methods) > len(comparison.sites):
         columns = [*comparison.sites, None]
         head = ("method", *(f"{shown[s]} ({counts[s]})" if s else "all" for s in columns))

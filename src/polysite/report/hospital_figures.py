@@ -40,7 +40,7 @@ def caption(comparison: Comparison) -> str:
     if sites <= FEW:
         return "A marker per hospital; black: mean over all cases with its standard error. The best method is on top."
     if methods <= FEW:
-        return "A row per hospital, the one with the highest scores on top; lines: standard error over cases."
+        return "A row per hospital, the best on top; lines: standard error over cases."
     return "Means of hospitals (rows) under methods (columns), both ordered from the best to the worst."
 
 
