@@ -66,8 +66,8 @@ class Evaluation:
     @cached_property
     def subgroups(self) -> Mapping[Key, str]:
         """Subgroup (grade, scanner, sex) of every case whose subgroup is known."""
-        known = self.about.get("subgroups", {})
-        return {(site, case): group for site, cases in known.items() for case, group in cases.items()}
+        known = self.about.get("subgroups", {})  # none in evaluations of 0.1.0
+        return {(site, case): str(group) for site, cases in known.items() for case, group in cases.items()}
 
     def prediction(self, site: str, case: str) -> np.ndarray | None:
         """Return the prediction of the hospital's model on the grid of the prepared case; None if it was not kept."""
@@ -501,6 +501,7 @@ def read_evaluation(path: Path, name: str) -> Evaluation | None:
             rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in csv_rows(file)]
         about = parse_json((place / "about.json").read_text(encoding="utf-8"))
         counts = _read_counts(place / "counts.csv")
+        _ = Evaluation(place, about, rows).subgroups
         declared, present = sum(about["cases"].values()), len({(row["site"], row["case"]) for row in rows})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
         raise RunError(f"the evaluation {place} cannot be read ({problem!r}); 'polysite evaluate --again'") from problem
