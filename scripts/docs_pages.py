@@ -1,15 +1,18 @@
 """Pages of the documentation that are made from other files: a hook of MkDocs (``mkdocs.yml``).
 
 The start page is the README; benchmarks, security, contributing and changes are files of the project; the gallery and
-the reference are made from docstrings. Links between these files are rewritten to the pages.
+the reference are made from docstrings, and a page of every notebook from its cells and their outputs. Links between
+these files are rewritten to the pages.
 """
 
+import json
 import posixpath
 import re
 from ast import get_docstring, parse
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,6 +22,8 @@ TAKEN = {  # file of the project -> page
     "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
 }  # fmt: skip
 LINK = re.compile(r"(?P<shown>!?\[[^\]]*\])\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
+FETCHED = re.compile(r"""<(?:script|img|iframe|link rel="stylesheet")[^>]*(?:src|href)="(https?:[^"]*)\"""")
+LOG = get_plugin_logger("docs_pages")
 GROUPS = {  # of the reference: title -> modules of the public names
     "Train and evaluate": ("study", "evaluation", "assessment", "ensembles", "export", "prediction", "report"),
     "A study": ("config", "engines", "training", "privacy"),
@@ -28,6 +33,8 @@ GROUPS = {  # of the reference: title -> modules of the public names
     "Algorithms": ("algorithms",),
 }
 OTHER = "Other names"
+NOTEBOOKS = ROOT / "docs/notebooks"
+LONGEST = 30  # lines of an output
 WHOLE = ("Run", "Study")  # whose methods are part of the reference
 
 
@@ -35,6 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not files of ``docs/``."""
     made = {page: (ROOT / source).read_text(encoding="utf-8") for source, page in TAKEN.items()}
     made |= {"gallery.md": gallery(), "reference.md": reference()}
+    made |= {f"notebooks/{book.stem}.md": notebook(book) for book in sorted(NOTEBOOKS.glob("*.ipynb"))}
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
     return files
@@ -47,6 +55,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     def point(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link["target"]))
         place = TAKEN.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else "")
+        if posixpath.dirname(target) == "docs/notebooks" and not page.file.src_uri.startswith("notebooks/"):
+            place = place.replace(".ipynb", ".md")
         if target == "docs/results":
             place = "results/hospitals.md"
         if not place and (ROOT / target).exists():
@@ -57,6 +67,41 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"{link['shown']}({there}{link['anchor'] or ''})"
 
     return LINK.sub(point, markdown)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Warn, which is an error, of a page that fetches something from elsewhere when it is read."""
+    for fetched in FETCHED.findall(output):
+        LOG.warning("%s fetches %s when it is read", page.file.src_uri, fetched)
+    return output
+
+
+def on_post_build(config: Any) -> None:
+    """Write the search index as a script, too: a page that was opened as a file asks for it, for no use."""
+    index = Path(config["site_dir"]) / "search/search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
+
+
+def notebook(path: Path) -> str:
+    """Return a notebook as Markdown: its text, its code, and what the code printed."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    text, parts = "".join(cells[0]["source"]), []
+    title, _, rest = text.partition("\n")
+    parts += [title, f"This page is a notebook: [{path.name}]({path.name}) opens in Jupyter.", rest]
+    for cell in cells[1:]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        shown = "".join(_printed(output) for output in cell.get("outputs", ())).rstrip()
+        lines = shown.splitlines()
+        if lines:
+            parts.append("\n".join(["```text", *lines[:LONGEST], *["…"][: len(lines) > LONGEST], "```"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _printed(output: dict[str, Any]) -> str:
+    """Return the text of an output of a cell."""
+    text = output["text"] if output["output_type"] == "stream" else output.get("data", {}).get("text/plain", "")
+    return "".join(text)
 
 
 def gallery() -> str:

@@ -275,7 +275,7 @@ def test_scans_are_drawn_for_their_own_hospital(tmp_path):
         files = sorted((tmp_path / "out" / "sites" / site / "figures").iterdir())
         captions = json.loads((tmp_path / "out" / "sites" / site / "figures" / "captions.json").read_text())
         assert all(case.startswith(site) for case in captions) and all(file.stat().st_size for file in files)
-        assert len(files) == 2 * len(captions) + 1
+        assert len(files) == 3 * len(captions) + 1
         typical = [c for c in captions.values() if "typical of cluster" in c["caption"]]
         assert len(typical) == sum(s == site for s, _ in kinds)
     asked = json.loads((tmp_path / "out" / "sites" / "south" / "figures" / "captions.json").read_text())

@@ -52,13 +52,14 @@ def test_the_python_block_runs(page, folder, tmp_path, monkeypatch, capsys):
     assert folder in capsys.readouterr().out and len(list(Path(folder).iterdir())) == 1
 
 
-SHOWN = [README, DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION, STORY, PREDICT]
+TUTORIALS = sorted((README.parent / "docs" / "tutorials").glob("*.md"))
+SHOWN = [README, DATA, ALGORITHM, ASSESS, EVALUATE, CLUSTER, DEPLOY, HOSPITAL, PROTECTION, STORY, PREDICT, *TUTORIALS]
 
 
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.stem)
 def test_what_the_page_shows_exists(page, tmp_path):
     shown = blocks("toml", page)
-    assert shown or page in (PROTECTION, PREDICT)
+    assert shown or page in (PROTECTION, PREDICT, *TUTORIALS)
     for name in ("proxy.crt", "proxy.login"):  # that a section [proxy] names
         (tmp_path / name).write_text("USER:PASSWORD\n")
     for text in shown:

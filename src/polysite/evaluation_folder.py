@@ -161,6 +161,7 @@ class EvaluationFolder:
             "data": self.data,
             "cases": {site: len(names) for site, names in sorted(cases.items())},
             "groups": {site: self._groups(site) for site in sorted(self.dealt)},
+            "subgroups": {site: self._subgroups(site, names) for site, names in sorted(cases.items())},
             "voxel": {
                 s: {c: prod(self.sites[s].grids[c][0]) for c in sorted(cases[s])} for s in cases if s in self.sites
             },
@@ -179,6 +180,11 @@ class EvaluationFolder:
         """Return the number of cases of every group (grade, scanner) of a site, in all splits; "" if not known."""
         counts = Counter(ref.group for split in SPLITS for ref in self.dealt[site].get(split, ()))
         return dict(sorted(counts.items()))
+
+    def _subgroups(self, site: SiteId, cases: Collection[str]) -> dict[str, str]:
+        """Return the group of every examined case of a site, as far as it is known here."""
+        refs = self.dealt.get(site, {}).get(self.split, ())
+        return {ref.name: ref.group for ref in refs if ref.group and ref.name in cases}
 
     def _clusters(self) -> dict[str, dict[str, Any]]:
         """Write the cluster and coordinates of every case; return how the clusters were fitted, and how well they agree
@@ -206,7 +212,7 @@ class EvaluationFolder:
 
     def _scans(self) -> Iterator[dict[str, Any]]:
         """Keep the worst, median and best case of every hospital, by the mean Dice of its own model."""
-        from polysite.report.scans import upright_scan  # it draws, which a run without pictures need not
+        from polysite.report.scans import is_oriented, upright_scan  # it draws, which a run without pictures need not
 
         dice: dict[SiteId, dict[str, list[float]]] = {}
         for row in self._rows:
@@ -222,7 +228,7 @@ class EvaluationFolder:
                 chosen.setdefault(ranked[-1], "best")
                 for name, why in chosen.items():
                     case = cache.get(refs[name], self.study.prepare, self.study.train.patch)
-                    scan = upright_scan(case, _axes(self.study, refs[name]))
+                    scan = upright_scan(case, _axes(self.study, refs[name]), is_oriented(refs[name]))
                     for what, array in (("image", scan.image), ("truth", scan.truth[None])):
                         _add(kept, f"{site}/{name}/{what}", array)
                     yield {"site": site, "case": name, "why": why, **scan.crop}

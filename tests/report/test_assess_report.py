@@ -111,7 +111,7 @@ def test_the_page_stands_alone_and_holds_every_figure(tmp_path, count, projectio
     assert set(re.findall(r'https?://[^"]*', text)) <= set(re.findall(r'xmlns(?::xlink)?="(https?://[^"]*)"', text))
     assert len(page.identities) == len(set(page.identities))  # the figures do not borrow from one another
     files = tmp_path / "new" / "folder" / "figures"
-    expected = [f"{n}.{kind}" for n in drawn for kind in ("png", "svg")]
+    expected = [f"{n}.{kind}" for n in drawn for kind in ("pdf", "png", "svg")]
     assert sorted(p.name for p in files.iterdir()) == sorted([*expected, "captions.json"])
     captions = json.loads((files / "captions.json").read_text(encoding="utf-8"))
     assert sorted(captions) == drawn and "How far the values" in captions["distances-emd"]["caption"]

@@ -117,6 +117,72 @@ def test_every_control_changes_what_it_should(tmp_path):
     }  # fmt: skip
 
 
+def test_errors_zoom_greys_and_a_second_plane(tmp_path):
+    truth = np.zeros((6, 40, 60), np.uint8)
+    truth[4, 10:20, 30:50] = 1
+    found = np.zeros_like(truth)
+    found[4, 10:20, 40:56] = 1  # ten columns missed, six too many
+    image = np.full((1, 6, 40, 60), 100, np.uint8)
+    image[0, 5] = 200  # the uppermost slice
+    case = shown(
+        image=image, modalities=("t1",), labels=("a",), truth=truth, predicted={"alone": found}, scores={},
+        depths=(2.0,) * 5 + (10.0,),
+    )  # fmt: skip
+    script = """
+      const at = (row, column) => { // in shares of the canvas
+        const [canvas] = canvases(), x = Math.floor(column * canvas.width), y = Math.floor(row * canvas.height);
+        const copy = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
+        copy.drawImage(canvas, x, y, 1, 1, 0, 0, 1, 1);
+        return [...copy.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+      };
+      const named = (where, name) => [...root.querySelectorAll(where)].find((l) => l.textContent === name).control;
+      const choose = (name) => named(".choices label", name).click();
+      choose("errors");
+      const seen = { panels: canvases().length, words: stage.textContent };
+      seen.legend = root.querySelectorAll("tbody tr").length;
+      seen.missed = at(14.5 / 40, 35.5 / 60);
+      seen.extra = [at(14.5 / 40, 52.5 / 60), at(14.5 / 40, 53.5 / 60)];
+      seen.agreed = at(14.5 / 40, 45.5 / 60);
+      named(".legend label", "a").click();
+      seen.none = [stage.textContent, at(14.5 / 40, 35.5 / 60)];
+      named(".legend label", "a").click();
+      choose("side by side");
+      const [out, near] = root.querySelectorAll(".zoom button");
+      near.click();
+      near.click();
+      seen.zoom = root.view.zoom;
+      out.click();
+      const [wide, level] = root.querySelectorAll(".grey input");
+      for (const [input, value] of [[wide, 50], [level, 75]]) { input.value = value; press(input, "input"); }
+      seen.dark = at(0.02, 0.02); // 100 of 255 is 39 %, below the window from 50 % to 100 %
+      root.querySelector(".reset").click();
+      seen.again = [root.view.zoom, at(0.02, 0.02)];
+      choose("coronal");
+      seen.where = root.querySelector("output").textContent;
+      seen.plane = [at(0.25, 0.9), at(0.75, 0.9)]; // the last slice fills the upper half
+      choose("axial");
+      seen.back = root.querySelector("output").textContent;
+      return seen;
+    """
+    seen, errors = browse(page(tmp_path, viewer([case])), READY + script)
+    assert errors == []
+    assert seen["panels"] == 1 and "missed 100, extra 60" in seen["words"] and seen["legend"] == 1
+    assert abs(np.array(seen["missed"]) - (213, 94, 0)).max() < 30
+    pale, full = sorted(seen["extra"], key=lambda c: c[2])
+    assert abs(np.array(full) - (86, 180, 233)).max() < 30 and abs(np.array(pale) - (95, 128, 147)).max() < 20
+    assert abs(np.array(seen["agreed"]) - 100).max() < 6
+    assert "no error" in seen["none"][0] and abs(np.array(seen["none"][1]) - 100).max() < 6
+    assert seen["zoom"] == 2.25 and max(seen["dark"]) < 6
+    assert seen["again"][0] == 1 and abs(np.array(seen["again"][1]) - 100).max() < 6
+    assert seen["where"] == "slice 11 of 40" and seen["back"] == "slice 5 of 6"
+    assert abs(np.array(seen["plane"]) - [[200] * 3, [100] * 3]).max() < 6
+
+
+def test_without_depths_there_is_no_second_plane(tmp_path):
+    script = "return getComputedStyle(root.querySelector('.plane')).display"
+    assert browse(page(tmp_path, viewer([shown()])), READY + script).result == "none"
+
+
 def test_names_are_only_text_and_a_phone_has_room_for_fingers(tmp_path):
     labels = (HOSTILE, "b")
     methods = {HOSTILE: shown().truth, "__proto__": shown().truth, "truth": shown().truth}

@@ -6,7 +6,7 @@
         index.html    results, in plain words first
         audit.json    every number
         curves.csv    losses of every decoder after each epoch
-        figures/      as SVG and PNG
+        figures/      as SVG, PDF and PNG
 
 A study sends most of these numbers as sums and sorted lists over many cases. The attack knows those of every single
 case, which is the worst case: radiomics as a site computes them, and the reply of a hospital with this one case to an

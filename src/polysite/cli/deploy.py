@@ -205,7 +205,8 @@ def accept_leave(
     for remains in found:
         print("\n".join(leaving.sentences(remains)))
         print(f"  to repeat it: polysite deploy retrain {remains.run} --without {said.site!r} --project {project}")
-    print(f"{said.site} has left {len(found)} runs below {runs}; each has the list as left.json.")
+    count = f"{len(found)} run{'s' * (len(found) != 1)}"
+    print(f"{said.site} has left {count} below {runs}; each has the list as left.json.")
     if said.cases:
         print(f"Withdrawn cases, by their pseudonyms: {', '.join(said.cases)}")
     if said.federation:
@@ -349,7 +350,8 @@ def withdraw(
 def _show_left(done: Any) -> None:
     for total in done.sent:
         print(f"{total.study}  {total.kind}: {total.requests} asked, {total.bytes} bytes had left")
-    print(f"Memories and models of {len(done.statement.studies)} studies were deleted here; the audit log was kept.")
+    count = len(done.statement.studies)
+    print(f"Memories and models of {count} stud{'y' if count == 1 else 'ies'} were deleted here; the log was kept.")
     print(f"Send it to the coordinator, who lists what remains of this hospital: {done.path}")
 
 

@@ -158,8 +158,8 @@ def compare(
 ) -> None:
     """Compare runs: tables, tests paired by case, costs.
 
-    Writes a page, its figures as SVG and PNG, and all tables as Markdown, LaTeX and CSV. Runs that differ only in seed
-    or fold are one method.
+    Writes a page, its figures as SVG, PDF and PNG, and all tables as Markdown, LaTeX and CSV. Runs that differ only
+    in seed or fold are one method.
     """
     from polysite.engines.run_folder import RunFolder
     from polysite.report import publish, tables
@@ -194,7 +194,7 @@ def report(
 ) -> None:
     """Write the HTML page of a run, finished or not.
 
-    Its figures are written beside it, as SVG and PNG.
+    Its figures are written beside it, as SVG, PDF and PNG.
     """
     from polysite.report import publish
     from polysite.report.runs import methods, read

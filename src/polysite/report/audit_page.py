@@ -263,7 +263,7 @@ def _sections(
         yield Section("curves", "Loss curves", (Picture("", drawn, note),))
     yield Section("how", "How the attack works", tuple(_method(findings, about)))
     versions = "\n".join(f"{k}: {v}" for k, v in about["versions"].items())
-    where = "Every number is in audit.json, the losses in curves.csv, every figure in figures/, as SVG and PNG."
+    where = "Every number is in audit.json, the losses in curves.csv, every figure in figures/, as SVG, PDF and PNG."
     blocks = (where, Folded("Configuration", about["config"]), Folded("Versions", versions))
     yield Section("made", "Configuration and versions", blocks)
 

@@ -18,7 +18,7 @@ from polysite.metrics import classification
 from polysite.metrics.fairness import Fairness, fairness
 from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, about
 from polysite.metrics.statistics import Tail
-from polysite.report import averages
+from polysite.report import averages, subgroups
 from polysite.report.costs import with_effort
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread, with_best
 from polysite.report.paired_tests import (
@@ -265,6 +265,7 @@ def tables(comparison: Comparison) -> list[Grid]:
             with_effort(_classes(comparison), comparison.methods),
             _hospitals(comparison, "accuracy"),
             _fair(comparison),
+            *subgroups.tables(comparison),
             *_tested(comparison),
             *answers(comparison.asked),
             *_selected(comparison),
@@ -273,7 +274,13 @@ def tables(comparison: Comparison) -> list[Grid]:
     grids = [with_effort(_overview(comparison), comparison.methods), _hospitals(comparison, "dice")]
     if "hd95" in comparison.measures:
         grids += [_hospitals(comparison, "hd95"), _more(comparison)]
-    grids += [_fair(comparison), *_tested(comparison), *answers(comparison.asked), *_selected(comparison)]
+    grids += [
+        _fair(comparison),
+        *subgroups.tables(comparison),
+        *_tested(comparison),
+        *answers(comparison.asked),
+        *_selected(comparison),
+    ]
     grids += _averaged(comparison)
     return [*grids, _empties(comparison)] if "hd95" in comparison.measures else grids
 
@@ -339,7 +346,8 @@ def _hospitals(comparison: Comparison, measure: str) -> Grid:
     }
     counts = {s: len(comparison.methods[0].of(s, comparison.main, comparison.policy)) for s in comparison.sites}
     title = f"{_unit(comparison, measure)} hospital by hospital"
-    note = f"Mean ± standard deviation over the {_split(comparison)} cases of a hospital; the best of each is marked."
+    note = f"Mean ± standard deviation over the {_split(comparison)} cases of a hospital"
+    note += "; the best of each is marked." if len(comparison.methods) > 1 else "."
     if len(comparison.methods) > len(comparison.sites):
         columns = [*comparison.sites, None]
         head = ("method", *(f"{shown[s]} ({counts[s]})" if s else "all" for s in columns))

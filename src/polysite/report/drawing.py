@@ -1,7 +1,8 @@
 """What all figures share: colours, markers, names that fit, legends, panels.
 
-Colours can be distinguished by colour-blind readers; lines also differ by dashes and points by markers, so that figures
-can be read in print without colour. What belongs to a method carries its name (`tag`), so that a page can hide it.
+Colours can be distinguished by colour-blind readers; lines also differ by dashes, points by markers and bars by
+hatches, so that figures can be read in print without colour. What belongs to a method carries its name (`tag`), so that
+a page can hide it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from polysite.report.names import MAX_LETTERS, shorten
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", ":", "-.")
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
 FEW = 5  # entries of a legend above the axes
 WIDE = 7.2  # inches
 METHOD = "method:"  # begins the id of what belongs to a method; methods.js knows it
@@ -31,6 +33,11 @@ def colour(k: int) -> str:
 def dashes(k: int) -> str:
     """Return the line style of the k-th of several lines; colour and style together differ for the first 28."""
     return DASHES[k % len(DASHES)]
+
+
+def filling(k: int) -> dict[str, Any]:
+    """Return the look of the k-th of several bars: its colour, with white lines that differ without colour."""
+    return {"color": colour(k), "hatch": HATCHES[k % len(HATCHES)], "edgecolor": "white", "linewidth": 0}
 
 
 def marker(k: int) -> str:

@@ -1,5 +1,6 @@
 """Example cases of one or several methods, from their evaluations."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -111,10 +112,23 @@ def _case(first: Evaluation, key: Key, scan: Scan, why: str, methods: Sequence[M
                 scores[method.name] = {label: row["dice"] for label, row in evaluation.own[site, case].items()}
                 break
     about, (height, width) = first.about, crop["pixel"]
+    step, slices = crop["step"], len(scan.truth) > 1 and crop.get("depth") and crop.get("slices")
+    depths = _depths([k * crop["depth"] / step for k in slices]) if slices else ()
     return Shown(
         site, case, why, tuple(about["modalities"]), tuple(about["labels"]), scan.image, scan.truth, predicted, scores,
-        (float(height), float(width)), bool(crop["sides"]),
+        (float(height), float(width)), bool(crop["sides"]), depths,
     )  # fmt: skip
+
+
+def _depths(places: Sequence[float]) -> tuple[float, ...]:
+    """Return how much of the third axis every slice stands for, in the unit of a pixel: up to the middle between two.
+
+    >>> _depths([0.0, 1.0, 3.0])
+    (1.0, 1.5, 2.0)
+    """
+    gaps = [b - a for a, b in itertools.pairwise(places)]
+    edges = [gaps[0], *gaps, gaps[-1]]
+    return tuple((a + b) / 2 for a, b in itertools.pairwise(edges))
 
 
 def _cut(prediction: np.ndarray, place: Mapping[str, Any]) -> np.ndarray:

@@ -1,12 +1,13 @@
-"""Figures of a page as files: ``NAME.svg`` and ``NAME.png`` of every figure, and ``captions.json``.
+"""Figures of a page as files: ``NAME.svg``, ``NAME.pdf`` and ``NAME.png`` of every figure, and ``captions.json``.
 
-A ``Drawing`` is SVG text that knows its Matplotlib figure, so that the figure on the page can also be written as PNG.
+A ``Drawing`` is SVG text that knows its Matplotlib figure, so that the figure on the page can also be written as PDF
+and PNG.
 
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:
 ...     drawn = draw(Figure((1, 1)))
 ...     [path.name for path in write_figures(Path(folder), [Picture("Dice by site", drawn, "Mean over cases.")])]
-['dice-by-site.svg', 'dice-by-site.png', 'captions.json']
+['dice-by-site.svg', 'dice-by-site.pdf', 'dice-by-site.png', 'captions.json']
 """
 
 import io
@@ -71,7 +72,7 @@ def draw(figure: Figure) -> Drawing:
 
 
 def write_figures(folder: Path, figures: Iterable[Picture]) -> list[Path]:
-    """Write every drawn figure as SVG and PNG (300 dpi), with their captions; return the files.
+    """Write every drawn figure as SVG, PDF and PNG (300 dpi), with their captions; return the files.
 
     A figure that exists is replaced; other files of the folder are left alone. Pictures that are no `Drawing` have
     files elsewhere and are skipped. Without any figure nothing is written.
@@ -110,18 +111,20 @@ def _free(name: str, taken: Iterable[str]) -> str:
 
 
 def write_drawing(folder: Path, name: str, drawing: Drawing) -> list[Path]:
-    """Write ``NAME.svg`` and ``NAME.png``; return both files."""
+    """Write ``NAME.svg``, ``NAME.pdf`` and ``NAME.png``; return the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"the figures {folder} could not be written: {problem}") from problem
-    svg, png = folder / f"{name}.svg", folder / f"{name}.png"
+    svg, pdf, png = (folder / f"{name}.{kind}" for kind in ("svg", "pdf", "png"))
     write_file(svg, lambda p: p.write_text(drawing, encoding="utf-8"), sync=False)
-    write_file(png, lambda p: _png(drawing.figure, p), sync=False)
-    return [svg, png]
+    write_file(pdf, lambda p: _save(drawing.figure, p, "pdf", {"CreationDate": None}), sync=False)
+    write_file(png, lambda p: _save(drawing.figure, p, "png", {"Software": None}), sync=False)
+    return [svg, pdf, png]
 
 
-def _png(figure: Figure, path: Path) -> None:
-    with warnings.catch_warnings():
+def _save(figure: Figure, path: Path, kind: str, metadata: dict[str, None]) -> None:
+    """Write a figure; text in a PDF stays text, in fonts that journals accept (TrueType)."""
+    with warnings.catch_warnings(), rc_context({"pdf.fonttype": 42}):
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
+        figure.savefig(path, format=kind, dpi=DPI, metadata=metadata)

@@ -118,8 +118,13 @@ def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]
     return draw(figure)
 
 
-def matrix(values: Mapping[str, Mapping[str, float]]) -> str:
-    """Draw the Dice of every hospital's model (rows) on every hospital's cases (columns)."""
+def matrix(values: Mapping[str, Mapping[str, float]], ends: tuple[float, float] | None = None) -> str:
+    """Draw the Dice of every hospital's model (rows) on every hospital's cases (columns).
+
+    Args:
+        values: Dice by model and hospital.
+        ends: The ends of the colour scale, where several matrices have the same.
+    """
     rows, columns = list(values), list(next(iter(values.values())))
     table = np.array([[values[r][c] for c in columns] for r in rows])
     short = shorten(list(dict.fromkeys([*rows, *columns])), 30)
@@ -127,7 +132,7 @@ def matrix(values: Mapping[str, Mapping[str, float]]) -> str:
     figure, axes = new(
         max(3.6, min(1.0, 9 / len(columns)) * len(columns) + 2.6), 0.3 * len(rows) + (2.9 if upright else 1.3)
     )
-    low, top = float(np.nanmin(table)), float(np.nanmax(table))
+    low, top = ends or (float(np.nanmin(table)), float(np.nanmax(table)))
     low, top = min(low, top - 0.1), max(top, low + 0.1)  # small differences stay pale
     shown = axes.imshow(table, cmap="cividis", vmin=low, vmax=top, aspect="auto")
     if len(columns) <= 16:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
-from polysite.report.drawing import WIDE, colour, entries, legend, marker, new, tag, unformatted
+from polysite.report.drawing import WIDE, colour, entries, filling, legend, marker, new, tag, unformatted
 from polysite.report.figure_files import draw
 from polysite.report.names import shorten
 from polysite.report.runs import Method
@@ -40,7 +40,7 @@ def caption(comparison: Comparison) -> str:
     if sites <= FEW:
         return "A marker per hospital; black: mean over all cases with its standard error. The best method is on top."
     if methods <= FEW:
-        return "A row per hospital, the one with the highest scores on top; lines: standard error over cases."
+        return "A row per hospital, the best on top; lines: standard error over cases."
     return "Means of hospitals (rows) under methods (columns), both ordered from the best to the worst."
 
 
@@ -53,7 +53,7 @@ def _bars(comparison: Comparison, measure: str) -> str:
         x = np.arange(len(groups)) + (k - (len(comparison.methods) - 1) / 2) * width
         look = {"lw": 1, "capsize": 2, "ecolor": "#444"}
         means, error = [_mean(g) for g in groups], [_error(g) for g in groups]
-        axes.bar(x, means, width * 0.92, yerr=error, label=unformatted(method.name), color=colour(k), error_kw=look)
+        axes.bar(x, means, width * 0.92, yerr=error, label=unformatted(method.name), error_kw=look, **filling(k))
     short = shorten(comparison.sites, 72 // len(sites))
     axes.set_xticks(range(len(sites)), [unformatted(short[s]) if s else "all" for s in sites])
     _scale(axes, comparison, measure, "y")
@@ -109,7 +109,7 @@ def _heat_map(comparison: Comparison, measure: str) -> str:
             for s in rows
         ]
     )
-    low, high = _limits(table, measure)
+    low, high = limits(table, measure)
     figure, axes = new(max(WIDE, 2.9 + 0.42 * len(ranked)), 1.9 + 0.25 * len(rows))
     palette = "cividis" if about(measure).better > 0 else "cividis_r"
     digits, size = (1 if about(measure).distance else 2), 7.5
@@ -135,7 +135,7 @@ def _heat_map(comparison: Comparison, measure: str) -> str:
     return draw(figure)
 
 
-def _limits(table: np.ndarray, measure: str) -> tuple[float, float]:
+def limits(table: np.ndarray, measure: str) -> tuple[float, float]:
     """Return the ends of a colour scale: whole twentieths for scores, whole numbers for distances."""
     unit = 1.0 if about(measure).distance else 0.05
     low, high = (float(x) / unit for x in (np.nanmin(table), np.nanmax(table)))

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, and above it, in a terminal, a table of what is compared."""
+"""Progress of a search on standard error: a bar below a table of what is compared, or plain lines in a file."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +10,8 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+
+from polysite.report.tables import counting
 
 MOST = 15  # rows of the table
 
@@ -85,6 +87,11 @@ def standings_table(standings: Sequence[Standing], running: Collection[str]) -> 
 
 @contextmanager
 def board(what: str, total: int | None, quiet: bool) -> Iterator[Any]:
-    """Yield a ``Board`` on standard error."""
-    with Board(what, total, Console(stderr=True), quiet) as shown:
-        yield shown
+    """Yield a ``Board`` on standard error; plain lines where that is no terminal."""
+    console = Console(stderr=True)
+    if quiet or console.is_terminal:
+        with Board(what, total, console, quiet) as shown:
+            yield shown
+        return
+    with counting(what, total, quiet) as step:
+        yield step

@@ -227,11 +227,17 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
         yield Section("averages", title, (replace(grids["averages"], title=""),))
     if "fairness" in grids and len(comparison.sites) > 1:
         yield Section("fair", "Fairness between hospitals", (replace(grids["fairness"], title=""),))
+    by_group = [g for n, g in grids.items() if n.startswith("subgroups_")]
+    if by_group:
+        yield Section("subgroups", "Results by subgroup", tuple(by_group))
     far = [grids[n] for n in ("hospitals_hd95", "measures", "empty_masks") if n in grids]
     if far:
         bars = Picture("", hospital_figures.hospitals(comparison, "hd95"), words)
         yield Section("distances", "Surface distances and other measures", (far[0], bars, *far[1:]))
-    matrices = [Picture(m.name, figures.matrix(v), "", True) for m in comparison.methods if (v := m.matrix())]
+    owned = {m.name: v for m in comparison.methods if (v := m.matrix())}
+    every_dice = np.array([list(row.values()) for table in owned.values() for row in table.values()]) if owned else None
+    ends = None if every_dice is None else hospital_figures.limits(every_dice, "dice")
+    matrices = [Picture(title, figures.matrix(v, ends), "", True) for title, v in owned.items()]
     if matrices:
         caption = "Mean Dice of each hospital's own model (rows) on the cases of every hospital (columns)."
         yield Section("whose", "Every hospital's model on all hospitals' cases", (caption, *matrices))

@@ -21,7 +21,7 @@ from polysite.metrics.measures import about
 from polysite.report import axes_figures, example_cases
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison
-from polysite.report.drawing import COLOURS, WIDE, unformatted
+from polysite.report.drawing import COLOURS, WIDE, filling, unformatted
 from polysite.report.figure_files import Picture, draw
 from polysite.report.names import cut, shorten
 from polysite.report.page import Options, cluster_pictures
@@ -99,8 +99,7 @@ def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
         x = np.arange(len(sites)) + (k - (len(methods) - 1) / 2) * width
         look: dict[str, Any] = {"lw": 0.8, "capsize": 1.5, "capthick": 0.8, "ecolor": "#444"}
         axes.bar(
-            x, means, width * 0.94, yerr=errors, label=unformatted(method.name), color=COLOURS[k % len(COLOURS)],
-            error_kw=look,
+            x, means, width * 0.94, yerr=errors, label=unformatted(method.name), error_kw=look, **filling(k),
         )  # fmt: skip
     _name_sites(axes, named)
     axes.axvline(len(sites) - 1.5, color=UNKNOWN, lw=0.8)

@@ -1,25 +1,27 @@
-"""A progress bar for the terminal: round, site, current and best score."""
+"""Progress of a run on standard error: bars in a terminal, plain lines in a file."""
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from polysite.engines.record import RoundRecord
 from polysite.engines.rounds import Watch
+from polysite.report.plain_progress import PlainProgress
 
 
 class Bar(Watch):
     """Observer that shows a line per study, one for prepared cases, and one per real hospital."""
 
-    def __init__(self, bars: Progress):
+    def __init__(self, bars: Progress | PlainProgress):
         self.bars, self.best = bars, 0.0
-        self.task: TaskID | None = None
-        self.preparing: TaskID | None = None
-        self.sites: dict[str, TaskID] = {}
+        self.task: Any = None
+        self.preparing: Any = None
+        self.sites: dict[str, Any] = {}
 
     def case(self, done: int, of: int, case: str) -> None:
         """Show how many cases are prepared."""
@@ -27,6 +29,8 @@ class Bar(Watch):
             self.bars.start()
             self.preparing = self.bars.add_task(f"{'cases':12}", total=of, note="")
         self.bars.update(self.preparing, total=of, completed=done, note=case if done < of else "prepared")
+        if done == of:
+            self.bars.stop_task(self.preparing)
 
     def begin(self, title: str, rounds: int, done: int, best: float) -> None:
         """Start the bar of a study."""
@@ -68,7 +72,7 @@ class Bar(Watch):
 def counted(title: str) -> Iterator[Callable[[float, int, str], None]]:
     """Yield a function that shows how many of some things are done, a fraction included, and the current one."""
     with _bars() as bars:
-        task: TaskID | None = None
+        task: Any = None
 
         def show(done: float, of: int, note: str) -> None:
             nonlocal task
@@ -90,8 +94,8 @@ def progress() -> Iterator[Bar]:
 
 
 @contextmanager
-def _bars() -> Iterator[Progress]:
-    """Yield the bars of rich, which start with the first task; warnings are printed above them."""
+def _bars() -> Iterator[Any]:
+    """Yield bars, which start with the first task, or plain lines; warnings are printed above them."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),  # names may contain brackets
@@ -104,10 +108,10 @@ def _bars() -> Iterator[Progress]:
         RichHandler(logging.WARNING, console, show_path=False, show_time=False),
     )
     log.addHandler(handler)
-    bars = Progress(*columns, console=console)
+    bars = Progress(*columns, console=console) if console.is_terminal else PlainProgress(console)
     try:
         yield bars
     finally:
-        if bars.live.is_started:
+        if isinstance(bars, PlainProgress) or bars.live.is_started:
             bars.stop()
         log.removeHandler(handler)

@@ -14,7 +14,7 @@ from functools import cached_property
 from math import isnan, nan, prod
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -31,6 +31,7 @@ from polysite.site import CaseScore, Count, Counts, Scores
 from polysite.spreadsheets import rows as csv_rows
 
 Key = tuple[str, str]  # site and case
+T = TypeVar("T")
 Table = tuple[str, EmptyMaskPolicy, str | None]  # measure, policy and label of a table of values
 MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
 TEXT_COLUMNS = ("model", "site", "case", "label")  # of cases.csv; all other columns are numbers
@@ -61,6 +62,12 @@ class Evaluation:
             if row["model"] in (SHARED, row["site"]):
                 cases.setdefault((row["site"], row["case"]), {})[row["label"]] = row
         return cases
+
+    @cached_property
+    def subgroups(self) -> Mapping[Key, str]:
+        """Subgroup (grade, scanner, sex) of every case whose subgroup is known."""
+        known = self.about.get("subgroups", {})  # none in evaluations of 0.1.0
+        return {(site, case): str(group) for site, cases in known.items() for case, group in cases.items()}
 
     def prediction(self, site: str, case: str) -> np.ndarray | None:
         """Return the prediction of the hospital's model on the grid of the prepared case; None if it was not kept."""
@@ -210,7 +217,7 @@ class Summary:
         means = {key: policy.mean(numbers, measure) for key, numbers in sorted(values.items())}
         return {key: mean for key, mean in means.items() if not isnan(mean)}
 
-    def named(self, values: Mapping[Key, float]) -> Mapping[Key, float]:
+    def named(self, values: Mapping[Key, T]) -> Mapping[Key, T]:
         """Return the values with the seed added to the names of phantoms: with another seed they are other patients."""
         other = self.evaluation and self.evaluation.about["data"]
         if not str(self.settings["data"]["name"]).startswith("phantom") or other:
@@ -370,6 +377,12 @@ class Method:
         return set(self.values(main))
 
     @cached_property
+    def subgroups(self) -> dict[Key, str]:
+        """Subgroup of every case whose subgroup is known."""
+        known = [run.named(run.evaluation.subgroups) for run in self.runs if run.evaluation]
+        return {key: group for groups in known for key, group in groups.items()}
+
+    @cached_property
     def in_several_folds(self) -> list[Key]:
         """Cases that runs on different folds tested, as two published folds may; their values are means."""
         folds: dict[Key, set[int]] = {}
@@ -488,6 +501,7 @@ def read_evaluation(path: Path, name: str) -> Evaluation | None:
             rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in csv_rows(file)]
         about = parse_json((place / "about.json").read_text(encoding="utf-8"))
         counts = _read_counts(place / "counts.csv")
+        _ = Evaluation(place, about, rows).subgroups
         declared, present = sum(about["cases"].values()), len({(row["site"], row["case"]) for row in rows})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
         raise RunError(f"the evaluation {place} cannot be read ({problem!r}); 'polysite evaluate --again'") from problem

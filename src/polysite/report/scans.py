@@ -10,7 +10,8 @@ import numpy as np
 
 from polysite import config
 from polysite.data.cache import Cache, place
-from polysite.data.case import Case
+from polysite.data.case import Case, CaseRef
+from polysite.data.images import BARE, suffix
 from polysite.data.slices import volume_of
 from polysite.errors import RunError
 from polysite.report.example_cases import Scan
@@ -22,15 +23,27 @@ from polysite.training.torch_site import packed
 SLICES, SIDE = 64, 192  # largest scan that is kept to look at: slices, and pixels of a side
 
 
-def upright_scan(case: Case, axes: str) -> Scan:
-    """Return image and ground truth of a prepared case, upright and at most SLICES x SIDE x SIDE."""
+def is_oriented(ref: CaseRef) -> bool:
+    """Whether the files of a case state which side is left; arrays and pictures do not, even with a spacing."""
+    return not any(suffix(str(file)) in BARE for file in ref.files)
+
+
+def upright_scan(case: Case, axes: str, oriented: bool = True) -> Scan:
+    """Return image and ground truth of a prepared case, upright and at most SLICES x SIDE x SIDE.
+
+    Args:
+        case: The prepared case.
+        axes: Directions of its axes.
+        oriented: Whether its files state these directions.
+    """
     image, label = turned(case.image, axes), turned(case.label, axes)
     step = max(1, ceil(max(image.shape[2:]) / SIDE))
     slices = _slices(label)
     grey, truth = _grey(image)[:, slices, ::step, ::step], packed(label)[slices, ::step, ::step]
-    _, height, width = turned_size(case.spacing, axes)
-    sides = bool(axes and case.unit)
-    return Scan(grey, truth, {"axes": axes, "slices": slices, "step": step, "pixel": [height, width], "sides": sides})
+    depth, height, width = turned_size(case.spacing, axes)
+    sides = bool(axes and case.unit and oriented)
+    crop = {"axes": axes, "slices": slices, "step": step, "pixel": [height, width], "depth": depth, "sides": sides}
+    return Scan(grey, truth, crop)
 
 
 def read_scan(run: Summary, site: str, case: str) -> Scan:
@@ -47,7 +60,8 @@ def read_scan(run: Summary, site: str, case: str) -> Scan:
     if not found:
         raise RunError(f"case {case!r} of site {site!r} is not in the data of {run.path} any more, so it is not shown")
     axes = study.prepare.orientation or axes_of(found[0].open())
-    return upright_scan(Cache(place()).get(found[0], study.prepare, study.train.patch), axes)
+    prepared = Cache(place()).get(found[0], study.prepare, study.train.patch)
+    return upright_scan(prepared, axes, is_oriented(found[0]))
 
 
 def _slices(label: np.ndarray) -> list[int]:

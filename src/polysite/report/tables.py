@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -23,6 +24,7 @@ from polysite.report.compare import summary, tables
 from polysite.report.grid import Grid, fitting
 from polysite.report.names import shorten
 from polysite.report.page import Options
+from polysite.report.plain_progress import PlainProgress
 from polysite.report.runs import Method
 
 MOST_PARTS = 4  # of a table that is printed although it has a file
@@ -36,7 +38,20 @@ def show(methods: Sequence[Method], options: Options = Options(), full: bool = F
     names = (
         "overview",
         f"hospitals_{comparison.main}",
-        *(("tests_dice", "tests_hd95", "tests_accuracy", "asked", "best_rounds", "averages") if full else ()),
+        *(
+            (
+                "tests_dice",
+                "tests_hd95",
+                "tests_accuracy",
+                "asked",
+                "best_rounds",
+                "averages",
+                "subgroups_dice",
+                "subgroups_accuracy",
+            )
+            if full
+            else ()
+        ),
     )
     wanted = [g for g in grids if g.name in names]
     for grid in [*wanted, *([costs.table(comparison.methods, options.speeds)] if full else [])]:
@@ -255,11 +270,16 @@ def _spans(axes: Sequence[Sequence[float]], style: str) -> str:
 
 @contextmanager
 def counting(what: str, total: int | None, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Yield a function that advances a progress bar on standard error; with ``done`` = 0 it changes only the note."""
+    """Yield a function that advances a bar, or plain lines, on standard error; ``done`` = 0 changes only the note."""
     if quiet:
         yield lambda note, done=1, running=None, standings=None: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total, note="")
+    console = Console(stderr=True)
+    bar: Any = Progress(*columns, console=console, transient=True) if console.is_terminal else PlainProgress(console)
+    task = bar.add_task(what, total=total, note="")
+    bar.start()
+    try:
         yield lambda note, done=1, running=None, standings=None: bar.update(task, advance=done, note=note)
+    finally:
+        bar.stop()

@@ -53,6 +53,7 @@ class Shown:
     scores: Mapping[str, Mapping[str, float]]  # Dice by method and label; may be empty
     pixel: tuple[float, float] = (1.0, 1.0)  # height and width
     sides: bool = True  # whether left and right are known
+    depths: tuple[float, ...] = ()  # of every slice, in the unit of a pixel; without them there is no second plane
 
     def __post_init__(self) -> None:
         who = f"case {self.case!r} of site {self.site!r}"
@@ -221,6 +222,8 @@ def _entry(case: Shown, sheets: Sequence[Sheet], masks: Sequence[str]) -> dict[s
         "columns": columns,
         "ratio": columns * case.pixel[1] / (rows * case.pixel[0]),
         "sides": case.sides,
+        "depths": case.depths,
+        "across": columns * case.pixel[1] / sum(case.depths) if case.depths else 0,
         "start": case.start,
     }
 
