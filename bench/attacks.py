@@ -229,7 +229,7 @@ def main() -> None:
     options.add_argument("--federations", nargs="+", default=list(FEDERATIONS), choices=list(FEDERATIONS))
     options.add_argument("--attacks", nargs="*", default=list(ATTACKS), choices=list(ATTACKS))
     options.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
-    options.add_argument("--seeds", type=int, nargs="+", default=[6, 7, 8])
+    options.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22])
     options.add_argument("--out", type=Path, default=CELLS, help="file of the cells")
     given = options.parse_args()
     for federation in given.federations:
