@@ -1,10 +1,10 @@
 """An assessment under secure sums: statistics encrypted for one hospital, which compares all and sends on the results.
 
-The distance of two hospitals is no sum over the federation: the one that computes it has the statistics of both. Here that
-is the first hospital by name, which every hospital works out for itself from the keys that it was given. The others
-encrypt their statistics for it by the keys of a secure sum (``masks.py``); the coordinator passes on what it cannot
-read. It gets distances, tests, groups and recommendations (``heterogeneity/hidden.py``), the same as without secure
-sums, and no list of a single hospital.
+The distance of two hospitals is no sum over the federation: the one that computes it has the statistics of both. Here
+that is the first hospital by name, which every hospital works out for itself from the keys that it was given. The
+others encrypt their statistics for it by the keys of a secure sum (``masks.py``); the coordinator passes on what it
+cannot read. It gets distances, tests, groups and recommendations (``heterogeneity/hidden.py``), the same as without
+secure sums, and no list of a single hospital.
 
     step       a site is sent                       it answers
     keys       as in a secure sum
