@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 
 from polysite.metrics.statistics import interval
 from polysite.report import assess_figures
-from polysite.report.drawing import COLOURS, unformatted
+from polysite.report.drawing import COLOURS, pictures
 from polysite.report.grid import Cell, Grid, Line, name, number
-from polysite.report.names import cut
 from polysite.report.page import Folded, Picture, Section, layout
 from polysite.training.attack import Curve
 
@@ -355,18 +354,4 @@ def _dots(findings: Sequence[Finding]) -> Figure:
 
 
 def _pictures(views: Sequence[View]) -> Figure:
-    columns = list(views[0].slices)
-    figure = Figure((1.15 * len(columns) + 0.2, 1.16 * len(views) + 0.2), layout="constrained")
-    for row, view in enumerate(views):
-        low, high = np.percentile(view.slices[columns[0]], (1, 99.5))
-        for k, column in enumerate(columns):
-            axes = figure.add_subplot(len(views), len(columns), row * len(columns) + k + 1)
-            axes.imshow(view.slices[column], cmap="gray", vmin=low, vmax=max(high, low + 1e-6), interpolation="nearest")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines[:].set_visible(False)
-            if not row:
-                axes.set_title(column, fontsize=8)
-            if not k:
-                axes.set_ylabel(unformatted(cut(view.title, 25)), fontsize=8)
-    return figure
+    return pictures([(view.title, view.slices) for view in views], 1.15, 1.16)

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from polysite.report.names import MAX_LETTERS, shorten
+from polysite.report.names import MAX_LETTERS, cut, shorten
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -121,3 +122,28 @@ def unformatted(text: str) -> str:
     """Escape a name for matplotlib: a dollar sign starts a formula, a leading underscore hides a line."""
     escaped = text.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
+
+
+def pictures(rows: Sequence[tuple[str, Mapping[str, np.ndarray]]], width: float, height: float) -> Figure:
+    """Draw slices in rows and columns, each row in the grey scale of its first slice.
+
+    Args:
+        rows: A title and the slices of every row, by the title of their column.
+        width: Inches of a column.
+        height: Inches of a row.
+    """
+    columns = list(rows[0][1])
+    figure = Figure((width * len(columns) + 0.2, height * len(rows) + 0.2), layout="constrained")
+    for row, (title, slices) in enumerate(rows):
+        low, high = np.percentile(slices[columns[0]], (1, 99.5))
+        for k, column in enumerate(columns):
+            axes = figure.add_subplot(len(rows), len(columns), row * len(columns) + k + 1)
+            axes.imshow(slices[column], cmap="gray", vmin=low, vmax=max(high, low + 1e-6), interpolation="nearest")
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.spines[:].set_visible(False)
+            if not row:
+                axes.set_title(column, fontsize=8)
+            if not k:
+                axes.set_ylabel(unformatted(cut(title, 25)), fontsize=8)
+    return figure

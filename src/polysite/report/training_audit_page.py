@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 
 from polysite.metrics.membership import Auc
 from polysite.report import assess_figures
-from polysite.report.drawing import COLOURS, unformatted
+from polysite.report.drawing import COLOURS, pictures
 from polysite.report.grid import Cell, Grid, Line, name, number
-from polysite.report.names import cut
 from polysite.report.page import Folded, Picture, Section, layout
 from polysite.training.leaks import Membership, Rebuilt
 
@@ -164,8 +163,8 @@ def membership(found: Attacked) -> Grid:
     head = ("", "seen in this run", "AUC by loss", "AUC calibrated", "trained on", "others")
     note = (
         "Areas under the ROC curve: 0.5 is guessing, 1 certainty; in brackets the 95 % interval (Newcombe's). Marked: "
-        "significantly above 0.5. Patients are compared within hospitals. The untrained network knows nobody: what it "
-        "shows is chance in the split."
+        "significantly above 0.5. Patients are compared within hospitals. The untrained network has seen no patient: "
+        "what it shows is chance in the split."
     )
     return Grid("membership", "Who was trained on?", head, tuple(lines), note)
 
@@ -355,22 +354,8 @@ def _areas(found: Attacked) -> Figure:
 
 def _pictures(inverted: Sequence[Inverted]) -> Figure:
     """Draw a row per attack: the first image, the guess and what was rebuilt."""
-    columns = list(inverted[0].found.images)
-    figure = Figure((1.7 * len(columns) + 1.2, 1.5 * len(inverted) + 0.2), layout="constrained")
-    for row, each in enumerate(inverted):
-        shown = {what: _slice(images[0, 0]) for what, images in each.found.images.items()}
-        low, high = np.percentile(shown[columns[0]], (1, 99.5))
-        for k, column in enumerate(columns):
-            axes = figure.add_subplot(len(inverted), len(columns), row * len(columns) + k + 1)
-            axes.imshow(shown[column], cmap="gray", vmin=low, vmax=max(high, low + 1e-6), interpolation="nearest")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines[:].set_visible(False)
-            if not row:
-                axes.set_title(column, fontsize=8)
-            if not k:
-                axes.set_ylabel(unformatted(cut(each.name, 25)), fontsize=7)
-    return figure
+    rows = [(each.name, {what: _slice(x[0, 0]) for what, x in each.found.images.items()}) for each in inverted]
+    return pictures(rows, 1.9, 1.5)
 
 
 def _slice(volume: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from polysite.report.runs import methods, read
 ON = {"run": {"secure": {"use": "on"}, "guard": {"use": "auto"}}}
 FIVE = ("a", "b", "c", "d", "e")
 CASES = {"data": {"name": "phantom", "shape": [24, 24, 24], "sites": {i: {"cases": 5} for i in FIVE}}}
+AT_ONCE = replace(FAST, quorum=3, grace=0)  # waits for no site that has disconnected
 
 
 def secured(name="fedavg", **more):
@@ -169,7 +170,7 @@ def test_a_second_sum_of_a_round_with_one_hospital_less_is_refused(tmp_path):
     def repeat(name, silent):
         wire = Impatient(everyone, silent)
         with suppress(Stop):
-            coordinator.run(chosen, wire, FIVE, tmp_path / name, deadlines=replace(FAST, quorum=3, grace=0), assess=False,
+            coordinator.run(chosen, wire, FIVE, tmp_path / name, deadlines=AT_ONCE, assess=False,
                             evaluate=False, id=facts["study"])  # fmt: skip
         return [got for _, header, _, got, _ in wire.left if header.get("step") == "reveal"]
 
@@ -186,7 +187,7 @@ def test_in_a_round_replies_leave_for_sums_of_the_same_hospitals_alone(tmp_path)
 
     def summed(name, wire):
         with suppress(Stop):
-            coordinator.run(chosen, wire, FIVE, tmp_path / name, deadlines=replace(FAST, quorum=3, grace=0), assess=False,
+            coordinator.run(chosen, wire, FIVE, tmp_path / name, deadlines=AT_ONCE, assess=False,
                             evaluate=False, id="one-study")  # fmt: skip
         return [(site, got) for site, header, _, got, _ in wire.left if header["kind"] == "train"]
 
