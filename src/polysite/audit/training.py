@@ -197,7 +197,7 @@ def _released(folder: RunFolder, phases: Sequence[Phase], sites: Mapping[str, To
 
 
 def _audience(name: str, protections: Protections) -> tuple[bool, str]:
-    """Return whether a model was seen outside of its hospital in this run, and by whom."""
+    """Return whether a model left its hospital in this run, and who received it."""
     if name == "single replies":
         return not protections.secure, "the coordinator"
     if name == "sum":

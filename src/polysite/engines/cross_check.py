@@ -15,7 +15,7 @@ Harm is computed twice, from the newest round alone and from all rounds that are
 that turns hostile late is found in that round, and one whose harm is small in a single round is found by many.
 
 An honest hospital that differs from all others does harm, too, when these have learnt their part, but a small share of
-what all have learnt; what is learnt from wrong labels does harm of half of it and more.
+what all have learnt; what is learnt from wrong labels does harm of about a third of it and more.
 """
 
 from collections.abc import Sequence

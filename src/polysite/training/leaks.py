@@ -124,7 +124,7 @@ class Rebuilt:
 
 
 def mean_scan(sites: Sites, patch: Sequence[int], split: str = "test") -> torch.Tensor:
-    """Return the mean of the middle patches of scans that nobody trained on: what the attacker guesses first."""
+    """Return the mean of the middle patches of scans outside training: what the attacker guesses first."""
     shown = [middle(site.volume(n)[0].float(), patch) for site in sites.values() for n in site.cases(split)]
     return torch.stack(shown).mean(0).cpu()
 
