@@ -245,6 +245,7 @@ def test_names_that_cannot_be_found_are_explained(lab):
         ("my_lab.parts:HalfSteps", "my_lab.parts has no 'HalfSteps'; did you mean 'HalfStep'"),
         ("my_lab.parts:Empty", "must be a frozen dataclass with init, send"),
         ("fedavgg", "there is no algorithm called 'fedavgg'; did you mean 'fedavg'"),
+        (f"my_lab{'.a' * 2000}:HalfStep", "cannot be imported|there is no module"),
     ):
         with pytest.raises(ConfigError, match=why):
             config.parse(f'algorithm.name = "{name}"')

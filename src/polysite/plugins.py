@@ -50,7 +50,7 @@ def find(group: str, name: str, at: str) -> Any | None:
     except AttributeError as problem:
         known = [n for n, v in vars(import_module(module)).items() if isinstance(v, type)]
         raise ConfigError(f"{at} = {name!r}: {module} has no {attribute!r}; {nearest(attribute, known)}") from problem
-    except (ImportError, SyntaxError, ValueError, TypeError) as problem:
+    except (ImportError, SyntaxError, ValueError, TypeError, RecursionError) as problem:
         raise ConfigError(f"{at} = {name!r} cannot be imported: {problem}") from problem
     return found
 

@@ -94,6 +94,22 @@ def test_first_round_and_limit(fit):
     assert sum(len(r.replies[i].fits) for r in rounds for i in N) == 400 * 5  # the last exchange only judges
 
 
+def test_without_a_choice_only_the_last_models_are_scored_and_served():
+    algorithm = replace(TWO, choose=False)
+    _, chosen = played(TWO, judges={i: [9.0] for i in N})  # validation cases that prefer the first models
+    _, rounds = played(algorithm, judges={i: [9.0] for i in N})
+    last = rounds[-1]
+    scored = [r.state.judged for r in rounds if any(k.startswith("judge") for k in _counted(r)) and r.state.judged]
+    assert scored == [TWO.rounds + 1] and all(score > 0 for score in last.state.scores.values())
+    for c, model in last.state.best.items():
+        assert model["w"] == last.state.models[c]["w"] != chosen[-1].state.best[c]["w"]
+
+
+def _counted(played_round):
+    """The words of the counts that the sites sent."""
+    return {k for reply in played_round.replies.values() for k in reply.payload.get("counts", {})}
+
+
 def test_no_feature_of_a_case_leaves_unless_the_fit_is_pooled():
     own = np.concatenate([s.radiomics(s.cases("train"), 0.09) for s in sites().values()])
     for fit in ("federated", "pooled"):
@@ -229,12 +245,12 @@ def times(factor):
 @pytest.mark.parametrize(
     ("fit", "field", "lie", "reason"),
     [
-        ("federated", "sums", times(1e12), "far beyond all others"),
+        ("federated", "sums", times(1e15), "far beyond all others"),
         ("federated", "sums", times(np.nan), "'sums' is not finite"),
         ("federated", "sums", lambda p: {}, "does not answer what it was asked, 'sums'"),
         ("federated", "sums", lambda p: {"sums": {k: x[..., :1] for k, x in p["sums"].items()}}, "other names"),
         ("pooled", "features", lambda p: {"features": {"more": p["features"]["cases"]}}, "other names or shapes"),
-        ("pooled", "features", times(1e12), "far beyond all others"),
+        ("pooled", "features", times(1e15), "far beyond all others"),
         ("pooled", "counts", lambda p: {"counts": {"train 7": np.ones(1)}}, "it counts 'train 7'"),
         ("pooled", "features", lambda p: {"features": {}}, "it has no features"),
         ("federated", "sums", lambda p: {"sums": {k: -x for k, x in p["sums"].items()}}, "below zero"),
@@ -295,12 +311,12 @@ def test_a_site_tells_how_many_cases_judge_and_the_sum_of_their_scores():
 @pytest.mark.parametrize(
     ("sums", "refused"),
     [
-        ({"a": 1.0, "b": -1e12, "c": 2.0}, {"b"}),
-        ({"a": 1.0, "b": 1e12, "c": 2.0}, {"b"}),
+        ({"a": 1.0, "b": -1e15, "c": 2.0}, {"b"}),
+        ({"a": 1.0, "b": 1e15, "c": 2.0}, {"b"}),
         ({"a": -1.0, "b": 100.0, "c": -2.0}, set()),
-        ({"a": 0.0, "b": 0.9e6, "c": 0.0}, set()),  # beside one, where the others have nothing
-        ({"a": 0.0, "b": 1.1e6, "c": 0.0}, {"b"}),
-        ({"a": 1.0, "b": 1e4, "c": 1e4, "d": 1e4, "e": 1e9}, set()),  # beside most of them it is not absurd
+        ({"a": 0.0, "b": 0.9e12, "c": 0.0}, set()),  # beside one, where the others have nothing
+        ({"a": 0.0, "b": 1.1e12, "c": 0.0}, {"b"}),
+        ({"a": 1.0, "b": 1e4, "c": 1e4, "d": 1e4, "e": 1e15}, set()),  # beside most of them it is not absurd
     ],
 )
 def test_sums_are_refused_that_are_far_beyond_those_of_most_in_either_direction(sums, refused):

@@ -103,6 +103,13 @@ def eyes(tmp_path_factory):
     return retinas.write(tmp_path_factory.mktemp("eyes") / "scans", cases=4, side=160)
 
 
+@pytest.mark.parametrize("side", ["1" + 400 * "0", "1e999", "NaN", "-3", "0"])
+def test_statistics_that_no_images_have_are_refused(side):
+    text = SiteStatistics("north", 9, 2, 3, "segmentation", (140, 77, 88)).to_json().replace("77", side)
+    with pytest.raises(DataError, match=r"north\.json (holds statistics that no images have|does not hold)"):
+        SiteStatistics.parse(text, "north.json")
+
+
 def test_only_what_a_study_leaves_open_is_planned(eyes, tmp_path):
     said = []
     study = study_of(eyes, ["train.lr=0.5", "run.rounds=4"], said)

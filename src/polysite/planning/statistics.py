@@ -7,7 +7,6 @@ modality of each. Sizes are those of the box around all voxels that are not zero
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ class SiteStatistics:
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as problem:
             raise DataError(f"{where} does not hold the statistics of a site ({problem}); make them again") from problem
         sizes = (*found.shape, *found.turned_shape, *found.spacing, *found.turned_spacing, found.spread)
-        sound = all(isfinite(v) and 0 < v < 1e6 for v in sizes) and found.dims in (2, 3)
+        sound = all(0 < v < 1e6 for v in sizes) and found.dims in (2, 3)
         equal = all(len(v) in (0, found.dims) for v in (found.spacing, found.turned_shape, found.turned_spacing))
         if not (sound and equal and min(found.cases, found.channels, found.labels) > 0):
             raise DataError(f"{where} holds statistics that no images have; make them again")

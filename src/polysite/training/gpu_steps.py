@@ -11,7 +11,7 @@ Memory, not time, shows whether a step is small: other processes on the GPU make
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from polysite.site import ReplacementLoss
-from polysite.training import convolution
+from polysite.training import convolution, normalisation
 from polysite.training.losses import Replaced, weighted
 from polysite.training.supervision import supervised
 from polysite.training.tasks import CaseLoss
@@ -37,6 +37,7 @@ Heads = tuple[torch.Tensor, ...]  # logits of all heads of a network, the main o
 
 PROBE = 8  # uncompiled steps before the choice; the second half of them is timed
 GAIN = 0.4  # share of an uncompiled step that compiling saves; more on an H200 (docs/speed.md)
+FUSED_GAIN = 0.04  # the same where a captured step uses the kernels of ``normalisation`` and ``convolution``
 COMPILING, AGAIN = (
     30.0,
     6.0,
@@ -79,6 +80,7 @@ class GpuSteps:
         self.setup_seconds = 0.0  # spent on compiling and capturing
         self.problem = ""  # why the network could not be compiled
         self.layout = channels_last(module)
+        self.fuses = half and convolution.suits(self.device) and self.layout is convolution.LAYOUT
         self._steps: dict[Any, _Step] = {}
         self._replacements: dict[tuple[ReplacementLoss, CaseLoss], Replaced] = {}
         self._infer: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -144,7 +146,7 @@ class GpuSteps:
             except Exception as problem:  # of the compiler
                 self.fail(problem)
                 self.compiled = False
-        return self.logits(x)
+        return self.fast_heads(x)[0]
 
     def _infer_compiled(self, x: torch.Tensor) -> torch.Tensor:
         self._infer = self._infer or torch.compile(self.logits)
@@ -163,6 +165,17 @@ class GpuSteps:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
             made = self.module(x)
         return tuple(logits.float() for logits in (made if isinstance(made, tuple) else (made,)))
+
+    def fast_heads(self, x: torch.Tensor) -> Heads:
+        """Return the logits of all heads; in channels-last by the fast kernels, unless a compiler writes its own."""
+        if (
+            self.fuses
+            and not torch.compiler.is_compiling()
+            and self.weights[0].is_contiguous(memory_format=self.layout)
+        ):
+            with normalisation.fused():
+                return self.heads(x.contiguous(memory_format=self.layout))
+        return self.heads(x)
 
     def complete(self) -> None:
         """Give biases without effect their gradient of 0 after a backward pass through a compiled network."""
@@ -183,8 +196,8 @@ class GpuSteps:
             raise problem
         self.problem = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
-    def pays(self, seconds: float, kind: str) -> bool:
-        """Return whether compiling a kind of step pays, given the seconds that it takes uncompiled.
+    def pays(self, seconds: float, kind: str, gain: float = GAIN) -> bool:
+        """Return whether compiling a kind of step pays, given the seconds that it takes as it is and the share saved.
 
         The rest of this run is expected to have as many such steps as it has had so far, later runs as many as all.
         """
@@ -193,7 +206,7 @@ class GpuSteps:
         taken = self.taken - self.earlier
         now = (self.counts[kind] - self.counts_earlier[kind]) / max(taken, 1)
         left = (self.expected - taken) * now + self.later * self.counts[kind] / max(self.taken, 1)
-        return GAIN * seconds * left > (AGAIN if self.mark(kind).exists() else COMPILING)
+        return gain * seconds * left > (AGAIN if self.mark(kind).exists() else COMPILING)
 
     def lay_out(self, layout: torch.memory_format) -> None:
         """Give the parameters a memory format.
@@ -285,7 +298,9 @@ class _Step:
         return result, time.perf_counter() - began
 
     def _choose(self, x: torch.Tensor, y: torch.Tensor, batch: int, seconds: float) -> None:
-        if self.steps.pays(seconds, self.kind) and not self.steps.problem:
+        small = self.steps.device.type == "cuda" and self._bytes(x, y) < SMALL
+        gain = FUSED_GAIN if small and self.steps.fuses else GAIN
+        if self.steps.pays(seconds, self.kind, gain) and not self.steps.problem:
             try:
                 with self.steps.turn(self.kind) as mine:
                     if not mine:
@@ -302,9 +317,11 @@ class _Step:
                 return
         if self.run is not None and not self.compiled:
             return  # captured before
-        if self.steps.device.type == "cuda" and self._bytes(x, y) < SMALL:
+        if small:
             if self.run is None:
-                self._hold(x, y, batch, torch.contiguous_format)
+                layout = self.steps.layout if self.steps.fuses else torch.contiguous_format
+                self.steps.lay_out(layout)
+                self._hold(x, y, batch, layout)
             try:
                 with torch.cuda.device(self.steps.device):
                     self.run = _captured(self.trained, self.run or self._eager)
@@ -344,7 +361,10 @@ class _Step:
         return run
 
     def _eager(self) -> torch.Tensor:
-        return _gradients(self.trained, lambda: self._goal(self.x, self.y, self.weights))
+        with normalisation.fused() if self.steps.fuses else nullcontext():
+            loss = _gradients(self.trained, lambda: self._goal(self.x, self.y, self.weights))
+        self.steps.complete()
+        return loss
 
     def _goal(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return self.goal(x, y, weights)
@@ -413,15 +433,20 @@ def _normalised(module: torch.nn.Module) -> list[torch.nn.Conv2d | torch.nn.Conv
     ]
 
 
+def _fast() -> bool:
+    """Return whether a pass is compiled or uses the kernels of ``normalisation`` and ``convolution``."""
+    return torch.compiler.is_compiling() or normalisation.in_use()
+
+
 def _convolve(self: torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor:
-    """Convolution; a compiled one leaves out the bias, which would be two more passes over all values."""
-    out: torch.Tensor = self._conv_forward(x, self.weight, None if torch.compiler.is_compiling() else self.bias)
+    """Convolution; a fast one leaves out the bias, which would be two more passes over all values."""
+    out: torch.Tensor = self._conv_forward(x, self.weight, None if _fast() else self.bias)
     return out
 
 
 def _convolve_fast(self: torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor:
-    """Convolution, when compiled with kernels that are faster than cuDNN's for this shape."""
-    if torch.compiler.is_compiling() and convolution.applies(self, x):
+    """Convolution, in a fast pass with kernels that are faster than cuDNN's for this shape."""
+    if _fast() and convolution.applies(self, x):
         return convolution.convolve(x, self.weight)
     return _convolve(self, x)
 
@@ -432,6 +457,8 @@ def _normalise(self: torch.nn.InstanceNorm3d, x: torch.Tensor) -> torch.Tensor:
     Torch's own becomes a batch normalisation of a reshaped tensor, which is a copy of all values in channels-last.
     """
     if not torch.compiler.is_compiling():
+        if normalisation.in_use() and normalisation.applies(x):
+            return normalisation.normalise(x, self.eps)
         return instance_norm(x, eps=self.eps)
     wide = x.float()
     variance, mean = torch.var_mean(wide, tuple(range(2, x.ndim)), correction=0, keepdim=True)
