@@ -9,7 +9,7 @@ import pytest
 
 from polysite import machine
 from polysite.benchmark import workers
-from polysite.benchmark.jobs import Job
+from polysite.benchmark.jobs import Job, silent
 from polysite.config import Study
 from polysite.errors import RunError
 from polysite.machine import Gpu, Memory
@@ -97,6 +97,48 @@ def test_an_idle_worker_goes_on_with_its_own_gpu_only():
     assert workers._worker(idle, "5", 1) is second and idle == [first]
     fresh = workers._worker(idle, "7", 1)
     assert fresh.gpu == "7" and not idle
+
+
+def test_workers_wait_for_the_next_stage_if_they_are_kept(monkeypatch):
+    """Nothing is started and measured twice; outside, every stage has workers of its own, which end with it."""
+    made = []
+
+    class Fake(workers.Worker):
+        replies = 0
+
+        def __init__(self, threads, gpu=None):
+            made.append(self)
+            self.gpu, self.ends = gpu, 0
+
+        def begin(self, job, before, runs=1):
+            pass
+
+        def ended(self):
+            return 0
+
+        def end(self):
+            self.ends += 1
+
+    class FakeJob:
+        done, method, title, study = False, "m", "t", Study()
+
+        def first(self, jobs):
+            return None
+
+    FakeJob.__hash__ = object.__hash__
+    monkeypatch.setattr(workers, "Worker", Fake)
+    monkeypatch.setattr(workers, "signal", lambda *_: None)
+    monkeypatch.setattr(workers, "select", lambda *_: ([], [], []))
+    with workers.kept():
+        for _ in range(2):
+            assert workers.work([FakeJob(), FakeJob()], 1, silent) == {}
+        with workers.kept():  # a search inside an advice
+            workers.work([FakeJob()], 1, silent)
+        assert len(made) == 1 and not made[0].ends
+    assert made[0].ends == 1
+    for _ in range(2):
+        workers.work([FakeJob()], 1, silent)
+    assert [worker.ends for worker in made] == [1, 1, 1]
 
 
 def test_a_worker_ends_in_the_middle_of_a_run_when_the_benchmark_is_killed():

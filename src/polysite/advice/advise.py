@@ -39,6 +39,7 @@ from polysite.advice.stages import LONGER, Shares, shares
 from polysite.advice.tournament import Played, play, race
 from polysite.benchmark.budget import equalise, lengthen
 from polysite.benchmark.jobs import Step, silent
+from polysite.benchmark.workers import kept
 from polysite.config import Study
 from polysite.data.sources import Phantom, PhantomClasses
 from polysite.engines.run_folder import RunFolder
@@ -120,6 +121,7 @@ class Advice:
         return alone | set(self.alphas)
 
 
+@kept()
 def advise(
     base: Study,
     out: Path,

@@ -1,8 +1,8 @@
 """Processes that run the jobs of a benchmark, as many in parallel as fit into memory, each on one GPU.
 
 A worker process runs one job after the other, so that its libraries are loaded once; after a crash it ends and the next
-job gets a new one. A job whose first phases are a job of their own waits for that job and continues from it. A worker
-sees one GPU; several workers share it if they fit.
+job gets a new one. ``kept`` lets workers wait for the jobs of a next stage. A job whose first phases are a job of their
+own waits for that job and continues from it. A worker sees one GPU; several workers share it if they fit.
 """
 
 import json
@@ -10,9 +10,10 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from select import select
 from signal import SIGTERM, default_int_handler, signal
 
@@ -28,12 +29,45 @@ SHARING = 3
 LOOK = 20.0  # seconds after which a run has allocated most of its memory
 
 
+@dataclass
+class Team:
+    """Workers that wait for jobs, and the room for them once it is known."""
+
+    idle: "list[Worker]" = field(default_factory=list)
+    room: "Room | None" = None
+
+    def end(self) -> None:
+        """End all processes."""
+        for worker in self.idle:
+            worker.end()
+
+
+_kept: ContextVar[Team | None] = ContextVar("team", default=None)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Let workers, and what is known of their memory, last from one ``work`` to the next."""
+    if _kept.get() is not None:
+        yield
+        return
+    team = Team()
+    token = _kept.set(team)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+        team.end()
+
+
 def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
     """Run jobs in parallel as memory allows; return the failed ones with the reason."""
     signal(SIGTERM, default_int_handler)  # SIGTERM interrupts like Ctrl-C, so that no child is left behind
     done = [job for job in jobs if job.done]
     left = [job for job in jobs if job not in done]
-    room, running, idle = Room(most), dict[Job, Worker](), list[Worker]()
+    team = _kept.get() or Team()
+    room = team.room if team.room and team.room.asked == most else Room(most)
+    running, idle, team.room = dict[Job, Worker](), team.idle, room
     failed: dict[str, str] = {}
     try:
         while left or running:
@@ -62,8 +96,10 @@ def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
                     worker.end()
                 step(f"{job.title}: {'failed' if code else 'done'}", 1, [each.method for each in running])
     finally:
-        for worker in (*running.values(), *idle):
+        for worker in running.values():
             worker.end()
+        if team is not _kept.get():
+            team.end()
     return failed
 
 
@@ -176,7 +212,7 @@ class Room:
 
     def __init__(self, most: int | None):
         self.cores = machine.cores()
-        self.most = most or self.cores
+        self.asked, self.most = most, most or self.cores
         self.threads = max(1, self.cores // self.most)
         self.learnt, self.until = False, time.monotonic() + LOOK
         self.before = self.least = _free()

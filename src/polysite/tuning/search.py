@@ -20,6 +20,7 @@ from polysite import config, study
 from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import Job, Step, inner_job, silent, with_standings
 from polysite.benchmark.scores import LAST, last_scores
+from polysite.benchmark.workers import kept
 from polysite.config import Study
 from polysite.costs.budget import Kind
 from polysite.errors import ConfigError, RunError
@@ -129,6 +130,7 @@ def _shortest(base: Study) -> float:
     return LAST * base.run.validate_every / base.run.rounds
 
 
+@kept()
 def tune(
     base: Study,
     out: Path,
