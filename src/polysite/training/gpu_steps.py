@@ -80,7 +80,8 @@ class GpuSteps:
         self.setup_seconds = 0.0  # spent on compiling and capturing
         self.problem = ""  # why the network could not be compiled
         self.layout = channels_last(module)
-        self.fuses = half and convolution.suits(self.device) and self.layout is convolution.LAYOUT
+        able = normalisation.triton is not None and convolution.suits(self.device)
+        self.fuses = able and half and self.layout is convolution.LAYOUT  # small steps use own kernels
         self._steps: dict[Any, _Step] = {}
         self._replacements: dict[tuple[ReplacementLoss, CaseLoss], Replaced] = {}
         self._infer: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -319,9 +320,9 @@ class _Step:
             return  # captured before
         if small:
             if self.run is None:
-                layout = self.steps.layout if self.steps.fuses else torch.contiguous_format
-                self.steps.lay_out(layout)
-                self._hold(x, y, batch, layout)
+                if self.steps.fuses:
+                    self.steps.lay_out(self.steps.layout)
+                self._hold(x, y, batch, self.steps.layout if self.steps.fuses else torch.contiguous_format)
             try:
                 with torch.cuda.device(self.steps.device):
                     self.run = _captured(self.trained, self.run or self._eager)
