@@ -80,8 +80,7 @@ class GpuSteps:
         self.setup_seconds = 0.0  # spent on compiling and capturing
         self.problem = ""  # why the network could not be compiled
         self.layout = channels_last(module)
-        able = normalisation.triton is not None and convolution.suits(self.device)
-        self.fuses = able and half and self.layout is convolution.LAYOUT  # small steps use own kernels
+        self.fuses = half and normalisation.suits(self.device) and self.layout is convolution.LAYOUT
         self._steps: dict[Any, _Step] = {}
         self._replacements: dict[tuple[ReplacementLoss, CaseLoss], Replaced] = {}
         self._infer: Callable[[torch.Tensor], torch.Tensor] | None = None

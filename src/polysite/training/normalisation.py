@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from polysite.training import convolution
+
 try:
     import triton
     import triton.language as tl
@@ -39,6 +41,11 @@ def fused() -> Iterator[None]:
 def in_use() -> bool:
     """Return whether the code runs inside ``fused``."""
     return _FUSED.get()
+
+
+def suits(device: torch.device) -> bool:
+    """Return whether steps on a device can use the kernels of this module and of ``convolution``."""
+    return triton is not None and convolution.suits(device)
 
 
 def applies(x: torch.Tensor) -> bool:
