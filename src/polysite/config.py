@@ -144,6 +144,10 @@ class Study:
     def _check_private(self) -> None:
         """Refuse what the noise of differential privacy does not cover."""
         private, name = self.train.private, name_of(self.algorithm)
+        if private.unit == "hospital" and self.assess.private.on:
+            raise ConfigError(
+                "assess.private protects patients, and train.private.unit = 'hospital' promises more: leave one of them out"
+            )
         if not private.on:
             return
         self.train.check_private(self.algorithm, name)

@@ -70,7 +70,7 @@ from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies
 from polysite.deploy.site.withdrawn import why_left
 from polysite.engines import checkpoint, site_memory
-from polysite.engines.noise import hospital_noise
+from polysite.engines.noise import noise_steps
 from polysite.engines.run_folder import file_name
 from polysite.engines.secure.member import Mask
 from polysite.engines.secure.sealed import FIELD, Seal, analysed
@@ -359,7 +359,7 @@ class Worker:
             return Leaving(kept[0], kept[2], kept[1])
         if private.on:
             obey(self.budget.refuse(self.policy.epsilon, self.policy.delta))
-        got, noise = decode(request.body).each(site.lift), hospital_noise(algorithm, private, site)
+        got, noise = decode(request.body).each(site.lift), noise_steps(algorithm, private, site)
         steps = (*noise, *plan.outgoing, *masks)
         turn = take_turn(algorithm, got, self._remembered(agreed, request, site), site, steps)
         behind = _cases_behind(turn.fits, agreed)
