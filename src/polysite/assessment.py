@@ -27,11 +27,11 @@ from polysite.errors import ConfigError, RunError, nearest
 from polysite.foreign import parse_json
 from polysite.heterogeneity import hidden
 from polysite.heterogeneity.assessment import Assessment, random_case_angles
-from polysite.heterogeneity.exchange import INTENSITY
+from polysite.heterogeneity.bounds import INTENSITY
 from polysite.heterogeneity.noisy import analyse
 from polysite.heterogeneity.verdict import Verdict, judge
 from polysite.models.encoders import ENCODERS, Embedder, Encoder
-from polysite.payload import SiteId
+from polysite.payload import SiteId, natural
 from polysite.report import assess_page
 from polysite.site import AssessedSite, Site
 from polysite.storage import draft_folder, vacant
@@ -185,6 +185,10 @@ def _publish(
             (draft / "strategies" / name).write_text(text, encoding="utf-8")
         (draft / "assessment.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
         (draft / "distances.csv").write_text(assessment.table(), encoding="utf-8")
+        release = assessment.settings.release
+        if release:  # by site, whether or not its reply could be used
+            paid = {site: asdict(release) for site in natural(assessment.left)}
+            (draft / "privacy.json").write_text(json.dumps(paid, indent=1) + "\n", encoding="utf-8")
         assess_page.write(draft, assessment, verdict, about)
 
 
@@ -223,8 +227,11 @@ def assessed_sites(study: Study, watch: Watch = Watch(), dealt: Mapping[str, Sit
         watch.case(next(done), total, case)
 
     about = source.modality_names, source.label_names, source.dims, source.task == "classification"
-    shared = study.prepare, embedder, cache, step, study.seed
-    sites = {s: TorchAssessedSite(s, p, *about, *shared) for s, p in chosen.items() if p}
+    sites = {
+        s: TorchAssessedSite(s, p, *about, study.prepare, embedder, cache, step, study.seed)
+        for s, p in chosen.items()
+        if p
+    }
     # the same exchange as in training, with sites that offer less
     algorithm, hosts = cast(Algorithm[Any], study.assess), cast(Mapping[str, Site], sites)
     return Simulator(algorithm, hosts, wire=study.run.wire, secure=study.run.secure)

@@ -146,7 +146,8 @@ class Study:
         private, name = self.train.private, name_of(self.algorithm)
         if private.unit == "hospital" and self.assess.private.on:
             raise ConfigError(
-                "assess.private protects patients, and train.private.unit = 'hospital' promises more: leave one of them out"
+                "assess.private protects patients, and train.private.unit = 'hospital' promises noise for hospitals: "
+                "leave one of them out"
             )
         if not private.on:
             return

@@ -25,8 +25,9 @@ import numpy as np
 from polysite.cluster import distance as cluster
 from polysite.errors import DataError
 from polysite.heterogeneity import significance
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.distances import SQUARES, Values, angle, earth_movers, earth_movers_of, slices
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME, Assess, component, left, odd
+from polysite.heterogeneity.exchange import Assess, component, left, odd
 from polysite.metrics.statistics import holm
 from polysite.payload import Payload, SiteId, natural
 from polysite.spreadsheets import Writer

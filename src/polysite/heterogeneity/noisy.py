@@ -12,8 +12,8 @@ federation, and the mean u of the embeddings (of D numbers), whose total varianc
 
 The second bound takes all variance in one direction, which has the heaviest tail beyond 1.6 times the mean (Szekely and
 Bakirov, 2003), so the test errs on the safe side. The shift of the means is the part of the Earth Mover's distance that
-sums can tell: it is never larger, and equal where one hospital's values are those of the other, moved. As without noise,
-shifts of all quantities are combined by Simes, and those of the modality and the label with the largest ones are
+sums can tell: it is never larger, and equal where one hospital's values are those of the other, moved. As without
+noise, shifts of all quantities are combined by Simes, and those of the modality and the label with the largest ones are
 averaged. s and T are taken one standard error of their noise too large in tests. Absent values are counted as none or
 all within three deviations of the noise.
 """
@@ -99,9 +99,9 @@ class _Known:
         vectors = np.array([r["sums"].get(EMBEDDING, np.zeros(0)) for r in heard.values()]) * bound / count[:, None]
         squares = np.array([float(r["sums"].get(SQUARE, np.zeros(1))[0]) for r in heard.values()]) * bound / count
         halves = np.array([0.0, 0.5, 0.5])
-        means = np.moveaxis(sums + halves, -1, 0)
+        value, square, absent = np.moveaxis(sums + halves, -1, 0)
         cases = np.array([r["cases"] for r in heard.values()])
-        return cls(tuple(heard), names, cases, count, *means, vectors, squares + 0.5, noise * bound)
+        return cls(tuple(heard), names, cases, count, value, square, absent, vectors, squares + 0.5, noise * bound)
 
     def error(self, i: int, others: Sequence[int]) -> float:
         """Return the variance that noise has in the difference of a mean and the mean of other hospitals together."""
@@ -133,7 +133,7 @@ def _metadata(known: _Known, settings: Assess) -> tuple[dict[str, Quantity], Tes
     centre = known.together(known.first, everyone)
     variance = known.together(known.second, everyone) - centre**2 + known.all_noise**2
     spread2, safe2 = _scales(variance, known.all_noise * np.sqrt(1 + 4 * centre**2))
-    spread, safe = np.sqrt(spread2), np.sqrt(safe2)
+    spread = np.sqrt(spread2)
     noise, chance = known.pairs
     wide = np.sqrt(safe2[:, None, None] * chance + noise)  # deviation of a difference, by chance and noise
     differences = np.abs(known.first[:, :, None] - known.first[:, None, :])

@@ -57,7 +57,7 @@ from polysite.heterogeneity.assessment import (
     Quantity,
     remoteness,
 )
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.metrics.statistics import holm
 from polysite.payload import SiteId
 
@@ -556,11 +556,11 @@ def _summary(assessment: Assessment, differing: Mapping[SiteId, float]) -> str:
         listed = ", ".join(f"{a} and {b}" for a, b in apart[:6])
         pairs = f", although these do from one another: {listed}{' and more' * (len(apart) > 6)}" if apart else ""
         error = _usual_error(assessment.metadata)
-        if not apart and error > HIDDEN:
+        if assessment.noise and not apart and error > HIDDEN:
             return (
                 f"Too few cases to tell under this privacy: {start}, and noise for epsilon = "
-                f"{assessment.noise.epsilon if assessment.noise else 0:g} adds a standard error of {error:.2g} standard "
-                f"deviations to the {assessment.metadata.title}, so that differences below {3 * error:.2g} are hidden."
+                f"{assessment.noise.epsilon:g} adds a standard error of {error:.2g} standard deviations to the "
+                f"{assessment.metadata.title}, so that differences below {3 * error:.2g} are hidden."
             )
         few, blind = [s for s in assessment.sites if assessment.cases[s] < FEW], assessment.untestable()
         if not apart and len(blind) == len(assessment.sites):

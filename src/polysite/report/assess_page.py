@@ -24,8 +24,8 @@ from polysite.heterogeneity.assessment import (
     Quantity,
     at_once,
 )
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.distances import Values
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.verdict import LISTED, Finding, Verdict, some, tests
 from polysite.payload import SiteId
 from polysite.report import assess_figures as draw

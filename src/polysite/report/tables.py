@@ -17,7 +17,7 @@ from rich.text import Text
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
 from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.verdict import LISTED, Verdict, some, tests
 from polysite.report import costs, published
 from polysite.report.compare import summary, tables

@@ -22,7 +22,7 @@ from polysite.data.cache import Arrays, Cache
 from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
 from polysite.errors import DataError
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.models.encoders import COMPONENTS, Embedder
 from polysite.site import Fit
 from polysite.tree import Tree

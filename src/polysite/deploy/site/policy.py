@@ -111,10 +111,10 @@ masked_sites = 3
 # refused. With [], a coordinator that invents hospitals is not noticed
 masked_peers = []
 
-# budget of differential privacy: the largest epsilon of all that leaves of training and of assessments, over all studies together, for any
-# patient who is in all of them. With a budget, studies without noise (train.private) are refused, and so is an
-# assessment without noise (assess.private); nothing leaves once it is spent; state/privacy.jsonl keeps account. 0: no
-# budget
+# budget of differential privacy: the largest epsilon of all that leaves of training and of assessments, over all
+# studies together, for any patient who is in all of them. With a budget, studies without noise (train.private) are
+# refused, and so is an assessment without noise (assess.private); nothing leaves once it is spent;
+# state/privacy.jsonl keeps account. 0: no budget
 epsilon = 0.0
 
 # probability with which that epsilon may be exceeded; below one over the number of patients
@@ -136,6 +136,8 @@ class Intent:
         case_vectors: Numbers of single cases would leave, as in a field of the kind ``cases``.
         case_scores: Scores of single cases would leave.
         studies: Number of new studies within 24 hours, if this is another new one.
+        sealed: An assessment is encrypted for another hospital.
+        noisy: An assessment is under differential privacy.
     """
 
     kind: RequestKind
@@ -147,6 +149,7 @@ class Intent:
     case_scores: bool = False
     studies: int = 0
     sealed: bool = False
+    noisy: bool = False
 
 
 @dataclass(frozen=True)
