@@ -174,6 +174,10 @@ def test_where_noise_dominates_the_lead_says_so():
     assert verdict.summary.startswith("Too few cases to tell under this privacy: 3 hospitals with 60 cases")
     assert "noise for epsilon = 0.5 adds a standard error of" in verdict.summary
     assert any("adds a standard error of" in c and "mean embeddings under noise" in c for c in verdict.cautions)
+    broad = replace(NOISY, private=replace(WIDE, volume=(0.0, 1e4), intensity=(0.0, 1e5)))
+    verdict = judge(analyse(ask(hosts, broad), broad))
+    assert "hides even how much 4 of 4 quantities vary" in verdict.summary
+    assert any("narrower ranges (assess.private)" in c for c in verdict.cautions)
     many = {name: host(800, k) for k, name in enumerate("abc")}
     assert "none was shown to differ" in judge(analyse(ask(many, NOISY), NOISY)).summary
 

@@ -114,6 +114,7 @@ class Noise:
     epsilon: float
     delta: float
     noise: float  # deviation, as a multiple of what one patient can change in all sums
+    hidden: tuple[str, ...] = ()  # quantities whose deviation over all patients noise hides
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,10 +66,15 @@ def read(content: bytes, settings: Assess, asked: Sequence[SiteId]) -> tuple[Ass
             alternatives={
                 str(n): {str(k): str(i) for k, i in each.items()} for n, each in plain["alternatives"].items()
             },
-            noise=Noise(**{k: float(x) for k, x in plain["noise"].items()}) if plain.get("noise") else None,
+            noise=_noise(plain["noise"]) if plain.get("noise") else None,
         ), verdict
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as problem:
         raise DataError(f"the comparison of the hospitals cannot be read: {problem!r:.200}") from problem
+
+
+def _noise(plain: Mapping[str, Any]) -> Noise:
+    numbers = (float(plain[k]) for k in ("epsilon", "delta", "noise"))
+    return Noise(*numbers, hidden=tuple(str(name)[:200] for name in plain["hidden"]))
 
 
 def _quantity(name: str, plain: Mapping[str, Any], sites: Sequence[SiteId]) -> Quantity:

@@ -14,7 +14,8 @@ The second bound takes all variance in one direction, which has the heaviest tai
 Bakirov, 2003), so the test errs on the safe side. The shift of the means is the part of the Earth Mover's distance that
 sums can tell: it is never larger, and equal where one hospital's values are those of the other, moved. As without
 noise, shifts of all quantities are combined by Simes, and those of the modality and the label with the largest ones are
-averaged. s and T are taken one standard error of their noise too large in tests. Absent values are counted as none or
+averaged. A quantity whose s is below its error by noise is left out there and named: its s is taken for that error. s
+and T are taken one standard error of their noise too large in tests. Absent values are counted as none or
 all within three deviations of the noise.
 """
 
@@ -36,6 +37,7 @@ from polysite.payload import Payload, SiteId, natural
 
 SURE = 3.0  # deviations of the noise within which a count of absent values is none or all
 NODES = 200  # of a quadrature
+TINY = 1e-9  # error of a variance by noise, below which it is known exactly
 
 
 def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = "") -> Assessment:
@@ -52,7 +54,7 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
             + (next(iter(refused.values())) if refused else f"a site needs {settings.fewest} cases (assess.fewest)")
         )
     known = _Known.of(heard, release.noise)
-    quantities, metadata = _metadata(known, settings)
+    quantities, metadata, hidden = _metadata(known, settings)
     distances = {"shift": metadata}
     if settings.projections:
         distances["centre"] = _embeddings(known, settings)
@@ -71,7 +73,7 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
         settings=settings,
         encoder=encoder if settings.projections else "",
         alternatives={},
-        noise=Noise(cost.epsilon, cost.delta, release.noise),
+        noise=Noise(cost.epsilon, cost.delta, release.noise, hidden),
     )
 
 
@@ -128,11 +130,15 @@ class _Known:
         return float(self.noise * np.sqrt(len(self.sites)) / self.patients.sum())
 
 
-def _metadata(known: _Known, settings: Assess) -> tuple[dict[str, Quantity], Tested]:
+def _metadata(known: _Known, settings: Assess) -> tuple[dict[str, Quantity], Tested, tuple[str, ...]]:
+    """Return the quantities, their distance, and the names of those whose deviation is hidden by noise."""
     sites, names, everyone = known.sites, known.names, range(len(known.sites))
     centre = known.together(known.first, everyone)
     variance = known.together(known.second, everyone) - centre**2 + known.all_noise**2
-    spread2, safe2 = _scales(variance, known.all_noise * np.sqrt(1 + 4 * centre**2))
+    doubt = known.all_noise * np.sqrt(1 + 4 * centre**2)
+    spread2, safe2 = _scales(variance, doubt)
+    hidden = tuple(n for n, v, e in zip(names, variance, doubt, strict=True) if v < e and e >= TINY)
+    seen = [n for n in names if n not in hidden] or list(names)
     spread = np.sqrt(spread2)
     noise, chance = known.pairs
     wide = np.sqrt(safe2[:, None, None] * chance + noise)  # deviation of a difference, by chance and noise
@@ -140,7 +146,8 @@ def _metadata(known: _Known, settings: Assess) -> tuple[dict[str, Quantity], Tes
     unit = spread[:, None, None] if settings.scale != "none" else 1 / _halves(names, settings)[:, None, None]
     matrices, each = differences / unit, _two_sided(differences / wide)
     each[:, list(everyone), list(everyone)] = 1.0
-    chosen, distance = combined(dict(zip(names, matrices, strict=True)), settings.combine)
+    by_name = dict(zip(names, matrices, strict=True))
+    chosen, distance = combined({n: by_name[n] for n in seen}, settings.combine)
     picked = [names.index(n) for n in chosen]
     error = np.sqrt(np.square(np.sqrt(noise) / unit[picked]).sum(0)) / len(picked)
     np.fill_diagonal(error, 0.0)
@@ -169,7 +176,7 @@ def _metadata(known: _Known, settings: Assess) -> tuple[dict[str, Quantity], Tes
         absent, by_site = (dict(zip(sites, x[k].tolist(), strict=True)) for x in (counts, alone))
         divided = dict.fromkeys(sites, float(divisors[k]))
         quantities[name] = Quantity(name, kind, of, words, divided, values, absent, matrices[k], each[k], by_site)
-    return quantities, replace(found, alone=p, others=others)
+    return quantities, replace(found, alone=p, others=others), hidden
 
 
 def _embeddings(known: _Known, settings: Assess) -> Tested:

@@ -275,6 +275,12 @@ def _noise(assessment: Assessment) -> Iterator[str]:
     cost = f"noise for epsilon = {assessment.noise.epsilon:g} (delta = {assessment.noise.delta:g})"
     errors = [f"{_usual_error(d):.2g} to the {d.title}" for d in assessment.distances.values() if d.error is not None]
     yield f"{cost} adds a standard error of {' and of '.join(errors)}, for half of the pairs"
+    if assessment.noise.hidden:
+        names = some(assessment.noise.hidden, len(assessment.noise.hidden) > LISTED)
+        yield (
+            f"noise hides how much {names} varies, so that its shifts are in deviations of the noise: narrower ranges "
+            "(assess.private), a larger epsilon or more cases would help"
+        )
     yield (
         "under noise, sums of bounded numbers are compared: differences between hospitals that leave the means of "
         "quantities and embeddings as they are go unnoticed"
@@ -556,6 +562,12 @@ def _summary(assessment: Assessment, differing: Mapping[SiteId, float]) -> str:
         listed = ", ".join(f"{a} and {b}" for a, b in apart[:6])
         pairs = f", although these do from one another: {listed}{' and more' * (len(apart) > 6)}" if apart else ""
         error = _usual_error(assessment.metadata)
+        if assessment.noise and not apart and 2 * len(assessment.noise.hidden) > len(assessment.quantities):
+            return (
+                f"Too few cases to tell under this privacy: {start}, and noise for epsilon = "
+                f"{assessment.noise.epsilon:g} hides even how much {len(assessment.noise.hidden)} of "
+                f"{len(assessment.quantities)} quantities vary."
+            )
         if assessment.noise and not apart and error > HIDDEN:
             return (
                 f"Too few cases to tell under this privacy: {start}, and noise for epsilon = "
