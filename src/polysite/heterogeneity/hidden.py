@@ -73,8 +73,8 @@ def read(content: bytes, settings: Assess, asked: Sequence[SiteId]) -> tuple[Ass
 
 
 def _noise(plain: Mapping[str, Any]) -> Noise:
-    numbers = (float(plain[k]) for k in ("epsilon", "delta", "noise"))
-    return Noise(*numbers, hidden=tuple(str(name)[:200] for name in plain["hidden"]))
+    hidden = tuple(str(name)[:200] for name in plain["hidden"])
+    return Noise(float(plain["epsilon"]), float(plain["delta"]), float(plain["noise"]), hidden)
 
 
 def _quantity(name: str, plain: Mapping[str, Any], sites: Sequence[SiteId]) -> Quantity:
