@@ -14,9 +14,9 @@ The second bound takes all variance in one direction, which has the heaviest tai
 Bakirov, 2003), so the test errs on the safe side. The shift of the means is the part of the Earth Mover's distance that
 sums can tell: it is never larger, and equal where one hospital's values are those of the other, moved. As without
 noise, shifts of all quantities are combined by Simes, and those of the modality and the label with the largest ones are
-averaged. A quantity whose s is below its error by noise is left out there and named: its s is taken for that error. s
-and T are taken one standard error of their noise too large in tests. Absent values are counted as none or
-all within three deviations of the noise.
+averaged. A quantity whose s^2 is below three errors by noise is left out there and named: its s^2 is taken for
+three errors. s^2 and T are taken one standard error of their noise too large in tests. Absent values are counted as
+none or all within three deviations of the noise.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from polysite.heterogeneity.distances import Values
 from polysite.heterogeneity.exchange import Assess, left
 from polysite.payload import Payload, SiteId, natural
 
-SURE = 3.0  # deviations of the noise within which a count of absent values is none or all
+SURE = 3.0  # deviations of the noise below which a variance is hidden, or a count of absent values none or all
 NODES = 200  # of a quadrature
 TINY = 1e-9  # error of a variance by noise, below which it is known exactly
 
@@ -137,7 +137,7 @@ def _metadata(known: _Known, settings: Assess) -> tuple[dict[str, Quantity], Tes
     variance = known.together(known.second, everyone) - centre**2 + known.all_noise**2
     doubt = known.all_noise * np.sqrt(1 + 4 * centre**2)
     spread2, safe2 = _scales(variance, doubt)
-    hidden = tuple(n for n, v, e in zip(names, variance, doubt, strict=True) if v < e and e >= TINY)
+    hidden = tuple(n for n, v, e in zip(names, variance, doubt, strict=True) if v < SURE * e and e >= TINY)
     seen = [n for n in names if n not in hidden] or list(names)
     spread = np.sqrt(spread2)
     noise, chance = known.pairs
@@ -246,9 +246,9 @@ def _tested(matrix: Values, again: Values, p: Values, chance: Values, error: Val
 def _scales(variance: Values, error: Values) -> tuple[Values, Values]:
     """Return variances to divide by, and to test with, from estimates and the standard errors of their noise.
 
-    An estimate below its error is taken for the error; a quantity that never varies has the variance 1.
+    An estimate below three of its errors is taken for three errors; a quantity that never varies has the variance 1.
     """
-    known = np.maximum(variance, error)
+    known = np.maximum(variance, SURE * error)
     constant = known <= 1e-18
     return np.where(constant, 1.0, known), np.where(constant, 0.0, known + error)
 
