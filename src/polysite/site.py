@@ -294,6 +294,10 @@ class Site(Protocol):
         """
         ...
 
+    def patient_of(self, case: str) -> str:
+        """Return an identifier of the patient of a case."""
+        ...
+
     def cases(self, split: str) -> Cases:
         """Return the names of the ``train``, ``validation`` or ``test`` cases."""
         ...

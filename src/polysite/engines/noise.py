@@ -20,6 +20,7 @@ import numpy as np
 
 from polysite import tree
 from polysite.algorithms.base import Kind
+from polysite.engines.secure.member import Session
 from polysite.errors import ConfigError, PayloadError
 from polysite.payload import Payload, plain
 from polysite.privacy import Private, Release
@@ -103,11 +104,22 @@ class SumNoise:
         return reply
 
 
-def noise_steps(algorithm: Any, private: Private, site: Any) -> tuple[HospitalNoise | SumNoise, ...]:
-    """Return the steps that a site's turn needs: noise on sums, or on the change of a model."""
-    release = getattr(algorithm, "release", None)
+def noise_steps(
+    algorithm: Any, private: Private, site: Any, got: Payload = Payload(), session: Session | None = None
+) -> tuple[HospitalNoise | SumNoise, ...]:
+    """Return the steps that a site's turn needs: noise on sums, or on the change of a model.
+
+    Args:
+        algorithm: The algorithm.
+        private: Differential privacy of training.
+        site: The site.
+        got: What the site received.
+        session: The secure sum in which the reply is masked, if there is one.
+    """
+    release = algorithm.release_of(got) if hasattr(algorithm, "release_of") else None
     if release is not None:
-        return (SumNoise(release, site.noise_rng()),)
+        shared = session is not None and algorithm.needs == "sum"
+        return (SumNoise(release, site.noise_rng(), session.fewest_answers - 1 if session and shared else 1),)
     if private.unit != "hospital" or not algorithm.reply:
         return ()
     return (HospitalNoise(private, site.noise_rng()),)

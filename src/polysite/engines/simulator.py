@@ -79,7 +79,7 @@ class Simulator:
         got, memory = self._carry(payload).each(site.lift), self._recall(name, site)
         known = self._sessions.get(name)
         masks = (protecting(self.algorithm, known, self.secure.fraction),) if known else ()
-        noise = noise_steps(self.algorithm, self.private, site)
+        noise = noise_steps(self.algorithm, self.private, site, got, known)
         turn = take_turn(self.algorithm, got, memory, site, (*noise, *self.outgoing, *masks))
         self._new[name] = self._store.put(turn.memory)
         reply = self._carry(turn.reply)

@@ -115,6 +115,10 @@ class Assess:
         """What the statistics of a reply cost under noise; None if they leave without it."""
         return self.private.release
 
+    def release_of(self, got: Payload) -> Release | None:
+        """What the statistics that a payload asks for cost under noise; None without noise."""
+        return self.release
+
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         """Return the state before the exchange."""
         return State({})

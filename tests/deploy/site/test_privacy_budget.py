@@ -20,6 +20,7 @@ from polysite.privacy import Private, Release, epsilon
 from polysite.report.page import build
 from polysite.report.runs import methods, read
 from polysite.site import Fit
+from polysite.training.torch_site import TorchSite
 
 
 def noisy(unit="patient", **run):
@@ -228,3 +229,46 @@ class Deaf(Inside):
     def answer(self, site, header, body):
         self.seen = dict(header)
         raise Stop
+
+
+RADIOMICS = {"firstorder_Entropy": [0.0, 8.0], "glcm_Contrast": [0.0, 400.0]}
+
+
+def clustered(secure):
+    """Two clusters of patients by radiomics, fitted and tuned under noise, after a round of FedAvg under noise."""
+    noisy_fit = {"epsilon": 20.0, "features": RADIOMICS, "modalities": 4, "exchanges": 2}
+    cfft = {"name": "cfft", "components": 2, "rounds": 1, "together": True, "noisy": noisy_fit}
+    private = {"unit": "patient", "clip": 1.0, "noise": 2.0}
+    return config.vary(config.parse(config.dump(wanted("cfft"))), {
+        "train": {"private": private}, "run": {"secure": {"use": secure}},
+        "then": [{"algorithm": cfft, "run": {"rounds": 10}}]})  # fmt: skip
+
+
+@pytest.mark.parametrize("secure", ["off", "on"])
+def test_radiomics_and_training_share_the_budget(tmp_path, secure):
+    """Every exchange of the fit is one release, and a round of tuning as much as one fit, whatever the clusters."""
+    chosen = clustered(secure)
+    fit = config.phases(chosen)[1].algorithm.noisy.release
+    wire = Recording(workers(tmp_path, epsilon=1000.0))
+    run = go(tmp_path, chosen, wire, evaluate=False)
+    before = chosen.run.rounds
+    entries = [e.release for e in PrivacyBudget(tmp_path / "sites" / "a").entries()]
+    assert entries == [*[USE] * before, fit, fit, USE] and epsilon([fit, fit], 1e-5) <= 20
+    last = run.folder.records()[-1].sites["a"].epsilon
+    assert last == pytest.approx(epsilon(entries, 1e-5))
+    state = list(states(run.folder.path).values())[-1]
+    assert len(state.mixture["weights"]) == 2 and set(state.models) == {"0", "1"}
+    assert any("clusters were fitted under noise" in str(r.remarks) for r in run.folder.records())
+
+
+def test_sums_of_radiomics_that_the_budget_does_not_reach_are_refused_before_they_are_computed(tmp_path, monkeypatch):
+    chosen = clustered("off")
+    fit = config.phases(chosen)[1].algorithm.noisy.release
+    limit = epsilon([*[USE] * chosen.run.rounds, fit], 1e-5) * 1.001  # the second exchange is one too many
+    seen, plain = [], TorchSite.radiomics
+    monkeypatch.setattr(TorchSite, "radiomics", lambda site, *a: seen.append(site.name) or plain(site, *a))
+    everyone = {i: worker(tmp_path, i, epsilon=limit if i == "a" else 0.0) for i in NAMES}
+    with pytest.raises(Stop):
+        go(tmp_path, chosen, Recording(everyone), evaluate=False)
+    assert seen.count("a") < seen.count("b")
+    assert len(PrivacyBudget(tmp_path / "sites" / "a").entries()) == chosen.run.rounds + 1

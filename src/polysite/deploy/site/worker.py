@@ -375,7 +375,10 @@ class Worker:
             return Leaving(kept[0], kept[2], kept[1])
         if private.on:
             obey(self.budget.refuse(self.policy.epsilon, self.policy.delta))
-        got, noise = decode(request.body).each(site.lift), noise_steps(algorithm, private, site)
+        got = decode(request.body).each(site.lift)
+        noise = noise_steps(algorithm, private, site, got, sums.joined(request) if sums else None)
+        if private.unit == "patient" and noise:  # sums of statistics: before anything is computed
+            obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, [step.release for step in noise]))
         steps = (*noise, *plan.outgoing, *masks)
         turn = take_turn(algorithm, got, self._remembered(agreed, request, site), site, steps)
         behind = _cases_behind(turn.fits, agreed)
