@@ -385,10 +385,13 @@ class Worker:
         hidden = facts(algorithm).cost_split == "validation" and not self.policy.case_scores
         # where no score of a single case may leave, a cost of validation cases must not stand for one case either
         leaving = self._leaving(turn, behind, {"cost": len(agreed.volumes["validation"]) if hidden else behind})
-        if turn.reply:
+        # counts of an algorithm with noise on its sums are of validation cases, or public
+        counted = facts(algorithm).noisy_sums and set(turn.reply) <= {"counts", "weight"}
+        if turn.reply and not counted:
             self._spend(request, private.on, for_patients(private, turn.releases))
         self._remember(agreed, request, turn.memory)
-        if turn.fits and behind >= self.policy.fewest and {"cost", "number"} <= set(self.policy.kinds):
+        told = behind >= self.policy.fewest and {"cost", "number"} <= set(self.policy.kinds)
+        if told and (turn.fits or turn.releases):
             header = {**leaving.header, **Trained(_together(turn.fits), releases=turn.releases).header()}
             what = "steps, learning rates, noise" if turn.releases else "loss, steps, learning rates"
             fields = {**leaving.fields, what: "cost and number"}
