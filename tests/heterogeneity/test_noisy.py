@@ -18,6 +18,7 @@ from polysite.heterogeneity.noisy import analyse, tail
 from polysite.heterogeneity.verdict import differ, judge
 from polysite.payload import Payload
 from polysite.privacy import Private, Release, epsilon, noise_for
+from polysite.report.tables import show_assessment
 
 WIDE = PrivateSums(epsilon=8.0, intensity=(0.0, 400.0), volume=(0.0, 50.0), length=12.0)
 NOISY = Assess(private=WIDE, resamples=100, projections=4, permutations=99)
@@ -237,3 +238,13 @@ def test_an_epsilon_that_no_noise_reaches_is_refused():
 def test_squares_are_sent_beside_the_embedding():
     reply, _ = NOISY.local(Payload(), Payload(), host(20))
     assert {EMBEDDING, SQUARE} < set(reply["sums"]) and len(reply["sums"][SQUARE]) == 1
+
+
+def test_the_terminal_has_the_error_beside_every_distance(capsys):
+    replies = ask({name: host(150, k, brightness=100 + 30 * (k == 2)) for k, name in enumerate("abc")}, NOISY)
+    found = analyse(replies, NOISY)
+    show_assessment(found, judge(found))
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"± {found.distances['shift'].error[0, 2]:#.2g}" in text and "mean embedding" in text
+    assert "sums of bounded numbers under noise (epsilon = 8)" in text and "sorted lists" not in text
+    assert found.table().splitlines()[0].endswith(",p_holm,noise")

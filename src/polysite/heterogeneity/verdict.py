@@ -278,8 +278,8 @@ def _noise(assessment: Assessment) -> Iterator[str]:
     if assessment.noise.hidden:
         names = some(assessment.noise.hidden, len(assessment.noise.hidden) > LISTED)
         yield (
-            f"noise hides how much {names} varies, so that its shifts are in deviations of the noise: narrower ranges "
-            "(assess.private), a larger epsilon or more cases would help"
+            f"noise hides how much these vary: {names}; their shifts are in deviations of the noise, and narrower "
+            "ranges (assess.private), a larger epsilon or more cases would help"
         )
     yield (
         "under noise, sums of bounded numbers are compared: differences between hospitals that leave the means of "

@@ -234,7 +234,10 @@ def _sent(assessment: Assessment) -> Iterator[str]:
         [f"{site} {amount(size)}" for site, (size, _) in assessment.left.items()], len(assessment.left) > LISTED
     )
     mean = ", a mean embedding" if assessment.settings.projections else ""
-    yield f"{sizes}: counts, sorted lists of numbers{mean}; no scan, no segmentation, no record of a patient"
+    what = f"counts, sorted lists of numbers{mean}"
+    if assessment.noise:
+        what = f"counts, sums of bounded numbers under noise (epsilon = {assessment.noise.epsilon:g})"
+    yield f"{sizes}: {what}; no scan, no segmentation, no record of a patient"
     for site, why in assessment.refused.items():
         yield f"the reply of {site} was not used: {why}"
 
